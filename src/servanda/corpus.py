@@ -1,0 +1,111 @@
+# Prompts and golden texts: JSON lines, read with their place.
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from servanda.errors import ContractError, Problem, Where
+
+_KEYS = "a line has 'prompt' (text) or 'token_ids', and may have 'labels', 'group', 'answer'"
+_REPORTED = 20  # problems of one file that are printed; the rest is counted
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One line of a corpus; a golden text is a prompt that is scored itself."""
+
+    line: int
+    text: str = ""
+    token_ids: tuple[int, ...] | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    group: str | None = None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A file of prompts."""
+
+    file: str
+    prompts: tuple[Prompt, ...]
+    digest: str
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Rows of each prompt group, in file order; a prompt without a group is its own."""
+        rows: dict[str, list[int]] = {}
+        for row, prompt in enumerate(self.prompts):
+            name = f"g{prompt.group}" if prompt.group is not None else f"#{row}"
+            rows.setdefault(name, []).append(row)
+        return tuple(tuple(r) for r in rows.values())
+
+    def label_values(self, label: str) -> Counter[str]:
+        return Counter(p.labels[label] for p in self.prompts if label in p.labels)
+
+    @classmethod
+    def parse(cls, text: str, file: str) -> Corpus:
+        """All lines of a file.
+
+        Raises:
+            ContractError: no prompt at all, or lines that are none, each with its place.
+        """
+        prompts, problems = [], []
+        for number, line in enumerate(text.split("\n"), start=1):
+            if not line.strip():
+                continue
+            try:
+                prompts.append(_prompt(number, line))
+            except (ValueError, TypeError) as error:
+                shown = line if len(line) < 120 else line[:117] + "..."
+                problems.append(Problem(str(error), Where(file, number, 1, shown), _KEYS))
+        if len(problems) > _REPORTED:
+            more = len(problems) - _REPORTED
+            problems = [*problems[:_REPORTED], Problem(f"{file}: {more} more lines like these")]
+        if problems:
+            raise ContractError.all(problems)
+        if not prompts:
+            raise ContractError(f"{file}: there is no prompt in this file", hint=_KEYS)
+        digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
+        return cls(file, tuple(prompts), digest)
+
+
+def _prompt(number: int, line: str) -> Prompt:
+    try:
+        data = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(data, dict):
+        raise TypeError("a line is a JSON object")
+    text, ids = data.get("prompt"), data.get("token_ids")
+    if "messages" in data:
+        raise ValueError("'messages' need a chat template: render them to 'prompt' first")
+    if (text is None) == (ids is None):
+        raise ValueError("a line has either 'prompt' or 'token_ids'")
+    if text is not None and (not isinstance(text, str) or not text):
+        raise TypeError("'prompt' is a text of at least one character")
+    if ids is not None and not _are_ids(ids):
+        raise TypeError("'token_ids' is a list of at least one whole number >= 0")
+    labels = data.get("labels", {})
+    if not isinstance(labels, dict):
+        raise TypeError("'labels' is an object of texts")
+    group = data.get("group")
+    return Prompt(
+        line=number,
+        text=text or "",
+        token_ids=tuple(ids) if ids is not None else None,
+        labels={str(k): str(v) for k, v in labels.items() if v is not None},
+        group=str(group) if group is not None else None,
+    )
+
+
+def _are_ids(ids: object) -> bool:
+    if not isinstance(ids, Sequence) or isinstance(ids, str) or not ids:
+        return False
+    return all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)

@@ -1,0 +1,52 @@
+# A registry: name -> thing, with a did-you-mean for names that are not there.
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """A hint for a name that is not known: the nearest one, or all of them.
+
+    >>> did_you_mean("k33", ["k3_nats", "tv"])
+    "did you mean 'k3_nats'?"
+    >>> did_you_mean("zebra", ["tv", "osc"])
+    'known: osc, tv'
+    """
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = near or [k for k in sorted(known) if len(name) > 1 and k.startswith(name[:2])][:1]
+    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(known))}"
+
+
+class Registry(Mapping[str, T]):
+    """Things of one kind under their names; filled by decorators, read as a mapping."""
+
+    def __init__(self, noun: str) -> None:
+        self.noun = noun
+        self._things: dict[str, T] = {}
+
+    def add(self, name: str, thing: T) -> T:
+        if name in self._things:
+            raise ValueError(f"a {self.noun} named {name!r} is registered already")
+        self._things[name] = thing
+        return thing
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator form of `add`."""
+        return lambda thing: self.add(name, thing)
+
+    def hint(self, name: str) -> str:
+        return did_you_mean(name, self._things)
+
+    def __getitem__(self, name: str) -> T:
+        return self._things[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._things)
+
+    def __len__(self) -> int:
+        return len(self._things)

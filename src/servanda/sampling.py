@@ -1,0 +1,133 @@
+# The sampling transform of a kernel, and draws that do not depend on batching.
+#
+# A temperature, a top-k, a top-p and a min-p are part of the kernel (law 7): a logprob is
+# "processed" when it is the log of the probability the token was really drawn with.
+# Order of the filters: temperature, top-k, top-p on what is left, min-p on what is left.
+# Axes: R rows (positions), V vocabulary.  Ranks order tokens by probability, ties by id.
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Sampling(BaseModel):
+    """How a kernel turns logits into a draw."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: float = Field(1.0, gt=0.0, le=100.0)
+    top_k: int | None = Field(None, ge=1)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    min_p: float = Field(0.0, ge=0.0, lt=1.0)
+
+    @property
+    def filters(self) -> bool:
+        """Whether any filter may take a token's whole mass away."""
+        return self.top_k is not None or self.top_p < 1.0 or self.min_p > 0.0
+
+
+def log_softmax(logits_RV: NDArray[np.floating]) -> Floats:
+    """Logits to logprobs in float64, [R, V], nats; a -inf logit stays -inf."""
+    z_RV = np.asarray(logits_RV, dtype=np.float64)
+    z_RV = z_RV - z_RV.max(axis=-1, keepdims=True)
+    return z_RV - np.log(np.exp(z_RV).sum(axis=-1, keepdims=True))
+
+
+def processed_logprobs(logits_RV: NDArray[np.floating], sampling: Sampling) -> Floats:
+    """Logprobs after the sampling transform.
+
+    Args:
+        logits_RV: raw logits or raw logprobs, [R, V], nats.
+        sampling: the transform.
+
+    Returns:
+        [R, V], nats; -inf where a filter removed the token.
+    """
+    logp_RV = log_softmax(np.asarray(logits_RV, dtype=np.float64) / sampling.temperature)
+    if not sampling.filters:
+        return logp_RV
+    order_RV = np.argsort(-logp_RV, axis=-1, kind="stable")
+    sorted_RV = np.take_along_axis(logp_RV, order_RV, axis=-1)
+    keep_RV = np.isfinite(sorted_RV)
+    if sampling.top_k is not None:
+        keep_RV[..., sampling.top_k :] = False
+    if sampling.top_p < 1.0:
+        p_RV = np.exp(log_softmax(np.where(keep_RV, sorted_RV, -np.inf)))
+        # a token is kept while the mass before it is below top_p, so the first always is
+        keep_RV &= p_RV.cumsum(axis=-1) - p_RV < sampling.top_p
+    if sampling.min_p > 0.0:
+        keep_RV &= sorted_RV >= sorted_RV[..., :1] + np.log(sampling.min_p)
+    kept_RV = np.empty_like(keep_RV)
+    np.put_along_axis(kept_RV, order_RV, keep_RV, axis=-1)
+    return log_softmax(np.where(kept_RV, logp_RV, -np.inf))
+
+
+def uniforms(seed: int, stream: str, sequence: int, n: int) -> Floats:
+    """The first n uniforms of one stream of one sequence, in [0, 1).
+
+    Keyed by (seed, stream, sequence) and indexed by position, so that resume, re-batching
+    and sharding draw the same tokens.  Streams ("draw", "pit", "prompt") are independent.
+    """
+    key = hashlib.blake2b(f"{seed}|{stream}|{sequence}".encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "big"))).random(n)
+
+
+def draw(logp_RV: Floats, uniform_R: Floats) -> Ints:
+    """One token a row by inversion of the distribution function, in the order of ids.
+
+    Returns:
+        [R] token ids; never one whose logprob is -inf.
+    """
+    cdf_RV = np.exp(logp_RV).cumsum(axis=-1)
+    target_R1 = (uniform_R * cdf_RV[:, -1])[:, None]
+    # the first id whose cumulative mass exceeds the target: it has mass of its own
+    return (cdf_RV <= target_R1).sum(axis=-1).astype(np.int64)
+
+
+def mass_before(logp_RV: Floats, token_R: Ints) -> Floats:
+    """Probability of all tokens that rank before the given one, [R].
+
+    Together with the token's own probability it gives the randomised PIT of the draw.
+    """
+    own_R1 = np.take_along_axis(logp_RV, token_R[:, None], axis=-1)
+    ids_V = np.arange(logp_RV.shape[-1])
+    before_RV = (logp_RV > own_R1) | ((logp_RV == own_R1) & (ids_V < token_R[:, None]))
+    return np.where(before_RV, np.exp(logp_RV), 0.0).sum(axis=-1)
+
+
+def entropy_nats(logp_RV: Floats) -> Floats:
+    """Shannon entropy of each row, [R], nats."""
+    # a token without mass adds 0, where the product would be 0 * -inf
+    return -(np.exp(logp_RV) * np.where(np.isneginf(logp_RV), 0.0, logp_RV)).sum(axis=-1)
+
+
+def observe(
+    logits_RV: NDArray[np.floating], token_R: Ints, sampling: Sampling
+) -> dict[str, Floats]:
+    """What a kernel records of each position: `columns_of` its processed logprobs."""
+    return columns_of(processed_logprobs(logits_RV, sampling), token_R)
+
+
+def columns_of(logp_RV: Floats, token_R: Ints) -> dict[str, Floats]:
+    """Columns of a Trace, each [R], from processed logprobs.
+
+    `logp` is the processed logprob of the token that was drawn or given; `top1`,
+    `entropy_nats` and `p_max` describe the distribution it came from, and `mass_before`
+    is the probability of what ranks before the token.
+    """
+    top1_R = logp_RV.argmax(axis=-1)
+    rows_R = np.arange(len(token_R))
+    return {
+        "logp": logp_RV[rows_R, token_R],
+        "top1": top1_R.astype(np.float64),
+        "entropy_nats": entropy_nats(logp_RV),
+        "p_max": np.exp(logp_RV[rows_R, top1_R]),
+        "mass_before": mass_before(logp_RV, token_R),
+    }

@@ -1,0 +1,15 @@
+# Sequential statistics that stay valid while someone watches.
+
+from servanda.stats.fidelity import Fidelity
+from servanda.stats.groups import GroupRatio
+from servanda.stats.interval import interval, units_at_best, units_to_decide
+from servanda.stats.log_moment import LogMoment
+
+__all__ = [
+    "Fidelity",
+    "GroupRatio",
+    "LogMoment",
+    "interval",
+    "units_at_best",
+    "units_to_decide",
+]

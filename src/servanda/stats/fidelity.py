@@ -1,0 +1,63 @@
+# Fidelity: do the served tokens follow the distribution the kernel says they came from?
+#
+# U = mass_before + V * own mass is uniform on [0, 1), given everything earlier, exactly
+# when the token was drawn from the reported distribution (V a fresh uniform).  Against it
+# stand densities on [0, 1) that a wrong sampler would give; prod f(U_t) is a test
+# martingale for each of them, and so is their mean (Ville).  It can only reject.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.stats.log_moment import log_mean_exp
+
+Floats = NDArray[np.float64]
+
+# A cut tail (top-p, top-k, min-p): nothing is drawn beyond c, but for a little leak.
+_CUTS = np.array([0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999])
+_LEAK = 0.05
+# A tilt of the head or of the tail (temperature, a lost best token): (1+a) u^a, (1+b)(1-u)^b.
+_TILTS = np.array([-0.3, -0.15, -0.08, -0.04, -0.02, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6])
+_EDGE = 1e-12
+
+
+def log_densities(u_N: Floats) -> Floats:
+    """log f(u) of every alternative, [J, N]; each density integrates to 1 over [0, 1)."""
+    u_N = np.clip(u_N, _EDGE, 1 - _EDGE)
+    inside_JN = u_N < _CUTS[:, None]
+    cuts_JN = np.log(np.where(inside_JN, (1 - _LEAK) / _CUTS[:, None], 0.0) + _LEAK)
+    tilts_J1 = _TILTS[:, None]
+    head_JN = np.log1p(tilts_J1) + tilts_J1 * np.log(u_N)
+    tail_JN = np.log1p(tilts_J1) + tilts_J1 * np.log1p(-u_N)
+    return np.concatenate([cuts_JN, head_JN, tail_JN])
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Evidence against the reported sampler; `+` adds later closed rounds."""
+
+    n: int = 0
+    growth: tuple[float, ...] = (0.0,) * (len(_CUTS) + 2 * len(_TILTS))
+    missing: int = 0
+
+    @classmethod
+    def of(cls, u_N: Floats, missing: int = 0) -> Fidelity:
+        """Of one closed round of PIT values in [0, 1), in launch order."""
+        sums = log_densities(np.asarray(u_N, dtype=np.float64)).sum(axis=1)
+        return cls(len(u_N), tuple(sums.tolist()), missing)
+
+    def __add__(self, other: Fidelity) -> Fidelity:
+        return Fidelity(
+            self.n + other.n,
+            tuple(a + b for a, b in zip(self.growth, other.growth, strict=True)),
+            self.missing + other.missing,
+        )
+
+    @property
+    def log_e(self) -> float:
+        """Evidence that the tokens do not follow the reported distribution, in nats."""
+        return log_mean_exp(np.array(self.growth)) if self.n else -math.inf

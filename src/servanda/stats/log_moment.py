@@ -1,0 +1,112 @@
+# LogMoment: the one certificate.  Evidence about a running mean of [0, 1] variables.
+#
+# Assumes X_i in [0, 1] and E[X_i | everything earlier] = mu_i, and nothing else about
+# dependence.  prod (1 + t X_i) / (1 + t mu_i) is a non-negative martingale, log is concave
+# so prod (1 + t mu_i) <= (1 + t mean)^n; averaging over t and Ville's inequality make
+# every statement below hold at all n and all limits at once, with probability 1 - alpha.
+# Unlike a confidence interval for independent draws it may be looked at after every round.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.errors import EvidenceError
+
+Floats = NDArray[np.float64]
+
+# Fixed for ever: they are part of what a digest of evidence means.
+NEG: Floats = -np.concatenate([np.geomspace(2e-3, 0.9, 14), [0.95, 0.99]])
+POS: Floats = np.geomspace(1e-2, 1e6, 33)
+_SCALE = float(1 << 40)  # log sums are kept as integers, so that merging is exact
+
+
+def log_mean_exp(values: Floats) -> float:
+    """log(mean(exp(values))) without overflow."""
+    top = float(values.max())
+    return top + math.log(float(np.exp(values - top).mean()))
+
+
+def check_unit(x_N: Floats) -> None:
+    """Refuse values the proof does not cover.
+
+    Raises:
+        EvidenceError: a value is NaN or outside [0, 1].
+    """
+    if x_N.size and not (x_N.min() >= 0.0 and x_N.max() <= 1.0):
+        bad = x_N[~((x_N >= 0.0) & (x_N <= 1.0))][0]
+        raise EvidenceError(f"a certified value must lie in [0, 1], found {bad}")
+
+
+@dataclass(frozen=True)
+class LogMoment:
+    """Sufficient statistics of a stream in launch order; `+` merges disjoint closed rounds.
+
+    Args:
+        n: units, the missing ones included.
+        below: sum of log1p(NEG x), in 2^-40; a missing unit counts as x = 1.
+        above: sum of log1p(POS x), in 2^-40; a missing unit counts as x = 0.
+        total, missing: sum of the known x, and the number of units without a value.
+    """
+
+    n: int = 0
+    below: tuple[int, ...] = (0,) * len(NEG)
+    above: tuple[int, ...] = (0,) * len(POS)
+    total: float = 0.0
+    missing: int = 0
+
+    @classmethod
+    def of(cls, x_N: Floats, missing: int = 0) -> LogMoment:
+        """The statistics of one closed round.
+
+        Args:
+            x_N: values in [0, 1], in launch order.
+            missing: units that were launched and have no value.
+        """
+        x_N = np.asarray(x_N, dtype=np.float64)
+        check_unit(x_N)
+        # many values repeat (shares are 0 or 1), and one log serves them all
+        value_M, count_M = np.unique(x_N, return_counts=True)
+        below = np.log1p(NEG[:, None] * value_M) @ count_M + missing * np.log1p(NEG)
+        above = np.log1p(POS[:, None] * value_M) @ count_M
+        return cls(
+            n=len(x_N) + missing,
+            below=tuple(math.floor(v * _SCALE) for v in below.tolist()),
+            above=tuple(math.floor(v * _SCALE) for v in above.tolist()),
+            total=math.fsum(x_N.tolist()),
+            missing=missing,
+        )
+
+    def __add__(self, other: LogMoment) -> LogMoment:
+        return LogMoment(
+            self.n + other.n,
+            tuple(a + b for a, b in zip(self.below, other.below, strict=True)),
+            tuple(a + b for a, b in zip(self.above, other.above, strict=True)),
+            self.total + other.total,
+            self.missing + other.missing,
+        )
+
+    @property
+    def mean(self) -> float:
+        """Of the units that have a value; NaN where none has."""
+        known = self.n - self.missing
+        return self.total / known if known else math.nan
+
+    def below_growth(self, limit: float) -> Floats:
+        """log e-value of each NEG component against "the mean is `limit` or more"."""
+        return np.array(self.below) / _SCALE - self.n * np.log1p(NEG * limit)
+
+    def above_growth(self, limit: float) -> Floats:
+        """log e-value of each POS component against "the mean is `limit` or less"."""
+        return np.array(self.above) / _SCALE - self.n * np.log1p(POS * limit)
+
+    def log_e_below(self, limit: float) -> float:
+        """Evidence that the mean is below the limit, in nats; increases with the limit."""
+        return log_mean_exp(self.below_growth(limit))
+
+    def log_e_above(self, limit: float) -> float:
+        """Evidence that the mean is above the limit, in nats; decreases with the limit."""
+        return log_mean_exp(self.above_growth(limit))

@@ -1,0 +1,158 @@
+# What one kernel did (Trace), what two did on the same tokens (TracePair), and align().
+#
+# One sign everywhere: log_ratio = logp_train - logp_infer; the tokens came from infer.
+# Axes: S sequences in launch order, N tokens of all sequences one after another.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.errors import EvidenceError
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences for an engine: launch indexes, prompts, and given continuations if any.
+
+    `width` new tokens are reserved for every sequence, so that the shape a kernel runs
+    at is fixed by the launch and never by how long a sequence turned out to be.
+    """
+
+    sequence_S: tuple[int, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    width: int
+    continuations: tuple[tuple[int, ...], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.sequence_S)
+
+    def take(self, rows: Sequence[int]) -> Batch:
+        """The same sequences in another composition."""
+        return Batch(
+            tuple(self.sequence_S[r] for r in rows),
+            tuple(self.prompts[r] for r in rows),
+            self.width,
+            tuple(self.continuations[r] for r in rows) if self.continuations else (),
+        )
+
+    def chunks(self, size: int) -> list[Batch]:
+        return [self.take(range(i, min(i + size, len(self)))) for i in range(0, len(self), size)]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One kernel's record of a batch; columns are [N], float64 but for the token ids.
+
+    Args:
+        sequence_S: launch indexes, strictly increasing.
+        length_S: tokens of each sequence; 0 where it was lost.
+        lost_S: launched, but no value came back.
+        prompt_tokens_S: length of each prompt.
+        token_N: token ids.
+        columns: "logp" and whatever else the kernel records (see sampling.observe).
+        about: path, batch size, sampling: how these numbers came to be (law 7).
+    """
+
+    sequence_S: Array
+    length_S: Array
+    lost_S: Array
+    prompt_tokens_S: Array
+    token_N: Array
+    columns: Mapping[str, Array] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if int(self.length_S.sum()) != len(self.token_N):
+            raise EvidenceError(
+                f"a trace of {len(self.token_N)} tokens says its sequences have "
+                f"{int(self.length_S.sum())}"
+            )
+        for name, column in self.columns.items():
+            if len(column) != len(self.token_N):
+                raise EvidenceError(
+                    f"column {name!r} has {len(column)} values for {len(self.token_N)} tokens"
+                )
+
+    @property
+    def continuations(self) -> tuple[tuple[int, ...], ...]:
+        parts = np.split(self.token_N, np.cumsum(self.length_S)[:-1])
+        return tuple(tuple(int(t) for t in part) for part in parts)
+
+    @classmethod
+    def join(cls, traces: Sequence[Trace]) -> Trace:
+        """Traces of consecutive batches as one."""
+        first = traces[0]
+        return cls(
+            *(
+                np.concatenate([getattr(t, name) for t in traces])
+                for name in ("sequence_S", "length_S", "lost_S", "prompt_tokens_S", "token_N")
+            ),
+            columns={c: np.concatenate([t.columns[c] for t in traces]) for c in first.columns},
+            about=first.about,
+        )
+
+
+@dataclass(frozen=True)
+class TracePair:
+    """Two kernels on the same tokens; `infer` drew them, `train` re-scored them."""
+
+    infer: Trace
+    train: Trace
+
+    @property
+    def position_N(self) -> Array:
+        """0-based index of each token among its sequence's new tokens."""
+        length_S = self.infer.length_S
+        starts_S = np.cumsum(length_S) - length_S
+        return np.arange(len(self.infer.token_N)) - np.repeat(starts_S, length_S)
+
+    @property
+    def usable_N(self) -> Array:
+        """Whether a token is evidence (law 1).
+
+        A train logprob of -inf is (the weight is 0); an infer logprob of -inf, a NaN or a
+        +inf on either side is not, and counts as missing.
+        """
+        logp_train_N, logp_infer_N = self.train.columns["logp"], self.infer.columns["logp"]
+        return np.isfinite(logp_infer_N) & ~np.isnan(logp_train_N) & (logp_train_N < np.inf)
+
+
+def align(train: Trace, infer: Trace) -> TracePair:
+    """Same sequences, same tokens, or an error that names the first difference.
+
+    Raises:
+        EvidenceError: the two traces do not speak of the same tokens.
+    """
+    if not np.array_equal(train.sequence_S, infer.sequence_S):
+        raise EvidenceError(
+            f"train speaks of sequences {_span(train)}, infer of {_span(infer)}",
+            hint="score the very sequences that infer drew",
+        )
+    if not np.array_equal(train.length_S, infer.length_S):
+        row = int(np.flatnonzero(train.length_S != infer.length_S)[0])
+        raise EvidenceError(
+            f"sequence {infer.sequence_S[row]} has {infer.length_S[row]} tokens on infer "
+            f"and {train.length_S[row]} on train",
+            hint="both sides must score the same token ids, the end-of-text step included",
+        )
+    if not np.array_equal(train.token_N, infer.token_N):
+        at = int(np.flatnonzero(train.token_N != infer.token_N)[0])
+        row = int(np.searchsorted(np.cumsum(infer.length_S), at, side="right"))
+        raise EvidenceError(
+            f"sequence {infer.sequence_S[row]} differs at token {at} of the batch: "
+            f"id {infer.token_N[at]} on infer, {train.token_N[at]} on train",
+            hint="send token ids, never text: tokenizers do not round-trip",
+        )
+    return TracePair(infer, train)
+
+
+def _span(trace: Trace) -> str:
+    n = len(trace.sequence_S)
+    return f"{trace.sequence_S[0]}..{trace.sequence_S[-1]} ({n})" if n else "none"
