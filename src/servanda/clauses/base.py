@@ -1,0 +1,219 @@
+# What a clause is to the rest of the house: how a cell is weighed, and how it is judged.
+#
+# A cell is one clause on one slice.  A kind of clause is one class in one file: it turns a
+# closed round into statistics that add up, and the sum into one of the answers.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.contract import Claim, Clause, Section
+from servanda.divergence import sampled
+from servanda.registry import Registry
+from servanda.slices import Cut
+from servanda.trace import TracePair
+
+Array = NDArray[Any]
+Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"]
+Statistic = Any  # LogMoment, GroupRatio, Fidelity, Values, Counts: frozen, added with +
+
+# one total order everywhere; what is not applicable never counts (law 2)
+ORDER: tuple[Outcome, ...] = ("violated", "error", "inconclusive", "holds")
+
+
+def worst(outcomes: list[Outcome]) -> Outcome:
+    """The outcome of many: violated > error > inconclusive > holds; none is inconclusive."""
+    counted = [o for o in outcomes if o in ORDER]
+    return min(counted, key=ORDER.index) if counted else "inconclusive"
+
+
+@dataclass(frozen=True)
+class View:
+    """A closed round, or a batch of golden texts, as the clauses see it.
+
+    Args:
+        columns: field -> value at each token, [N], for the terms of slices.
+        group_N, group_S: prompt group of each token and sequence, 0-based in this view.
+        launched: prompt groups of this view.
+        width: new tokens that each sequence had room for.
+        may_meet: cut name -> [S], whether a sequence can fall into it at all.
+        uniform_N: a fresh uniform for each token (for the PIT).
+        exact: metric -> [N], joint columns, where both sides' logits were in memory.
+    """
+
+    pair: TracePair
+    columns: Mapping[str, Array]
+    group_N: Array
+    group_S: Array
+    launched: int
+    width: int
+    may_meet: Mapping[str, Array] = field(default_factory=dict)
+    uniform_N: Array | None = None
+    exact: Mapping[str, Array] = field(default_factory=dict)
+
+    @cached_property
+    def usable_N(self) -> Array:
+        return self.pair.usable_N
+
+    @cached_property
+    def _cache(self) -> dict[tuple[str, str], Array]:
+        return {}  # masks and metrics are shared by all cells of the round
+
+    def mask(self, cut: Cut) -> Array:
+        """Tokens in a slice, [N]; a token whose context was not recorded is in."""
+        key = ("mask", cut.name)
+        if key not in self._cache:
+            inside = np.ones(len(self.usable_N), dtype=bool)
+            for term in cut.terms:
+                term_N = term.mask(self.columns[term.field])
+                if term.field in ("context.entropy_nats", "context.p_max"):
+                    term_N = term_N | np.isnan(self.columns[term.field])
+                inside &= term_N
+            self._cache[key] = inside
+        return self._cache[key]
+
+    def values(self, metric: str) -> Array:
+        """The metric at each token, [N]; NaN where the token is unusable."""
+        key = ("metric", metric)
+        if key not in self._cache:
+            train, infer, usable_N = self.pair.train.columns, self.pair.infer.columns, self.usable_N
+            columns = {f"{c}_train": train[c][usable_N] for c in ("logp", "top1") if c in train}
+            columns |= {f"{c}_infer": infer[c][usable_N] for c in ("logp", "top1") if c in infer}
+            values_N = np.full(len(usable_N), np.nan)
+            values_N[usable_N] = sampled(metric, columns)
+            self._cache[key] = values_N
+        return self._cache[key]
+
+    def lost(self, cut: Cut) -> Array:
+        """Rows of launched sequences that yielded nothing and may belong to the slice."""
+        return np.flatnonzero(self.pair.infer.lost_S & self.may_meet[cut.name])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One clause on one slice, as the plan fixed it."""
+
+    clause: Clause
+    section: Section
+    cut: Cut
+    claim: Claim
+    capacity: int  # most tokens that one prompt group can have in the slice
+    kind: Kind
+
+    @property
+    def name(self) -> str:
+        return f"{self.clause.id}[{self.cut.name}]"
+
+    @property
+    def priced(self) -> bool:
+        """Whether the cell shares in alpha: it is enforced, and statistics may call it red."""
+        return self.clause.enforced and self.kind.counts
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a judgement needs to know of the plan: prices and sizes."""
+
+    alpha: float
+    cells: int  # enforced cells: the price of a violation is cells / alpha
+    first: int  # prompt groups before which nothing holds
+    launched: int  # prompt groups so far
+    intervals: bool = True  # computing them is dear; a look that only decides leaves them out
+
+    @property
+    def log_price_holds(self) -> float:
+        return math.log(1 / self.alpha)
+
+    @property
+    def log_price_violated(self) -> float:
+        return math.log(max(self.cells, 1) / self.alpha)
+
+
+@dataclass(frozen=True)
+class CellVerdict:
+    """The answer for one cell, with everything that a number must carry (law 3).
+
+    Args:
+        kind: certificate, fact, guard, or "" where nothing was computed.
+        value, interval, limit, floor: in the clause's own terms: the mean of the metric, or
+            for a percentile clause the share of tokens beyond at_most.
+        n, units: what was counted, and of what; missing: units or tokens without a value.
+        e_holds, e_violated: log evidence, nats, against what `holds` and `violated` cost.
+        more: prompt groups that would decide, as a projection.
+    """
+
+    clause: str
+    section: Section
+    metric: str
+    aggregate: str
+    slice: str
+    outcome: Outcome
+    kind: str = ""
+    claim: str = ""
+    severity: str = "error"
+    enforced: bool = True
+    unit: str = ""
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    limit: float | None = None
+    floor: float | None = None
+    n: int = 0
+    units: str = ""
+    missing: int = 0
+    alpha: float | None = None
+    e_holds: float | None = None
+    e_violated: float | None = None
+    more: int | None = None
+    open: bool = False  # more rounds of this run could change the outcome
+    note: str = ""
+
+    def but(self, **changes: Any) -> CellVerdict:
+        return replace(self, **changes)
+
+
+def blank(cell: Cell, outcome: Outcome, note: str = "", **more: Any) -> CellVerdict:
+    """A cell's verdict with its names filled in."""
+    return CellVerdict(
+        clause=cell.clause.id,
+        section=cell.section,
+        metric=cell.clause.metric,
+        aggregate=cell.clause.aggregate or "",
+        slice=cell.cut.name,
+        outcome=outcome,
+        claim=cell.claim,
+        severity=cell.clause.severity,
+        enforced=cell.clause.enforced,
+        note=note,
+        **more,
+    )
+
+
+class Kind(Protocol):
+    """A kind of clause.
+
+    `counts`: whether its cells can be violated, and so share in alpha.
+    `source`: what is weighed: the workload's rounds, the golden texts, or nothing.
+    `noise`: of one side against itself; `floor`: the larger side's, from all rounds, each
+    a tuple of (train, infer); None where nothing was measured.
+    """
+
+    counts: ClassVar[bool]
+    source: ClassVar[Literal["workload", "golden", "none"]]
+
+    def weigh(self, cell: Cell, view: View) -> Statistic: ...
+    def noise(self, cell: Cell, view: View) -> Any: ...
+    def fold(self, cell: Cell, statistics: list[Statistic]) -> Statistic: ...
+    def floor(self, cell: Cell, parts: list[Any]) -> float | None: ...
+    def judge(self, cell: Cell, statistic: Statistic, floor: float | None, look: Look) -> (
+        CellVerdict
+    ): ...
+
+
+GUARDS: Registry[type[Kind]] = Registry("guard")

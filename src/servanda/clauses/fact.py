@@ -1,0 +1,86 @@
+# Numerical clauses: facts about the golden corpus, every position, no alpha.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from servanda.clauses.base import Cell, CellVerdict, Look, View, blank
+from servanda.contract import Clause
+from servanda.divergence import DIVERGENCES
+
+
+@dataclass(frozen=True)
+class Values:
+    """Exact values of a metric at golden positions, and positions that have none."""
+
+    known: tuple[float, ...] = ()
+    missing: int = 0
+
+    def __add__(self, other: Values) -> Values:
+        return Values(self.known + other.known, self.missing + other.missing)
+
+
+def aggregate(clause: Clause, values: tuple[float, ...]) -> float:
+    """max (the default), mean, or the smallest value that N % of the positions reach."""
+    if clause.percentile is not None:
+        return float(np.quantile(values, clause.percentile / 100, method="inverted_cdf"))
+    return float(np.mean(values) if clause.aggregate == "mean" else np.max(values))
+
+
+@dataclass(frozen=True)
+class Fact:
+    """True of the recorded positions, and of nothing else."""
+
+    counts: ClassVar[bool] = False  # nothing is inferred, so no alpha is spent
+    source: ClassVar[Literal["golden"]] = "golden"
+
+    def weigh(self, cell: Cell, view: View) -> Values:
+        values_N = view.exact[cell.clause.metric][view.mask(cell.cut)]
+        known_N = values_N[~np.isnan(values_N)]
+        return Values(tuple(known_N.tolist()), len(values_N) - len(known_N))
+
+    def noise(self, cell: Cell, view: View) -> Values:
+        return self.weigh(cell, view)
+
+    def floor(self, cell: Cell, parts: list[tuple[Values, ...]]) -> float | None:
+        sides = [sum(side, Values()) for side in zip(*(p for p in parts if p), strict=True)]
+        return max((aggregate(cell.clause, s.known) for s in sides if s.known), default=None)
+
+    def fold(self, cell: Cell, statistics: list[Values]) -> Values:
+        return sum(statistics, Values())
+
+    def judge(self, cell: Cell, values: Values, floor: float | None, look: Look) -> CellVerdict:
+        limit = float(cell.clause.at_most)  # type: ignore[arg-type]
+        verdict = blank(
+            cell,
+            "inconclusive",
+            kind="fact",
+            unit=DIVERGENCES[cell.clause.metric].unit,
+            limit=limit,
+            floor=floor,
+            n=len(values.known),
+            units="golden positions",
+            missing=values.missing,
+        )
+        if not values.known:
+            if values.missing:
+                return verdict.but(outcome="error", note="no golden position has finite logits")
+            return verdict.but(note=f"slice {cell.cut.name!r} met no golden position")
+        value = aggregate(cell.clause, values.known)
+        verdict = verdict.but(value=value)
+        if value > max(limit, 2 * (floor or 0.0)):
+            return verdict.but(outcome="violated")
+        if values.missing:
+            return verdict.but(
+                outcome="error",
+                note=f"{values.missing} golden positions have NaN or infinite logits",
+            )
+        if value > limit:
+            return verdict.but(
+                note="beyond the limit, yet within twice the self-noise floor: "
+                "no kernel could do better here"
+            )
+        return verdict.but(outcome="holds")

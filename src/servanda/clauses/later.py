@@ -1,0 +1,45 @@
+# Clauses that are not judged here: not known to this version, or not a matter of this stage.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from servanda.clauses.base import Cell, CellVerdict, Look, View, blank
+
+
+class _Unmeasured:
+    counts: ClassVar[bool] = False
+    source: ClassVar[Literal["none"]] = "none"
+
+    def weigh(self, cell: Cell, view: View) -> None:
+        return None
+
+    def noise(self, cell: Cell, view: View) -> None:
+        return None
+
+    def floor(self, cell: Cell, parts: list[None]) -> None:
+        return None
+
+    def fold(self, cell: Cell, statistics: list[Any]) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Later(_Unmeasured):
+    """Known by name; the answer is inconclusive, never a pass."""
+
+    reason: str
+
+    def judge(self, cell: Cell, statistic: None, floor: object, look: Look) -> CellVerdict:
+        return blank(cell, "inconclusive", self.reason)
+
+
+@dataclass(frozen=True)
+class NotHere(_Unmeasured):
+    """Does not exist at this stage, or on these engines: shown with the reason, not counted."""
+
+    reason: str
+
+    def judge(self, cell: Cell, statistic: None, floor: object, look: Look) -> CellVerdict:
+        return blank(cell, "not applicable", self.reason)

@@ -1,0 +1,56 @@
+# Engines, found by name and imported only when one is opened.
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from types import MappingProxyType
+
+from servanda.contract import Kernel
+from servanda.engines.base import ENGINES, Engine
+from servanda.errors import MeasurementError
+from servanda.faults import FAULTS
+from servanda.registry import did_you_mean
+
+__all__ = ["BUILTIN", "Engine", "engine_names", "open_engine"]
+
+# each imports one heavy library, so none is imported before it is asked for
+BUILTIN = MappingProxyType(
+    {"table": "servanda.engines.table", "transformers": "servanda.engines.transformers"}
+)
+_PLUGINS = "servanda.engines"
+
+
+def engine_names() -> tuple[str, ...]:
+    """Built-in engines and those that installed packages offer."""
+    return (*BUILTIN, *(e.name for e in entry_points(group=_PLUGINS)))
+
+
+def open_engine(kernel: Kernel) -> Engine:
+    """Open a kernel in this process; `worker.spawn` opens it in a child.
+
+    Raises:
+        MeasurementError: no such engine, its library is missing, or it refuses the kernel.
+    """
+    name = kernel.engine
+    if name not in ENGINES:
+        module = BUILTIN.get(name)
+        for entry in entry_points(group=_PLUGINS):
+            module = module or (entry.module if entry.name == name else None)
+        if module is None:
+            raise MeasurementError(
+                f"there is no engine {name!r}", hint=did_you_mean(name, engine_names())
+            )
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise MeasurementError(
+                f"engine {name!r} cannot be imported: {error}",
+                hint=f"pip install 'servanda[{name}]'",
+            ) from error
+    make = ENGINES[name]
+    for fault, value in (kernel.fault or {}).items():
+        if fault not in FAULTS:
+            raise MeasurementError(f"there is no fault {fault!r}", hint=FAULTS.hint(fault))
+        make = FAULTS[fault](make, value)
+    return make(kernel)

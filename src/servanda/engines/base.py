@@ -1,0 +1,52 @@
+# What an engine is: five verbs over token ids.  Built-ins and plug-ins implement the same.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.contract import Kernel, Path
+from servanda.identity import Description
+from servanda.registry import Registry
+from servanda.sampling import Sampling
+from servanda.trace import Batch, Trace
+
+CHUNK_ELEMENTS = 1 << 22  # logits travel and are reduced in pieces of about this many
+
+
+class Engine(Protocol):
+    """A kernel that can draw tokens and score given ones."""
+
+    def describe(self) -> Description: ...
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of prompts; no special tokens are added."""
+        ...
+
+    def vocabulary(self) -> list[str]:
+        """The token of each id, for messages."""
+        ...
+
+    def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
+        """Draw up to batch.width tokens for each prompt, by real decoding.
+
+        Draws are `uniforms(seed, "draw", sequence, width)`, so a sequence's tokens do not
+        depend on the batch it ran in, but for the kernel's own rounding.
+        """
+        ...
+
+    def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
+        """Processed logprobs of the given continuations, by prefill or by decoding."""
+        ...
+
+    def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.float32]]:
+        """Raw logits [R, V] before each continuation token, in pieces, row after row."""
+        ...
+
+    def close(self) -> None: ...
+
+
+ENGINES: Registry[Callable[[Kernel], Any]] = Registry("engine")

@@ -1,0 +1,107 @@
+# Engine `table`: a kernel that is a file of next-token probabilities, with known truth.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path as FilePath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.contract import Kernel, Path
+from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
+from servanda.errors import MeasurementError
+from servanda.identity import Description, digest_of
+from servanda.sampling import Sampling, draw, observe, processed_logprobs, uniforms
+from servanda.tables import Table
+from servanda.trace import Batch, Trace
+
+
+@ENGINES.register("table")
+class TableEngine:
+    """Draws from a Table and scores by looking up; prefill and decode are the same here."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        path = FilePath(kernel.model or "")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise MeasurementError(
+                f"the table {str(path)!r} cannot be read: {error}",
+                hint="kernels.*.model of engine 'table' is a JSON file of probabilities",
+            ) from None
+        self.kernel = kernel
+        self.table = Table.parse(text, str(path))
+
+    def describe(self) -> Description:
+        table = self.table
+        return Description(
+            fingerprint={"engine": "table", "rows": digest_of(dict(table.rows))},
+            tensors={"policy": digest_of(table.weights)},
+            tokens=digest_of(table.tokens),
+            vocab_size=len(table.tokens),
+            eos=(table.eos,),
+        )
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        ids = {token: i for i, token in enumerate(self.table.tokens)}
+        for text in texts:
+            for word in text.split():
+                if word not in ids:
+                    raise MeasurementError(
+                        f"the table has no token {word!r} (prompt {text!r})",
+                        hint="prompts of a table are its tokens, parted by blanks",
+                    )
+        return [[ids[word] for word in text.split()] for text in texts]
+
+    def vocabulary(self) -> list[str]:
+        return list(self.table.tokens)
+
+    def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
+        logp_CV = processed_logprobs(self.table.logits_CV, sampling)
+        draws_SW = np.stack([uniforms(seed, "draw", s, batch.width) for s in batch.sequence_S])
+        new: list[list[int]] = [[] for _ in batch.prompts]
+        alive = list(range(len(batch)))
+        for step in range(batch.width):
+            rows = [self.table.row_of((*batch.prompts[s], *new[s])) for s in alive]
+            tokens = draw(logp_CV[rows], draws_SW[alive, step])
+            for s, token in zip(alive, tokens.tolist(), strict=True):
+                new[s].append(token)
+            alive = [s for s in alive if new[s][-1] != self.table.eos]
+        return self._trace(batch, new, sampling, "decode")
+
+    def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
+        return self._trace(batch, batch.continuations, sampling, path)
+
+    def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.floating]]:
+        rows = self._rows(batch, batch.continuations)
+        size = max(1, CHUNK_ELEMENTS // len(self.table.tokens))
+        for start in range(0, len(rows), size):
+            yield self.table.logits_CV[rows[start : start + size]]
+
+    def close(self) -> None:
+        pass
+
+    def _rows(self, batch: Batch, new: Sequence[Sequence[int]]) -> list[int]:
+        keep = self.table.order
+        rows = []
+        for prompt, tokens in zip(batch.prompts, new, strict=True):
+            text = [*prompt, *tokens]
+            for at in range(len(prompt), len(text)):
+                rows.append(self.table.row_of(text[max(0, at - keep) : at]))
+        return rows
+
+    def _trace(
+        self, batch: Batch, new: Sequence[Sequence[int]], sampling: Sampling, path: Path
+    ) -> Trace:
+        token_N = np.array([t for tokens in new for t in tokens], dtype=np.int64)
+        logits_NV = self.table.logits_CV[self._rows(batch, new)]
+        return Trace(
+            sequence_S=np.array(batch.sequence_S, dtype=np.int64),
+            length_S=np.array([len(tokens) for tokens in new], dtype=np.int64),
+            lost_S=np.zeros(len(batch), dtype=bool),
+            prompt_tokens_S=np.array([len(p) for p in batch.prompts], dtype=np.int64),
+            token_N=token_N,
+            columns=observe(logits_NV, token_N, sampling),
+            about={"path": path, "batch_size": str(len(batch)), "sampling": str(sampling)},
+        )

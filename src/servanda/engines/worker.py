@@ -1,0 +1,251 @@
+# An engine as a child process: its own interpreter, Arrow over a pipe.
+#
+# Two kernels never share a process: not their libraries, not their threads, not their
+# crashes.  A message is a JSON head and a body of bytes, each led by its length; the head
+# of a call names a verb of Engine, the head of a reply is {"ok"} or {"error"}.  Run as
+# `python -m servanda.engines.worker`, this module is the child.
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from servanda.contract import Kernel, Path
+from servanda.engines import open_engine
+from servanda.engines.wire import from_bytes, from_table, to_bytes, to_table
+from servanda.errors import MeasurementError, ServandaError
+from servanda.identity import Description
+from servanda.sampling import Sampling
+from servanda.trace import Batch, Trace
+
+_HEAD = struct.Struct("<QQ")
+_STOP_S = 5.0  # how long a child may take to leave before it is killed
+_TAIL = 2000  # characters of a dead child's last words
+
+
+def _send(pipe: IO[bytes], head: dict[str, Any], body: bytes = b"") -> None:
+    text = json.dumps(head).encode()
+    pipe.write(_HEAD.pack(len(text), len(body)) + text + body)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
+    """The next message; None where the other side is gone."""
+    lengths = pipe.read(_HEAD.size)
+    if len(lengths) < _HEAD.size:
+        return None
+    head_size, body_size = _HEAD.unpack(lengths)
+    text, body = pipe.read(head_size), pipe.read(body_size)
+    if len(text) < head_size or len(body) < body_size:
+        return None
+    return json.loads(text), body
+
+
+def _pack(batch: Batch) -> bytes:
+    columns = {
+        "sequence": pa.array(batch.sequence_S, pa.int64()),
+        "prompt": pa.array(batch.prompts, pa.list_(pa.int64())),
+    }
+    if batch.continuations:
+        columns["continuation"] = pa.array(batch.continuations, pa.list_(pa.int64()))
+    return to_bytes(pa.table(columns))
+
+
+def _unpack(body: bytes, width: int) -> Batch:
+    table = from_bytes(body)
+
+    def ids(name: str) -> tuple[tuple[int, ...], ...]:
+        return tuple(map(tuple, table[name].to_pylist())) if name in table.column_names else ()
+
+    return Batch(tuple(table["sequence"].to_pylist()), ids("prompt"), width, ids("continuation"))
+
+
+class Worker:
+    """The parent's end: an Engine whose verbs run in the child."""
+
+    def __init__(self, kernel: Kernel, side: str) -> None:
+        self.kernel, self.side = kernel, side
+        self._log = tempfile.TemporaryFile()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment |= {"HF_HUB_OFFLINE": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "servanda.engines.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is the parent's to handle
+        )
+        assert self._process.stdin and self._process.stdout
+        self._to, self._from = self._process.stdin, self._process.stdout
+        try:
+            self._call("open", kernel.model_dump(mode="json"))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def describe(self) -> Description:
+        data = self._call("describe")[0]["value"]
+        return Description(**{**data, "eos": tuple(data["eos"])})
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._call("encode", {"texts": list(texts)})[0]["value"]
+
+    def vocabulary(self) -> list[str]:
+        return self._call("vocabulary")[0]["value"]
+
+    def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
+        options = {"width": batch.width, "sampling": sampling.model_dump(), "seed": seed}
+        return from_table(from_bytes(self._call("generate", options, _pack(batch))[1]))
+
+    def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
+        options = {"width": batch.width, "sampling": sampling.model_dump(), "path": path}
+        return from_table(from_bytes(self._call("score", options, _pack(batch))[1]))
+
+    def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.floating]]:
+        head, body = self._call("logits", {"width": batch.width, "path": path}, _pack(batch))
+        while head["more"]:
+            yield np.frombuffer(body, dtype=head["dtype"]).reshape(head["shape"])
+            head, body = self._reply("logits")
+
+    def close(self) -> None:
+        for pipe in (self._to, self._from):
+            try:
+                pipe.close()  # the child leaves when its input ends
+            except BrokenPipeError:
+                pass
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def kill(self) -> None:
+        """Stop at once: the user does not want to wait for a batch."""
+        self._process.kill()
+
+    def _call(
+        self, verb: str, options: dict[str, Any] | None = None, body: bytes = b""
+    ) -> tuple[dict[str, Any], bytes]:
+        try:
+            _send(self._to, {"verb": verb, **(options or {})}, body)
+        except (BrokenPipeError, ValueError):
+            raise self._death(verb) from None
+        return self._reply(verb)
+
+    def _reply(self, verb: str) -> tuple[dict[str, Any], bytes]:
+        message = _receive(self._from)
+        if message is None:
+            raise self._death(verb)
+        head, body = message
+        if "error" in head:
+            raise MeasurementError(f"{self.side}: {head['error']}", hint=head.get("hint", ""))
+        return head, body
+
+    def _death(self, verb: str) -> MeasurementError:
+        code = self._process.wait()
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = "what was measured is kept: run the same command again to go on"
+            if name == "SIGKILL":
+                hint += "; if memory ran out, lower kernels.*.batch_size"
+            return MeasurementError(
+                f"the {self.side} worker (pid {self.pid}) was killed by {name} during {verb!r}",
+                hint=hint,
+            )
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, self._log.tell() - _TAIL))
+        words = self._log.read().decode(errors="replace").strip()
+        return MeasurementError(
+            f"the {self.side} worker left with exit code {code} during {verb!r}:\n{words}",
+            hint="what was measured is kept; engine and kernel are named in the contract",
+        )
+
+
+def spawn(kernel: Kernel, side: str) -> Worker:
+    """Open a kernel in a child process.
+
+    Raises:
+        MeasurementError: the engine refuses the kernel, or the child died.
+    """
+    return Worker(kernel, side)
+
+
+def _serve(calls: IO[bytes], replies: IO[bytes]) -> None:
+    engine: Any = None
+    while (message := _receive(calls)) is not None:
+        head, body = message
+        verb = head.pop("verb")
+        try:
+            if verb == "open":
+                engine = open_engine(Kernel(**head))
+                _send(replies, {"ok": verb})
+            elif verb == "logits":
+                for piece in engine.logits(_unpack(body, head["width"]), head["path"]):
+                    about = {"more": True, "shape": piece.shape, "dtype": piece.dtype.str}
+                    _send(replies, about, np.ascontiguousarray(piece).tobytes())
+                _send(replies, {"more": False})
+            else:
+                _send(replies, *_answer(engine, verb, head, body))
+        except ServandaError as error:
+            problem = error.problems[0]
+            _send(replies, {"error": problem.message, "hint": problem.hint})
+        except Exception as error:
+            traceback.print_exc()
+            _send(
+                replies,
+                {
+                    "error": f"{verb!r} failed: {type(error).__name__}: {error}",
+                    "hint": "this is the engine's own failure; try a smaller batch_size, or "
+                    "another dtype or attention",
+                },
+            )
+
+
+def _answer(
+    engine: Any, verb: str, head: dict[str, Any], body: bytes
+) -> tuple[dict[str, Any], bytes]:
+    if verb == "describe":
+        return {"value": asdict(engine.describe())}, b""
+    if verb == "encode":
+        return {"value": engine.encode(head["texts"])}, b""
+    if verb == "vocabulary":
+        return {"value": engine.vocabulary()}, b""
+    batch, sampling = _unpack(body, head["width"]), Sampling(**head["sampling"])
+    if verb == "generate":
+        trace = engine.generate(batch, sampling, head["seed"])
+    else:
+        trace = engine.score(batch, sampling, head["path"])
+    return {"ok": verb}, to_bytes(to_table(trace))
+
+
+def main() -> None:
+    # a library that prints must not speak into the pipe of replies
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    try:
+        _serve(sys.stdin.buffer, replies)
+    except BrokenPipeError:
+        pass  # the parent is gone
+
+
+if __name__ == "__main__":
+    main()

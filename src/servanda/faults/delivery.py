@@ -1,0 +1,34 @@
+# Faults of delivery: what was launched does not all come back.
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from servanda.faults.base import fault
+from servanda.sampling import Sampling, uniforms
+from servanda.trace import Batch, Trace
+
+
+@fault("lost_sequences")
+def lost_sequences(base: Any, value: Any) -> Any:
+    """A share `value` of the sequences times out; the longer one is, the likelier."""
+
+    class Lossy(base):
+        def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
+            trace = super().generate(batch, sampling, seed)
+            luck_S = np.array([uniforms(seed, "fault", s, 1)[0] for s in batch.sequence_S])
+            lost_S = luck_S < float(value) * trace.length_S / batch.width
+            keep_N = np.repeat(~lost_S, trace.length_S)
+            return Trace(
+                sequence_S=trace.sequence_S,
+                length_S=np.where(lost_S, 0, trace.length_S),
+                lost_S=lost_S,
+                prompt_tokens_S=trace.prompt_tokens_S,
+                token_N=trace.token_N[keep_N],
+                columns={name: column[keep_N] for name, column in trace.columns.items()},
+                about=trace.about,
+            )
+
+    return Lossy

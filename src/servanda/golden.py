@@ -1,0 +1,192 @@
+# The golden texts: fixed tokens that both kernels score with their full vocabulary.
+#
+# Logits of both sides arrive piece by piece, are reduced to the exact metrics of each
+# position (the joint columns) while both are in memory, and are never stored.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.contract import Path
+from servanda.divergence import DIVERGENCES, LogitRows, exact
+from servanda.engines.base import Engine
+from servanda.engines.wire import from_table, to_table
+from servanda.errors import ContractError, MeasurementError, Where
+from servanda.evidence import GoldenRun
+from servanda.plan import Plan
+from servanda.rundir import RunDirectory
+from servanda.sampling import entropy_nats
+from servanda.trace import Batch, Trace, TracePair
+
+Pieces = Iterator[NDArray[np.floating]]
+_JOINT = "joint."
+_NOISE_STRIDE = 10  # every tenth text is measured against itself
+
+
+def measure_golden(
+    plan: Plan,
+    run: RunDirectory,
+    engines: Mapping[str, Engine],
+    ids: Sequence[tuple[int, ...]],
+    watch: Callable[[int, int], None],
+) -> GoldenRun:
+    """Every golden text on both kernels, and a tenth of them on each kernel twice."""
+    assert plan.golden is not None and plan.contract.golden is not None
+    for row, tokens in enumerate(ids):
+        if len(tokens) < 2:
+            raise ContractError(
+                "a golden text needs at least two tokens: the first is only context",
+                where=Where(plan.golden.file, plan.golden.prompts[row].line, 1),
+            )
+    paths: dict[str, Path] = {"train": "prefill", "infer": plan.contract.golden.path}
+    for side, engine in engines.items():
+        if not engine.describe().full_logits:
+            raise MeasurementError(
+                f"the {side} engine cannot give full logits, which `numerical` needs",
+                hint="leave out `golden:` and the numerical section for this kernel",
+            )
+    # texts of like length share a batch; facts do not depend on the order
+    order = sorted(range(len(ids)), key=lambda row: (len(ids[row]), row))
+    size = plan.contract.kernels.infer.batch_size
+    batches = [order[i : i + size] for i in range(0, len(order), size)]
+    again = order[::_NOISE_STRIDE]
+    total = len(batches) + 2
+
+    def kept(name: str, make: Callable[[], Trace]) -> Trace:
+        if not run.has(name):
+            run.write(name, to_table(make()))
+        return from_table(run.read(name))
+
+    traces = []
+    for number, rows in enumerate(batches):
+        watch(number, total)
+        make = partial(_both, _batch(rows, ids), engines, paths)
+        traces.append(kept(f"golden/{number:06d}", make))
+    selves = []
+    for number, side in enumerate(("train", "infer")):
+        watch(len(batches) + number, total)
+        make = partial(_against_itself, _batch(again, ids), engines[side], paths[side])
+        selves.append(kept(f"golden/self_{side}", make))
+    watch(total, total)
+    whole = Trace.join(traces)
+    return GoldenRun(
+        rows=tuple(order),
+        pair=_pair(whole),
+        exact=_exact(whole),
+        self_rows=tuple(again),
+        self_pairs=tuple(_pair(t) for t in selves),
+        self_exact=tuple(_exact(t) for t in selves),
+    )
+
+
+def _batch(rows: Sequence[int], ids: Sequence[tuple[int, ...]]) -> Batch:
+    texts = [ids[row] for row in rows]
+    return Batch(
+        sequence_S=tuple(rows),
+        prompts=tuple(t[:1] for t in texts),
+        width=max(len(t) for t in texts) - 1,
+        continuations=tuple(t[1:] for t in texts),
+    )
+
+
+def _both(batch: Batch, engines: Mapping[str, Engine], paths: Mapping[str, Path]) -> Trace:
+    train, infer = (engines[side].logits(batch, paths[side]) for side in ("train", "infer"))
+    return _joint(batch, train, infer)
+
+
+def _against_itself(batch: Batch, engine: Engine, path: Path) -> Trace:
+    """One side alone: each text in a batch of its own, and all in one batch."""
+    singles = chain.from_iterable(
+        engine.logits(batch.take([row]), path) for row in range(len(batch))
+    )
+    # all of the first before the second: an engine answers one question at a time
+    return _joint(batch, iter(list(singles)), engine.logits(batch, path))
+
+
+def _joint(batch: Batch, train: Pieces, infer: Pieces) -> Trace:
+    """The exact metrics of each position, reduced piece by piece."""
+    token_N = np.array([t for tokens in batch.continuations for t in tokens], dtype=np.int64)
+    parts: list[dict[str, NDArray[Any]]] = []
+    at = 0
+    for train_RV, infer_RV in _lockstep(train, infer):
+        rows = LogitRows(train_RV, infer_RV)
+        tokens_R = token_N[at : at + len(train_RV)]
+        at += len(train_RV)
+        parts.append(_reduce(rows, tokens_R))
+    if at != len(token_N):
+        raise MeasurementError(f"{at} rows of logits for {len(token_N)} golden tokens")
+    return Trace(
+        sequence_S=np.array(batch.sequence_S, dtype=np.int64),
+        length_S=np.array([len(c) for c in batch.continuations], dtype=np.int64),
+        lost_S=np.zeros(len(batch), dtype=bool),
+        # the prompt of a golden text is the whole text
+        prompt_tokens_S=np.array([len(c) + 1 for c in batch.continuations], dtype=np.int64),
+        token_N=token_N,
+        columns={name: np.concatenate([p[name] for p in parts]) for name in parts[0]},
+    )
+
+
+def _reduce(rows: LogitRows, tokens_R: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    at_R = np.arange(len(tokens_R))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        infer_logp_RV = rows.infer_logp_RV
+        columns = {
+            "logp": infer_logp_RV[at_R, tokens_R],
+            "logp_train": rows.train_logp_RV[at_R, tokens_R],
+            "entropy_nats": entropy_nats(infer_logp_RV),
+            "p_max": np.exp(infer_logp_RV.max(axis=-1)),
+        }
+    for name, metric in DIVERGENCES.items():
+        if "logits" in metric.forms:
+            columns[_JOINT + name] = exact(name, rows)
+    return columns
+
+
+def _lockstep(a: Pieces, b: Pieces) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Pieces of equally many rows from two streams that are cut at other places."""
+    left: list[NDArray[Any] | None] = [None, None]
+    streams = (a, b)
+    while True:
+        for i, stream in enumerate(streams):
+            while left[i] is None or not len(left[i]):  # type: ignore[arg-type]
+                left[i] = next(stream, None)
+                if left[i] is None:
+                    break
+        x, y = left
+        if x is None and y is None:
+            return
+        if x is None or y is None:
+            raise MeasurementError("the two kernels returned logits for unequal numbers of rows")
+        n = min(len(x), len(y))
+        yield x[:n], y[:n]
+        left = [x[n:], y[n:]]
+
+
+def _pair(trace: Trace) -> TracePair:
+    columns = dict(trace.columns)
+    logp_train = columns.pop("logp_train")
+    own = {n: c for n, c in columns.items() if not n.startswith(_JOINT)}
+
+    def side(side_columns: dict[str, NDArray[Any]]) -> Trace:
+        return Trace(
+            trace.sequence_S,
+            trace.length_S,
+            trace.lost_S,
+            trace.prompt_tokens_S,
+            trace.token_N,
+            side_columns,
+            trace.about,
+        )
+
+    return TracePair(infer=side(own), train=side({"logp": logp_train}))
+
+
+def _exact(trace: Trace) -> dict[str, NDArray[Any]]:
+    names = [n for n in trace.columns if n.startswith(_JOINT)]
+    return {n.removeprefix(_JOINT): trace.columns[n] for n in names}

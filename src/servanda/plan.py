@@ -1,0 +1,216 @@
+# The plan: everything that is decided before the first token is drawn.
+#
+# Cells and their number (the price of a violation), prompts and their order, seeds, rounds,
+# sizes and alpha.  Order and inclusion are decided before the outcome (law 5).
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from servanda.clauses import GUARDS, Cell, Certificate, Fact, Kind, Later, NotHere, feed_of
+from servanda.contract import WHOLE, Clause, Contract, Relative, Section, Stage
+from servanda.corpus import Corpus
+from servanda.divergence import DIVERGENCES
+from servanda.errors import ContractError, Problem
+from servanda.identity import digest_of
+from servanda.sampling import uniforms
+from servanda.slices import Cut, cuts_of
+from servanda.stats import units_at_best
+
+# Preconditions that every statistical clause needs, added where a contract has none.
+_DEFAULT_GUARDS = (
+    Clause(id="fidelity", metric="sampler_fidelity"),
+    Clause(id="usable", metric="usable_ratio", at_least=0.999),
+)
+_NOISE_STRIDE = 10  # every tenth sequence is measured against itself
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One launched sequence: its index, its prompt's row, and its prompt group's draw."""
+
+    sequence: int
+    row: int
+    group: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run, and how it will be judged."""
+
+    contract: Contract
+    corpus: Corpus | None
+    golden: Corpus | None
+    stage: Stage
+    attempt: int
+    cuts: dict[str, tuple[Cut, ...]]
+    cells: tuple[Cell, ...]
+
+    @property
+    def alpha(self) -> float:
+        """What this attempt may spend of 1 - confidence; all attempts together spend it once."""
+        return (1 - self.contract.confidence) / (self.attempt * (self.attempt + 1))
+
+    @cached_property
+    def price_cells(self) -> int:
+        return sum(cell.priced for cell in self.cells)
+
+    @property
+    def first(self) -> int:
+        return self.contract.promotion.offline.sequences[0]
+
+    @property
+    def last(self) -> int:
+        return self.contract.promotion.offline.sequences[1]
+
+    @property
+    def width(self) -> int:
+        return self.contract.workload.sampling.max_new_tokens if self.contract.workload else 0
+
+    @cached_property
+    def seed(self) -> int:
+        """Noise is fresh in every attempt."""
+        declared = self.contract.workload.sampling.seed if self.contract.workload else 0
+        return int(digest_of(["run", declared, self.attempt])[:15], 16)
+
+    @property
+    def round_size(self) -> int:
+        return self.contract.workload.round if self.contract.workload else 1
+
+    @property
+    def rounds(self) -> int:
+        return math.ceil(self.last / self.round_size) if self.corpus else 0
+
+    def units(self, index: int) -> Iterator[Unit]:
+        """The sequences of a round, in launch order.
+
+        Each draw takes a prompt group at random with replacement, so that the groups are
+        independent draws from what the contract's claim speaks of.
+        """
+        assert self.corpus is not None and self.contract.workload is not None
+        groups, samples = self.corpus.groups, self.contract.workload.samples
+        stride = max(map(len, groups)) * samples
+        start = index * self.round_size
+        for draw in range(start, min(start + self.round_size, self.last)):
+            rows = groups[int(uniforms(self.seed, "prompt", draw, 1)[0] * len(groups))]
+            for i, row in enumerate(r for r in rows for _ in range(samples)):
+                yield Unit(draw * stride + i, row, draw)
+
+    def noise_rows(self, n: int) -> list[int]:
+        """Which of a round's n sequences are measured against themselves, in what order.
+
+        Reversed and without their neighbours: another composition of the batch.
+        """
+        return list(range(0, n, _NOISE_STRIDE))[::-1]
+
+    @cached_property
+    def digest(self) -> str:
+        return digest_of(
+            [
+                self.contract.digest,
+                self.corpus.digest if self.corpus else "",
+                self.golden.digest if self.golden else "",
+                self.stage,
+                self.attempt,
+                [cell.name for cell in self.cells],
+            ]
+        )
+
+
+def make_plan(
+    contract: Contract,
+    corpus: Corpus | None,
+    golden: Corpus | None,
+    *,
+    stage: Stage = "offline",
+    attempt: int = 1,
+) -> Plan:
+    """Contract and corpora to a plan.
+
+    Raises:
+        ContractError: a slice no prompt can meet, or a limit that the sizes cannot certify.
+    """
+    labelled = corpus or golden
+    cuts = cuts_of(contract.slices, labelled) if labelled else {WHOLE: (Cut(WHOLE),)}
+    samples = contract.workload.samples if contract.workload else 1
+    width = contract.workload.sampling.max_new_tokens if contract.workload else 0
+    cells: list[Cell] = []
+    problems: list[Problem] = []
+    for section, clause in _clauses(contract):
+        kind = _kind(section, clause, stage)
+        for cut in _cuts_for(clause, section, cuts):
+            source = golden if kind.source == "golden" else corpus
+            if kind.source != "none" and source is not None:
+                if not any(cut.may_meet(p) for p in source.prompts):
+                    problems.append(_empty(cut, clause, source))
+                    continue
+            capacity = cut.capacity(corpus, samples, width) if corpus else 0
+            cell = Cell(clause, section, cut, clause.claim or contract.claim, capacity, kind)
+            cells.append(cell)
+    plan = Plan(contract, corpus, golden, stage, attempt, cuts, tuple(cells))
+    problems += [p for cell in cells if (p := _out_of_reach(plan, cell))]
+    if problems:
+        raise ContractError.all(problems)
+    return plan
+
+
+def _clauses(contract: Contract) -> Iterator[tuple[Section, Clause]]:
+    metrics = set()
+    for section, _, clause in contract.clauses():
+        metrics.add(clause.metric)
+        yield section, clause
+    if contract.statistical:
+        taken = {clause.id for _, _, clause in contract.clauses()}
+        for guard in _DEFAULT_GUARDS:
+            if guard.metric not in metrics and guard.id not in taken:
+                yield "observability", guard
+
+
+def _kind(section: Section, clause: Clause, stage: Stage) -> Kind:
+    if stage not in clause.stages:
+        return NotHere(f"stages: {', '.join(clause.stages)}; this is {stage}")
+    if clause.metric in GUARDS:
+        return GUARDS[clause.metric]()
+    if isinstance(clause.at_most, Relative):
+        return Later(f"this version cannot judge a limit relative to {clause.at_most.of!r}")
+    if section == "numerical" and clause.metric in DIVERGENCES:
+        return Fact()
+    feed = feed_of(clause) if section == "statistical" else None
+    if feed is not None:
+        return Certificate(feed)
+    what = clause.metric if clause.metric not in DIVERGENCES else f"{clause.metric} without clip"
+    return Later(f"this version cannot judge {what!r}")
+
+
+def _cuts_for(clause: Clause, section: Section, cuts: dict[str, tuple[Cut, ...]]) -> list[Cut]:
+    names = clause.slices
+    if names is None:
+        names = (WHOLE,) if section in ("observability", "runtime") else tuple(cuts)
+    return [cut for name in names for cut in cuts[name]]
+
+
+def _empty(cut: Cut, clause: Clause, source: Corpus) -> Problem:
+    return Problem(
+        f"slice {cut.name!r} of clause {clause.id!r} is empty: no line of {source.file} can meet it",
+        hint=f"add such prompts, or give {clause.id!r} other `slices:`, such as [all]",
+    )
+
+
+def _out_of_reach(plan: Plan, cell: Cell) -> Problem | None:
+    """A limit that even identical kernels could not be shown to keep at these sizes."""
+    if not isinstance(cell.kind, Certificate) or not cell.clause.enforced or plan.corpus is None:
+        return None
+    most = plan.last * (cell.capacity if cell.claim == "realised" else 1)
+    needed = units_at_best(cell.kind.feed.limit, plan.alpha)
+    if needed is not None and needed <= most:
+        return None
+    unit = "tokens" if cell.claim == "realised" else "prompt groups"
+    asked = "no number of" if needed is None else f"at least {needed:,}"
+    return Problem(
+        f"clause {cell.clause.id!r} cannot hold on slice {cell.cut.name!r}: even identical "
+        f"kernels would need {asked} {unit}, and promotion.offline allows {most:,}",
+        hint="raise `at_most`, or the second number of promotion.offline.sequences",
+    )

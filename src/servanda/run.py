@@ -1,0 +1,206 @@
+# The chain, from files to a verdict: contract -> plan -> pairs -> evidence -> verdict.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from servanda import language
+from servanda import plan as planning
+from servanda.contract import Contract, Kernel
+from servanda.corpus import Corpus
+from servanda.engines import engine_names, open_engine
+from servanda.engines.base import Engine
+from servanda.engines.worker import spawn
+from servanda.errors import ContractError, Interrupted, Problem
+from servanda.evidence import Evidence, GoldenRun, Round, weigh_golden
+from servanda.evidence import weigh as weigh_rounds
+from servanda.faults import FAULTS
+from servanda.identity import EvidenceKey
+from servanda.measure import Measurement, Open, Progress, Watch, read_rounds
+from servanda.plan import Plan
+from servanda.rundir import RunDirectory, attempts, opened
+from servanda.verdict import Verdict, judge
+
+RUNS = Path("runs")
+
+
+def in_process(kernel: Kernel, side: str) -> Engine:
+    """Open an engine without a worker; for engines that are pure Python, and for tests."""
+    return open_engine(kernel)
+
+
+def load(path: str | Path) -> Contract:
+    """Read a contract; the files it names are found beside it.
+
+    Raises:
+        ContractError: every problem of the text at once, each with its place.
+    """
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ContractError(
+            f"{path} cannot be read: {error.strerror or error}",
+            hint="give the path of a .kernelcontract.yaml file",
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ContractError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from (
+            None
+        )
+    contract, marks = language.parse(text, str(path), engines=engine_names(), faults=[*FAULTS])
+    contract = _beside(contract, path.parent)
+    missing = [
+        Problem(
+            f"there is no file {name}",
+            marks[place],
+            "paths of a contract start from the contract's own folder",
+        )
+        for place, name in _corpora(contract)
+        if not Path(name).is_file()
+    ]
+    if missing:
+        raise ContractError.all(missing)
+    return contract
+
+
+def _corpora(contract: Contract) -> Iterator[tuple[tuple[str, str], str]]:
+    if contract.workload:
+        yield ("workload", "prompts"), contract.workload.prompts
+    if contract.golden:
+        yield ("golden", "prompts"), contract.golden.prompts
+
+
+def _beside(contract: Contract, folder: Path) -> Contract:
+    """The contract with its paths resolved against its own folder."""
+
+    def kernel(k: Kernel) -> Kernel:
+        return k.model_copy(update={"model": str(folder / k.model)}) if k.model else k
+
+    changes: dict[str, object] = {
+        "kernels": contract.kernels.model_copy(
+            update={s: kernel(getattr(contract.kernels, s)) for s in ("train", "infer")}
+        )
+    }
+    if contract.stable:
+        changes["stable"] = kernel(contract.stable)
+    for name in ("workload", "golden"):
+        part = getattr(contract, name)
+        if part:
+            changes[name] = part.model_copy(update={"prompts": str(folder / part.prompts)})
+    return contract.model_copy(update=changes)
+
+
+def compile(contract: Contract, *, attempt: int = 1) -> Plan:  # noqa: A001 - the field's word
+    """Fix everything that is decided before the first token: cells, prompts, seeds, alpha.
+
+    Raises:
+        ContractError: an empty slice, a limit out of reach, a corpus that is none.
+    """
+    corpora = {place[0]: _corpus(name) for place, name in _corpora(contract)}
+    return planning.make_plan(
+        contract, corpora.get("workload"), corpora.get("golden"), attempt=attempt
+    )
+
+
+def _corpus(name: str) -> Corpus:
+    try:
+        return Corpus.parse(Path(name).read_bytes().decode("utf-8-sig"), name)
+    except OSError as error:
+        raise ContractError(f"{name} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ContractError(f"{name} is not UTF-8 text: {error.reason}") from None
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What was measured: the golden texts, and rounds that are read from disk one by one."""
+
+    key: EvidenceKey
+    golden: GoldenRun | None
+    rounds: Callable[[], Iterator[Round]]
+
+
+def measure(
+    plan: Plan, run_dir: str | Path, *, open: Open = spawn, watch: Watch | None = None
+) -> Pairs:
+    """Measure a plan until all is decided or its size is reached; resumes what is there.
+
+    Raises:
+        MeasurementError: an engine, a worker or the disk failed, or identity was refused.
+        Interrupted: Ctrl-C; what was measured is kept.
+    """
+    with opened(Path(run_dir), plan.attempt) as run:
+        key, golden, _ = _measured(plan, run, open, watch)
+    return Pairs(key, golden, lambda: read_rounds(plan, run))
+
+
+def weigh(plan: Plan, pairs: Pairs) -> Evidence:
+    """Everything that was measured, as evidence."""
+    evidence = weigh_rounds(plan, pairs.key, pairs.rounds())
+    return evidence + weigh_golden(plan, pairs.key, pairs.golden) if pairs.golden else evidence
+
+
+def check(
+    contract: str | Path | Contract,
+    *,
+    run_dir: str | Path | None = None,
+    fresh: bool = False,
+    open: Open = spawn,
+    watch: Watch | None = None,
+) -> Verdict:
+    """Measure and judge a contract at the offline stage.
+
+    Args:
+        run_dir: where to measure; default runs/NAME.  An attempt there is continued.
+        fresh: open a new attempt instead, judged at a smaller alpha.
+        watch: called with Progress.
+
+    Raises:
+        ContractError, MeasurementError, Interrupted: as load, compile and measure do.
+    """
+    contract = contract if isinstance(contract, Contract) else load(contract)
+    root = Path(run_dir) if run_dir is not None else RUNS / contract.metadata.name
+    before = attempts(root)
+    plan = compile(contract, attempt=max(before, 1) + (1 if fresh and before else 0))
+    with opened(root, plan.attempt) as run:
+        _, _, evidence = _measured(plan, run, open, watch)
+    return judge(plan, evidence)
+
+
+def _measured(
+    plan: Plan, run: RunDirectory, open_: Open, watch: Watch | None
+) -> tuple[EvidenceKey, GoldenRun | None, Evidence]:
+    """Measure round by round, and stop when no more rounds could change what counts."""
+    watch = watch or (lambda progress: None)
+    try:
+        with Measurement(plan, run, open_, watch) as measurement:
+            golden = measurement.golden()
+            evidence = Evidence(measurement.key, plan.digest)
+            if golden:
+                evidence += weigh_golden(plan, measurement.key, golden)
+            for measured in measurement.rounds():
+                evidence += weigh_rounds(plan, measurement.key, [measured])
+                watch(Progress("prompt groups", evidence.launched, plan.last))
+                look = evidence.launched >= plan.first
+                if look and judge(plan, evidence, intervals=False).decided:
+                    break
+            return measurement.key, golden, evidence
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"stopped; what was measured is kept in {run.path}",
+            hint="the same command goes on from there",
+        ) from None
+
+
+__all__ = [
+    "Pairs",
+    "check",
+    "compile",
+    "in_process",
+    "judge",
+    "load",
+    "measure",
+    "weigh",
+]

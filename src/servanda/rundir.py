@@ -1,0 +1,134 @@
+# The run directory: what was measured, file by file, so that nothing is ever lost or doubled.
+#
+#   runs/NAME/attempt-1/plan.json                 the key of the evidence, and the contract
+#                       golden/NAME.parquet       the golden texts
+#                       rounds/000012.infer.parquet   and .train, .self_infer, .self_train
+#
+# A file is written beside its place, flushed, and renamed into it: it is there whole or not
+# at all, whatever kills the process.  A round is closed when all of its files are there.
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from servanda.errors import MeasurementError
+from servanda.identity import EvidenceKey
+
+ATTEMPT = "attempt-"
+_PARTIAL = ".partial"
+
+
+class RunDirectory:
+    """One attempt of one contract on disk.  Use through `opened`, which holds the lock."""
+
+    def __init__(self, root: Path, attempt: int) -> None:
+        self.root, self.attempt = root, attempt
+        self.path = root / f"{ATTEMPT}{attempt}"
+
+    @property
+    def key(self) -> EvidenceKey | None:
+        """The key that was written when the attempt began; None where it has not."""
+        try:
+            text = (self.path / "plan.json").read_text(encoding="utf-8")
+            return EvidenceKey(**json.loads(text)["key"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise MeasurementError(
+                f"{self.path / 'plan.json'} is damaged: {error}",
+                hint="restore the file, or move the run directory away and measure again",
+            ) from None
+
+    def begin(self, key: EvidenceKey, contract_text: str) -> None:
+        data = json.dumps({"key": asdict(key), "contract": contract_text}, indent=1)
+        self._write("plan.json", data.encode())
+
+    def has(self, name: str) -> bool:
+        return (self.path / f"{name}.parquet").exists()
+
+    def read(self, name: str) -> pa.Table:
+        path = self.path / f"{name}.parquet"
+        try:
+            return pq.read_table(path)
+        except (OSError, pa.ArrowException) as error:
+            raise MeasurementError(
+                f"{path} cannot be read: {error}",
+                hint="delete that one file: it will be measured again, with the same draws",
+            ) from None
+
+    def write(self, name: str, table: pa.Table) -> None:
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        self._write(f"{name}.parquet", sink.getvalue())
+
+    def _write(self, name: str, data: bytes | pa.Buffer) -> None:
+        path = self.path / name
+        partial = path.with_name(path.name + _PARTIAL)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+            _sync(path.parent)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise MeasurementError(
+                f"{path} cannot be written: {error.strerror or error}",
+                hint="make room or choose another --run-dir; what was measured is kept, and the "
+                "same command goes on from there",
+            ) from None
+
+
+def _sync(folder: Path) -> None:
+    """Make a rename survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def attempts(root: Path) -> int:
+    """How many attempts a run directory holds."""
+    found = [p.name.removeprefix(ATTEMPT) for p in root.glob(f"{ATTEMPT}*")]
+    return max((int(name) for name in found if name.isdigit()), default=0)
+
+
+@contextmanager
+def opened(root: Path, attempt: int) -> Iterator[RunDirectory]:
+    """One attempt of a run directory, locked against a second process.
+
+    Raises:
+        MeasurementError: the folder cannot be used, or another process measures in it.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = (root / ".lock").open("a+")
+    except OSError as error:
+        raise MeasurementError(
+            f"{root} cannot be used as a run directory: {error.strerror or error}",
+            hint="choose another --run-dir",
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise MeasurementError(
+                f"another servanda is measuring in {root}",
+                hint="wait for it, or choose another --run-dir",
+            ) from None
+        run = RunDirectory(root, attempt)
+        for partial in run.path.rglob(f"*{_PARTIAL}"):
+            partial.unlink()
+        yield run
