@@ -103,5 +103,5 @@ class TableEngine:
             prompt_tokens_S=np.array([len(p) for p in batch.prompts], dtype=np.int64),
             token_N=token_N,
             columns=observe(logits_NV, token_N, sampling),
-            about={"path": path, "batch_size": str(len(batch)), "sampling": str(sampling)},
+            about={"path": path, "batch_size": str(len(batch)), "sampling": sampling.model_dump_json()},
         )
