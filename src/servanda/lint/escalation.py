@@ -1,0 +1,100 @@
+# Lint of the escalation: what each rule watches, and what it does.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from servanda.contract import SECTIONS, Contract
+from servanda.lint.finding import Finding, nearest, quoted
+from servanda.lint.slices import OPERATORS, is_number
+from servanda.marks import Path
+
+SUBJECTS = ("clause", "section", "diverted_traffic")
+STATES = ("violated", "holds", "inconclusive", "error")
+BARE = ("hold", "halt", "correct", "mask", "roll_back")
+WITH_VALUE = {"divert": "slice", "mirror": "0.1", "sample": "0.1", "page": "oncall"}
+COMPARISONS = OPERATORS[:4]
+
+
+def escalation(contract: Contract) -> Iterator[Finding]:
+    """Every rule names something that exists, and an action that can be taken."""
+    ids = {clause.id for _, _, clause in contract.clauses()}
+    for i, rule in enumerate(contract.escalation):
+        yield from _when(("escalation", i, "when"), rule.when, ids)
+        for j, action in enumerate(rule.do):
+            path = ("escalation", i, "do", j)
+            yield from _do(path, action, stable=contract.stable is not None)
+
+
+def _when(path: Path, when: Mapping[str, Any], ids: set[str]) -> Iterator[Finding]:
+    known = (*SUBJECTS, "is", "is_not")
+    for name in when:
+        if name not in known:
+            message = f"when has no key {quoted(name)}"
+            yield Finding((*path, name), message, nearest(name, known), key=True)
+    subjects = [name for name in SUBJECTS if name in when]
+    if len(subjects) != 1:
+        if len(subjects) > 1 or set(when) <= set(known):
+            message = f"when watches one thing: {', '.join(SUBJECTS)}"
+            yield Finding(path, message, "write {clause: tail, is: violated}")
+        return
+    subject = subjects[0]
+    states = [name for name in ("is", "is_not") if name in when]
+    if subject == "diverted_traffic":
+        yield from _traffic((*path, subject), when[subject])
+        if states:
+            message = "diverted_traffic has no state"
+            yield Finding((*path, states[0]), message, "write {diverted_traffic: {gte: 0.3}}", True)
+        return
+    names = ids if subject == "clause" else SECTIONS
+    if not isinstance(when[subject], str) or when[subject] not in names:
+        message = f"no {subject} is named {quoted(when[subject])}"
+        hint = nearest(when[subject], names) if names else "declare a clause"
+        yield Finding((*path, subject), message, hint)
+    if len(states) != 1 and set(when) <= set(known):
+        yield Finding(
+            path, "when needs one of is and is_not", f"write {{{subject}: ..., is: violated}}"
+        )
+    for name in states:
+        if when[name] not in STATES:
+            message = f"{name} cannot be {quoted(when[name])}"
+            yield Finding((*path, name), message, nearest(when[name], STATES))
+
+
+def _traffic(path: Path, value: Any) -> Iterator[Finding]:
+    right = isinstance(value, Mapping) and len(value) > 0 and set(value) <= set(COMPARISONS)
+    if not right or not all(is_number(v) and 0 <= v <= 1 for v in value.values()):
+        message = "diverted_traffic is compared with a share between 0 and 1"
+        yield Finding(path, message, "write {gte: 0.3}")
+
+
+def _do(path: Path, action: str | Mapping[str, Any], *, stable: bool) -> Iterator[Finding]:
+    if isinstance(action, Mapping) and len(action) != 1:
+        message = f"an action is one name with its value, found {len(action)}"
+        yield Finding(path, message, "write each action as an item of its own")
+        return
+    name = action if isinstance(action, str) else next(iter(action))
+    value = None if isinstance(action, str) else action[name]
+    known = (*BARE, *WITH_VALUE)
+    at = path if isinstance(action, str) else (*path, name)
+    if name not in known:
+        yield Finding(at, f"no action is named {quoted(name)}", nearest(name, known), True)
+    elif name in BARE and not isinstance(action, str):
+        yield Finding(at, f"{name} takes no value", f"write it as {name}", True)
+    elif name in WITH_VALUE and not _fits(name, value):
+        wanted = {"divert": "slice or all", "page": "the name of whom to page"}
+        message = f"{name} takes {wanted.get(name, 'a share above 0 and at most 1')}"
+        yield Finding(at, message, f"write {{{name}: {WITH_VALUE[name]}}}")
+    elif name == "divert" and not stable:
+        message = "divert sends traffic to stable, and there is no stable: kernel"
+        hint = "declare stable: with the kernel that serves when infer may not, or hold instead"
+        yield Finding(at, message, hint, True)
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name == "divert":
+        return value in ("slice", "all")
+    if name == "page":
+        return isinstance(value, str) and bool(value.strip())
+    return is_number(value) and 0 < value <= 1
