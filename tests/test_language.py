@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from servanda.clauses import GUARDS
 from servanda.contract import Relative
 from servanda.errors import ContractError
 from servanda.language import Marks, parse
-from servanda.lint import GUARDS, KNOWN_LATER
+from servanda.lint import KNOWN_LATER
 
 EXAMPLE = """\
 # yaml-language-server: $schema=./kernelcontract.schema.json

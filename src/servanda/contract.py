@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
@@ -20,10 +20,12 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    PrivateAttr,
     Strict,
     Tag,
 )
 
+from servanda.errors import Where
 from servanda.sampling import Sampling
 
 API_VERSION = "servanda.dev/v1alpha1"
@@ -37,6 +39,7 @@ Section = Literal["numerical", "statistical", "runtime", "observability"]
 Stage = Literal["offline", "shadow", "canary", "full"]
 Path = Literal["prefill", "decode"]
 Claim = Literal["population", "realised"]
+Place = tuple[str | int, ...]  # of a part of a contract: keys and indexes
 Severity = Literal["warning", "error", "critical"]
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
@@ -269,7 +272,7 @@ class Gradient(Value):
 class Contract(Value):
     """What the two kernels promise each other (arXiv 2606.07581: C = (N, S, R, O, Pi))."""
 
-    apiVersion: Literal[API_VERSION]  # type: ignore[valid-type]  # noqa: N815
+    apiVersion: Literal[API_VERSION]  # type: ignore[valid-type]
     kind: Literal["KernelContract"]
     metadata: Metadata
     kernels: Kernels
@@ -289,8 +292,28 @@ class Contract(Value):
     routing: Routing | None = None
     promotion: Promotion = Promotion()
 
-    def clauses(self) -> Iterator[tuple[Section, int, Clause]]:
-        """(section, index in the section, clause), in the order of the four families."""
+    # where each part stands in the text that the contract was read from, if it was
+    _near: Callable[[Place], Where] | None = PrivateAttr(None)
+
+    def placed(self, near: Callable[[Place], Where]) -> Contract:
+        """The same contract, which knows its text."""
+        contract = self.model_copy()
+        contract._near = near
+        return contract
+
+    def where(self, *place: str | int) -> Where | None:
+        """Where a part stands, such as ("statistical", 0, "at_most"), or what holds it."""
+        return self._near(place) if self._near else None
+
+    def __eq__(self, other: object) -> bool:
+        """Where a contract was read from does not make it another one."""
+        return isinstance(other, Contract) and self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def clauses(self) -> Iterator[tuple[Section, Place, Clause]]:
+        """(section, place in the contract, clause), in the order of the four families."""
         families: tuple[tuple[Section, tuple[Clause, ...]], ...] = (
             ("numerical", self.numerical),
             ("statistical", self.statistical),
@@ -299,7 +322,8 @@ class Contract(Value):
         )
         for section, clauses in families:
             for i, clause in enumerate(clauses):
-                yield section, i, clause
+                nested = section in ("runtime", "observability")
+                yield section, (section, *(["clauses"] if nested else []), i), clause
 
     @property
     def digest(self) -> str:

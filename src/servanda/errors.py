@@ -79,7 +79,7 @@ class IdentityError(MeasurementError):
     """The two sides are not what the contract says: measuring was refused."""
 
 
-class Interrupted(ServandaError):
+class Interrupted(ServandaError):  # noqa: N818 - a wish of the user, not an error
     """The user stopped a measurement; what was measured is kept."""
 
     exit_code = 130

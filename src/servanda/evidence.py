@@ -176,8 +176,7 @@ def round_view(plan: Plan, units: tuple[Unit, ...], pair: TracePair) -> View:
         for name, cut in cuts.items()
     }
     uniform_N = [
-        uniforms(plan.seed, "pit", u.sequence, int(n))
-        for u, n in zip(units, length_S, strict=True)
+        uniforms(plan.seed, "pit", u.sequence, int(n)) for u, n in zip(units, length_S, strict=True)
     ]
     return View(
         pair=pair,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -59,9 +60,11 @@ def measure_golden(
     total = len(batches) + 2
 
     def kept(name: str, make: Callable[[], Trace]) -> Trace:
-        if not run.has(name):
-            run.write(name, to_table(make()))
-        return from_table(run.read(name))
+        if run.has(name):
+            return from_table(run.read(name))
+        trace = make()
+        run.write(name, to_table(trace))
+        return trace
 
     traces = []
     for number, rows in enumerate(batches):
@@ -101,9 +104,10 @@ def _both(batch: Batch, engines: Mapping[str, Engine], paths: Mapping[str, Path]
 
 
 def _against_itself(batch: Batch, engine: Engine, path: Path) -> Trace:
-    """One side alone: each text in a batch of its own, and all in one batch."""
+    """One side alone: each text in a batch of its own, and all in one batch with padding."""
     singles = chain.from_iterable(
-        engine.logits(batch.take([row]), path) for row in range(len(batch))
+        engine.logits(replace(batch.take([row]), width=len(given)), path)
+        for row, given in enumerate(batch.continuations)
     )
     # all of the first before the second: an engine answers one question at a time
     return _joint(batch, iter(list(singles)), engine.logits(batch, path))

@@ -108,7 +108,7 @@ def parse(
     else:
         problems += lint.check(contract, marks, engines=engines, faults=faults)
         if not problems:
-            return contract, marks
+            return contract.placed(marks.near), marks
     raise ContractError.all(sorted(problems, key=_place))
 
 

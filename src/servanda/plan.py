@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from servanda.clauses import GUARDS, Cell, Certificate, Fact, Kind, Later, NotHere, feed_of
-from servanda.contract import WHOLE, Clause, Contract, Relative, Section, Stage
+from servanda.contract import WHOLE, Clause, Contract, Place, Relative, Section, Stage
 from servanda.corpus import Corpus
 from servanda.divergence import DIVERGENCES
 from servanda.errors import ContractError, Problem
@@ -22,8 +22,8 @@ from servanda.stats import units_at_best
 
 # Preconditions that every statistical clause needs, added where a contract has none.
 _DEFAULT_GUARDS = (
-    Clause(id="fidelity", metric="sampler_fidelity"),
-    Clause(id="usable", metric="usable_ratio", at_least=0.999),
+    Clause.model_validate({"id": "fidelity", "metric": "sampler_fidelity"}),
+    Clause.model_validate({"id": "usable", "metric": "usable_ratio", "at_least": 0.999}),
 )
 _NOISE_STRIDE = 10  # every tenth sequence is measured against itself
 
@@ -138,35 +138,37 @@ def make_plan(
     samples = contract.workload.samples if contract.workload else 1
     width = contract.workload.sampling.max_new_tokens if contract.workload else 0
     cells: list[Cell] = []
+    places: list[Place] = []
     problems: list[Problem] = []
-    for section, clause in _clauses(contract):
+    for section, place, clause in _clauses(contract):
         kind = _kind(section, clause, stage)
         for cut in _cuts_for(clause, section, cuts):
-            source = golden if kind.source == "golden" else corpus
-            if kind.source != "none" and source is not None:
-                if not any(cut.may_meet(p) for p in source.prompts):
-                    problems.append(_empty(cut, clause, source))
-                    continue
+            source = {"workload": corpus, "golden": golden, "none": None}[kind.source]
+            if source is not None and not any(cut.may_meet(p) for p in source.prompts):
+                problems.append(_empty(contract, place, cut, clause, source))
+                continue
             capacity = cut.capacity(corpus, samples, width) if corpus else 0
             cell = Cell(clause, section, cut, clause.claim or contract.claim, capacity, kind)
             cells.append(cell)
+            places.append(place)
     plan = Plan(contract, corpus, golden, stage, attempt, cuts, tuple(cells))
-    problems += [p for cell in cells if (p := _out_of_reach(plan, cell))]
+    for cell, place in zip(cells, places, strict=True):
+        problems += _out_of_reach(plan, cell, place)
     if problems:
         raise ContractError.all(problems)
     return plan
 
 
-def _clauses(contract: Contract) -> Iterator[tuple[Section, Clause]]:
+def _clauses(contract: Contract) -> Iterator[tuple[Section, Place, Clause]]:
     metrics = set()
-    for section, _, clause in contract.clauses():
+    for section, place, clause in contract.clauses():
         metrics.add(clause.metric)
-        yield section, clause
+        yield section, place, clause
     if contract.statistical:
         taken = {clause.id for _, _, clause in contract.clauses()}
         for guard in _DEFAULT_GUARDS:
             if guard.metric not in metrics and guard.id not in taken:
-                yield "observability", guard
+                yield "observability", ("observability",), guard
 
 
 def _kind(section: Section, clause: Clause, stage: Stage) -> Kind:
@@ -192,25 +194,28 @@ def _cuts_for(clause: Clause, section: Section, cuts: dict[str, tuple[Cut, ...]]
     return [cut for name in names for cut in cuts[name]]
 
 
-def _empty(cut: Cut, clause: Clause, source: Corpus) -> Problem:
+def _empty(contract: Contract, place: Place, cut: Cut, clause: Clause, source: Corpus) -> Problem:
     return Problem(
-        f"slice {cut.name!r} of clause {clause.id!r} is empty: no line of {source.file} can meet it",
-        hint=f"add such prompts, or give {clause.id!r} other `slices:`, such as [all]",
+        f"slice {cut.name!r} of clause {clause.id!r} is empty: no line of {source.file} can "
+        "meet it",
+        contract.where(*place, "slices"),
+        f"add such prompts, or give {clause.id!r} other `slices:`, such as [all]",
     )
 
 
-def _out_of_reach(plan: Plan, cell: Cell) -> Problem | None:
+def _out_of_reach(plan: Plan, cell: Cell, place: Place) -> Iterator[Problem]:
     """A limit that even identical kernels could not be shown to keep at these sizes."""
     if not isinstance(cell.kind, Certificate) or not cell.clause.enforced or plan.corpus is None:
-        return None
+        return
     most = plan.last * (cell.capacity if cell.claim == "realised" else 1)
     needed = units_at_best(cell.kind.feed.limit, plan.alpha)
     if needed is not None and needed <= most:
-        return None
+        return
     unit = "tokens" if cell.claim == "realised" else "prompt groups"
     asked = "no number of" if needed is None else f"at least {needed:,}"
-    return Problem(
+    yield Problem(
         f"clause {cell.clause.id!r} cannot hold on slice {cell.cut.name!r}: even identical "
         f"kernels would need {asked} {unit}, and promotion.offline allows {most:,}",
-        hint="raise `at_most`, or the second number of promotion.offline.sequences",
+        plan.contract.where(*place, "at_most"),
+        "raise `at_most`, or the second number of promotion.offline.sequences",
     )

@@ -18,7 +18,7 @@ from servanda.evidence import Evidence, GoldenRun, Round, weigh_golden
 from servanda.evidence import weigh as weigh_rounds
 from servanda.faults import FAULTS
 from servanda.identity import EvidenceKey
-from servanda.measure import Measurement, Open, Progress, Watch, read_rounds
+from servanda.measurement import Measurement, Open, Progress, Watch, read_rounds, unwatched
 from servanda.plan import Plan
 from servanda.rundir import RunDirectory, attempts, opened
 from servanda.verdict import Verdict, judge
@@ -26,7 +26,7 @@ from servanda.verdict import Verdict, judge
 RUNS = Path("runs")
 
 
-def in_process(kernel: Kernel, side: str) -> Engine:
+def in_process(kernel: Kernel, _: str) -> Engine:
     """Open an engine without a worker; for engines that are pure Python, and for tests."""
     return open_engine(kernel)
 
@@ -46,15 +46,16 @@ def load(path: str | Path) -> Contract:
             hint="give the path of a .kernelcontract.yaml file",
         ) from None
     except UnicodeDecodeError as error:
-        raise ContractError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from (
-            None
-        )
-    contract, marks = language.parse(text, str(path), engines=engine_names(), faults=[*FAULTS])
+        raise ContractError(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}",
+            hint="save it as UTF-8",
+        ) from None
+    contract, _ = language.parse(text, str(path), engines=engine_names(), faults=[*FAULTS])
     contract = _beside(contract, path.parent)
     missing = [
         Problem(
             f"there is no file {name}",
-            marks[place],
+            contract.where(*place),
             "paths of a contract start from the contract's own folder",
         )
         for place, name in _corpora(contract)
@@ -173,7 +174,7 @@ def _measured(
     plan: Plan, run: RunDirectory, open_: Open, watch: Watch | None
 ) -> tuple[EvidenceKey, GoldenRun | None, Evidence]:
     """Measure round by round, and stop when no more rounds could change what counts."""
-    watch = watch or (lambda progress: None)
+    watch = watch or unwatched
     try:
         with Measurement(plan, run, open_, watch) as measurement:
             golden = measurement.golden()

@@ -58,7 +58,8 @@ class RunDirectory:
     def read(self, name: str) -> pa.Table:
         path = self.path / f"{name}.parquet"
         try:
-            return pq.read_table(path)
+            with pq.ParquetFile(path) as file:
+                return file.read(use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise MeasurementError(
                 f"{path} cannot be read: {error}",
@@ -79,7 +80,7 @@ class RunDirectory:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partial, path)
+            partial.replace(path)
             _sync(path.parent)
         except OSError as error:
             partial.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 class Sampling(BaseModel):
     """How a kernel turns logits into a draw."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     temperature: float = Field(1.0, gt=0.0, le=100.0)
     top_k: int | None = Field(None, ge=1)
@@ -88,7 +88,10 @@ def draw(logp_RV: Floats, uniform_R: Floats) -> Ints:
     cdf_RV = np.exp(logp_RV).cumsum(axis=-1)
     target_R1 = (uniform_R * cdf_RV[:, -1])[:, None]
     # the first id whose cumulative mass exceeds the target: it has mass of its own
-    return (cdf_RV <= target_R1).sum(axis=-1).astype(np.int64)
+    token_R = (cdf_RV <= target_R1).sum(axis=-1)
+    # the product may round up to the whole mass: then it is the last id that has any
+    last_R = logp_RV.shape[-1] - 1 - np.isfinite(logp_RV)[:, ::-1].argmax(axis=-1)
+    return np.minimum(token_R, last_R).astype(np.int64)
 
 
 def mass_before(logp_RV: Floats, token_R: Ints) -> Floats:

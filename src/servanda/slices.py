@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from servanda.contract import WHOLE, SliceRule
 from servanda.corpus import Corpus, Prompt
 
-NUMERIC_FIELDS = (
+FIELDS = (  # numbers; besides them there are labels.<name>
     "request.prompt_tokens",
     "context.position",
     "context.entropy_nats",
@@ -139,7 +140,7 @@ def _label_cuts(rule: SliceRule, corpus: Corpus) -> list[Cut]:
 
 def _bucket_cuts(name: str, field: str, edges: Sequence[float]) -> list[Cut]:
     cuts = [Cut(f"{name}<{edges[0]:g}", (Term(field, "lt", edges[0]),))]
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in itertools.pairwise(edges):
         terms = (Term(field, "gte", low), Term(field, "lt", high))
         cuts.append(Cut(f"{name}={low:g}..{high:g}", terms))
     return [*cuts, Cut(f"{name}>={edges[-1]:g}", (Term(field, "gte", edges[-1]),))]

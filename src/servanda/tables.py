@@ -177,10 +177,10 @@ class TablePair:
                 yield new, big_p, big_q
                 continue
             p_V, q_V = self.rows((*prompt, *new))
-            for token in np.flatnonzero((p_V > 0) | (q_V > 0)):
-                stack.append(
-                    ((*new, int(token)), big_p * float(p_V[token]), big_q * float(q_V[token]))
-                )
+            stack += [
+                ((*new, int(token)), big_p * float(p_V[token]), big_q * float(q_V[token]))
+                for token in np.flatnonzero((p_V > 0) | (q_V > 0))
+            ]
 
     def sequence_tv(self, prompt: Ids, width: int) -> float:
         """Exact TV between the two laws of whole sequences."""

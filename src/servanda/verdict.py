@@ -92,7 +92,7 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
         statistics = _statistics(cell, i, closed, evidence.golden)
         cells.append(cell.kind.judge(cell, cell.kind.fold(cell, statistics), floor, look))
     cells = _after_preconditions(plan.cells, cells)
-    enforced = [c.outcome for c in cells if c.enforced]
+    enforced: list[Outcome] = [c.outcome for c in cells if c.enforced]
     kernels = plan.contract.kernels
     return Verdict(
         outcome=worst(enforced),
@@ -121,9 +121,7 @@ def _statistics(
     return [r.statistics[i] for r in closed] if cell.kind.source == "workload" else []
 
 
-def _floor(
-    cell: Cell, i: int, closed: tuple[Weighed, ...], golden: Weighed | None
-) -> float | None:
+def _floor(cell: Cell, i: int, closed: tuple[Weighed, ...], golden: Weighed | None) -> float | None:
     if cell.kind.source == "golden":
         return cell.kind.floor(cell, [golden.noise[i]] if golden else [])
     return cell.kind.floor(cell, [r.noise[i] for r in closed])

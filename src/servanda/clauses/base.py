@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
@@ -22,16 +22,19 @@ from servanda.trace import TracePair
 
 Array = NDArray[Any]
 Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"]
+Source = Literal["workload", "golden", "none"]
 Statistic = Any  # LogMoment, GroupRatio, Fidelity, Values, Counts: frozen, added with +
 
 # one total order everywhere; what is not applicable never counts (law 2)
 ORDER: tuple[Outcome, ...] = ("violated", "error", "inconclusive", "holds")
 
 
-def worst(outcomes: list[Outcome]) -> Outcome:
+def worst(outcomes: Sequence[Outcome]) -> Outcome:
     """The outcome of many: violated > error > inconclusive > holds; none is inconclusive."""
-    counted = [o for o in outcomes if o in ORDER]
-    return min(counted, key=ORDER.index) if counted else "inconclusive"
+    for outcome in ORDER:
+        if outcome in outcomes:
+            return outcome
+    return "inconclusive"
 
 
 @dataclass(frozen=True)
@@ -205,15 +208,15 @@ class Kind(Protocol):
     """
 
     counts: ClassVar[bool]
-    source: ClassVar[Literal["workload", "golden", "none"]]
+    source: ClassVar[Source]
 
-    def weigh(self, cell: Cell, view: View) -> Statistic: ...
-    def noise(self, cell: Cell, view: View) -> Any: ...
-    def fold(self, cell: Cell, statistics: list[Statistic]) -> Statistic: ...
-    def floor(self, cell: Cell, parts: list[Any]) -> float | None: ...
-    def judge(self, cell: Cell, statistic: Statistic, floor: float | None, look: Look) -> (
-        CellVerdict
-    ): ...
+    def weigh(self, cell: Cell, view: View, /) -> Statistic: ...
+    def noise(self, cell: Cell, view: View, /) -> Any: ...
+    def fold(self, cell: Cell, statistics: list[Statistic], /) -> Statistic: ...
+    def floor(self, cell: Cell, parts: list[Any], /) -> float | None: ...
+    def judge(
+        self, cell: Cell, statistic: Statistic, floor: float | None, look: Look, /
+    ) -> CellVerdict: ...
 
 
 GUARDS: Registry[type[Kind]] = Registry("guard")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
-from servanda.clauses.base import Array, Cell, CellVerdict, Look, View, blank
+from servanda.clauses.base import Array, Cell, CellVerdict, Look, Source, View, blank
 from servanda.contract import Clause, Relative
 from servanda.divergence import DIVERGENCES
 from servanda.stats import GroupRatio, LogMoment, interval, units_to_decide
@@ -58,7 +58,7 @@ class Certificate:
 
     feed: Feed
     counts: ClassVar[bool] = True
-    source: ClassVar[Literal["workload"]] = "workload"
+    source: ClassVar[Source] = "workload"
 
     def weigh(self, cell: Cell, view: View) -> Process:
         inside_N = view.mask(cell.cut)

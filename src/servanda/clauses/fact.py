@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
-from servanda.clauses.base import Cell, CellVerdict, Look, View, blank
+from servanda.clauses.base import Cell, CellVerdict, Look, Source, View, blank
 from servanda.contract import Clause
 from servanda.divergence import DIVERGENCES
 
@@ -35,7 +35,7 @@ class Fact:
     """True of the recorded positions, and of nothing else."""
 
     counts: ClassVar[bool] = False  # nothing is inferred, so no alpha is spent
-    source: ClassVar[Literal["golden"]] = "golden"
+    source: ClassVar[Source] = "golden"
 
     def weigh(self, cell: Cell, view: View) -> Values:
         values_N = view.exact[cell.clause.metric][view.mask(cell.cut)]

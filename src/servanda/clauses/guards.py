@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
-from servanda.clauses.base import GUARDS, Cell, CellVerdict, Look, View, blank
+from servanda.clauses.base import GUARDS, Cell, CellVerdict, Look, Source, View, blank
 from servanda.stats import Fidelity
 
 
 class _Guard:
-    source: ClassVar[Literal["workload"]] = "workload"
+    source: ClassVar[Source] = "workload"
 
     def noise(self, cell: Cell, view: View) -> None:
         return None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from servanda.clauses.base import Cell, CellVerdict, Look, View, blank
+from servanda.clauses.base import Cell, CellVerdict, Look, Source, View, blank
 
 
 class _Unmeasured:
     counts: ClassVar[bool] = False
-    source: ClassVar[Literal["none"]] = "none"
+    source: ClassVar[Source] = "none"
 
     def weigh(self, cell: Cell, view: View) -> None:
         return None

@@ -87,8 +87,8 @@ class TableEngine:
         rows = []
         for prompt, tokens in zip(batch.prompts, new, strict=True):
             text = [*prompt, *tokens]
-            for at in range(len(prompt), len(text)):
-                rows.append(self.table.row_of(text[max(0, at - keep) : at]))
+            ends = range(len(prompt), len(text))
+            rows += [self.table.row_of(text[max(0, at - keep) : at]) for at in ends]
         return rows
 
     def _trace(
@@ -103,5 +103,9 @@ class TableEngine:
             prompt_tokens_S=np.array([len(p) for p in batch.prompts], dtype=np.int64),
             token_N=token_N,
             columns=observe(logits_NV, token_N, sampling),
-            about={"path": path, "batch_size": str(len(batch)), "sampling": sampling.model_dump_json()},
+            about={
+                "path": path,
+                "batch_size": str(len(batch)),
+                "sampling": sampling.model_dump_json(),
+            },
         )

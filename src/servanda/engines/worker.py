@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -78,7 +79,7 @@ class Worker:
 
     def __init__(self, kernel: Kernel, side: str) -> None:
         self.kernel, self.side = kernel, side
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         environment |= {"HF_HUB_OFFLINE": "1"}
         self._process = subprocess.Popen(
@@ -127,10 +128,8 @@ class Worker:
 
     def close(self) -> None:
         for pipe in (self._to, self._from):
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 pipe.close()  # the child leaves when its input ends
-            except BrokenPipeError:
-                pass
         try:
             self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
@@ -241,10 +240,8 @@ def main() -> None:
     # a library that prints must not speak into the pipe of replies
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    try:
+    with contextlib.suppress(BrokenPipeError):  # the parent may be gone
         _serve(sys.stdin.buffer, replies)
-    except BrokenPipeError:
-        pass  # the parent is gone
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ from collections.abc import Collection, Iterator
 
 from servanda.contract import Contract
 from servanda.errors import Problem
-from servanda.lint.clauses import GUARDS, KNOWN_LATER, clauses
+from servanda.lint.clauses import KNOWN_LATER, clauses
 from servanda.lint.escalation import escalation
 from servanda.lint.finding import Finding
 from servanda.lint.kernels import envelope, kernels, workload
-from servanda.lint.slices import FIELDS, slices
+from servanda.lint.slices import slices
 from servanda.marks import Marks, Path
 
-__all__ = ["FIELDS", "GUARDS", "KNOWN_LATER", "check"]
+__all__ = ["KNOWN_LATER", "check"]
 
 
 def check(

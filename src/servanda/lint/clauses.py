@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from servanda.clauses import GUARDS
 from servanda.contract import WHOLE, Clause, Contract, Relative, Section
 from servanda.divergence import DIVERGENCES, Divergence
 from servanda.lint.finding import Finding, nearest, quoted
 from servanda.marks import Marks, Path
 
-GUARDS = ("sampler_fidelity", "usable_ratio")
 KNOWN_LATER = (
     "reward_drift",
     "reward_gap",
@@ -43,8 +43,7 @@ def clauses(contract: Contract, marks: Marks) -> Iterator[Finding]:
     first: dict[str, Path] = {}
     declared = {WHOLE, *(rule.name for rule in contract.slices)}
     known = [*DIVERGENCES, *GUARDS, *KNOWN_LATER]
-    for section, i, clause in contract.clauses():
-        path = (section, i) if section in ("numerical", "statistical") else (section, "clauses", i)
+    for section, path, clause in contract.clauses():
         if clause.id in first:
             line = marks.near((*first[clause.id], "id")).line
             message = f"two clauses are named {clause.id!r}; the first is in line {line}"

@@ -7,8 +7,9 @@ from typing import Any
 
 from servanda.contract import SECTIONS, Contract
 from servanda.lint.finding import Finding, nearest, quoted
-from servanda.lint.slices import OPERATORS, is_number
+from servanda.lint.slices import is_number
 from servanda.marks import Path
+from servanda.slices import OPERATORS
 
 SUBJECTS = ("clause", "section", "diverted_traffic")
 STATES = ("violated", "holds", "inconclusive", "error")

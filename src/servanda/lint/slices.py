@@ -9,15 +9,7 @@ from typing import Any
 from servanda.contract import WHOLE, Contract, SliceRule
 from servanda.lint.finding import Finding, nearest, quoted
 from servanda.marks import Path
-
-FIELDS = (
-    "request.prompt_tokens",
-    "context.position",
-    "context.entropy_nats",
-    "context.p_max",
-)
-LABEL = "labels."
-OPERATORS = ("gte", "gt", "lte", "lt", "in", "exists")
+from servanda.slices import FIELDS, LABEL, OPERATORS
 
 
 def slices(contract: Contract) -> Iterator[Finding]:

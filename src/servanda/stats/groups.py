@@ -37,9 +37,7 @@ class GroupRatio:
     missing_G: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for total, tokens, missing in zip(
-            self.total_G, self.tokens_G, self.missing_G, strict=True
-        ):
+        for total, tokens, missing in zip(self.total_G, self.tokens_G, self.missing_G, strict=True):
             # a hair above is rounding of a sum of ones
             if not 0.0 <= total <= tokens * (1 + 1e-12) or tokens + missing > self.capacity:
                 raise EvidenceError(

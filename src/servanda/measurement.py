@@ -53,6 +53,10 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
+def unwatched(_: Progress) -> None:
+    """Nobody watches."""
+
+
 @dataclass
 class Measurement:
     """A plan being measured in a run directory; a context manager that owns both engines."""
@@ -60,7 +64,7 @@ class Measurement:
     plan: Plan
     run: RunDirectory
     open: Open = spawn
-    watch: Watch = lambda progress: None  # noqa: E731 - a default that does nothing
+    watch: Watch = unwatched
     engines: dict[str, Engine] = field(default_factory=dict)
     descriptions: dict[str, Description] = field(default_factory=dict)
 
@@ -196,9 +200,11 @@ class Measurement:
         if self.plan.golden is None:
             return None
         return measure_golden(
-            self.plan, self.run, self.engines, self.golden_ids, lambda d, t: self.watch(
-                Progress("golden texts", d, t)
-            )
+            self.plan,
+            self.run,
+            self.engines,
+            self.golden_ids,
+            lambda d, t: self.watch(Progress("golden texts", d, t)),
         )
 
     def rounds(self) -> Iterator[Round]:
@@ -217,9 +223,11 @@ class Measurement:
     def _kept(self, index: int, what: str, make: Callable[[], Trace]) -> Trace:
         """A trace from disk, or made and put there."""
         name = _name(index, what)
-        if not self.run.has(name):
-            self.run.write(name, to_table(make()))
-        return from_table(self.run.read(name))
+        if self.run.has(name):
+            return from_table(self.run.read(name))
+        trace = make()
+        self.run.write(name, to_table(trace))
+        return trace
 
     def _batch(self, units: Sequence[Unit], continuations: Any = ()) -> Batch:
         return Batch(

@@ -1,0 +1,69 @@
+# Servanda keeps the agreement between the kernel that trains a policy and the one that serves it.
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from servanda.contract import Contract
+    from servanda.errors import (
+        ContractError,
+        EvidenceError,
+        IdentityError,
+        MeasurementError,
+        ServandaError,
+    )
+    from servanda.evidence import Evidence
+    from servanda.plan import Plan
+    from servanda.run import check, compile, judge, load, measure, weigh
+    from servanda.verdict import Verdict
+
+__version__ = "0.1.0"
+
+# name -> module; imported when first used, so that `import servanda` stays light
+_HOME = {
+    "Contract": "contract",
+    "ContractError": "errors",
+    "Evidence": "evidence",
+    "EvidenceError": "errors",
+    "IdentityError": "errors",
+    "MeasurementError": "errors",
+    "Plan": "plan",
+    "ServandaError": "errors",
+    "Verdict": "verdict",
+    "check": "run",
+    "compile": "run",
+    "judge": "run",
+    "load": "run",
+    "measure": "run",
+    "weigh": "run",
+}
+
+__all__ = [
+    "Contract",
+    "ContractError",
+    "Evidence",
+    "EvidenceError",
+    "IdentityError",
+    "MeasurementError",
+    "Plan",
+    "ServandaError",
+    "Verdict",
+    "check",
+    "compile",
+    "judge",
+    "load",
+    "measure",
+    "weigh",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'servanda' has no attribute {name!r}")
+    return getattr(import_module(f"servanda.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

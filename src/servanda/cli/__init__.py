@@ -1,0 +1,5 @@
+# The command line: one file a verb.
+
+from servanda.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,35 @@
+# `servanda check`: measure, judge, report.
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from servanda import run
+from servanda.cli.progress import watching
+from servanda.report import FORMATS
+
+
+@click.command()
+@click.argument("contract", type=click.Path(path_type=Path))
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    help="Where to measure; a run there is continued.  [default: runs/NAME]",
+)
+@click.option("--fresh", is_flag=True, help="Open a new attempt, judged at a smaller alpha.")
+@click.option(
+    "--format", "format_", type=click.Choice(sorted(FORMATS)), default="text", show_default=True
+)
+@click.option("--quiet", is_flag=True, help="No progress.")
+def check(contract: Path, run_dir: Path | None, fresh: bool, format_: str, quiet: bool) -> None:
+    """Measure both kernels of CONTRACT on the same tokens and judge every clause.
+
+    Stops as soon as everything is decided; Ctrl-C leaves a run that the same command resumes.
+    """
+    with watching(quiet) as watch:
+        verdict = run.check(contract, run_dir=run_dir, fresh=fresh, watch=watch)
+    click.echo(FORMATS[format_](verdict))
+    sys.exit(verdict.exit_code)

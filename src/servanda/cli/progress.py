@@ -1,0 +1,71 @@
+# Progress: a bar on a terminal, a plain line now and then elsewhere, both on stderr.
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from servanda.measurement import Progress, Watch, unwatched
+
+_PLAIN_EVERY_S = 5.0
+
+
+@contextmanager
+def watching(quiet: bool = False) -> Iterator[Watch]:
+    """Something to give to `run.check(watch=...)`."""
+    if quiet:
+        yield unwatched
+    elif sys.stderr.isatty():
+        yield from _bar()
+    else:
+        yield _plain()
+
+
+def _plain() -> Watch:
+    started = time.monotonic()
+    last: dict[str, float] = {}
+
+    def watch(progress: Progress) -> None:
+        now = time.monotonic()
+        if progress.what in last and now - last[progress.what] < _PLAIN_EVERY_S:
+            return
+        first = progress.what not in last
+        last[progress.what] = now
+        if first and progress.done == 0:
+            print(f"{progress.what} ...", file=sys.stderr, flush=True)
+            return
+        rate = progress.done / max(now - started, 1e-9)
+        left = (progress.total - progress.done) / rate if rate else 0.0
+        print(
+            f"{progress.what}: {progress.done:,} of at most {progress.total:,}, "
+            f"{now - started:.0f} s, at most {left:.0f} s more",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    return watch
+
+
+def _bar() -> Iterator[Watch]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("{task.description:<22}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("at most"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, int] = {}
+
+        def watch(progress: Progress) -> None:
+            if progress.what not in tasks:
+                tasks[progress.what] = bar.add_task(progress.what, total=progress.total)
+            bar.update(tasks[progress.what], completed=progress.done, total=progress.total)  # type: ignore[arg-type]
+
+        yield watch

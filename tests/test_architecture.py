@@ -1,0 +1,120 @@
+# The map of the house, held against the code: imports only go down.
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "servanda"
+
+# A name is a module or a folder directly under servanda.
+FLOORS = (
+    {"errors", "registry"},
+    {
+        "contract",
+        "corpus",
+        "divergence",
+        "identity",
+        "sampling",
+        "slices",
+        "stats",
+        "tables",
+        "trace",
+    },
+    {"clauses", "evidence", "language", "lint", "marks", "plan", "report", "verdict"},
+    {"engines", "faults", "golden", "measurement", "rundir"},
+    {"__main__", "cli", "run"},
+)
+# pure floors: no file, socket, clock, environment, process
+IMPURE = {"os", "io", "pathlib", "socket", "subprocess", "tempfile", "time", "datetime", "random"}
+PURE_PATHS = {"PurePath"}
+HEAVY = {"torch", "transformers", "scipy", "pyarrow", "click", "rich"}
+LONGEST = 350
+
+
+def modules():
+    return sorted(p for p in SRC.rglob("*.py"))
+
+
+def room(path):
+    part = path.relative_to(SRC).parts[0]
+    return part.removesuffix(".py")
+
+
+def floor(name):
+    return next((i for i, names in enumerate(FLOORS) if name in names), None)
+
+
+def imports(path):
+    """(dotted name, whether at the top of the module) of everything a module imports."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            names = [node.module]
+            if node.module == "servanda":
+                names = [f"servanda.{alias.name}" for alias in node.names]
+        for name in names:
+            yield name, node in tree.body
+
+
+def own(path):
+    """Rooms of the house that a module imports."""
+    for name, _ in imports(path):
+        if name.startswith("servanda."):
+            yield name.split(".")[1]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SRC)))
+def test_imports_only_go_down(path):
+    here = floor(room(path))
+    if room(path) == "__init__":
+        return  # the public names
+    assert here is not None, f"{room(path)} is on no floor of the map"
+    for name in own(path):
+        if name != "__version__":
+            assert floor(name) is not None, f"{path} imports {name}, which is on no floor"
+            assert floor(name) <= here, f"{path} (floor {here}) imports {name} ({floor(name)})"
+
+
+def test_no_room_needs_itself():
+    """Rooms import each other in one direction, so each can be read on its own."""
+    graph = {}
+    for path in modules():
+        if room(path) != "__init__":
+            graph.setdefault(room(path), set()).update(
+                n for n in own(path) if n not in (room(path), "__version__")
+            )
+    # a verdict prints itself: the one call upwards, made inside a function
+    graph["verdict"].discard("report")
+    assert list(TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in modules() if floor(room(p)) in (0, 1, 2)],
+    ids=lambda p: str(p.relative_to(SRC)),
+)
+def test_the_lower_floors_are_pure(path):
+    text = path.read_text(encoding="utf-8")
+    for name, _ in imports(path):
+        top = name.split(".")[0]
+        allowed = top == "pathlib" and "from pathlib import PurePath\n" in text
+        assert top not in IMPURE or allowed, f"{path} imports {name}"
+        assert top not in HEAVY, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SRC)))
+def test_no_module_outgrows_a_sitting(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST
+
+
+def test_an_engine_knows_no_other_engine():
+    engines = {"table", "transformers"}
+    for name in engines:
+        found = {n for n, _ in imports(SRC / "engines" / f"{name}.py")}
+        assert not found & {f"servanda.engines.{other}" for other in engines - {name}}

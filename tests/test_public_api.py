@@ -1,0 +1,57 @@
+# The public names, and what importing them costs.
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import servanda
+
+NAMES = [
+    "Contract",
+    "ContractError",
+    "Evidence",
+    "EvidenceError",
+    "IdentityError",
+    "MeasurementError",
+    "Plan",
+    "ServandaError",
+    "Verdict",
+    "check",
+    "compile",
+    "judge",
+    "load",
+    "measure",
+    "weigh",
+]
+
+
+def test_the_public_names_are_these_and_sorted():
+    assert servanda.__all__ == NAMES == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_is_there_and_says_what_it_is(name):
+    assert getattr(servanda, name).__doc__
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'chek'"):
+        servanda.chek  # noqa: B018
+
+
+def loaded(statement):
+    code = f"{statement}\nimport sys, json\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+def test_import_servanda_costs_no_heavy_library():
+    modules = loaded("import servanda")
+    assert not modules & {"torch", "transformers", "scipy", "pyarrow", "rich", "click", "numpy"}
+
+
+def test_a_contract_is_read_without_torch_or_scipy():
+    modules = loaded("import servanda; servanda.load; servanda.judge; servanda.Verdict")
+    assert not modules & {"torch", "transformers", "scipy", "scipy.stats", "rich"}
