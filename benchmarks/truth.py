@@ -142,7 +142,7 @@ class Row:
     claim: str
     ratio: float
     runs: int
-    answers: Counter[str]
+    answers: dict[str, int]
     wrong: int
     median_groups: float  # at the answer, of the runs that answered
 
@@ -169,7 +169,7 @@ def simulate(
         claim,
         ratio,
         runs,
-        Counter(outcome for outcome, _, _ in results),
+        dict(Counter(outcome for outcome, _, _ in results)),
         sum(_is_wrong(outcome, claim, ratio, truth) for outcome, truth, _ in results),
         statistics.median(answered) if answered else math.nan,
     )
@@ -261,7 +261,7 @@ def table(rows: list[Row]) -> str:
         "|---" * (len(head) + 1) + "|",
     ]
     for r in rows:
-        shares = " | ".join(f"{r.answers[answer] / r.runs:.1%}" for answer in _ANSWERS)
+        shares = " | ".join(f"{r.answers.get(answer, 0) / r.runs:.1%}" for answer in _ANSWERS)
         median = "-" if math.isnan(r.median_groups) else f"{r.median_groups:.0f}"
         lines.append(
             f"| {r.scenario} | {r.claim} | {r.ratio:g} | {r.runs} | {shares} | "
@@ -323,8 +323,7 @@ def recorded() -> list[Row]:
     """The kept rows, in the order of the cases; KeyError names one that was not run."""
     kept = {}
     for path in RECORDS.glob("*.json"):
-        data = json.loads(path.read_text())
-        row = Row(**{**data, "answers": Counter(data["answers"])})
+        row = Row(**json.loads(path.read_text()))
         kept[row.scenario, row.claim, row.ratio] = row
     return [kept[scenario.name, claim, ratio] for scenario, claim, ratio in cases()]
 

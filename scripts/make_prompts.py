@@ -1,6 +1,6 @@
 # Writes the two committed data files from held-out documents of corpus.py.
 #
-# data/prompts.jsonl   texts that break off where a model should go on; an eighth of every
+# data/prompts.jsonl   texts that break off where a model should go on; one in sixteen of each
 #                      domain is long: whole documents first, so that positions pass 256
 # data/golden.jsonl    a few fixed whole texts to be scored as they are
 #
@@ -28,14 +28,12 @@ DATA = ROOT / "data"
 
 PROMPT_SEED, GOLDEN_SEED = 11, 12  # apart from the seed of the held-out loss
 PROMPTS = 1120  # a domain
-LONG_ONE_IN = 8
+LONG_ONE_IN = 16
 GOLDEN = 16  # a domain
-GOLDEN_LONG = 2
 
 SHORT_TOKENS = (8, 80)
 LONG_TOKENS = (270, 400)
 GOLDEN_TOKENS = (60, 160)
-GOLDEN_LONG_TOKENS = (300, 450)
 DRAFT_TOKENS = 10_000  # drafts that turn out too long are measured, then dropped
 REST_TOKENS = 40  # left unsaid, so that a short continuation seldom meets the end
 
@@ -134,8 +132,8 @@ def prompt_texts(draw: Writer) -> Iterator[str]:
 
 
 def golden_texts(draw: Writer) -> Iterator[str]:
-    for n in range(GOLDEN):
-        yield draw.whole(GOLDEN_LONG_TOKENS if n < GOLDEN_LONG else GOLDEN_TOKENS)
+    for _ in range(GOLDEN):
+        yield draw.whole(GOLDEN_TOKENS)
 
 
 def line(text: str, domain: str, group: str) -> dict[str, object]:

@@ -104,13 +104,15 @@ def _both(batch: Batch, engines: Mapping[str, Engine], paths: Mapping[str, Path]
 
 
 def _against_itself(batch: Batch, engine: Engine, path: Path) -> Trace:
-    """One side alone: each text in a batch of its own, and all in one batch with padding."""
-    singles = chain.from_iterable(
-        engine.logits(replace(batch.take([row]), width=len(given)), path)
-        for row, given in enumerate(batch.continuations)
+    """One side alone: the texts in two batches of their own widths, and all in one."""
+    half = len(batch) // 2
+    parts = [batch.take(rows) for rows in (range(half), range(half, len(batch))) if rows]
+    apart = chain.from_iterable(
+        engine.logits(replace(part, width=max(map(len, part.continuations))), path)
+        for part in parts
     )
     # all of the first before the second: an engine answers one question at a time
-    return _joint(batch, iter(list(singles)), engine.logits(batch, path))
+    return _joint(batch, iter(list(apart)), engine.logits(batch, path))
 
 
 def _joint(batch: Batch, train: Pieces, infer: Pieces) -> Trace:

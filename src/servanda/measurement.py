@@ -43,7 +43,7 @@ _SIDES = ("train", "infer")
 
 @dataclass(frozen=True)
 class Progress:
-    """What is being done, for whoever watches: `done` of `total` in `what`."""
+    """What is being done, for whoever watches: `done` of about `total` in `what`."""
 
     what: str
     done: int

@@ -181,11 +181,13 @@ def _measured(
             evidence = Evidence(measurement.key, plan.digest)
             if golden:
                 evidence += weigh_golden(plan, measurement.key, golden)
+            watch(Progress("prompt groups", 0, plan.first))
             for measured in measurement.rounds():
                 evidence += weigh_rounds(plan, measurement.key, [measured])
-                watch(Progress("prompt groups", evidence.launched, plan.last))
-                look = evidence.launched >= plan.first
-                if look and judge(plan, evidence, intervals=False).decided:
+                look = judge(plan, evidence, intervals=False)
+                about = min(evidence.launched + (look.more or 0), plan.last)
+                watch(Progress("prompt groups", evidence.launched, about))
+                if evidence.launched >= plan.first and look.decided:
                     break
             return measurement.key, golden, evidence
     except KeyboardInterrupt:

@@ -22,4 +22,4 @@ def test_wrong_answers_are_no_more_frequent_than_alpha(pool, scenario, claim, ra
     assert row.runs >= 500 and row.wrong / row.runs <= row.allowed
     # and the gate is of use: far from the limit it answers, and rightly
     if scenario.name == "plain" and ratio in (0.5, 2.0):
-        assert row.answers["holds" if ratio < 1 else "violated"] / row.runs > 0.95
+        assert row.answers.get("holds" if ratio < 1 else "violated", 0) / row.runs > 0.95

@@ -24,7 +24,7 @@ def watching(quiet: bool = False) -> Iterator[Watch]:
 
 
 def _plain() -> Watch:
-    started = time.monotonic()
+    started: dict[str, float] = {}
     last: dict[str, float] = {}
 
     def watch(progress: Progress) -> None:
@@ -33,14 +33,15 @@ def _plain() -> Watch:
             return
         first = progress.what not in last
         last[progress.what] = now
+        began = started.setdefault(progress.what, now)
         if first and progress.done == 0:
             print(f"{progress.what} ...", file=sys.stderr, flush=True)
             return
-        rate = progress.done / max(now - started, 1e-9)
+        rate = progress.done / max(now - began, 1e-9)
         left = (progress.total - progress.done) / rate if rate else 0.0
         print(
-            f"{progress.what}: {progress.done:,} of at most {progress.total:,}, "
-            f"{now - started:.0f} s, at most {left:.0f} s more",
+            f"{progress.what}: {progress.done:,} of about {progress.total:,}, "
+            f"{now - began:.0f} s, about {left:.0f} s more",
             file=sys.stderr,
             flush=True,
         )
@@ -57,7 +58,7 @@ def _bar() -> Iterator[Watch]:
         TextColumn("{task.description:<22}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("at most"),
+        TextColumn("about"),
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:

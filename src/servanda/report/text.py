@@ -50,7 +50,8 @@ def _cell(cell: CellVerdict) -> list[str]:
     clause = clause if len(clause) <= _WIDTH_CLAUSE else f"{cell.clause}"
     is_share = cell.aggregate.startswith("p") and cell.kind == "certificate"
     show = _percent if is_share else _number
-    value = "not measured" if cell.value is None and cell.kind else show(cell.value)
+    absent = "not measured" if cell.kind in ("certificate", "fact") else ""
+    value = absent if cell.value is None else show(cell.value)
     low_high = f"[{show(cell.interval[0])}, {show(cell.interval[1])}]" if cell.interval else ""
     line = (
         f"{_GLYPH[cell.outcome]} {clause:<{_WIDTH_CLAUSE}} {cell.slice:<{_WIDTH_SLICE}} "

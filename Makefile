@@ -1,0 +1,57 @@
+# The commands of the README and of CI.  Everything is installed into $(VENV).
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+OTHER_PYTHONS ?= 3.10 3.12 3.13
+
+.PHONY: demo test check test-all test-slow truth examples model clean
+
+$(VENV)/.demo: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --constraint constraints.txt torch
+	$(PIP) --constraint constraints.txt --editable '.[transformers]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) --constraint constraints.txt --editable '.[transformers,dev]'
+	@touch $@
+
+demo: $(VENV)/.demo  ## two real kernels, one of which breaks its contract on a hidden slice
+	$(BIN)/servanda demo
+
+test: $(VENV)/.dev  ## the default suite, minutes
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+examples: $(VENV)/.dev  ## every example contract, on real kernels, with its exit code
+	$(BIN)/python -m pytest tests/slow/test_examples.py
+
+test-slow: $(VENV)/.dev  ## the truth of verdicts, fifty kills, every example: about an hour
+	$(BIN)/python -m pytest tests/slow
+
+truth: $(VENV)/.dev  ## measures how often verdicts are wrong; writes docs/explanation/truth.md
+	$(BIN)/python -m pytest tests/slow/test_truth.py
+	$(BIN)/python -m benchmarks.truth --write
+
+# Other interpreters run the suite without torch: the transformers engine is tested on one.
+test-all: test
+	set -e; for version in $(OTHER_PYTHONS); do \
+	  venv=$(VENV)-$$version; \
+	  python$$version -m venv $$venv; \
+	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint constraints-$$version.txt --editable '.[dev]'; \
+	  $$venv/bin/python -m pytest --doctest-ignore-import-errors; \
+	done
+
+model: $(VENV)/.demo  ## trains models/tiny-lm again and writes data/ from it
+	$(BIN)/python scripts/train_tiny_lm.py
+	$(BIN)/python scripts/make_prompts.py
+
+clean:
+	rm -rf $(VENV) $(VENV)-* build dist .pytest_cache .ruff_cache .hypothesis runs

@@ -1,0 +1,43 @@
+# Every example contract on real kernels: the outcome and the exit code that its head promises.
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXPECTED = {
+    "tiny-bf16": (0, "HOLDS: all 13 enforced cells."),
+    "tiny-int8": (0, "HOLDS: all 13 enforced cells."),
+    "tiny-int4": (1, "VIOLATED: "),
+    "tiny-bf16-positions": (1, "VIOLATED: tv-long on long. 12 of 13 enforced cells hold."),
+    "tiny-top-p": (1, "VIOLATED: fidelity on all."),
+    "tiny-permuted-ids": (4, "the tokenizers differ"),
+    "tiny-stale-weights": (4, "the weights differ"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_ends_as_its_head_says(tmp_path, name):
+    code, sentence = EXPECTED[name]
+    path = EXAMPLES / f"{name}.kernelcontract.yaml"
+    promise = path.read_text().splitlines()[0]
+    assert promise.endswith((f"exits {code}.", f"exit {code}."))
+    done = subprocess.run(
+        [sys.executable, "-m", "servanda", "check", path, "--run-dir", tmp_path / "run"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert sentence in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_demo_shows_a_slice_that_the_whole_hides():
+    done = subprocess.run(
+        [sys.executable, "-m", "servanda", "demo"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "slice long is violated. A gate on aggregates would have promoted" in done.stdout

@@ -1,0 +1,270 @@
+# What users get wrong: a clear error with its place and next step, exit 2 or 4, no traceback.
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from servanda import run
+from servanda.cli import main
+from servanda.contract import Kernel
+from servanda.engines.worker import spawn
+from servanda.errors import MeasurementError
+from servanda.sampling import Sampling
+from servanda.trace import Batch, Trace, align
+from tests import kit
+
+
+def check(path, *options):
+    """`servanda check` in process, workers and all; (exit code, stdout, stderr)."""
+    done = CliRunner().invoke(
+        main, ["check", str(path), "--run-dir", str(path.parent / "run"), "--quiet", *options]
+    )
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    assert "Traceback" not in done.output
+    return done.exit_code, done.stdout, done.stderr
+
+
+def edited(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return path
+
+
+CASES = [
+    # name, (old, new) in the contract, exit code, words of the message
+    ("broken YAML", ("claim: population", "claim: [population"), 2, ["toy.kernelcontract.yaml:"]),
+    ("unknown key", ("claim:", "clam:"), 2, ["'clam'", "did you mean 'claim'?"]),
+    ("unknown metric", ("metric: tv", "metric: tvv"), 2, [":17:22:", "did you mean 'tv'?"]),
+    ("impossible limit", ("at_most: 0.05", "at_most: 1.5"), 2, [":17:52:", "1.5"]),
+    ("limit of nothing", ("at_most: 0.05", "at_most: 0"), 2, ["cannot certify 0"]),
+    ("no prompts file", ("prompts.jsonl", "nowhere.jsonl"), 2, ["nowhere.jsonl", "start from"]),
+    ("out of reach", ("at_most: 0.05", "at_most: 0.0005"), 2, ["cannot hold", "at least"]),
+    ("unknown engine", ("engine: table, model: q", "engine: tabel, model: q"), 2, ["'table'"]),
+    (
+        "no such table",
+        ("model: q.json", "model: r.json"),
+        4,
+        ["infer: ", "r.json", "cannot be read"],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
+def test_a_wrong_text_is_answered_with_place_and_next_step(tmp_path, change, code, words):
+    path, _ = kit.write(tmp_path)
+    exit_code, out, err = check(edited(path, *change))
+    assert exit_code == code and not out
+    for word in words:
+        assert word in err
+
+
+def test_a_missing_contract(tmp_path):
+    code, _, err = check(tmp_path / "nowhere.kernelcontract.yaml")
+    assert code == 2 and "cannot be read: No such file or directory" in err
+
+
+def test_a_contract_that_is_not_text(tmp_path):
+    path = tmp_path / "x.kernelcontract.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    code, _, err = check(path)
+    assert code == 2 and "not UTF-8" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "a line is a JSON object"),
+        ('{"labels": {}}', "either 'prompt' or 'token_ids'"),
+        ('{"prompt": ""}', "at least one character"),
+        ('{"prompt": "a", "token_ids": [1]}', "either 'prompt' or 'token_ids'"),
+        ('{"token_ids": [1.5]}', "whole number"),
+        ('{"prompt": "a", "labels": 3}', "'labels' is an object"),
+        ('{"messages": []}', "chat template"),
+    ],
+)
+def test_a_prompt_that_is_none_is_named_by_its_line(tmp_path, line, words):
+    path, _ = kit.write(tmp_path)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(prompts.read_text() + "\n" + line + "\n")
+    code, _, err = check(path)
+    assert code == 2 and words in err and "prompts.jsonl:5:1:" in err
+
+
+def test_an_empty_prompts_file(tmp_path):
+    path, _ = kit.write(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text("\n")
+    code, _, err = check(path)
+    assert code == 2 and "there is no prompt in this file" in err
+
+
+def test_an_empty_slice_is_found_before_anything_runs(tmp_path):
+    path, _ = kit.write(
+        tmp_path, slices="slices: [{name: rare, match: {labels.first: {in: [zebra]}}}]"
+    )
+    code, _, err = check(path)
+    assert code == 2 and "slice 'rare' of clause 'tv' is empty" in err
+    assert ":17:" in err and not (tmp_path / "run" / "attempt-1").exists()
+
+
+def test_a_slice_of_lengths_that_no_prompt_has(tmp_path):
+    path, _ = kit.write(
+        tmp_path, slices="slices: [{name: long, match: {request.prompt_tokens: {gte: 9}}}]"
+    )
+    code, _, err = check(path)
+    assert code == 2 and "slice 'long'" in err and "longest: 1 tokens" in err
+
+
+def test_a_prompt_with_a_word_that_the_vocabulary_lacks(tmp_path):
+    path, _ = kit.write(tmp_path, prompts=("a", "zebra"))
+    code, _, err = check(path)
+    assert code == 4 and "no token 'zebra'" in err
+
+
+def test_token_ids_beyond_the_vocabulary(tmp_path):
+    path, _ = kit.write(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text('{"token_ids": [0, 99]}\n')
+    code, _, err = check(path)
+    assert code == 2 and "prompts.jsonl:1:1: id 99" in err
+
+
+def test_other_tokenizers_are_refused(tmp_path):
+    path, _ = kit.write(tmp_path, infer=", fault: {permuted_ids: 1}")
+    code, _, err = check(path)
+    assert code == 4 and "the tokenizers differ" in err and "use one tokenizer" in err
+
+
+def test_other_weights_are_refused(tmp_path):
+    path, _ = kit.write(tmp_path)
+    kit.table(tmp_path, "q.json", {"": kit.BASE}, weights="another policy")
+    code, _, err = check(path)
+    assert code == 4 and "the weights differ in 1 of 1 tensors" in err
+
+
+def test_a_run_directory_that_cannot_be_one(tmp_path):
+    path, _ = kit.write(tmp_path)
+    (tmp_path / "run").write_text("a file")
+    code, _, err = check(path)
+    assert code == 4 and "cannot be used as a run directory" in err
+
+
+def test_unknown_options_and_formats_exit_2(tmp_path):
+    path, _ = kit.write(tmp_path)
+    assert check(path, "--format", "pdf")[0] == 2
+    assert check(path, "--nonsense")[0] == 2
+
+
+def test_a_worker_killed_by_a_signal_is_named_and_the_run_goes_on(tmp_path):
+    path, _ = kit.write(tmp_path, first=300, last=320)
+    workers = []
+
+    def remember(kernel, side):
+        workers.append(spawn(kernel, side))
+        return workers[-1]
+
+    def kill(progress):
+        if progress.what == "prompt groups" and progress.done >= 64:
+            os.kill(workers[-1].pid, signal.SIGKILL)
+
+    with pytest.raises(MeasurementError, match=r"worker \(pid \d+\) was killed by SIGKILL") as e:
+        run.check(path, run_dir=tmp_path / "run", open=remember, watch=kill)
+    assert "run the same command again" in str(e.value)
+    assert e.value.exit_code == 4
+    resumed = run.check(path, run_dir=tmp_path / "run")
+    assert resumed == run.check(path, run_dir=tmp_path / "whole", open=run.in_process)
+
+
+def test_a_worker_that_cannot_start_says_why(tmp_path):
+    with pytest.raises(MeasurementError, match=r"infer: the table .nowhere\.json. cannot"):
+        spawn(Kernel(engine="table", model="nowhere.json"), "infer")
+
+
+def test_a_worker_leaves_with_its_parent(tmp_path):
+    """Whoever kills -9 the parent leaves no child behind."""
+    kit.table(tmp_path, "p.json", {"": kit.BASE})
+    code = (
+        "import os, signal, sys\n"
+        "from servanda.contract import Kernel\n"
+        "from servanda.engines.worker import spawn\n"
+        "worker = spawn(Kernel(engine='table', model=sys.argv[1]), 'infer')\n"
+        "print(worker.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "p.json"], capture_output=True, text=True
+    )
+    pid = int(done.stdout)
+    for _ in range(200):
+        if not alive(pid):
+            return
+        subprocess.run([sys.executable, "-c", ""], check=True)  # some time passes
+    pytest.fail(f"worker {pid} lives on")
+
+
+def alive(pid):
+    """Whether a process runs; a zombie that nobody has reaped yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def traces(logp_train, logp_infer, tokens=(1, 2, 3)):
+    def trace(logp, ids):
+        return Trace(
+            np.array([0]),
+            np.array([len(ids)]),
+            np.array([False]),
+            np.array([1]),
+            np.array(ids),
+            {"logp": np.array(logp)},
+        )
+
+    return trace(logp_train, tokens), trace(logp_infer, (1, 2, 3))
+
+
+def test_nan_and_infinities_are_missing_and_minus_inf_of_train_is_not():
+    inf, nan = np.inf, np.nan
+    pair = align(*traces([-1.0, -inf, nan], [-1.0, -1.0, -1.0]))
+    assert pair.usable_N.tolist() == [True, True, False]
+    pair = align(*traces([-1.0, -1.0, inf], [nan, -inf, -1.0]))
+    assert pair.usable_N.tolist() == [False, False, False]
+
+
+def test_traces_of_other_tokens_do_not_align():
+    with pytest.raises(Exception, match="id 3 on infer, 4 on train"):
+        align(*traces([-1.0] * 3, [-1.0] * 3, tokens=(1, 2, 4)))
+
+
+def test_a_nan_from_a_kernel_ends_in_an_error_and_never_in_a_pass(tmp_path):
+    """A kernel whose logprobs are NaN on one token in twenty."""
+    path, _ = kit.write(tmp_path, last=400)
+
+    def broken(kernel, side):
+        engine = run.in_process(kernel, side)
+        if side == "train":
+            score = engine.score
+
+            def score_with_holes(batch: Batch, sampling: Sampling, path: str) -> Trace:
+                trace = score(batch, sampling, path)
+                trace.columns["logp"][::20] = np.nan
+                return trace
+
+            engine.score = score_with_holes
+        return engine
+
+    verdict = run.check(path, run_dir=tmp_path / "run", open=broken)
+    assert (verdict.outcome, verdict.exit_code) == ("error", 4)
+    tv = next(c for c in verdict.cells if c.clause == "tv")
+    assert tv.missing > 0 and tv.outcome == "inconclusive"
+    assert json.dumps(verdict.to_dict(), allow_nan=False)
