@@ -39,11 +39,14 @@ truth: $(VENV)/.dev  ## measures how often verdicts are wrong; writes docs/expla
 	$(BIN)/python -m pytest tests/slow/test_truth.py
 	$(BIN)/python -m benchmarks.truth --write
 
-# Other interpreters run the suite without torch: the transformers engine is tested on one.
+# Other interpreters (of pyenv, or on the path) run the suite without torch: the transformers
+# engine is tested on one.
 test-all: test
 	set -e; for version in $(OTHER_PYTHONS); do \
 	  venv=$(VENV)-$$version; \
-	  python$$version -m venv $$venv; \
+	  found=$$(pyenv versions --bare 2>/dev/null | grep "^$$version\." | tail -n 1); \
+	  python=$$([ -n "$$found" ] && echo "$$(pyenv prefix $$found)/bin/python" || echo python$$version); \
+	  $$python -m venv $$venv; \
 	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check \
 	    --constraint constraints-$$version.txt --editable '.[dev]'; \
 	  $$venv/bin/python -m pytest --doctest-ignore-import-errors; \

@@ -31,7 +31,8 @@ from tests import kit
 from servanda import run
 from servanda.errors import Interrupted
 from servanda.evidence import weigh
-from servanda.measurement import Progress, read_rounds
+from servanda.measurement import Progress
+from servanda.rounds import read_rounds
 from servanda.rundir import RunDirectory
 from servanda.tables import TablePair
 from servanda.verdict import Verdict, judge

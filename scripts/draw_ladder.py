@@ -61,11 +61,12 @@ def ladder(verdict: dict) -> str:
     )
     rows = "".join(row(cell, TOP + ROW * i) for i, cell in enumerate(cells))
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"
- aria-label="Total variation by slice: long prompts break their limit, the whole does not">
+ aria-label="Total variation by slice: long prompts break, the whole does not">
 <style>{STYLE}</style>
 <text class="title" x="20" y="32">✗ Do not promote: long prompts break, and the whole hides it</text>
-<text class="grey" x="20" y="54">mean total variation per token, bfloat16 with rounded position ids
- against float32; bar: 95 % interval, grey: floor, dashed: limit</text>{rows}{ticks}
+<text class="grey" x="20" y="54">mean total variation per token, bfloat16 with rounded
+ position ids against float32; bar: 95 % interval, grey: floor, dashed: limit</text>{rows}
+{ticks}
 </svg>
 """
 

@@ -15,6 +15,7 @@ FLOORS = (
         "contract",
         "corpus",
         "divergence",
+        "fields",
         "identity",
         "sampling",
         "slices",
@@ -23,7 +24,7 @@ FLOORS = (
         "trace",
     },
     {"clauses", "evidence", "language", "lint", "marks", "plan", "report", "verdict"},
-    {"engines", "faults", "golden", "measurement", "rundir"},
+    {"engines", "faults", "golden", "measurement", "rounds", "rundir"},
     {"__main__", "cli", "run"},
 )
 # pure floors: no file, socket, clock, environment, process

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -48,12 +49,7 @@ CASES = [
     ("no prompts file", ("prompts.jsonl", "nowhere.jsonl"), 2, ["nowhere.jsonl", "start from"]),
     ("out of reach", ("at_most: 0.05", "at_most: 0.0005"), 2, ["cannot hold", "at least"]),
     ("unknown engine", ("engine: table, model: q", "engine: tabel, model: q"), 2, ["'table'"]),
-    (
-        "no such table",
-        ("model: q.json", "model: r.json"),
-        4,
-        ["infer: ", "r.json", "cannot be read"],
-    ),
+    ("no such table", ("q.json", "r.json"), 2, [":6:33: there is no", "r.json"]),
 ]
 
 
@@ -91,6 +87,10 @@ def test_a_contract_that_is_not_text(tmp_path):
         ('{"token_ids": [1.5]}', "whole number"),
         ('{"prompt": "a", "labels": 3}', "'labels' is an object"),
         ('{"messages": []}', "chat template"),
+        ('{"prompt": "a", "lables": {}}', "did you mean 'labels'?"),
+        ('{"prompt": "a", "prompt": "b"}', "'prompt' is there twice"),
+        ('{"prompt": "\\ud800"}', "lone surrogate"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_a_prompt_that_is_none_is_named_by_its_line(tmp_path, line, words):
@@ -117,6 +117,49 @@ def test_an_empty_slice_is_found_before_anything_runs(tmp_path):
     assert ":17:" in err and not (tmp_path / "run" / "attempt-1").exists()
 
 
+def test_a_split_by_a_label_that_no_line_has(tmp_path):
+    path, _ = kit.write(tmp_path, slices="slices: [{name: dom, split: labels.frist}]")
+    code, _, err = check(path)
+    assert code == 2 and "label 'frist', which no line of" in err and "'first'" in err
+
+
+def test_positions_that_no_answer_reaches(tmp_path):
+    path, _ = kit.write(tmp_path, slices="slices: [{name: d, split: context.position, at: [4, 6]}]")
+    code, _, err = check(path)
+    assert code == 2 and "slice 'd>=6' of clause 'tv' is empty" in err
+
+
+def test_a_clause_of_no_slice(tmp_path):
+    path, _ = kit.write(tmp_path)
+    code, _, err = check(edited(path, "at_most: 0.05", "at_most: 0.05, slices: []"))
+    assert code == 2 and "speaks of no slice" in err
+
+
+def test_a_bug_of_ours_does_not_exit_as_violated(tmp_path, monkeypatch):
+    path, _ = kit.write(tmp_path)
+
+    def broken(*_, **__):
+        return 1 / 0
+
+    monkeypatch.setattr(run, "check", broken)
+    code, _, err = check(path)
+    assert code == 4 and "servanda failed: ZeroDivisionError" in err
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "check", interrupted)
+    assert check(path)[0] == 130
+
+
+def test_a_reader_that_leaves_does_not_change_the_answer(tmp_path):
+    path, _ = kit.write(tmp_path, q={"": kit.moved(kit.BASE, 0.3)})
+    command = f"{sys.executable} -m servanda check {path} --run-dir {tmp_path / 'r'} --quiet"
+    script = f"({command}; echo $? > {tmp_path / 'code'}) | true"
+    subprocess.run(["bash", "-c", script], check=True)
+    assert (tmp_path / "code").read_text().strip() == "1"
+
+
 def test_a_slice_of_lengths_that_no_prompt_has(tmp_path):
     path, _ = kit.write(
         tmp_path, slices="slices: [{name: long, match: {request.prompt_tokens: {gte: 9}}}]"
@@ -141,7 +184,7 @@ def test_token_ids_beyond_the_vocabulary(tmp_path):
 def test_other_tokenizers_are_refused(tmp_path):
     path, _ = kit.write(tmp_path, infer=", fault: {permuted_ids: 1}")
     code, _, err = check(path)
-    assert code == 4 and "the tokenizers differ" in err and "use one tokenizer" in err
+    assert code == 4 and "the tokenizers differ: id 0 is 'a' on train" in err
 
 
 def test_other_weights_are_refused(tmp_path):
@@ -184,9 +227,10 @@ def test_a_worker_killed_by_a_signal_is_named_and_the_run_goes_on(tmp_path):
     assert resumed == run.check(path, run_dir=tmp_path / "whole", open=run.in_process)
 
 
-def test_a_worker_that_cannot_start_says_why(tmp_path):
-    with pytest.raises(MeasurementError, match=r"infer: the table .nowhere\.json. cannot"):
-        spawn(Kernel(engine="table", model="nowhere.json"), "infer")
+def test_a_worker_that_cannot_start_says_why():
+    refused = pytest.raises(MeasurementError, match=r"infer: the table .nowhere\.json. cannot")
+    with closing(spawn(Kernel(engine="table", model="nowhere.json"), "infer")) as worker, refused:
+        worker.describe()
 
 
 def test_a_worker_leaves_with_its_parent(tmp_path):
@@ -197,6 +241,7 @@ def test_a_worker_leaves_with_its_parent(tmp_path):
         "from servanda.contract import Kernel\n"
         "from servanda.engines.worker import spawn\n"
         "worker = spawn(Kernel(engine='table', model=sys.argv[1]), 'infer')\n"
+        "worker.describe()\n"
         "print(worker.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

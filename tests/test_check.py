@@ -178,7 +178,7 @@ def test_a_token_train_cannot_draw_is_evidence_not_a_gap(tmp_path):
     q = {"": [0.45, 0.45, 0.1, 0.0, 0.0]}
     path, _ = kit.write(tmp_path, p=p, q=q, limit=0.3)
     verdict = check(path, tmp_path)
-    assert cell(verdict, "usable").value == 1.0
+    assert cell(verdict, "usable_ratio").value == 1.0
     assert cell(verdict, "tv").value == pytest.approx(0.1, rel=0.3)
 
 
@@ -188,7 +188,7 @@ def test_lost_sequences_count_against_both_answers_and_end_in_an_error(tmp_path)
     assert (verdict.outcome, verdict.exit_code) == ("error", 4)
     assert verdict.lost > 0 and cell(verdict, "tv").missing > 0
     assert cell(verdict, "tv").outcome == "inconclusive"
-    assert "precondition failed: usable" in cell(verdict, "tv").note
+    assert "precondition failed: usable_ratio" in cell(verdict, "tv").note
 
 
 def test_an_undisclosed_top_p_is_violated_by_fidelity_though_the_ratios_are_clean(tmp_path):
@@ -200,7 +200,7 @@ def test_an_undisclosed_top_p_is_violated_by_fidelity_though_the_ratios_are_clea
     )
     verdict = check(path, tmp_path)
     assert verdict.outcome == "violated"
-    assert cell(verdict, "fidelity").outcome == "violated"
+    assert cell(verdict, "sampler_fidelity").outcome == "violated"
     assert cell(verdict, "tv").value == 0.0
     assert cell(verdict, "tv").outcome == "inconclusive"
 
@@ -228,5 +228,152 @@ def test_json_has_every_number_and_no_invented_one(tmp_path):
     for entry in data["cells"]:
         for name in ("clause", "slice", "outcome", "kind", "claim", "n", "missing", "alpha"):
             assert name in entry
-    fidelity = next(c for c in data["cells"] if c["clause"] == "fidelity")
+    fidelity = next(c for c in data["cells"] if c["clause"] == "sampler_fidelity")
     assert fidelity["value"] is None and fidelity["interval"] is None
+
+
+def test_slices_that_print_alike_are_kept_apart(tmp_path):
+    """A label spelt like our own word for "no label" must not hide the lines without one."""
+    p = {"": kit.BASE}
+    q = {"": kit.BASE, "b": [0.0, 0.0, 0.0, 0.5, 0.5]}
+    path, _ = kit.write(
+        tmp_path,
+        p=p,
+        q=q,
+        prompts=("a", "b"),
+        labels={"a": {"d": "(none)"}, "b": {}},
+        width=1,
+        limit=0.2,
+        slices="slices: [{name: d, split: labels.d}]",
+    )
+    verdict = check(path, tmp_path)
+    assert cell(verdict, "tv", "d='(none)'").outcome == "holds"
+    assert cell(verdict, "tv", "d=(none)").outcome == "violated"
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["id: fidelity, metric: tv", "id: sampler_fidelity, metric: tv", "id: usable, metric: tv"],
+)
+def test_no_name_of_a_clause_takes_a_guard_away(tmp_path, change):
+    path, _ = kit.write(tmp_path, p={"": kit.BASE}, q={"": kit.BASE}, limit=0.3, infer=TOP_P)
+    path.write_text(path.read_text().replace("id: tv, metric: tv", change))
+    assert check(path, tmp_path).outcome == "violated"
+
+
+@pytest.mark.parametrize("weaker", ["mode: monitor", "severity: warning", "stages: [canary]"])
+def test_a_guard_that_is_not_enforced_is_not_one(tmp_path, weaker):
+    guard = f"observability: {{clauses: [{{id: g, metric: sampler_fidelity, {weaker}}}]}}"
+    path, _ = kit.write(
+        tmp_path, p={"": kit.BASE}, q={"": kit.BASE}, limit=0.3, infer=TOP_P, more=guard
+    )
+    assert check(path, tmp_path).outcome == "violated"
+
+
+TOP_P = ", fault: {undisclosed_top_p: 0.7}"
+
+
+@pytest.mark.parametrize("weaker", ["mode: monitor", "severity: warning", "stages: [canary]"])
+def test_without_a_promise_that_is_judged_nothing_holds(tmp_path, weaker):
+    path, _ = kit.write(tmp_path)
+    path.write_text(path.read_text().replace("aggregate: mean", f"aggregate: mean, {weaker}"))
+    verdict = check(path, tmp_path)
+    assert verdict.exit_code == 3
+    assert "no enforced clause is judged at stage 'offline'" in str(verdict)
+
+
+def test_lost_sequences_do_not_look_like_a_wrong_sampler(tmp_path):
+    """The longer an answer, the likelier it is lost: what survives is not uniform."""
+    path, _ = kit.write(
+        tmp_path, infer=", fault: {lost_sequences: 1.0}", width=20, first=416, last=416
+    )
+    verdict = check(path, tmp_path)
+    assert verdict.lost > 100
+    assert cell(verdict, "sampler_fidelity").outcome != "violated"
+    assert verdict.outcome == "error"
+
+
+def test_what_was_violated_stays_so_for_a_population(tmp_path):
+    from dataclasses import replace
+
+    from servanda.evidence import weigh
+
+    path, _ = kit.write(tmp_path, q={"": kit.moved(kit.BASE, 0.3)}, first=128, last=128)
+    plan = sv.compile(sv.load(path))
+    pairs = sv.measure(plan, tmp_path / "bad", open=run.in_process)
+    bad = weigh(plan, pairs.key, pairs.rounds())
+    kit.table(tmp_path, "q.json", {"": kit.BASE})
+    good_path, _ = kit.write(tmp_path / "good", q={"": kit.BASE}, first=1600, last=1600)
+    good_plan = sv.compile(sv.load(good_path))
+    good_pairs = sv.measure(good_plan, tmp_path / "good" / "run", open=run.in_process)
+    good = weigh(good_plan, good_pairs.key, good_pairs.rounds())
+    shift = len(bad.rounds)
+    later = {i + shift: w for i, w in good.rounds.items()}
+    mixed = replace(bad, rounds={**bad.rounds, **later})
+    tv = cell(sv.judge(plan, mixed), "tv")
+    assert tv.value < 0.05 and tv.outcome == "violated"
+
+
+def test_a_larger_limit_of_size_goes_on_with_the_same_evidence(tmp_path):
+    path, _ = kit.write(tmp_path, q={"": kit.moved(kit.BASE, 0.03)}, last=160, limit=0.06)
+    early = check(path, tmp_path)
+    assert early.outcome == "inconclusive"
+    path.write_text(path.read_text().replace("[32, 160]", "[32, 4000]"))
+    late = check(path, tmp_path)
+    assert late.outcome == "holds" and late.groups > early.groups
+    assert late.key == early.key
+
+
+def test_an_interrupted_fresh_attempt_is_finished_first(tmp_path):
+    path, _ = kit.write(tmp_path, limit=0.1)
+    check(path, tmp_path)
+
+    def stop(progress):
+        if progress.what == "prompt groups" and progress.done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(sv.ServandaError, match="stopped"):
+        check(path, tmp_path, fresh=True, watch=stop)
+    assert check(path, tmp_path, fresh=True).key.attempt == 2
+    assert check(path, tmp_path, fresh=True).key.attempt == 3
+
+
+def test_a_stop_rule_that_changed_expires_the_evidence(tmp_path):
+    path, _ = kit.write(tmp_path)
+    check(path, tmp_path)
+    for name in ("p.json", "q.json"):
+        table = tmp_path / name
+        table.write_text(table.read_text().replace('"eos": "<eos>"', '"eos": "d"'))
+    with pytest.raises(sv.MeasurementError, match="the train kernel, the infer kernel changed"):
+        check(path, tmp_path)
+
+
+def test_room_that_no_answer_fills_is_named(tmp_path):
+    path, _ = kit.write(tmp_path, width=200, limit=0.02, last=400)
+    verdict = check(path, tmp_path)
+    assert verdict.outcome == "inconclusive"
+    assert "has room for 200 tokens here and fills" in cell(verdict, "tv").note
+
+
+def test_an_infinite_fact_is_a_verdict_and_valid_json(tmp_path):
+    numerical = "numerical: [{id: osc, metric: logit_osc_nats, at_most: 1}]"
+    golden = kit.golden(tmp_path) + "\n" + numerical
+    path, _ = kit.write(
+        tmp_path,
+        p={"": [0.5, 0.5, 0.0, 0.0, 0.0]},
+        q={"": [0.5, 0.4, 0.1, 0.0, 0.0]},
+        golden=golden,
+        limit=0.3,
+    )
+    verdict = check(path, tmp_path)
+    assert cell(verdict, "osc").outcome == "violated"
+    assert '"value": "inf"' in json.dumps(verdict.to_dict(), allow_nan=False)
+
+
+def test_few_golden_texts_have_a_floor_and_one_has_none(tmp_path):
+    numerical = "numerical: [{id: osc, metric: logit_osc_nats, at_most: 1}]"
+    for texts, floor in ((("a b c", "a b"), 0.0), (("a b c",), None)):
+        folder = tmp_path / str(len(texts))
+        folder.mkdir()
+        path, _ = kit.write(folder, golden=kit.golden(folder, texts) + "\n" + numerical)
+        assert cell(check(path, folder), "osc").floor == floor

@@ -120,7 +120,7 @@ def test_two_processes_do_not_measure_in_one_directory(tmp_path):
     from servanda.rundir import opened
 
     busy = pytest.raises(MeasurementError, match="another servanda is measuring")
-    with opened(tmp_path / "run", 1), busy:
+    with opened(tmp_path / "run"), busy:
         run.check(path, run_dir=tmp_path / "run", open=run.in_process)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
@@ -15,17 +14,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
     PrivateAttr,
-    Strict,
     Tag,
 )
 
 from servanda.errors import Where
+from servanda.fields import Duration, Flag, Name, Number, Range, Value, Whole
 from servanda.sampling import Sampling
 
 API_VERSION = "servanda.dev/v1alpha1"
@@ -42,35 +40,7 @@ Claim = Literal["population", "realised"]
 Place = tuple[str | int, ...]  # of a part of a contract: keys and indexes
 Severity = Literal["warning", "error", "critical"]
 
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
-_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _AGGREGATE = re.compile(r"mean|max|p([0-9]{1,2}(?:\.[0-9]+)?)")
-
-
-class Value(BaseModel):
-    """Base of everything a contract holds: frozen, and closed to unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-
-def seconds(duration: object) -> object:
-    """'15m' -> 900.0; anything else is left for the type check.
-
-    >>> seconds("15m")
-    900.0
-    """
-    if isinstance(duration, str):
-        match = _DURATION.fullmatch(duration)
-        if not match:
-            raise ValueError("a duration is a number and ms, s, m, h or d: 30s, 5m, 1h, 7d")
-        return float(match[1]) * _SECONDS[match[2]]
-    raise ValueError("a duration is a text such as 30s, 5m, 1h or 7d")
-
-
-def _finite(number: float) -> float:
-    if not math.isfinite(number):
-        raise ValueError("a finite number is wanted")
-    return number
 
 
 def _aggregate(text: str) -> str:
@@ -84,21 +54,12 @@ def _name_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-# strict: '0.95' in quotes is text, true is no number, and yes is neither
-Flag = Annotated[bool, Strict()]
-Number = Annotated[float, Strict(), AfterValidator(_finite)]
-Whole = Annotated[int, Strict()]
-Duration = Annotated[float, BeforeValidator(seconds), AfterValidator(_finite)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$", max_length=80)]
-Range = Annotated[tuple[Number, Number], Field()]
-
-
 class Metadata(Value):
     name: Name
     version: str = "0.0.0"
     title: str = ""
     description: str = ""
-    annotations: dict[str, Any] = {}
+    annotations: dict[str, Any] = Field(default_factory=dict)
 
 
 class Kernel(Value):
@@ -124,8 +85,8 @@ class Kernel(Value):
 
 
 class Kernels(Value):
-    train: Kernel = Field(alias="train")
-    infer: Kernel = Field(alias="infer")
+    train: Kernel
+    infer: Kernel
 
 
 class WorkloadSampling(Sampling):
@@ -339,9 +300,13 @@ class Contract(Value):
 
 _KERNEL = {"model", "title"}
 _NOT_MEANING: dict[str, Any] = {
-    "metadata": {"annotations", "title", "description"},
+    "metadata": {"annotations", "title", "description", "version"},
     "kernels": {"train": _KERNEL, "infer": _KERNEL},
     "stable": _KERNEL,
     "workload": {"prompts"},
     "golden": {"prompts"},
+    # evidence is valid at every look: how much to gather and what to do with it may change
+    "promotion": True,
+    "routing": True,
+    "escalation": True,
 }

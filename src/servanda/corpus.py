@@ -8,10 +8,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from servanda.errors import ContractError, Problem, Where
+from servanda.registry import did_you_mean
 
-_KEYS = "a line has 'prompt' (text) or 'token_ids', and may have 'labels', 'group', 'answer'"
+_KEYS = (
+    "a line has 'prompt' (text) or 'token_ids', and may have 'labels', 'group', 'answer', "
+    "and keys that begin with x-"
+)
+_KNOWN = ("prompt", "messages", "token_ids", "labels", "group", "answer")
 _REPORTED = 20  # problems of one file that are printed; the rest is counted
 
 
@@ -78,11 +84,18 @@ class Corpus:
 
 def _prompt(number: int, line: str) -> Prompt:
     try:
-        data = json.loads(line)
+        data = json.loads(line, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("not a prompt: nested too deeply") from None
     if not isinstance(data, dict):
         raise TypeError("a line is a JSON object")
+    if any("\ud800" <= c <= "\udfff" for c in json.dumps(data, ensure_ascii=False)):
+        raise ValueError("a lone surrogate is not text")
+    for key in data:
+        if key not in _KNOWN and not key.startswith("x-"):
+            raise ValueError(f"a line has no key {key!r}: {did_you_mean(key, _KNOWN)}")
     text, ids = data.get("prompt"), data.get("token_ids")
     if "messages" in data:
         raise ValueError("'messages' need a chat template: render them to 'prompt' first")
@@ -103,6 +116,14 @@ def _prompt(number: int, line: str) -> Prompt:
         labels={str(k): str(v) for k, v in labels.items() if v is not None},
         group=str(group) if group is not None else None,
     )
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"the key {key!r} is there twice")
+    return dict(pairs)
 
 
 def _are_ids(ids: object) -> bool:

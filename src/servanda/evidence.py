@@ -168,19 +168,19 @@ def round_view(plan: Plan, units: tuple[Unit, ...], pair: TracePair) -> View:
     group_S = np.array([u.group - first for u in units], dtype=np.int64)
     prompts = [plan.corpus.prompts[u.row] for u in units]
     tokens_S = trace.prompt_tokens_S.tolist()
-    cuts = {cut.name: cut for cell in plan.cells for cut in (cell.cut,)}
+    cuts = {cell.cut for cell in plan.cells}
     may_meet = {
-        name: np.array(
+        cut: np.array(
             [cut.may_meet(p, n) for p, n in zip(prompts, tokens_S, strict=True)], dtype=bool
         )
-        for name, cut in cuts.items()
+        for cut in cuts
     }
     uniform_N = [
         uniforms(plan.seed, "pit", u.sequence, int(n)) for u, n in zip(units, length_S, strict=True)
     ]
     return View(
         pair=pair,
-        columns=_columns(pair, prompts, {f for cut in cuts.values() for f in cut.fields}),
+        columns=_columns(pair, prompts, {f for cut in cuts for f in cut.fields}),
         group_N=np.repeat(group_S, length_S),
         group_S=group_S,
         launched=len({u.group for u in units}),
@@ -226,7 +226,8 @@ def _columns(pair: TracePair, prompts: list[Any], fields: set[str]) -> dict[str,
         if name == "context.position":
             columns[name] = pair.position_N.astype(np.float64)
         elif name.startswith("context."):
-            columns[name] = trace.columns[name.removeprefix("context.")]
+            unrecorded_N = np.full(len(trace.token_N), np.nan)
+            columns[name] = trace.columns.get(name.removeprefix("context."), unrecorded_N)
         elif name == "request.prompt_tokens":
             columns[name] = np.repeat(trace.prompt_tokens_S, trace.length_S).astype(np.float64)
         else:

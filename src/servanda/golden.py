@@ -17,17 +17,15 @@ from numpy.typing import NDArray
 from servanda.contract import Path
 from servanda.divergence import DIVERGENCES, LogitRows, exact
 from servanda.engines.base import Engine
-from servanda.engines.wire import from_table, to_table
 from servanda.errors import ContractError, MeasurementError, Where
 from servanda.evidence import GoldenRun
-from servanda.plan import Plan
+from servanda.plan import NOISE_STRIDE, Plan
 from servanda.rundir import RunDirectory
 from servanda.sampling import entropy_nats
 from servanda.trace import Batch, Trace, TracePair
 
 Pieces = Iterator[NDArray[np.floating]]
 _JOINT = "joint."
-_NOISE_STRIDE = 10  # every tenth text is measured against itself
 
 
 def measure_golden(
@@ -56,26 +54,21 @@ def measure_golden(
     order = sorted(range(len(ids)), key=lambda row: (len(ids[row]), row))
     size = plan.contract.kernels.infer.batch_size
     batches = [order[i : i + size] for i in range(0, len(order), size)]
-    again = order[::_NOISE_STRIDE]
-    total = len(batches) + 2
-
-    def kept(name: str, make: Callable[[], Trace]) -> Trace:
-        if run.has(name):
-            return from_table(run.read(name))
-        trace = make()
-        run.write(name, to_table(trace))
-        return trace
+    # a text alone has no other composition; of few texts the most unlike two are taken
+    again = order[::NOISE_STRIDE] if len(order) > NOISE_STRIDE else order[:: len(order) - 1 or 1]
+    sides = ("train", "infer") if len(again) > 1 else ()
+    total = len(batches) + len(sides)
 
     traces = []
     for number, rows in enumerate(batches):
         watch(number, total)
         make = partial(_both, _batch(rows, ids), engines, paths)
-        traces.append(kept(f"golden/{number:06d}", make))
+        traces.append(run.kept(f"golden/{number:06d}", make))
     selves = []
-    for number, side in enumerate(("train", "infer")):
+    for number, side in enumerate(sides):
         watch(len(batches) + number, total)
         make = partial(_against_itself, _batch(again, ids), engines[side], paths[side])
-        selves.append(kept(f"golden/self_{side}", make))
+        selves.append(run.kept(f"golden/self_{side}", make))
     watch(total, total)
     whole = Trace.join(traces)
     return GoldenRun(

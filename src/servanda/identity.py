@@ -10,6 +10,8 @@ from typing import Literal
 
 from servanda.errors import IdentityError
 
+_DRAWS = 1  # raised when a version draws other tokens from the same seed
+
 Grade = Literal["verified", "derived", "declared"]
 
 
@@ -44,7 +46,9 @@ class Description:
 
     @property
     def digest(self) -> str:
-        return digest_of(dict(self.fingerprint))
+        """Of everything that decides which tokens are drawn and how they are scored."""
+        rules = [self.tokens, self.vocab_size, list(self.eos), self.context, _DRAWS]
+        return digest_of([dict(self.fingerprint), rules])
 
     @property
     def weights(self) -> str:

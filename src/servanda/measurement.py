@@ -11,20 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from servanda.contract import Kernel
 from servanda.corpus import Corpus
 from servanda.engines.base import Engine
-from servanda.engines.wire import from_table, to_table
 from servanda.engines.worker import spawn
 from servanda.errors import (
     ContractError,
     IdentityError,
-    Interrupted,
     MeasurementError,
     Problem,
     Where,
@@ -33,12 +29,12 @@ from servanda.evidence import GoldenRun, Round
 from servanda.golden import measure_golden
 from servanda.identity import Description, EvidenceKey, digest_of, same_policy
 from servanda.plan import Plan, Unit
+from servanda.rounds import SIDES, closed_round, in_order, round_name
 from servanda.rundir import RunDirectory
 from servanda.sampling import Sampling
-from servanda.trace import Batch, Trace, align
+from servanda.trace import Batch, Trace
 
 Open = Callable[[Kernel, str], Engine]
-_SIDES = ("train", "infer")
 
 
 @dataclass(frozen=True)
@@ -72,38 +68,28 @@ class Measurement:
         self._stack = ExitStack()
         try:
             self._start()
-        except BaseException as error:
-            self.__exit__(type(error), error, None)
+        except BaseException:
+            self._stack.close()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is not None and issubclass(kind, KeyboardInterrupt | Interrupted):
-            for engine in self.engines.values():
-                getattr(engine, "kill", engine.close)()
+    def __exit__(self, *error: object) -> None:
+        # engines first: whoever waits for one in a pool is then told, and the pool can end
         self._stack.close()
 
     def _start(self) -> None:
-        kernels = self.plan.contract.kernels
-        self._pools = {
-            side: self._stack.enter_context(ThreadPoolExecutor(1, side)) for side in _SIDES
-        }
+        self._pools = {side: ThreadPoolExecutor(1, side) for side in SIDES}
+        for pool in self._pools.values():
+            self._stack.callback(pool.shutdown, cancel_futures=True)
         self.watch(Progress("loading both kernels", 0, 2))
-        opening = {
-            side: self._pools[side].submit(self.open, getattr(kernels, side), side)
-            for side in _SIDES
-        }
-        failures = []
-        for side, future in opening.items():
-            try:
-                self.engines[side] = future.result()
-                self._stack.callback(self.engines[side].close)
-            except MeasurementError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
-        self.descriptions = {side: e.describe() for side, e in self.engines.items()}
-        grade = same_policy(self.descriptions["train"], self.descriptions["infer"])
+        for side in SIDES:
+            kernel = getattr(self.plan.contract.kernels, side)
+            self.engines[side] = self.open(kernel, side)
+            self._stack.callback(self.engines[side].close)
+        loading = {s: self._pools[s].submit(self.engines[s].describe) for s in SIDES}
+        self.descriptions = {side: future.result() for side, future in loading.items()}
+        self.watch(Progress("loading both kernels", 2, 2))
+        self._refuse_other_tokens()
         self.key = EvidenceKey(
             contract=self.plan.contract.digest,
             corpus=digest_of([c.digest if c else "" for c in (self.plan.corpus, self.plan.golden)]),
@@ -111,7 +97,7 @@ class Measurement:
             infer=self.descriptions["infer"].digest,
             weights=self.descriptions["train"].weights,
             attempt=self.plan.attempt,
-            grade=grade,
+            grade=same_policy(self.descriptions["train"], self.descriptions["infer"]),
         )
         self._claim_directory()
         width = self.plan.width
@@ -119,14 +105,31 @@ class Measurement:
         self.golden_ids = self._encode(self.plan.golden, 0) if self.plan.golden else []
         self._refuse_empty_slices()
 
+    def _refuse_other_tokens(self) -> None:
+        """Name the first id that means two things; same_policy only sees digests."""
+        if self.descriptions["train"].tokens == self.descriptions["infer"].tokens:
+            return
+        train, infer = (self.engines[side].vocabulary() for side in SIDES)
+        for i, (ours, theirs) in enumerate(zip(train, infer, strict=False)):
+            if ours != theirs:
+                raise IdentityError(
+                    f"the tokenizers differ: id {i} is {ours!r} on train and {theirs!r} on infer",
+                    hint="a token id must mean the same on both sides: use one tokenizer.json",
+                )
+
     def _claim_directory(self) -> None:
-        before = self.run.key
-        if before is None:
-            self.run.begin(self.key, self.plan.contract.model_dump_json())
-        elif before != self.key:
+        contract = self.plan.contract.model_dump(mode="json")
+        begun = self.run.begun
+        if begun is None:
+            self.run.begin(self.key, contract)
+            return
+        before, text = begun
+        if before != self.key:
             what = ", ".join(before.differences(self.key)) or "the attempt"
+            told = "; ".join(_changes(text, contract)[:3]) if "the contract" in what else ""
             raise MeasurementError(
-                f"{self.run.path} holds evidence of another agreement: {what} changed since",
+                f"{self.run.path} holds evidence of another agreement: {what} changed since"
+                + (f" ({told})" if told else ""),
                 hint="evidence expires with its key: --fresh opens attempt "
                 f"{self.run.attempt + 1}, judged at a smaller alpha; or choose another --run-dir",
             )
@@ -214,20 +217,11 @@ class Measurement:
             units = tuple(self.plan.units(index))
             infer = ahead.result() if ahead else self._drawn(index, units)
             ahead = None
-            if index + 1 < self.plan.rounds and not self.run.has(_name(index, "train")):
-                ahead = self._pools["infer"].submit(
-                    self._drawn, index + 1, tuple(self.plan.units(index + 1))
-                )
-            yield self._close(index, units, infer)
-
-    def _kept(self, index: int, what: str, make: Callable[[], Trace]) -> Trace:
-        """A trace from disk, or made and put there."""
-        name = _name(index, what)
-        if self.run.has(name):
-            return from_table(self.run.read(name))
-        trace = make()
-        self.run.write(name, to_table(trace))
-        return trace
+            scores = self._scores(index, units, infer)
+            if index + 1 < self.plan.rounds and not self.run.has(round_name(index, "train")):
+                following = tuple(self.plan.units(index + 1))
+                ahead = self._pools["infer"].submit(self._drawn, index + 1, following)
+            yield closed_round(index, units, infer, *(score.result() for score in scores))
 
     def _batch(self, units: Sequence[Unit], continuations: Any = ()) -> Batch:
         return Batch(
@@ -240,8 +234,9 @@ class Measurement:
     def _drawn(self, index: int, units: tuple[Unit, ...]) -> Trace:
         batch = self._batch(units)
         engine, sampling = self.engines["infer"], self._sampling("infer")
-        return self._kept(
-            index, "infer", lambda: _in_order(batch, engine.generate, sampling, self.plan.seed)
+        return self.run.kept(
+            round_name(index, "infer"),
+            lambda: in_order(batch, engine.generate, sampling, self.plan.seed),
         )
 
     def _sampling(self, side: str) -> Sampling:
@@ -250,75 +245,34 @@ class Measurement:
         own = getattr(self.plan.contract.kernels, side).sampling
         return own or self.plan.contract.workload.sampling.transform
 
-    def _close(self, index: int, units: tuple[Unit, ...], infer: Trace) -> Round:
+    def _scores(self, index: int, units: tuple[Unit, ...], infer: Trace) -> list[Future[Trace]]:
+        """Train on what infer drew, and each side once more on a tenth of it."""
         batch = self._batch(units, infer.continuations)
         again = batch.take([r for r in self.plan.noise_rows(len(units)) if not infer.lost_S[r]])
 
         def score(side: str, what: str, some: Batch) -> Future[Trace]:
             path = getattr(self.plan.contract.kernels, side).path
             path = path or ("decode" if side == "infer" else "prefill")
+            engine, sampling = self.engines[side], self._sampling(side)
             return self._pools[side].submit(
-                self._kept,
-                index,
-                what,
-                lambda: _in_order(some, self.engines[side].score, self._sampling(side), path),
+                self.run.kept,
+                round_name(index, what),
+                lambda: in_order(some, engine.score, sampling, path),
             )
 
-        futures = [score("train", "train", batch)]
+        scores = [score("train", "train", batch)]
         if len(again):
-            futures += [score(s, f"self_{s}", again) for s in _SIDES]
-        traces = [f.result() for f in futures]
-        return _round(index, units, infer, *traces)
+            scores += [score(side, f"self_{side}", again) for side in SIDES]
+        return scores
 
 
-def read_rounds(plan: Plan, run: RunDirectory) -> Iterator[Round]:
-    """The closed rounds of a run directory; no engine is needed."""
-    for index in range(plan.rounds):
-        names = [_name(index, what) for what in ("infer", "train", "self_train", "self_infer")]
-        if not all(map(run.has, names[:2])):
-            return
-        traces = [from_table(run.read(name)) for name in names if run.has(name)]
-        yield _round(index, tuple(plan.units(index)), *traces)
-
-
-def _name(index: int, what: str) -> str:
-    return f"rounds/{index:06d}.{what}"
-
-
-def _round(
-    index: int, units: tuple[Unit, ...], infer: Trace, train: Trace, *selves: Trace
-) -> Round:
-    pair = align(train, infer)
-    if not selves:
-        return Round(index, units, pair)  # every sequence of the tenth was lost
-    self_train, self_infer = (
-        align(again, _some(side, again.sequence_S.tolist()))
-        for again, side in zip(selves, (train, infer), strict=True)
-    )
-    return Round(index, units, pair, self_train, self_infer)
-
-
-def _in_order(batch: Batch, verb: Callable[..., Trace], *options: object) -> Trace:
-    """Run a batch with prompts of like length side by side, and return it in launch order.
-
-    Lengths of prompts are known at launch, so the composition does not depend on an outcome.
-    """
-    rows = sorted(range(len(batch)), key=lambda row: len(batch.prompts[row]))
-    return _some(verb(batch.take(rows), *options), list(batch.sequence_S))
-
-
-def _some(trace: Trace, sequences: list[int]) -> Trace:
-    """The given sequences of a trace, in the given order."""
-    starts = np.cumsum(trace.length_S) - trace.length_S
-    rows = [int(np.flatnonzero(trace.sequence_S == s)[0]) for s in sequences]
-    spans = [np.arange(starts[r], starts[r] + trace.length_S[r]) for r in rows]
-    at = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
-    return replace(
-        trace,
-        sequence_S=trace.sequence_S[rows],
-        length_S=trace.length_S[rows],
-        lost_S=trace.lost_S[rows],
-        prompt_tokens_S=trace.prompt_tokens_S[rows],
-        token_N=trace.token_N[at],
-        columns={name: column[at] for name, column in trace.columns.items()},
-    )
+def _changes(old: Any, new: Any, place: str = "") -> list[str]:
+    """Where two texts differ: "statistical.0.at_most: 0.05 -> 0.06"."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = dict.fromkeys([*old, *new])
+        pairs = [(str(k), old.get(k), new.get(k)) for k in keys]
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = [(str(i), a, b) for i, (a, b) in enumerate(zip(old, new, strict=True))]
+    else:
+        return [] if old == new else [f"{place}: {old} -> {new}"]
+    return [c for k, a, b in pairs for c in _changes(a, b, f"{place}.{k}" if place else k)]

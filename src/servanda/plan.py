@@ -11,21 +11,31 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from servanda.clauses import GUARDS, Cell, Certificate, Fact, Kind, Later, NotHere, feed_of
-from servanda.contract import WHOLE, Clause, Contract, Place, Relative, Section, Stage
+from servanda.contract import (
+    WHOLE,
+    Clause,
+    Contract,
+    Place,
+    Relative,
+    Section,
+    SliceRule,
+    Stage,
+)
 from servanda.corpus import Corpus
 from servanda.divergence import DIVERGENCES
 from servanda.errors import ContractError, Problem
 from servanda.identity import digest_of
+from servanda.registry import did_you_mean
 from servanda.sampling import uniforms
-from servanda.slices import Cut, cuts_of
+from servanda.slices import LABEL, Cut, cuts_of
 from servanda.stats import units_at_best
 
 # Preconditions that every statistical clause needs, added where a contract has none.
 _DEFAULT_GUARDS = (
-    Clause.model_validate({"id": "fidelity", "metric": "sampler_fidelity"}),
-    Clause.model_validate({"id": "usable", "metric": "usable_ratio", "at_least": 0.999}),
+    Clause.model_validate({"id": "sampler_fidelity", "metric": "sampler_fidelity"}),
+    Clause.model_validate({"id": "usable_ratio", "metric": "usable_ratio", "at_least": 0.999}),
 )
-_NOISE_STRIDE = 10  # every tenth sequence is measured against itself
+NOISE_STRIDE = 10  # every tenth sequence or text is measured against itself
 
 
 @dataclass(frozen=True)
@@ -85,7 +95,7 @@ class Plan:
         return math.ceil(self.last / self.round_size) if self.corpus else 0
 
     def units(self, index: int) -> Iterator[Unit]:
-        """The sequences of a round, in launch order.
+        """The sequences of a round, in launch order; every round is full, the last one too.
 
         Each draw takes a prompt group at random with replacement, so that the groups are
         independent draws from what the contract's claim speaks of.
@@ -94,7 +104,7 @@ class Plan:
         groups, samples = self.corpus.groups, self.contract.workload.samples
         stride = max(map(len, groups)) * samples
         start = index * self.round_size
-        for draw in range(start, min(start + self.round_size, self.last)):
+        for draw in range(start, start + self.round_size):
             rows = groups[int(uniforms(self.seed, "prompt", draw, 1)[0] * len(groups))]
             for i, row in enumerate(r for r in rows for _ in range(samples)):
                 yield Unit(draw * stride + i, row, draw)
@@ -102,9 +112,12 @@ class Plan:
     def noise_rows(self, n: int) -> list[int]:
         """Which of a round's n sequences are measured against themselves, in what order.
 
-        Reversed and without their neighbours: another composition of the batch.
+        Reversed and without their neighbours: another composition of the batch.  A round of
+        one sequence has no other composition.
         """
-        return list(range(0, n, _NOISE_STRIDE))[::-1]
+        if n < 2:
+            return []
+        return list(range(0, n, NOISE_STRIDE))[::-1]
 
     @cached_property
     def digest(self) -> str:
@@ -140,14 +153,18 @@ def make_plan(
     cells: list[Cell] = []
     places: list[Place] = []
     problems: list[Problem] = []
-    for section, place, clause in _clauses(contract):
-        kind = _kind(section, clause, stage)
+    for i, rule in enumerate(contract.slices):
+        if labelled is not None and not cuts[rule.name]:
+            problems.append(_no_label(contract, i, rule, labelled))
+    for section, place, clause in _clauses(contract, stage):
+        kind = _kind(section, clause, stage, corpus is not None)
         for cut in _cuts_for(clause, section, cuts):
             source = {"workload": corpus, "golden": golden, "none": None}[kind.source]
-            if source is not None and not any(cut.may_meet(p) for p in source.prompts):
+            capacity = cut.capacity(corpus, samples, width) if corpus else 0
+            unmet = source is not None and not any(cut.may_meet(p) for p in source.prompts)
+            if source is not None and (unmet or (source is corpus and not capacity)):
                 problems.append(_empty(contract, place, cut, clause, source))
                 continue
-            capacity = cut.capacity(corpus, samples, width) if corpus else 0
             cell = Cell(clause, section, cut, clause.claim or contract.claim, capacity, kind)
             cells.append(cell)
             places.append(place)
@@ -159,23 +176,23 @@ def make_plan(
     return plan
 
 
-def _clauses(contract: Contract) -> Iterator[tuple[Section, Place, Clause]]:
-    metrics = set()
+def _clauses(contract: Contract, stage: Stage) -> Iterator[tuple[Section, Place, Clause]]:
+    """The contract's clauses, and the guards that it does not enforce on the whole itself."""
+    guarded = set()
     for section, place, clause in contract.clauses():
-        metrics.add(clause.metric)
         yield section, place, clause
-    if contract.statistical:
-        taken = {clause.id for _, _, clause in contract.clauses()}
-        for guard in _DEFAULT_GUARDS:
-            if guard.metric not in metrics and guard.id not in taken:
-                yield "observability", ("observability",), guard
+        if clause.enforced and stage in clause.stages and WHOLE in (clause.slices or (WHOLE,)):
+            guarded.add(clause.metric)
+    for guard in _DEFAULT_GUARDS:
+        if contract.statistical and guard.metric not in guarded:
+            yield "observability", ("observability",), guard
 
 
-def _kind(section: Section, clause: Clause, stage: Stage) -> Kind:
+def _kind(section: Section, clause: Clause, stage: Stage, has_workload: bool) -> Kind:
     if stage not in clause.stages:
         return NotHere(f"stages: {', '.join(clause.stages)}; this is {stage}")
     if clause.metric in GUARDS:
-        return GUARDS[clause.metric]()
+        return GUARDS[clause.metric]() if has_workload else NotHere("there is no workload")
     if isinstance(clause.at_most, Relative):
         return Later(f"this version cannot judge a limit relative to {clause.at_most.of!r}")
     if section == "numerical" and clause.metric in DIVERGENCES:
@@ -191,7 +208,17 @@ def _cuts_for(clause: Clause, section: Section, cuts: dict[str, tuple[Cut, ...]]
     names = clause.slices
     if names is None:
         names = (WHOLE,) if section in ("observability", "runtime") else tuple(cuts)
-    return [cut for name in names for cut in cuts[name]]
+    return [cut for name in dict.fromkeys(names) for cut in cuts[name]]
+
+
+def _no_label(contract: Contract, i: int, rule: SliceRule, corpus: Corpus) -> Problem:
+    label = (rule.split or "")[len(LABEL) :]
+    known = {name for prompt in corpus.prompts for name in prompt.labels}
+    return Problem(
+        f"slice {rule.name!r} splits by label {label!r}, which no line of {corpus.file} has",
+        contract.where("slices", i, "split"),
+        did_you_mean(label, known) if known else 'lines may have "labels": {"name": "value"}',
+    )
 
 
 def _empty(contract: Contract, place: Place, cut: Cut, clause: Clause, source: Corpus) -> Problem:
@@ -207,7 +234,10 @@ def _out_of_reach(plan: Plan, cell: Cell, place: Place) -> Iterator[Problem]:
     """A limit that even identical kernels could not be shown to keep at these sizes."""
     if not isinstance(cell.kind, Certificate) or not cell.clause.enforced or plan.corpus is None:
         return
-    most = plan.last * (cell.capacity if cell.claim == "realised" else 1)
+    groups, prompts = plan.corpus.groups, plan.corpus.prompts
+    meeting = sum(any(cell.cut.may_meet(prompts[r]) for r in group) for group in groups)
+    expected = plan.last * meeting // len(groups)
+    most = expected * (cell.capacity if cell.claim == "realised" else 1)
     needed = units_at_best(cell.kind.feed.limit, plan.alpha)
     if needed is not None and needed <= most:
         return
@@ -215,7 +245,7 @@ def _out_of_reach(plan: Plan, cell: Cell, place: Place) -> Iterator[Problem]:
     asked = "no number of" if needed is None else f"at least {needed:,}"
     yield Problem(
         f"clause {cell.clause.id!r} cannot hold on slice {cell.cut.name!r}: even identical "
-        f"kernels would need {asked} {unit}, and promotion.offline allows {most:,}",
+        f"kernels would need {asked} {unit}, and the run is expected to have {most:,} there",
         plan.contract.where(*place, "at_most"),
         "raise `at_most`, or the second number of promotion.offline.sequences",
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from servanda import language
@@ -18,9 +19,10 @@ from servanda.evidence import Evidence, GoldenRun, Round, weigh_golden
 from servanda.evidence import weigh as weigh_rounds
 from servanda.faults import FAULTS
 from servanda.identity import EvidenceKey
-from servanda.measurement import Measurement, Open, Progress, Watch, read_rounds, unwatched
+from servanda.measurement import Measurement, Open, Progress, Watch, unwatched
 from servanda.plan import Plan
-from servanda.rundir import RunDirectory, attempts, opened
+from servanda.rounds import read_rounds
+from servanda.rundir import RunDirectory, opened
 from servanda.verdict import Verdict, judge
 
 RUNS = Path("runs")
@@ -54,12 +56,12 @@ def load(path: str | Path) -> Contract:
     contract = _beside(contract, path.parent)
     missing = [
         Problem(
-            f"there is no file {name}",
+            f"there is no {name}",
             contract.where(*place),
             "paths of a contract start from the contract's own folder",
         )
-        for place, name in _corpora(contract)
-        if not Path(name).is_file()
+        for place, name in [*_corpora(contract), *_models(contract)]
+        if not Path(name).exists()
     ]
     if missing:
         raise ContractError.all(missing)
@@ -71,6 +73,14 @@ def _corpora(contract: Contract) -> Iterator[tuple[tuple[str, str], str]]:
         yield ("workload", "prompts"), contract.workload.prompts
     if contract.golden:
         yield ("golden", "prompts"), contract.golden.prompts
+
+
+def _models(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
+    for side in ("train", "infer"):
+        kernel: Kernel = getattr(contract.kernels, side)
+        # an engine without a model is for the engine to refuse
+        if kernel.model is not None:
+            yield ("kernels", side, "model"), kernel.model
 
 
 def _beside(contract: Contract, folder: Path) -> Contract:
@@ -132,7 +142,7 @@ def measure(
         MeasurementError: an engine, a worker or the disk failed, or identity was refused.
         Interrupted: Ctrl-C; what was measured is kept.
     """
-    with opened(Path(run_dir), plan.attempt) as run:
+    with opened(Path(run_dir), attempt=plan.attempt) as run:
         key, golden, _ = _measured(plan, run, open, watch)
     return Pairs(key, golden, lambda: read_rounds(plan, run))
 
@@ -155,7 +165,8 @@ def check(
 
     Args:
         run_dir: where to measure; default runs/NAME.  An attempt there is continued.
-        fresh: open a new attempt instead, judged at a smaller alpha.
+        fresh: open a new attempt instead, judged at a smaller alpha; an attempt that was
+            interrupted is finished first.
         watch: called with Progress.
 
     Raises:
@@ -163,11 +174,13 @@ def check(
     """
     contract = contract if isinstance(contract, Contract) else load(contract)
     root = Path(run_dir) if run_dir is not None else RUNS / contract.metadata.name
-    before = attempts(root)
-    plan = compile(contract, attempt=max(before, 1) + (1 if fresh and before else 0))
-    with opened(root, plan.attempt) as run:
+    plan = compile(contract)  # what is wrong with the text is said before anything is touched
+    with opened(root, fresh=fresh) as run:
+        plan = replace(plan, attempt=run.attempt)
         _, _, evidence = _measured(plan, run, open, watch)
-    return judge(plan, evidence)
+        verdict = judge(plan, evidence)
+        run.finish(json.dumps(verdict.to_dict(), indent=1))
+    return verdict
 
 
 def _measured(

@@ -1,6 +1,7 @@
 # The run directory: what was measured, file by file, so that nothing is ever lost or doubled.
 #
 #   runs/NAME/attempt-1/plan.json                 the key of the evidence, and the contract
+#                       verdict.json              the answer, once there was one
 #                       golden/NAME.parquet       the golden texts
 #                       rounds/000012.infer.parquet   and .train, .self_infer, .self_train
 #
@@ -12,16 +13,19 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from servanda.errors import MeasurementError
+from servanda.engines.wire import from_table, to_table
+from servanda.errors import EvidenceError, MeasurementError
 from servanda.identity import EvidenceKey
+from servanda.trace import Trace
 
 ATTEMPT = "attempt-"
 _PARTIAL = ".partial"
@@ -35,40 +39,56 @@ class RunDirectory:
         self.path = root / f"{ATTEMPT}{attempt}"
 
     @property
-    def key(self) -> EvidenceKey | None:
-        """The key that was written when the attempt began; None where it has not."""
+    def begun(self) -> tuple[EvidenceKey, dict[str, Any]] | None:
+        """The key and the contract that the attempt began with; None where it has not."""
         try:
-            text = (self.path / "plan.json").read_text(encoding="utf-8")
-            return EvidenceKey(**json.loads(text)["key"])
+            data = json.loads((self.path / "plan.json").read_text(encoding="utf-8"))
+            return EvidenceKey(**data["key"]), dict(data["contract"])
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise MeasurementError(
                 f"{self.path / 'plan.json'} is damaged: {error}",
                 hint="restore the file, or move the run directory away and measure again",
             ) from None
 
-    def begin(self, key: EvidenceKey, contract_text: str) -> None:
-        data = json.dumps({"key": asdict(key), "contract": contract_text}, indent=1)
+    def begin(self, key: EvidenceKey, contract: dict[str, Any]) -> None:
+        data = json.dumps({"key": asdict(key), "contract": contract}, indent=1)
         self._write("plan.json", data.encode())
+
+    @property
+    def finished(self) -> bool:
+        """Whether a verdict was reached; until then even `--fresh` goes on with the attempt."""
+        return (self.path / "verdict.json").exists()
+
+    def finish(self, verdict: str) -> None:
+        self._write("verdict.json", verdict.encode())
+
+    def kept(self, name: str, make: Callable[[], Trace]) -> Trace:
+        """A trace from disk, or made now and put there."""
+        if self.has(name):
+            return self.read(name)
+        trace = make()
+        self.write(name, trace)
+        return trace
 
     def has(self, name: str) -> bool:
         return (self.path / f"{name}.parquet").exists()
 
-    def read(self, name: str) -> pa.Table:
+    def read(self, name: str) -> Trace:
         path = self.path / f"{name}.parquet"
         try:
             with pq.ParquetFile(path) as file:
-                return file.read(use_threads=False)
-        except (OSError, pa.ArrowException) as error:
+                return from_table(file.read(use_threads=False))
+        except (OSError, pa.ArrowException, KeyError, TypeError, EvidenceError) as error:
             raise MeasurementError(
                 f"{path} cannot be read: {error}",
                 hint="delete that one file: it will be measured again, with the same draws",
             ) from None
 
-    def write(self, name: str, table: pa.Table) -> None:
+    def write(self, name: str, trace: Trace) -> None:
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd")
+        pq.write_table(to_table(trace), sink, compression="zstd")
         self._write(f"{name}.parquet", sink.getvalue())
 
     def _write(self, name: str, data: bytes | pa.Buffer) -> None:
@@ -100,15 +120,18 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def attempts(root: Path) -> int:
-    """How many attempts a run directory holds."""
+def _latest(root: Path, *, fresh: bool) -> int:
+    """The attempt to go on with; a fresh one only after one that reached its verdict."""
     found = [p.name.removeprefix(ATTEMPT) for p in root.glob(f"{ATTEMPT}*")]
-    return max((int(name) for name in found if name.isdigit()), default=0)
+    last = max((int(name) for name in found if name.isascii() and name.isdigit()), default=1)
+    return last + 1 if fresh and RunDirectory(root, last).finished else last
 
 
 @contextmanager
-def opened(root: Path, attempt: int) -> Iterator[RunDirectory]:
-    """One attempt of a run directory, locked against a second process.
+def opened(
+    root: Path, *, attempt: int | None = None, fresh: bool = False
+) -> Iterator[RunDirectory]:
+    """An attempt of a run directory, the latest or a fresh one, locked against a second process.
 
     Raises:
         MeasurementError: the folder cannot be used, or another process measures in it.
@@ -124,12 +147,12 @@ def opened(root: Path, attempt: int) -> Iterator[RunDirectory]:
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise MeasurementError(
                 f"another servanda is measuring in {root}",
                 hint="wait for it, or choose another --run-dir",
             ) from None
-        run = RunDirectory(root, attempt)
+        run = RunDirectory(root, attempt or _latest(root, fresh=fresh))
         for partial in run.path.rglob(f"*{_PARTIAL}"):
             partial.unlink()
         yield run

@@ -39,8 +39,12 @@ class Term:
     op: str
     value: Any
 
-    def mask(self, column: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which values satisfy the term; a NaN or absent value satisfies `exists: false` only."""
+    def mask(self, column: NDArray[Any], *, unknown: bool = False) -> NDArray[np.bool_]:
+        """Which values satisfy the term.
+
+        A label that is absent satisfies `exists: false` only; a number that is NaN was not
+        recorded, and satisfies what `unknown` says.
+        """
         if column.dtype == object:
             known = np.array([v is not None for v in column], dtype=bool)
         else:
@@ -57,7 +61,8 @@ class Term:
                 "lte": np.less_equal,
                 "lt": np.less,
             }[self.op]
-            return compare(column.astype(np.float64), float(self.value)) & known
+            met = compare(column.astype(np.float64), float(self.value)) & known
+        return met | ~known if unknown else met
 
 
 @dataclass(frozen=True)
@@ -71,11 +76,11 @@ class Cut:
     def fields(self) -> set[str]:
         return {term.field for term in self.terms}
 
-    def mask(self, columns: Columns, n: int) -> NDArray[np.bool_]:
-        """Tokens in the slice, [n]."""
+    def mask(self, columns: Columns, n: int, *, unknown: bool = False) -> NDArray[np.bool_]:
+        """Tokens in the slice, [n]; `unknown` is what a number that was not recorded counts as."""
         inside = np.ones(n, dtype=bool)
         for term in self.terms:
-            inside &= term.mask(columns[term.field])
+            inside &= term.mask(columns[term.field], unknown=unknown)
         return inside
 
     def may_meet(self, prompt: Prompt, prompt_tokens: int | None = None) -> bool:
@@ -112,7 +117,7 @@ def cuts_of(rules: Sequence[SliceRule], corpus: Corpus) -> dict[str, tuple[Cut, 
     for rule in rules:
         if rule.match is not None:
             terms = tuple(
-                Term(field, op, value)
+                Term(field, op, tuple(value) if isinstance(value, list) else value)
                 for field, conditions in rule.match.items()
                 for op, value in conditions.items()
             )
@@ -130,7 +135,7 @@ def _label_cuts(rule: SliceRule, corpus: Corpus) -> list[Cut]:
     # most frequent first, names break ties, so that the cells do not depend on file order
     ranked = sorted(counts, key=lambda v: (-counts[v], v))
     named = ranked[: rule.most]
-    cuts = [Cut(f"{rule.name}={v}", (Term(field, "in", (v,)),)) for v in sorted(named)]
+    cuts = [Cut(f"{rule.name}={_shown(v)}", (Term(field, "in", (v,)),)) for v in sorted(named)]
     if len(ranked) > len(named):
         cuts.append(Cut(f"{rule.name}={_OTHER}", (Term(field, "not_in", tuple(named)),)))
     if 0 < counts.total() < len(corpus):
@@ -138,9 +143,16 @@ def _label_cuts(rule: SliceRule, corpus: Corpus) -> list[Cut]:
     return cuts
 
 
+def _shown(label: str) -> str:
+    """A label as a name: quoted where it is empty, unprintable, or one of our own words."""
+    plain = label.isprintable() and label.strip() == label and label not in ("", _OTHER, _NONE)
+    return label if plain else ascii(label)
+
+
 def _bucket_cuts(name: str, field: str, edges: Sequence[float]) -> list[Cut]:
-    cuts = [Cut(f"{name}<{edges[0]:g}", (Term(field, "lt", edges[0]),))]
-    for low, high in itertools.pairwise(edges):
+    shown = [repr(int(e) if float(e).is_integer() else float(e)) for e in edges]
+    cuts = [Cut(f"{name}<{shown[0]}", (Term(field, "lt", edges[0]),))]
+    for i, (low, high) in enumerate(itertools.pairwise(edges)):
         terms = (Term(field, "gte", low), Term(field, "lt", high))
-        cuts.append(Cut(f"{name}={low:g}..{high:g}", terms))
-    return [*cuts, Cut(f"{name}>={edges[-1]:g}", (Term(field, "gte", edges[-1]),))]
+        cuts.append(Cut(f"{name}={shown[i]}..{shown[i + 1]}", terms))
+    return [*cuts, Cut(f"{name}>={shown[-1]}", (Term(field, "gte", edges[-1]),))]

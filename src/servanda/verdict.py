@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from servanda.clauses import Cell, CellVerdict, Certificate, Look, Outcome, worst
-from servanda.contract import WHOLE
 from servanda.errors import EvidenceError
 from servanda.evidence import Evidence, Weighed
 from servanda.identity import EvidenceKey
@@ -41,6 +41,7 @@ class Verdict:
     sequences: int
     tokens: int
     lost: int
+    golden_tokens: int = 0
     train: str = ""
     infer: str = ""
 
@@ -60,8 +61,8 @@ class Verdict:
         return max(needs, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; numbers that do not exist are null, never 0."""
-        return {**asdict(self), "exit_code": self.exit_code, "more": self.more}
+        """Plain data for JSON: a number that does not exist is null, never 0; inf is text."""
+        return _plain({**asdict(self), "exit_code": self.exit_code, "more": self.more})
 
     def __str__(self) -> str:
         from servanda.report.text import render
@@ -85,17 +86,17 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
         )
     closed = evidence.closed
     look = Look(plan.alpha, plan.price_cells, plan.first, evidence.launched, intervals)
-    floors = [_floor(cell, i, closed, evidence.golden) for i, cell in enumerate(plan.cells)]
     cells = []
     for i, cell in enumerate(plan.cells):
-        floor = floors[i] if floors[i] is not None else _whole_floor(plan, cell, floors)
-        statistics = _statistics(cell, i, closed, evidence.golden)
-        cells.append(cell.kind.judge(cell, cell.kind.fold(cell, statistics), floor, look))
+        weighed = {"workload": closed, "golden": _some(evidence.golden), "none": ()}
+        parts = weighed[cell.kind.source]
+        floor = cell.kind.floor(cell, [part.noise[i] for part in parts])
+        statistic = cell.kind.fold(cell, [part.statistics[i] for part in parts])
+        cells.append(cell.kind.judge(cell, statistic, floor, look))
     cells = _after_preconditions(plan.cells, cells)
-    enforced: list[Outcome] = [c.outcome for c in cells if c.enforced]
     kernels = plan.contract.kernels
     return Verdict(
-        outcome=worst(enforced),
+        outcome=_outcome(cells),
         cells=tuple(cells),
         contract=plan.contract.metadata.name,
         stage=plan.stage,
@@ -108,31 +109,33 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
         sequences=sum(r.sequences for r in closed),
         tokens=sum(r.tokens for r in closed),
         lost=sum(r.lost for r in closed),
+        golden_tokens=evidence.golden.tokens if evidence.golden else 0,
         train=str(kernels.train),
         infer=str(kernels.infer),
     )
 
 
-def _statistics(
-    cell: Cell, i: int, closed: tuple[Weighed, ...], golden: Weighed | None
-) -> list[Any]:
-    if cell.kind.source == "golden":
-        return [golden.statistics[i]] if golden else []
-    return [r.statistics[i] for r in closed] if cell.kind.source == "workload" else []
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return value
 
 
-def _floor(cell: Cell, i: int, closed: tuple[Weighed, ...], golden: Weighed | None) -> float | None:
-    if cell.kind.source == "golden":
-        return cell.kind.floor(cell, [golden.noise[i]] if golden else [])
-    return cell.kind.floor(cell, [r.noise[i] for r in closed])
+def _some(golden: Weighed | None) -> tuple[Weighed, ...]:
+    return (golden,) if golden is not None else ()
 
 
-def _whole_floor(plan: Plan, cell: Cell, floors: list[float | None]) -> float | None:
-    """A slice that the tenth never met borrows the floor of the whole."""
-    for other, floor in zip(plan.cells, floors, strict=True):
-        if other.clause is cell.clause and other.cut.name == WHOLE:
-            return floor
-    return None
+def _outcome(cells: list[CellVerdict]) -> Outcome:
+    """The worst of the enforced cells; guards can make it worse, but never carry it."""
+    enforced = [c for c in cells if c.enforced]
+    promises = [c for c in enforced if c.section != "observability"]
+    if all(c.outcome == "not applicable" for c in promises):
+        return worst([*(c.outcome for c in enforced), "inconclusive"])
+    return worst([c.outcome for c in enforced])
 
 
 def _after_preconditions(cells: tuple[Cell, ...], verdicts: list[CellVerdict]) -> list[CellVerdict]:

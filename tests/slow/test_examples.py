@@ -8,8 +8,8 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXPECTED = {
-    "tiny-bf16": (0, "HOLDS: all 13 enforced cells."),
-    "tiny-int8": (0, "HOLDS: all 13 enforced cells."),
+    "tiny-bf16": (0, "HOLDS: every enforced cell, 13 of 13."),
+    "tiny-int8": (0, "HOLDS: every enforced cell, 13 of 13."),
     "tiny-int4": (1, "VIOLATED: "),
     "tiny-bf16-positions": (1, "VIOLATED: tv-long on long. 12 of 13 enforced cells hold."),
     "tiny-top-p": (1, "VIOLATED: fidelity on all."),

@@ -100,9 +100,19 @@ def test_a_value_the_proof_does_not_cover_is_refused(x):
         LogMoment.of(np.array([0.5, x]))
 
 
+def test_sums_beyond_64_bits_are_still_numbers():
+    one = LogMoment.of(np.full(1000, 0.5))
+    many = one
+    for _ in range(20):
+        many = many + many  # a thousand million tokens
+    assert many.n == 1000 << 20
+    assert many.log_e_above(0.4) > many.log_e_above(0.45) > 1e5
+    assert many.log_e_below(0.6) > 1e5
+
+
 def test_two_plans_do_not_merge():
     with pytest.raises(EvidenceError, match="two plans"):
-        ratio([[0.1]], capacity=6) + ratio([[0.1]], capacity=7)
+        GroupRatio.join(6, [ratio([[0.1]], capacity=6), ratio([[0.1]], capacity=7)])
 
 
 def test_the_projection_is_the_number_that_decides():

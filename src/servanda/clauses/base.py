@@ -18,6 +18,7 @@ from servanda.contract import Claim, Clause, Section
 from servanda.divergence import sampled
 from servanda.registry import Registry
 from servanda.slices import Cut
+from servanda.stats.log_moment import log_mean_exp
 from servanda.trace import TracePair
 
 Array = NDArray[Any]
@@ -37,6 +38,20 @@ def worst(outcomes: Sequence[Outcome]) -> Outcome:
     return "inconclusive"
 
 
+def peak(rounds: Sequence[Array]) -> float:
+    """The most evidence that any closed prefix of rounds held, nats.
+
+    Args:
+        rounds: log e-values of the mixture's components, one array a round; they add up.
+
+    Ville's inequality covers all prefixes at once, so a fixed truth that was refuted once
+    stays refuted.
+    """
+    if not rounds:
+        return 0.0
+    return max(map(log_mean_exp, np.cumsum(rounds, axis=0)))
+
+
 @dataclass(frozen=True)
 class View:
     """A closed round, or a batch of golden texts, as the clauses see it.
@@ -46,7 +61,7 @@ class View:
         group_N, group_S: prompt group of each token and sequence, 0-based in this view.
         launched: prompt groups of this view.
         width: new tokens that each sequence had room for.
-        may_meet: cut name -> [S], whether a sequence can fall into it at all.
+        may_meet: cut -> [S], whether a sequence can fall into it at all.
         uniform_N: a fresh uniform for each token (for the PIT).
         exact: metric -> [N], joint columns, where both sides' logits were in memory.
     """
@@ -57,7 +72,7 @@ class View:
     group_S: Array
     launched: int
     width: int
-    may_meet: Mapping[str, Array] = field(default_factory=dict)
+    may_meet: Mapping[Cut, Array] = field(default_factory=dict)
     uniform_N: Array | None = None
     exact: Mapping[str, Array] = field(default_factory=dict)
 
@@ -66,20 +81,14 @@ class View:
         return self.pair.usable_N
 
     @cached_property
-    def _cache(self) -> dict[tuple[str, str], Array]:
+    def _cache(self) -> dict[tuple[str, object], Array]:
         return {}  # masks and metrics are shared by all cells of the round
 
-    def mask(self, cut: Cut) -> Array:
-        """Tokens in a slice, [N]; a token whose context was not recorded is in."""
-        key = ("mask", cut.name)
+    def mask(self, cut: Cut, *, unknown: bool = False) -> Array:
+        """Tokens in a slice, [N]; `unknown` is what a context that was not recorded counts as."""
+        key = (f"mask {unknown}", cut)
         if key not in self._cache:
-            inside = np.ones(len(self.usable_N), dtype=bool)
-            for term in cut.terms:
-                term_N = term.mask(self.columns[term.field])
-                if term.field in ("context.entropy_nats", "context.p_max"):
-                    term_N = term_N | np.isnan(self.columns[term.field])
-                inside &= term_N
-            self._cache[key] = inside
+            self._cache[key] = cut.mask(self.columns, len(self.usable_N), unknown=unknown)
         return self._cache[key]
 
     def values(self, metric: str) -> Array:
@@ -96,7 +105,7 @@ class View:
 
     def lost(self, cut: Cut) -> Array:
         """Rows of launched sequences that yielded nothing and may belong to the slice."""
-        return np.flatnonzero(self.pair.infer.lost_S & self.may_meet[cut.name])
+        return np.flatnonzero(self.pair.infer.lost_S & self.may_meet[cut])
 
 
 @dataclass(frozen=True)
@@ -173,6 +182,7 @@ class CellVerdict:
     alpha: float | None = None
     e_holds: float | None = None
     e_violated: float | None = None
+    threshold: float | None = None  # of a percentile clause, in units of the metric
     more: int | None = None
     open: bool = False  # more rounds of this run could change the outcome
     note: str = ""

@@ -8,12 +8,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from servanda.clauses.base import Array, Cell, CellVerdict, Look, Source, View, blank
+from servanda.clauses.base import Array, Cell, CellVerdict, Look, Source, View, blank, peak
 from servanda.contract import Clause, Relative
 from servanda.divergence import DIVERGENCES
 from servanda.stats import GroupRatio, LogMoment, interval, units_to_decide
 
+_LITTLE = 0.25  # a fill of less is worth a word
+
 Process = LogMoment | GroupRatio
+Noise = tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,9 @@ class Certificate:
     source: ClassVar[Source] = "workload"
 
     def weigh(self, cell: Cell, view: View) -> Process:
-        inside_N = view.mask(cell.cut)
         x_N = self.feed.x(view.values(cell.clause.metric))
-        known_N = inside_N & ~np.isnan(view.values(cell.clause.metric))
-        missing_N = inside_N & ~known_N
+        known_N = view.mask(cell.cut) & ~np.isnan(view.values(cell.clause.metric))
+        missing_N = view.mask(cell.cut, unknown=True) & ~known_N
         room = cell.cut.positions(view.width)
         lost_S = view.lost(cell.cut)
         if cell.claim == "realised":
@@ -84,37 +86,45 @@ class Certificate:
             tuple(missing_G[met].tolist()),
         )
 
-    def noise(self, cell: Cell, view: View) -> tuple[float, int]:
-        """(sum of x, tokens) of a side against itself."""
+    def noise(self, cell: Cell, view: View) -> Noise:
+        """(sum of x, tokens) of a side against itself: on the slice, and on the whole."""
         values_N = view.values(cell.clause.metric)
-        known_N = view.mask(cell.cut) & ~np.isnan(values_N)
-        return math.fsum(self.feed.x(values_N[known_N]).tolist()), int(known_N.sum())
-
-    def floor(self, cell: Cell, parts: list[tuple[tuple[float, int], ...]]) -> float | None:
-        means = []
-        for side in zip(*(p for p in parts if p), strict=True):
-            n = sum(count for _, count in side)
-            if n:
-                means.append(math.fsum(total for total, _ in side) / n)
-        return max(means, default=None)
-
-    def fold(self, cell: Cell, statistics: list[Process]) -> Process:
-        if cell.claim == "realised":
-            return sum(statistics, LogMoment())  # type: ignore[arg-type]
-        parts: list[GroupRatio] = statistics  # type: ignore[assignment]
-        return GroupRatio(
-            cell.capacity,
-            sum(p.launched for p in parts),
-            tuple(t for p in parts for t in p.total_G),
-            tuple(t for p in parts for t in p.tokens_G),
-            tuple(t for p in parts for t in p.missing_G),
+        known_N = ~np.isnan(values_N)
+        return tuple(
+            (math.fsum(self.feed.x(values_N[inside_N]).tolist()), int(inside_N.sum()))
+            for inside_N in (known_N & view.mask(cell.cut), known_N)
         )
 
-    def judge(self, cell: Cell, process: Process, floor: float | None, look: Look) -> CellVerdict:
-        feed = self.feed
+    def floor(self, cell: Cell, parts: list[tuple[Noise, ...]]) -> float | None:
+        """Of the slice, or of the whole where the tenth never met the slice."""
+        means = []
+        for side in zip(*(p for p in parts if p), strict=True):
+            for part in zip(*side, strict=True):  # the slice, then the whole
+                n = sum(count for _, count in part)
+                if n:
+                    means.append(math.fsum(total for total, _ in part) / n)
+                    break
+        return max(means, default=None)
+
+    def fold(self, cell: Cell, statistics: list[Process]) -> list[Process]:
+        return statistics
+
+    def _total(self, cell: Cell, rounds: list[Process]) -> Process:
+        if cell.claim == "realised":
+            return sum(rounds, LogMoment())  # type: ignore[arg-type]
+        return GroupRatio.join(cell.capacity, rounds)  # type: ignore[arg-type]
+
+    def judge(
+        self, cell: Cell, rounds: list[Process], floor: float | None, look: Look
+    ) -> CellVerdict:
+        feed, process = self.feed, self._total(cell, rounds)
         red_line = max(feed.limit, 2 * (floor or 0.0))
         e_holds = process.log_e_below(feed.limit) if process.n else 0.0
-        e_violated = process.log_e_above(red_line) if process.n else 0.0
+        if cell.claim == "realised":
+            # speaks of the tokens measured so far, so what was red may be so no more
+            e_violated = process.log_e_above(red_line) if process.n else 0.0
+        else:
+            e_violated = peak([r.above_growth(red_line) for r in rounds if r.n])
         verdict = blank(
             cell,
             "inconclusive",
@@ -126,6 +136,7 @@ class Certificate:
             n=process.n,
             units="tokens" if cell.claim == "realised" else "prompt groups",
             missing=process.missing,
+            threshold=feed.threshold,
             alpha=look.alpha,
             e_holds=e_holds,
             e_violated=e_violated,
@@ -162,4 +173,19 @@ class Certificate:
             return verdict.but(note="too near the limit to tell; raise the limit or the sizes")
         # a slice meets only some of the groups: convert its units to launched groups
         more = math.ceil((units - process.n) * look.launched / process.n)
-        return verdict.but(more=max(more, look.first - look.launched, 1))
+        return verdict.but(
+            more=max(more, look.first - look.launched, 1), note=_why_so_many(process)
+        )
+
+
+def _why_so_many(process: Process) -> str:
+    """Room that no answer fills is paid for in prompt groups; say so where it is most of it."""
+    if not isinstance(process, GroupRatio):
+        return ""
+    filled = (process.tokens + process.missing) / process.n
+    if filled >= _LITTLE * process.capacity:
+        return ""
+    return (
+        f"a prompt group has room for {process.capacity:,} tokens here and fills {filled:,.0f}: "
+        "a lower max_new_tokens, or claim: realised, decides sooner"
+    )

@@ -42,11 +42,15 @@ class Fact:
         known_N = values_N[~np.isnan(values_N)]
         return Values(tuple(known_N.tolist()), len(values_N) - len(known_N))
 
-    def noise(self, cell: Cell, view: View) -> Values:
-        return self.weigh(cell, view)
+    def noise(self, cell: Cell, view: View) -> tuple[Values, Values]:
+        """Of a side against itself: on the slice, and on the whole."""
+        values_N = view.exact[cell.clause.metric]
+        known_N = values_N[~np.isnan(values_N)]
+        return self.weigh(cell, view), Values(tuple(known_N.tolist()))
 
-    def floor(self, cell: Cell, parts: list[tuple[Values, ...]]) -> float | None:
-        sides = [sum(side, Values()) for side in zip(*(p for p in parts if p), strict=True)]
+    def floor(self, cell: Cell, parts: list[tuple[tuple[Values, Values], ...]]) -> float | None:
+        """Of the slice, or of the whole where the tenth never met the slice."""
+        sides = [slice_ if slice_.known else whole for part in parts for slice_, whole in part]
         return max((aggregate(cell.clause, s.known) for s in sides if s.known), default=None)
 
     def fold(self, cell: Cell, statistics: list[Values]) -> Values:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from servanda.clauses.base import GUARDS, Cell, CellVerdict, Look, Source, View, blank
+from servanda.clauses.base import GUARDS, Cell, CellVerdict, Look, Source, View, blank, peak
 from servanda.stats import Fidelity
 
 
@@ -39,12 +39,15 @@ class SamplerFidelity(_Guard):
         assert view.uniform_N is not None  # every workload view has one
         u_N = columns["mass_before"] + view.uniform_N * np.exp(columns["logp"])
         missing = int((inside_N & ~known_N).sum())
+        missing += len(view.lost(cell.cut)) * cell.cut.positions(view.width)
         return Fidelity.of(np.minimum(u_N[known_N], 1.0), missing)
 
-    def fold(self, cell: Cell, statistics: list[Fidelity]) -> Fidelity:
-        return sum(statistics, Fidelity())
+    def fold(self, cell: Cell, statistics: list[Fidelity]) -> list[Fidelity]:
+        return statistics
 
-    def judge(self, cell: Cell, fidelity: Fidelity, floor: object, look: Look) -> CellVerdict:
+    def judge(self, cell: Cell, rounds: list[Fidelity], floor: object, look: Look) -> CellVerdict:
+        fidelity = sum(rounds, Fidelity())
+        log_e = peak([np.array(r.growth) for r in rounds])
         verdict = blank(
             cell,
             "inconclusive",
@@ -53,9 +56,9 @@ class SamplerFidelity(_Guard):
             units="tokens",
             missing=fidelity.missing,
             alpha=look.alpha,
-            e_violated=fidelity.log_e,
+            e_violated=log_e if fidelity.n else None,
         )
-        if fidelity.log_e >= look.log_price_violated:
+        if log_e >= look.log_price_violated:
             return verdict.but(
                 outcome="violated",
                 note="served tokens do not follow the reported distribution: an undisclosed "

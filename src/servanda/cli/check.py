@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -31,5 +32,8 @@ def check(contract: Path, run_dir: Path | None, fresh: bool, format_: str, quiet
     """
     with watching(quiet) as watch:
         verdict = run.check(contract, run_dir=run_dir, fresh=fresh, watch=watch)
-    click.echo(FORMATS[format_](verdict))
+    try:
+        click.echo(FORMATS[format_](verdict))
+    except BrokenPipeError:  # whoever reads has seen enough; the exit code still counts
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(verdict.exit_code)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from typing import Any
 
 import click
@@ -11,6 +13,8 @@ from servanda import __version__
 from servanda.cli.check import check
 from servanda.cli.demo import demo
 from servanda.errors import ServandaError
+
+_FAILED, _INTERRUPTED = 4, 130
 
 
 class _Group(click.Group):
@@ -22,6 +26,20 @@ class _Group(click.Group):
         except ServandaError as error:
             click.echo(str(error), err=True)
             sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("stopped", err=True)
+            sys.exit(_INTERRUPTED)
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except Exception as error:
+            # 1 would say "violated", and that is not what a bug of ours says
+            if os.environ.get("SERVANDA_TRACEBACK"):
+                traceback.print_exc()
+            click.echo(f"servanda failed: {type(error).__name__}: {error}", err=True)
+            click.echo(
+                "  hint: this is a bug of servanda; SERVANDA_TRACEBACK=1 shows where", err=True
+            )
+            sys.exit(_FAILED)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -15,7 +15,7 @@ _PLAIN_EVERY_S = 5.0
 @contextmanager
 def watching(quiet: bool = False) -> Iterator[Watch]:
     """Something to give to `run.check(watch=...)`."""
-    if quiet:
+    if quiet or sys.stderr is None:
         yield unwatched
     elif sys.stderr.isatty():
         yield from _bar()
@@ -51,7 +51,7 @@ def _plain() -> Watch:
 
 def _bar() -> Iterator[Watch]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     columns = (
@@ -62,11 +62,14 @@ def _bar() -> Iterator[Watch]:
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        tasks: dict[str, int] = {}
+        tasks: dict[str, TaskID] = {}
 
         def watch(progress: Progress) -> None:
+            if progress.done >= progress.total and progress.what in tasks:
+                bar.update(tasks[progress.what], visible=False)
+                return
             if progress.what not in tasks:
                 tasks[progress.what] = bar.add_task(progress.what, total=progress.total)
-            bar.update(tasks[progress.what], completed=progress.done, total=progress.total)  # type: ignore[arg-type]
+            bar.update(tasks[progress.what], completed=progress.done, total=progress.total)
 
         yield watch

@@ -22,7 +22,11 @@ class TableEngine:
     """Draws from a Table and scores by looking up; prefill and decode are the same here."""
 
     def __init__(self, kernel: Kernel) -> None:
-        path = FilePath(kernel.model or "")
+        if kernel.model is None:
+            raise MeasurementError(
+                "engine 'table' needs a model", hint="write `model: table.json` beside the engine"
+            )
+        path = FilePath(kernel.model)
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -36,7 +40,11 @@ class TableEngine:
     def describe(self) -> Description:
         table = self.table
         return Description(
-            fingerprint={"engine": "table", "rows": digest_of(dict(table.rows))},
+            fingerprint={
+                "engine": "table",
+                "order": str(table.order),
+                "rows": digest_of(dict(table.rows)),
+            },
             tensors={"policy": digest_of(table.weights)},
             tokens=digest_of(table.tokens),
             vocab_size=len(table.tokens),

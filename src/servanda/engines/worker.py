@@ -2,8 +2,7 @@
 #
 # Two kernels never share a process: not their libraries, not their threads, not their
 # crashes.  A message is a JSON head and a body of bytes, each led by its length; the head
-# of a call names a verb of Engine, the head of a reply is {"ok"} or {"error"}.  Run as
-# `python -m servanda.engines.worker`, this module is the child.
+# of a call names a verb of Engine, the head of a reply is {"ok"} or {"error"}.
 
 from __future__ import annotations
 
@@ -41,7 +40,8 @@ _ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
 }
-_STOP_S = 5.0  # how long a child may take to leave before it is killed
+# not `-m`, which would put the current folder first among the places to import from
+_CHILD = "import sys; sys.path.pop(0); from servanda.engines.worker import main; main()"
 _TAIL = 2000  # characters of a dead child's last words
 
 
@@ -87,23 +87,26 @@ class Worker:
 
     def __init__(self, kernel: Kernel, side: str) -> None:
         self.kernel, self.side = kernel, side
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        environment = {**os.environ, **_ENVIRONMENT}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "servanda.engines.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is the parent's to handle
-        )
+        try:
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _CHILD],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env={**os.environ, **_ENVIRONMENT},
+                start_new_session=True,  # Ctrl-C is the parent's to handle
+            )
+        except OSError as error:
+            raise MeasurementError(
+                f"the {side} worker cannot be started: {error.strerror or error}",
+                hint="free memory, or space in the folder for temporary files",
+            ) from None
         assert self._process.stdin and self._process.stdout
         self._to, self._from = self._process.stdin, self._process.stdout
-        try:
-            self._call("open", kernel.model_dump(mode="json"))
-        except BaseException:
-            self.close()
-            raise
+        # sent now, answered when first asked: loading goes on while the caller does other things
+        self._ask("open", kernel.model_dump(mode="json"))
+        self._loading = True
 
     @property
     def pid(self) -> int:
@@ -134,27 +137,27 @@ class Worker:
             head, body = self._reply("logits")
 
     def close(self) -> None:
+        """End the child at once; it holds nothing that is worth waiting for."""
+        self._process.kill()
+        self._process.wait()
         for pipe in (self._to, self._from):
             with contextlib.suppress(BrokenPipeError):
-                pipe.close()  # the child leaves when its input ends
-        try:
-            self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+                pipe.close()
         self._log.close()
 
-    def kill(self) -> None:
-        """Stop at once: the user does not want to wait for a batch."""
-        self._process.kill()
-
-    def _call(
-        self, verb: str, options: dict[str, Any] | None = None, body: bytes = b""
-    ) -> tuple[dict[str, Any], bytes]:
+    def _ask(self, verb: str, options: dict[str, Any] | None = None, body: bytes = b"") -> None:
         try:
             _send(self._to, {"verb": verb, **(options or {})}, body)
         except (BrokenPipeError, ValueError):
             raise self._death(verb) from None
+
+    def _call(
+        self, verb: str, options: dict[str, Any] | None = None, body: bytes = b""
+    ) -> tuple[dict[str, Any], bytes]:
+        if self._loading:
+            self._reply("open")
+            self._loading = False
+        self._ask(verb, options, body)
         return self._reply(verb)
 
     def _reply(self, verb: str) -> tuple[dict[str, Any], bytes]:
@@ -187,10 +190,11 @@ class Worker:
 
 
 def spawn(kernel: Kernel, side: str) -> Worker:
-    """Open a kernel in a child process.
+    """Begin to open a kernel in a child process; its first answer waits for the loading.
 
     Raises:
-        MeasurementError: the engine refuses the kernel, or the child died.
+        MeasurementError: the child cannot be started, and later, from the first verb on:
+            the engine refuses the kernel, or the child died.
     """
     return Worker(kernel, side)
 
@@ -249,7 +253,3 @@ def main() -> None:
     os.dup2(2, 1)
     with contextlib.suppress(BrokenPipeError):  # the parent may be gone
         _serve(sys.stdin.buffer, replies)
-
-
-if __name__ == "__main__":
-    main()

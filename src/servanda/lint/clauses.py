@@ -49,6 +49,9 @@ def clauses(contract: Contract, marks: Marks) -> Iterator[Finding]:
             message = f"two clauses are named {clause.id!r}; the first is in line {line}"
             yield Finding((*path, "id"), message, "give it its own id: evidence is kept by id")
         first.setdefault(clause.id, path)
+        if clause.slices == ():
+            message = f"clause {clause.id!r} speaks of no slice"
+            yield Finding((*path, "slices"), message, "remove slices: it then speaks of every one")
         for j, name in enumerate(clause.slices or ()):
             if name not in declared:
                 message = f"no slice is named {quoted(name)}"

@@ -1,4 +1,4 @@
-# The verdict as text: one sentence first, then what breaks where, worst first.
+# The verdict as text: who is compared, what breaks where (worst first), the answer, small print.
 
 from __future__ import annotations
 
@@ -8,63 +8,117 @@ from servanda.report.base import FORMATS
 from servanda.verdict import Verdict
 
 _GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓", "not applicable": "-"}
-_WIDTH_CLAUSE, _WIDTH_SLICE = 24, 22
+_UNITS = {"prompt groups": "groups", "golden positions": "positions"}
+_SAYS = {
+    "population": "of tokens that this workload's prompts bring forth",
+    "realised": "of the tokens that were measured",
+}
+_WIDEST = 36  # of a column; a longer name is cut
 
 
 @FORMATS.register("text")
 def render(verdict: Verdict) -> str:
-    lines = [
-        f"{verdict.contract}: {verdict.infer}  against  {verdict.train}",
-        f"weights {verdict.key.grade} {verdict.key.weights[:8]} · {verdict.sequences:,} sequences "
-        f"of {verdict.groups:,} prompt groups · {verdict.tokens:,} tokens"
-        + (f" · {verdict.lost:,} lost" if verdict.lost else ""),
-        "",
-    ]
-    header = f"  {'clause':<{_WIDTH_CLAUSE}} {'slice':<{_WIDTH_SLICE}} {'measured':>10}"
-    lines.append(f"{header}  {'interval':<18} {'limit':>8} {'floor':>8} {'n':>9}")
     rank = {outcome: i for i, outcome in enumerate(ORDER)}
     cells = sorted(verdict.cells, key=lambda c: rank.get(c.outcome, len(ORDER)))
-    lines += [line for cell in cells for line in _cell(cell)]
-    lines += ["", sentence(verdict), _small_print(verdict)]
-    return "\n".join(lines)
+    rows = [["clause", "slice", "measured", "interval", "limit", "floor", "n"]]
+    rows += [_row(cell) for cell in cells]
+    widths = [min(max(map(len, column)), _WIDEST) for column in zip(*rows, strict=True)]
+    lines = [
+        f"{verdict.contract}: {verdict.infer}  against  {verdict.train}",
+        _measured(verdict),
+        "",
+        "  " + _line(rows[0], widths),
+    ]
+    for cell, row in zip(cells, rows[1:], strict=True):
+        lines += [f"{_GLYPH[cell.outcome]} {_line(row, widths)}"]
+        lines += [f"    {note}" for note in _notes(cell)]
+    lines += ["", sentence(verdict), *_small_print(verdict)]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def sentence(verdict: Verdict) -> str:
     """The answer in one sentence: what breaks where, or what is missing."""
     word = verdict.outcome.upper()
-    cells = [c for c in verdict.cells if c.enforced]
+    cells = [c for c in verdict.cells if c.enforced and c.outcome != "not applicable"]
     bad = [c for c in cells if c.outcome == verdict.outcome]
+    beyond = [c for c in verdict.cells if not c.enforced and c.outcome == "violated"]
+    watched = f" Monitored and beyond its limit: {_named(beyond)}." if beyond else ""
     if verdict.outcome == "holds":
-        return f"{word}: all {len(bad)} enforced cells."
-    names = ", ".join(f"{c.clause} on {c.slice}" for c in bad[:4])
-    names += f" and {len(bad) - 4} more" if len(bad) > 4 else ""
+        return f"{word}: every enforced cell, {len(bad)} of {len(bad)}.{watched}"
+    if not any(c.section != "observability" for c in cells):
+        return f"{word}: no enforced clause is judged at stage {verdict.stage!r}.{watched}"
     rest = sum(c.outcome == "holds" for c in cells)
-    text = f"{word}: {names}. {rest} of {len(cells)} enforced cells hold."
+    text = f"{word}: {_named(bad)}. {rest} of {len(cells)} enforced cells hold."
     if verdict.outcome == "inconclusive" and verdict.more:
-        text += f" About {verdict.more:,} more prompt groups would decide."
-    return text
+        text += f" About {verdict.more:,} more prompt groups would decide"
+        text += " (raise the limit of promotion.offline.sequences)."
+    return text + watched
 
 
-def _cell(cell: CellVerdict) -> list[str]:
-    clause = f"{cell.clause}: {cell.aggregate or ''} {cell.metric}".replace(":  ", ": ")
-    clause = clause if len(clause) <= _WIDTH_CLAUSE else f"{cell.clause}"
-    is_share = cell.aggregate.startswith("p") and cell.kind == "certificate"
-    show = _percent if is_share else _number
+def _named(cells: list[CellVerdict]) -> str:
+    names = ", ".join(f"{c.clause} on {c.slice}" for c in cells[:4])
+    return names + (f" and {len(cells) - 4} more" if len(cells) > 4 else "")
+
+
+def _measured(verdict: Verdict) -> str:
+    parts = [f"weights {verdict.key.grade} {verdict.key.weights[:8]}"]
+    if verdict.sequences:
+        parts.append(f"{verdict.sequences:,} sequences of {verdict.groups:,} prompt groups")
+        parts.append(f"{verdict.tokens:,} tokens")
+    if verdict.golden_tokens:
+        parts.append(f"{verdict.golden_tokens:,} golden positions")
+    if verdict.lost:
+        parts.append(f"{verdict.lost:,} sequences lost")
+    return " · ".join(parts)
+
+
+def _row(cell: CellVerdict) -> list[str]:
+    show = _percent if cell.threshold is not None else _number
     absent = "not measured" if cell.kind in ("certificate", "fact") else ""
-    value = absent if cell.value is None else show(cell.value)
-    low_high = f"[{show(cell.interval[0])}, {show(cell.interval[1])}]" if cell.interval else ""
-    line = (
-        f"{_GLYPH[cell.outcome]} {clause:<{_WIDTH_CLAUSE}} {cell.slice:<{_WIDTH_SLICE}} "
-        f"{value:>10}  {low_high:<18} {show(cell.limit):>8} {show(cell.floor):>8} {cell.n:>9,}"
-    )
+    return [
+        _cut(_clause(cell)),
+        _cut(cell.slice),
+        absent if cell.value is None else show(cell.value),
+        f"[{show(cell.interval[0])}, {show(cell.interval[1])}]" if cell.interval else "",
+        show(cell.limit),
+        show(cell.floor),
+        f"{cell.n:,} {_UNITS.get(cell.units, cell.units)}" if cell.units else "",
+    ]
+
+
+def _clause(cell: CellVerdict) -> str:
+    what = f"{cell.aggregate} {cell.metric}".strip()
+    return what if what == cell.clause else f"{cell.clause}: {what}"
+
+
+def _line(row: list[str], widths: list[int]) -> str:
+    """Names to the left, numbers to the right."""
+    cells = [
+        text.ljust(width) if i < 2 else text.rjust(width)
+        for i, (text, width) in enumerate(zip(row, widths, strict=True))
+    ]
+    return "  ".join(cells)
+
+
+def _notes(cell: CellVerdict) -> list[str]:
     notes = [cell.note] if cell.note else []
+    if cell.threshold is not None:
+        notes.append(
+            f"share of tokens beyond {cell.threshold:g} nats; "
+            f"{cell.aggregate} promises at most {_percent(cell.limit)}"
+        )
     if cell.outcome == "inconclusive" and cell.more:
         notes.append(f"about {cell.more:,} more prompt groups would decide")
     if cell.missing:
-        notes.append(f"{cell.missing:,} missing")
+        kind = "positions" if cell.units == "golden positions" else "tokens"
+        notes.append(f"{cell.missing:,} {kind} missing, counted against both answers")
     if not cell.enforced and cell.outcome != "not applicable":
         notes.append("monitored, not enforced")
-    return [line.rstrip(), *(f"    {note}" for note in notes)]
+    return notes
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
 
 
 def _number(value: float | None) -> str:
@@ -77,17 +131,19 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.2f}%"
 
 
-def _small_print(verdict: Verdict) -> str:
-    claims = sorted({c.claim for c in verdict.cells if c.kind == "certificate"})
-    says = {
-        "population": "of tokens that this workload's prompts bring forth",
-        "realised": "of the tokens that were measured",
-    }
-    spoken = "; ".join(f"claim {c}: {says[c]}" for c in claims)
-    return (
-        f"{spoken + chr(10) if spoken else ''}alpha {verdict.alpha:.3g} "
-        f"(attempt {verdict.key.attempt} at confidence {verdict.confidence:g}), a violation pays "
-        f"for {verdict.price_cells} cells; intervals are simultaneous in time\n"
+def _small_print(verdict: Verdict) -> list[str]:
+    certificates = [c for c in verdict.cells if c.kind == "certificate"]
+    lines = [f"claim {c}: {_SAYS[c]}" for c in sorted({c.claim for c in certificates})]
+    if certificates:
+        lines += [
+            f"alpha {verdict.alpha:.3g} is what attempt {verdict.key.attempt} may spend of "
+            f"1 - confidence = {1 - verdict.confidence:.3g}; each of {verdict.price_cells} cells "
+            "may be called violated for its share",
+            f"intervals: each cell alone, each end at {1 - verdict.alpha:.4g}, valid at every "
+            "look; floor: a side against itself in other batches",
+        ]
+    lines.append(
         f"stage {verdict.stage} · contract {verdict.key.contract[:8]} · evidence "
         f"{verdict.evidence[:8]} · exit {verdict.exit_code}"
     )
+    return lines

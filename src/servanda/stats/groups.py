@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,18 +46,21 @@ class GroupRatio:
                     f"ones, with room for {self.capacity}"
                 )
 
-    def __add__(self, other: GroupRatio) -> GroupRatio:
-        if other.capacity != self.capacity:
-            raise EvidenceError(
-                f"groups of at most {self.capacity} and of at most {other.capacity} tokens "
-                "come from two plans"
-            )
-        return GroupRatio(
-            self.capacity,
-            self.launched + other.launched,
-            self.total_G + other.total_G,
-            self.tokens_G + other.tokens_G,
-            self.missing_G + other.missing_G,
+    @classmethod
+    def join(cls, capacity: int, parts: Sequence[GroupRatio]) -> GroupRatio:
+        """Disjoint rounds of one plan as one."""
+        for part in parts:
+            if part.capacity != capacity:
+                raise EvidenceError(
+                    f"groups of at most {capacity} and of at most {part.capacity} tokens "
+                    "come from two plans"
+                )
+        return cls(
+            capacity,
+            sum(p.launched for p in parts),
+            tuple(t for p in parts for t in p.total_G),
+            tuple(t for p in parts for t in p.tokens_G),
+            tuple(t for p in parts for t in p.missing_G),
         )
 
     @property

@@ -76,15 +76,13 @@ def units_to_decide(growth: Floats, n: int, log_price: float) -> int | None:
     return high
 
 
-def units_at_best(limit: float, alpha: float, fill: float = 1.0) -> int | None:
-    """Units that `holds` needs even if the two kernels were identical.
+def units_at_best(limit: float, alpha: float) -> int | None:
+    """Units that `holds` needs even if the two kernels were identical and every unit full.
 
     Args:
         limit: of the mean, in (0, 1].
-        fill: tokens of a unit over the unit's capacity; 1 where the unit is a token.
 
     Returns:
         None where the limit is 0: no sample shows that a mean is 0.
     """
-    growth = np.log1p(NEG * limit * (1 - fill)) - np.log1p(NEG * limit)
-    return units_to_decide(growth, 1, math.log(1 / alpha))
+    return units_to_decide(-np.log1p(NEG * limit), 1, math.log(1 / alpha))

@@ -30,6 +30,11 @@ def log_mean_exp(values: Floats) -> float:
     return top + math.log(float(np.exp(values - top).mean()))
 
 
+def _unscaled(sums: tuple[int, ...]) -> Floats:
+    """Integer log sums in nats; they outgrow 64 bits, so each is divided as a Python int."""
+    return np.array([value / _SCALE for value in sums])
+
+
 def check_unit(x_N: Floats) -> None:
     """Refuse values the proof does not cover.
 
@@ -97,11 +102,11 @@ class LogMoment:
 
     def below_growth(self, limit: float) -> Floats:
         """log e-value of each NEG component against "the mean is `limit` or more"."""
-        return np.array(self.below) / _SCALE - self.n * np.log1p(NEG * limit)
+        return _unscaled(self.below) - self.n * np.log1p(NEG * limit)
 
     def above_growth(self, limit: float) -> Floats:
         """log e-value of each POS component against "the mean is `limit` or less"."""
-        return np.array(self.above) / _SCALE - self.n * np.log1p(POS * limit)
+        return _unscaled(self.above) - self.n * np.log1p(POS * limit)
 
     def log_e_below(self, limit: float) -> float:
         """Evidence that the mean is below the limit, in nats; increases with the limit."""

@@ -1,0 +1,47 @@
+# The scalar fields of a contract: numbers, durations, names, each strict about its type.
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Value(BaseModel):
+    """Base of everything a contract holds: frozen, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+def seconds(duration: object) -> object:
+    """'15m' -> 900.0; anything else is left for the type check.
+
+    >>> seconds("15m")
+    900.0
+    """
+    if isinstance(duration, str):
+        match = _DURATION.fullmatch(duration)
+        if not match:
+            raise ValueError("a duration is a number and ms, s, m, h or d: 30s, 5m, 1h, 7d")
+        return float(match[1]) * _SECONDS[match[2]]
+    raise ValueError("a duration is a text such as 30s, 5m, 1h or 7d")
+
+
+def _finite(number: float) -> float:
+    if not math.isfinite(number):
+        raise ValueError("a finite number is wanted")
+    return number
+
+
+# strict: '0.95' in quotes is text, true is no number, and yes is neither
+Flag = Annotated[bool, Strict()]
+Number = Annotated[float, Strict(), AfterValidator(_finite)]
+Whole = Annotated[int, Strict()]
+Duration = Annotated[float, BeforeValidator(seconds), AfterValidator(_finite)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$", max_length=80)]
+Range = Annotated[tuple[Number, Number], Field()]
