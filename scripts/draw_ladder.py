@@ -63,7 +63,7 @@ def ladder(verdict: dict) -> str:
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"
  aria-label="Total variation by slice: long prompts break, the whole does not">
 <style>{STYLE}</style>
-<text class="title" x="20" y="32">✗ Do not promote: long prompts break, and the whole hides it</text>
+<text class="title" x="20" y="32">✗ Do not promote: long prompts break, the whole hides it</text>
 <text class="grey" x="20" y="54">mean total variation per token, bfloat16 with rounded
  position ids against float32; bar: 95 % interval, grey: floor, dashed: limit</text>{rows}
 {ticks}
