@@ -338,6 +338,21 @@ def test_an_interrupted_fresh_attempt_is_finished_first(tmp_path):
     assert check(path, tmp_path, fresh=True).key.attempt == 3
 
 
+def test_a_change_before_the_verdict_does_not_lock_the_directory(tmp_path):
+    path, _ = kit.write(tmp_path, limit=0.1)
+
+    def stop(progress):
+        if progress.what == "prompt groups" and progress.done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(sv.ServandaError, match="stopped"):
+        check(path, tmp_path, watch=stop)
+    path.write_text(path.read_text().replace("at_most: 0.1", "at_most: 0.11"))
+    with pytest.raises(sv.MeasurementError, match=r"statistical.0.at_most: 0.1 -> 0.11"):
+        check(path, tmp_path)
+    assert check(path, tmp_path, fresh=True).key.attempt == 2
+
+
 def test_a_stop_rule_that_changed_expires_the_evidence(tmp_path):
     path, _ = kit.write(tmp_path)
     check(path, tmp_path)

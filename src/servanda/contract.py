@@ -287,14 +287,18 @@ class Contract(Value):
                 yield section, (section, *(["clauses"] if nested else []), i), clause
 
     @property
-    def digest(self) -> str:
-        """Of the meaning: comments, names for people, and where files lie do not count.
+    def meaning(self) -> dict[str, Any]:
+        """What evidence is for: without names for people and where files lie.
 
-        What lies in those files does: evidence is keyed by the digests of weights,
-        vocabulary and prompts besides this one.
+        What lies in those files counts by itself: evidence is keyed by the digests of
+        weights, vocabulary and prompts besides that of the contract.
         """
-        meaning = self.model_dump(mode="json", exclude=_NOT_MEANING)
-        text = json.dumps(meaning, sort_keys=True)
+        return self.model_dump(mode="json", exclude=_NOT_MEANING)
+
+    @property
+    def digest(self) -> str:
+        """Of the meaning; comments and the order of keys do not count."""
+        text = json.dumps(self.meaning, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -118,7 +118,7 @@ class Measurement:
                 )
 
     def _claim_directory(self) -> None:
-        contract = self.plan.contract.model_dump(mode="json")
+        contract = self.plan.contract.meaning
         begun = self.run.begun
         if begun is None:
             self.run.begin(self.key, contract)
@@ -126,7 +126,8 @@ class Measurement:
         before, text = begun
         if before != self.key:
             what = ", ".join(before.differences(self.key)) or "the attempt"
-            told = "; ".join(_changes(text, contract)[:3]) if "the contract" in what else ""
+            told = "; ".join(_changes(text, contract)[:3])
+            self.run.expire(what)
             raise MeasurementError(
                 f"{self.run.path} holds evidence of another agreement: {what} changed since"
                 + (f" ({told})" if told else ""),

@@ -2,6 +2,7 @@
 #
 #   runs/NAME/attempt-1/plan.json                 the key of the evidence, and the contract
 #                       verdict.json              the answer, once there was one
+#                       expired.json              or what changed before there was
 #                       golden/NAME.parquet       the golden texts
 #                       rounds/000012.infer.parquet   and .train, .self_infer, .self_train
 #
@@ -58,11 +59,15 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        """Whether a verdict was reached; until then even `--fresh` goes on with the attempt."""
-        return (self.path / "verdict.json").exists()
+        """Whether a verdict was reached, or the key changed; else `--fresh` goes on with it."""
+        return any((self.path / name).exists() for name in ("verdict.json", "expired.json"))
 
     def finish(self, verdict: str) -> None:
         self._write("verdict.json", verdict.encode())
+
+    def expire(self, changed: str) -> None:
+        """Let `--fresh` open the next attempt though this one reached no verdict."""
+        self._write("expired.json", json.dumps({"changed": changed}).encode())
 
     def kept(self, name: str, make: Callable[[], Trace]) -> Trace:
         """A trace from disk, or made now and put there."""

@@ -32,6 +32,8 @@ def check(contract: Path, run_dir: Path | None, fresh: bool, format_: str, quiet
     """
     with watching(quiet) as watch:
         verdict = run.check(contract, run_dir=run_dir, fresh=fresh, watch=watch)
+    if not quiet:
+        click.echo(f"measured in {run_dir or run.RUNS / verdict.contract}", err=True)
     try:
         click.echo(FORMATS[format_](verdict))
     except BrokenPipeError:  # whoever reads has seen enough; the exit code still counts
