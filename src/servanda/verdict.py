@@ -91,8 +91,8 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
         weighed = {"workload": closed, "golden": _some(evidence.golden), "none": ()}
         parts = weighed[cell.kind.source]
         floor = cell.kind.floor(cell, [part.noise[i] for part in parts])
-        statistic = cell.kind.fold(cell, [part.statistics[i] for part in parts])
-        cells.append(cell.kind.judge(cell, statistic, floor, look))
+        statistics = [part.statistics[i] for part in parts]
+        cells.append(cell.kind.judge(cell, statistics, floor, look))
     cells = _after_preconditions(plan.cells, cells)
     kernels = plan.contract.kernels
     return Verdict(

@@ -106,9 +106,6 @@ class Certificate:
                     break
         return max(means, default=None)
 
-    def fold(self, cell: Cell, statistics: list[Process]) -> list[Process]:
-        return statistics
-
     def _total(self, cell: Cell, rounds: list[Process]) -> Process:
         if cell.claim == "realised":
             return sum(rounds, LogMoment())  # type: ignore[arg-type]

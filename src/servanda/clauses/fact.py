@@ -53,10 +53,10 @@ class Fact:
         sides = [slice_ if slice_.known else whole for part in parts for slice_, whole in part]
         return max((aggregate(cell.clause, s.known) for s in sides if s.known), default=None)
 
-    def fold(self, cell: Cell, statistics: list[Values]) -> Values:
-        return sum(statistics, Values())
-
-    def judge(self, cell: Cell, values: Values, floor: float | None, look: Look) -> CellVerdict:
+    def judge(
+        self, cell: Cell, rounds: list[Values], floor: float | None, look: Look
+    ) -> CellVerdict:
+        values = sum(rounds, Values())
         limit = float(cell.clause.at_most)  # type: ignore[arg-type]
         verdict = blank(
             cell,

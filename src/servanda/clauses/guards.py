@@ -42,9 +42,6 @@ class SamplerFidelity(_Guard):
         missing += len(view.lost(cell.cut)) * cell.cut.positions(view.width)
         return Fidelity.of(np.minimum(u_N[known_N], 1.0), missing)
 
-    def fold(self, cell: Cell, statistics: list[Fidelity]) -> list[Fidelity]:
-        return statistics
-
     def judge(self, cell: Cell, rounds: list[Fidelity], floor: object, look: Look) -> CellVerdict:
         fidelity = sum(rounds, Fidelity())
         log_e = peak([np.array(r.growth) for r in rounds])
@@ -93,10 +90,8 @@ class UsableRatio(_Guard):
         lost = len(view.lost(cell.cut)) * cell.cut.positions(view.width)
         return Counts(int((inside_N & view.usable_N).sum()), int(inside_N.sum()) + lost)
 
-    def fold(self, cell: Cell, statistics: list[Counts]) -> Counts:
-        return sum(statistics, Counts())
-
-    def judge(self, cell: Cell, counts: Counts, floor: object, look: Look) -> CellVerdict:
+    def judge(self, cell: Cell, rounds: list[Counts], floor: object, look: Look) -> CellVerdict:
+        counts = sum(rounds, Counts())
         limit = float(cell.clause.at_least)  # type: ignore[arg-type]
         verdict = blank(
             cell,

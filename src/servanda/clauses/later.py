@@ -21,9 +21,6 @@ class _Unmeasured:
     def floor(self, cell: Cell, parts: list[None]) -> None:
         return None
 
-    def fold(self, cell: Cell, statistics: list[Any]) -> None:
-        return None
-
 
 @dataclass(frozen=True)
 class Later(_Unmeasured):
@@ -31,7 +28,7 @@ class Later(_Unmeasured):
 
     reason: str
 
-    def judge(self, cell: Cell, statistic: None, floor: object, look: Look) -> CellVerdict:
+    def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Look) -> CellVerdict:
         return blank(cell, "inconclusive", self.reason)
 
 
@@ -41,5 +38,5 @@ class NotHere(_Unmeasured):
 
     reason: str
 
-    def judge(self, cell: Cell, statistic: None, floor: object, look: Look) -> CellVerdict:
+    def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Look) -> CellVerdict:
         return blank(cell, "not applicable", self.reason)
