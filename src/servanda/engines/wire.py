@@ -52,7 +52,7 @@ def from_table(table: pa.Table) -> Trace:
 
 def _flat(column: pa.ChunkedArray) -> np.ndarray:
     if not column.num_chunks:
-        return np.zeros(0, dtype=column.type.value_type.to_pandas_dtype())
+        return np.zeros(0, np.int64 if pa.types.is_integer(column.type.value_type) else np.float64)
     return column.chunk(0).flatten().to_numpy(zero_copy_only=False)
 
 
