@@ -56,7 +56,6 @@ class Plan:
     golden: Corpus | None
     stage: Stage
     attempt: int
-    cuts: dict[str, tuple[Cut, ...]]
     cells: tuple[Cell, ...]
 
     @property
@@ -168,7 +167,7 @@ def make_plan(
             cell = Cell(clause, section, cut, clause.claim or contract.claim, capacity, kind)
             cells.append(cell)
             places.append(place)
-    plan = Plan(contract, corpus, golden, stage, attempt, cuts, tuple(cells))
+    plan = Plan(contract, corpus, golden, stage, attempt, tuple(cells))
     for cell, place in zip(cells, places, strict=True):
         problems += _out_of_reach(plan, cell, place)
     if problems:

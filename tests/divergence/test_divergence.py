@@ -127,6 +127,17 @@ def test_nearly_identical_rows_keep_their_digits(name, sigma):
     assert exact(name, LogitRows(train, infer)) == pytest.approx(truth.astype(float), rel=1e-9)
 
 
+@pytest.mark.parametrize("name", ["tv", "k3_nats", "abs_log_ratio_nats"])
+def test_a_gross_row_does_not_cost_its_neighbours_their_digits(name):
+    rng = np.random.default_rng(2)
+    infer = rng.normal(size=(3, 50)) * 3
+    train = infer + 1e-7 * rng.normal(size=infer.shape)
+    alone = exact(name, LogitRows(train, infer))
+    train[1] += 5 * rng.normal(size=50)
+    train[2, 7] = -np.inf
+    assert exact(name, LogitRows(train, infer))[0] == alone[0]
+
+
 def test_the_textbook_k3_in_float32_has_no_digit_left_and_ours_has_all():
     x = np.full(1000, 1e-4)
     textbook = np.exp(x.astype(np.float32)) - x.astype(np.float32) - 1

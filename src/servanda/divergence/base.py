@@ -136,15 +136,16 @@ class LogitRows:
         drift of the row's own size so that expm1 and log1p keep the small digits.
         """
         q_RV = np.exp(self.infer_logp_RV)
-        shared_RV = (q_RV > 0) & np.isfinite(self.drift_RV)
-        pivot_R1 = np.where(shared_RV, q_RV * np.where(shared_RV, self.drift_RV, 0), 0)
-        pivot_R1 = pivot_R1.sum(axis=-1, keepdims=True)
-        centred_RV = self.drift_RV - pivot_R1
-        if np.isfinite(self.drift_RV).all() and np.abs(centred_RV).max(initial=0) < 1.0:
-            shift_R1 = np.log1p((q_RV * np.expm1(centred_RV)).sum(axis=-1, keepdims=True))
-            return centred_RV - shift_R1
+        finite_RV = np.isfinite(self.drift_RV)
+        drift_RV = np.where(finite_RV, self.drift_RV, 0.0)
+        centred_RV = drift_RV - (q_RV * drift_RV).sum(axis=-1, keepdims=True)
+        # row by row: a row that differs grossly must not cost its neighbours their digits
+        near_R1 = (finite_RV & (np.abs(centred_RV) < 1.0)).all(axis=-1, keepdims=True)
+        small_RV = np.where(near_R1, centred_RV, 0.0)
+        shift_R1 = np.log1p((q_RV * np.expm1(small_RV)).sum(axis=-1, keepdims=True))
         with np.errstate(invalid="ignore"):
-            return np.where(self.neither_RV, 0.0, self.train_logp_RV - self.infer_logp_RV)
+            plain_RV = np.where(self.neither_RV, 0.0, self.train_logp_RV - self.infer_logp_RV)
+        return np.where(near_R1, small_RV - shift_R1, plain_RV)
 
 
 def exact(name: str, rows: LogitRows) -> Floats:
