@@ -238,7 +238,6 @@ def _disturbed(path: Path, folder: Path, seed: int) -> Verdict:
 def _realised(path: Path, folder: Path, pair: TablePair, verdict: Verdict) -> float:
     """Mean of the exact TV at the contexts of the closed rounds."""
     plan = run.compile(run.load(path))
-    assert plan.corpus is not None
     ids = {token: i for i, token in enumerate(pair.infer.tokens)}
     values = []
     exact = functools.cache(lambda last: pair.token_tv((last,)))  # tables of order 1
@@ -246,7 +245,7 @@ def _realised(path: Path, folder: Path, pair: TablePair, verdict: Verdict) -> fl
         if measured.units[0].group >= verdict.groups:
             break  # drawn ahead, and never judged
         for unit, tokens in zip(measured.units, measured.pair.infer.continuations, strict=True):
-            last = ids[plan.corpus.prompts[unit.row].text]
+            last = ids[plan.corpora["workload"].prompts[unit.row].text]
             for token in tokens:
                 values.append(exact(last))
                 last = token

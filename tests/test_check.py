@@ -92,7 +92,10 @@ def test_evidence_merges_disjoint_shards_and_refuses_overlap(tmp_path):
     even, odd = (weigh(plan, pairs.key, rounds[i::2]) for i in (0, 1))
     assert (odd + even).digest == (even + odd).digest == whole.digest
     assert sv.judge(plan, odd + even) == sv.judge(plan, whole)
-    assert len(odd.closed) == 0 and len(even.closed) == 1  # only a closed prefix counts
+    assert (len(odd.closed("workload")), len(even.closed("workload"))) == (
+        0,
+        1,
+    )  # only a closed prefix counts
     with pytest.raises(EvidenceError, match="in both shards"):
         whole + even
 
@@ -308,7 +311,7 @@ def test_what_was_violated_stays_so_for_a_population(tmp_path):
     good_pairs = sv.measure(good_plan, tmp_path / "good" / "run", open=run.in_process)
     good = weigh(good_plan, good_pairs.key, good_pairs.rounds())
     shift = len(bad.rounds)
-    later = {i + shift: w for i, w in good.rounds.items()}
+    later = {(name, i + shift): w for (name, i), w in good.rounds.items()}
     mixed = replace(bad, rounds={**bad.rounds, **later})
     tv = cell(sv.judge(plan, mixed), "tv")
     assert tv.value < 0.05 and tv.outcome == "violated"

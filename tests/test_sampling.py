@@ -11,9 +11,9 @@ from servanda.sampling import (
     Sampling,
     draw,
     entropy_nats,
-    mass_before,
     observe,
     processed_logprobs,
+    standing,
     uniforms,
 )
 from tests import oracles
@@ -64,7 +64,7 @@ def test_the_last_uniform_before_one_draws_a_token_that_has_mass():
 def test_masses_before_rank_every_token_once(z):
     logp = processed_logprobs(np.array([z]), Sampling())
     p = np.exp(logp[0])
-    before = [float(mass_before(logp, np.array([t]))[0]) for t in range(len(z))]
+    before = [float(standing(logp, np.array([t]))[1][0]) for t in range(len(z))]
     order = sorted(range(len(z)), key=lambda t: before[t])
     assert np.cumsum(p[order]) - p[order] == pytest.approx([before[t] for t in order], abs=1e-12)
 

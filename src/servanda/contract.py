@@ -156,6 +156,7 @@ class Clause(Value):
     slices: Annotated[tuple[str, ...], BeforeValidator(_name_list)] | None = None  # None: every
     stages: tuple[Stage, ...] = STAGES
     claim: Claim | None = None
+    workload: Name | None = None  # where there are several; None: the first
     required: Flag = False
     load: dict[str, Any] | None = None
     over: Duration | None = None
@@ -285,6 +286,11 @@ class Contract(Value):
             for i, clause in enumerate(clauses):
                 nested = section in ("runtime", "observability")
                 yield section, (section, *(["clauses"] if nested else []), i), clause
+
+    @property
+    def all_workloads(self) -> dict[str, Workload]:
+        """Every workload under its name, the first one first."""
+        return {"workload": self.workload} if self.workload else {}
 
     @property
     def meaning(self) -> dict[str, Any]:

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.clauses import View
+from servanda.clauses import Cell, View
+from servanda.columns import NUMBER_FIELDS, columns
 from servanda.corpus import Corpus
 from servanda.errors import EvidenceError
 from servanda.identity import EvidenceKey
-from servanda.plan import Plan, Unit
+from servanda.plan import Plan
+from servanda.portrait import Portrait, portray
 from servanda.sampling import uniforms
+from servanda.schedule import Schedule, Unit
 from servanda.slices import LABEL
 from servanda.trace import TracePair
 
@@ -28,19 +30,22 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Round:
-    """One closed round as it was measured.
+    """One closed round of a workload as it was measured.
 
     Args:
+        workload: its name.
         units: the launched sequences, in launch order.
         pair: both kernels on the drawn tokens.
-        self_train, self_infer: a tenth of them, each side against itself re-batched.
+        peers: what they are compared with: "self_train", "self_infer": a tenth of the
+            sequences, each side against itself re-batched; "stable": the stable kernel and
+            train on what the stable kernel drew for the same units.
     """
 
+    workload: str
     index: int
     units: tuple[Unit, ...]
     pair: TracePair
-    self_train: TracePair | None = None
-    self_infer: TracePair | None = None
+    peers: Mapping[str, TracePair] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,24 +62,37 @@ class GoldenRun:
 
 @dataclass(frozen=True)
 class Weighed:
-    """Statistics of one closed round: one entry a cell, and what was counted."""
+    """Statistics of one closed round, or of the golden texts: one entry a cell, and counts.
+
+    Args:
+        noise: of each cell, (train, infer), each side against itself.
+        stable: of each cell, what the stable kernel has there.
+        portraits: "infer", and one for each peer; "golden" for the golden texts.
+    """
 
     statistics: tuple[Any, ...]
     noise: tuple[Any, ...]
+    stable: tuple[Any, ...] = ()
     sequences: int = 0
     tokens: int = 0
     lost: int = 0
     groups: int = 0
+    portraits: Mapping[str, Portrait] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything a verdict is judged from; `+` merges disjoint shards and refuses overlap."""
+    """Everything a verdict is judged from; `+` merges disjoint shards and refuses overlap.
+
+    Args:
+        rounds: (workload, index) -> a closed round.
+        once: what is measured once, by its source: "golden", "timing".
+    """
 
     key: EvidenceKey
     plan: str
-    rounds: Mapping[int, Weighed] = field(default_factory=dict)
-    golden: Weighed | None = None
+    rounds: Mapping[tuple[str, int], Weighed] = field(default_factory=dict)
+    once: Mapping[str, Weighed] = field(default_factory=dict)
 
     def __add__(self, other: Evidence) -> Evidence:
         if (self.key, self.plan) != (other.key, other.plan):
@@ -86,40 +104,31 @@ class Evidence:
         shared = sorted(self.rounds.keys() & other.rounds.keys())
         if shared:
             raise EvidenceError(
-                f"round {shared[0]} is in both shards ({len(shared)} such): merged twice it "
-                "would count twice",
+                f"round {shared[0][1]} of {shared[0][0]!r} is in both shards ({len(shared)} "
+                "such): merged twice it would count twice",
                 hint="give each shard its own rounds",
             )
-        return Evidence(
-            self.key,
-            self.plan,
-            {**self.rounds, **other.rounds},
-            self.golden if self.golden is not None else other.golden,
-        )
+        rounds = {**self.rounds, **other.rounds}
+        return Evidence(self.key, self.plan, rounds, {**other.once, **self.once})
 
-    @cached_property
-    def closed(self) -> tuple[Weighed, ...]:
-        """The rounds 0, 1, ... up to the first that is missing."""
-        prefix = []
-        while len(prefix) in self.rounds:
-            prefix.append(self.rounds[len(prefix)])
+    def closed(self, workload: str) -> tuple[Weighed, ...]:
+        """A workload's rounds 0, 1, ... up to the first that is missing."""
+        prefix: list[Weighed] = []
+        while (workload, len(prefix)) in self.rounds:
+            prefix.append(self.rounds[workload, len(prefix)])
         return tuple(prefix)
-
-    @property
-    def launched(self) -> int:
-        """Prompt groups of the closed rounds."""
-        return sum(r.groups for r in self.closed)
 
     @property
     def digest(self) -> str:
         """Of every number in it; independent of the order in which shards were merged."""
-        text = repr((self.key, self.plan, sorted(self.rounds.items()), self.golden))
+        text = repr((self.key, self.plan, sorted(self.rounds.items()), sorted(self.once.items())))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def weigh(plan: Plan, key: EvidenceKey, rounds: Iterable[Round]) -> Evidence:
     """Closed rounds to evidence; pure, so that shards may be weighed anywhere."""
-    return Evidence(key, plan.digest, {r.index: _weigh_round(plan, r) for r in rounds})
+    weighed = {(r.workload, r.index): _weigh_round(plan, r) for r in rounds}
+    return Evidence(key, plan.digest, weighed)
 
 
 def weigh_golden(plan: Plan, key: EvidenceKey, run: GoldenRun) -> Evidence:
@@ -136,39 +145,60 @@ def weigh_golden(plan: Plan, key: EvidenceKey, run: GoldenRun) -> Evidence:
         tuple(c and tuple(c.kind.noise(c, v) for v in self_views) for c in cells),
         sequences=len(run.rows),
         tokens=len(run.pair.infer.token_N),
+        portraits={"golden": portray(run.pair, {}, run.rows)},
     )
-    return Evidence(key, plan.digest, {}, weighed)
+    return Evidence(key, plan.digest, once={"golden": weighed})
 
 
 def _weigh_round(plan: Plan, measured: Round) -> Weighed:
-    view = round_view(plan, measured.units, measured.pair)
-    by_sequence = {u.sequence: u for u in measured.units}
-    self_views = [
-        round_view(plan, tuple(by_sequence[int(s)] for s in p.infer.sequence_S), p)
-        for p in (measured.self_train, measured.self_infer)
-        if p is not None
-    ]
-    cells = [c if c.kind.source == "workload" else None for c in plan.cells]
+    schedule = next(s for s in plan.schedules if s.name == measured.workload)
+    mine = [c if c.workload == measured.workload else None for c in plan.cells]
+    cells = [c for c in mine if c is not None]
+    unit_of = {u.sequence: u for u in measured.units}
+
+    def view(pair: TracePair) -> View:
+        units = tuple(unit_of[int(s)] for s in pair.infer.sequence_S)
+        return _round_view(schedule, cells, units, pair)
+
+    peers = {name: view(pair) for name, pair in measured.peers.items()}
+    own = replace(view(measured.pair), peers=peers)
+    selves = [peers[name] for name in ("self_train", "self_infer") if name in peers]
+    stable = peers.get("stable")
     return Weighed(
-        tuple(c and c.kind.weigh(c, view) for c in cells),
-        tuple(c and tuple(c.kind.noise(c, v) for v in self_views) for c in cells),
+        tuple(c and c.kind.weigh(c, own) for c in mine),
+        tuple(c and tuple(c.kind.noise(c, v) for v in selves) for c in mine),
+        tuple(c and c.kind.noise(c, stable) for c in mine) if stable else (),
         sequences=len(measured.units),
         tokens=len(measured.pair.infer.token_N),
         lost=int(measured.pair.infer.lost_S.sum()),
-        groups=view.launched,
+        groups=own.launched,
+        portraits={
+            "infer": _portrait(own, measured, cells),
+            **{name: _portrait(peer, measured, cells) for name, peer in peers.items()},
+        },
     )
 
 
-def round_view(plan: Plan, units: tuple[Unit, ...], pair: TracePair) -> View:
+def _portrait(view: View, measured: Round, cells: list[Cell]) -> Portrait:
+    position = {u.sequence: i for i, u in enumerate(measured.units)}
+    at = [position[int(s)] for s in view.pair.infer.sequence_S]
+    return portray(
+        view.pair,
+        {cell.cut.name: view.mask(cell.cut) for cell in cells},
+        [measured.units[i].row for i in at],
+    )
+
+
+def _round_view(
+    schedule: Schedule, cells: list[Cell], units: tuple[Unit, ...], pair: TracePair
+) -> View:
     """A round's tokens with the columns that slices and guards ask for."""
-    assert plan.corpus is not None
     trace = pair.infer
     length_S = trace.length_S
-    first = min(u.group for u in units)
-    group_S = np.array([u.group - first for u in units], dtype=np.int64)
-    prompts = [plan.corpus.prompts[u.row] for u in units]
+    _, group_S = np.unique([u.group for u in units], return_inverse=True)
+    prompts = [schedule.corpus.prompts[u.row] for u in units]
     tokens_S = trace.prompt_tokens_S.tolist()
-    cuts = {cell.cut for cell in plan.cells}
+    cuts = {cut for cell in cells for cut in (cell.cut, cell.cut.given)}
     may_meet = {
         cut: np.array(
             [cut.may_meet(p, n) for p, n in zip(prompts, tokens_S, strict=True)], dtype=bool
@@ -176,15 +206,16 @@ def round_view(plan: Plan, units: tuple[Unit, ...], pair: TracePair) -> View:
         for cut in cuts
     }
     uniform_N = [
-        uniforms(plan.seed, "pit", u.sequence, int(n)) for u, n in zip(units, length_S, strict=True)
+        uniforms(schedule.seed, "pit", u.sequence, int(n))
+        for u, n in zip(units, length_S, strict=True)
     ]
     return View(
         pair=pair,
-        columns=_columns(pair, prompts, {f for cut in cuts for f in cut.fields}),
+        columns=columns(pair, prompts, {f for cut in cuts for f in cut.fields}),
         group_N=np.repeat(group_S, length_S),
         group_S=group_S,
-        launched=len({u.group for u in units}),
-        width=plan.width,
+        launched=int(group_S.max()) + 1 if len(group_S) else 0,
+        width=schedule.width,
         may_meet=may_meet,
         uniform_N=np.concatenate(uniform_N) if uniform_N else np.zeros(0),
     )
@@ -194,12 +225,11 @@ def _golden_view(
     golden: Corpus, rows: tuple[int, ...], pair: TracePair, exact: Mapping[str, Array]
 ) -> View:
     prompts = [golden.prompts[r] for r in rows]
-    fields = {"context.position", "context.entropy_nats", "context.p_max", "request.prompt_tokens"}
-    fields |= {f"{LABEL}{label}" for p in golden.prompts for label in p.labels}
+    fields = {*NUMBER_FIELDS, *(f"{LABEL}{label}" for p in golden.prompts for label in p.labels)}
     n = len(pair.infer.token_N)
     return View(
         pair=pair,
-        columns=_Absent(_columns(pair, prompts, fields), n),
+        columns=_Absent(columns(pair, prompts, fields), n),
         group_N=np.zeros(n, dtype=np.int64),
         group_S=np.zeros(len(rows), dtype=np.int64),
         launched=0,
@@ -209,30 +239,11 @@ def _golden_view(
 
 
 class _Absent(dict[str, Array]):
-    """Columns in which a label that no golden text has reads as absent."""
+    """Columns in which what no golden text has reads as absent."""
 
-    def __init__(self, columns: Mapping[str, Array], n: int) -> None:
-        super().__init__(columns)
+    def __init__(self, found: Mapping[str, Array], n: int) -> None:
+        super().__init__(found)
         self._n = n
 
     def __missing__(self, field: str) -> Array:
         return np.full(self._n, None, dtype=object)
-
-
-def _columns(pair: TracePair, prompts: list[Any], fields: set[str]) -> dict[str, Array]:
-    trace = pair.infer
-    columns: dict[str, Array] = {}
-    for name in fields:
-        if name == "context.position":
-            columns[name] = pair.position_N.astype(np.float64)
-        elif name.startswith("context."):
-            unrecorded_N = np.full(len(trace.token_N), np.nan)
-            columns[name] = trace.columns.get(name.removeprefix("context."), unrecorded_N)
-        elif name == "request.prompt_tokens":
-            columns[name] = np.repeat(trace.prompt_tokens_S, trace.length_S).astype(np.float64)
-        else:
-            label_S = np.array(
-                [p.labels.get(name.removeprefix(LABEL)) for p in prompts], dtype=object
-            )
-            columns[name] = np.repeat(label_S, trace.length_S)
-    return columns

@@ -19,9 +19,10 @@ from servanda.divergence import DIVERGENCES, LogitRows, exact
 from servanda.engines.base import Engine
 from servanda.errors import ContractError, MeasurementError, Where
 from servanda.evidence import GoldenRun
-from servanda.plan import NOISE_STRIDE, Plan
+from servanda.plan import Plan
 from servanda.rundir import RunDirectory
 from servanda.sampling import entropy_nats
+from servanda.schedule import NOISE_STRIDE
 from servanda.trace import Batch, Trace, TracePair
 
 Pieces = Iterator[NDArray[np.floating]]
@@ -44,7 +45,8 @@ def measure_golden(
                 where=Where(plan.golden.file, plan.golden.prompts[row].line, 1),
             )
     paths: dict[str, Path] = {"train": "prefill", "infer": plan.contract.golden.path}
-    for side, engine in engines.items():
+    for side in ("train", "infer"):
+        engine = engines[side]
         if not engine.describe().full_logits:
             raise MeasurementError(
                 f"the {side} engine cannot give full logits, which `numerical` needs",

@@ -66,16 +66,20 @@ class EvidenceKey:
     weights: str
     attempt: int = 1
     grade: Grade = field(default="verified")
+    stable: str = ""
 
     def differences(self, other: EvidenceKey) -> list[str]:
         names = {"contract": "the contract", "corpus": "the prompts or golden texts"}
         names |= {"train": "the train kernel", "infer": "the infer kernel"}
-        names |= {"weights": "the weights"}
+        names |= {"stable": "the stable kernel", "weights": "the weights"}
         return [text for name, text in names.items() if getattr(self, name) != getattr(other, name)]
 
 
-def same_policy(train: Description, infer: Description) -> Grade:
+def same_policy(train: Description, infer: Description, side: str = "infer") -> Grade:
     """The grade of identity of two sides, or a refusal (law 8).
+
+    Args:
+        side: what the second one is called in messages.
 
     Raises:
         IdentityError: other vocabulary, other weights.
@@ -83,7 +87,7 @@ def same_policy(train: Description, infer: Description) -> Grade:
     if (train.tokens, train.vocab_size) != (infer.tokens, infer.vocab_size):
         raise IdentityError(
             f"the tokenizers differ: train has {train.vocab_size} ids (digest {train.tokens[:8]}), "
-            f"infer has {infer.vocab_size} (digest {infer.tokens[:8]})",
+            f"{side} has {infer.vocab_size} (digest {infer.tokens[:8]})",
             hint="a token id must mean the same on both sides: use one tokenizer.json",
         )
     if train.tensors.keys() != infer.tensors.keys():

@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
+from servanda.columns import CLASS_FIELDS
 from servanda.contract import Kernel
 from servanda.corpus import Corpus
 from servanda.engines.base import Engine
@@ -28,11 +31,13 @@ from servanda.errors import (
 from servanda.evidence import GoldenRun, Round
 from servanda.golden import measure_golden
 from servanda.identity import Description, EvidenceKey, digest_of, same_policy
-from servanda.plan import Plan, Unit
-from servanda.rounds import SIDES, closed_round, in_order, round_name
+from servanda.plan import Plan
+from servanda.rounds import SIDES, in_order, peers, round_name
 from servanda.rundir import RunDirectory
 from servanda.sampling import Sampling
-from servanda.trace import Batch, Trace
+from servanda.schedule import Schedule, Unit, noise_rows
+from servanda.token_classes import codes
+from servanda.trace import Batch, Trace, align
 
 Open = Callable[[Kernel, str], Engine]
 
@@ -78,42 +83,51 @@ class Measurement:
         self._stack.close()
 
     def _start(self) -> None:
-        self._pools = {side: ThreadPoolExecutor(1, side) for side in SIDES}
+        kernels = {side: getattr(self.plan.contract.kernels, side) for side in SIDES}
+        if self.plan.stable is not None:
+            kernels["stable"] = self.plan.stable
+        self._pools = {side: ThreadPoolExecutor(1, side) for side in kernels}
         for pool in self._pools.values():
             self._stack.callback(pool.shutdown, cancel_futures=True)
-        self.watch(Progress("loading both kernels", 0, 2))
-        for side in SIDES:
-            kernel = getattr(self.plan.contract.kernels, side)
+        self.watch(Progress("loading the kernels", 0, len(kernels)))
+        for side, kernel in kernels.items():
             self.engines[side] = self.open(kernel, side)
             self._stack.callback(self.engines[side].close)
-        loading = {s: self._pools[s].submit(self.engines[s].describe) for s in SIDES}
+        loading = {s: self._pools[s].submit(self.engines[s].describe) for s in kernels}
         self.descriptions = {side: future.result() for side, future in loading.items()}
-        self.watch(Progress("loading both kernels", 2, 2))
-        self._refuse_other_tokens()
+        self.watch(Progress("loading the kernels", len(kernels), len(kernels)))
+        for side in [*kernels][1:]:
+            self._refuse_other_tokens(side)
+        corpora = [corpus.digest for corpus in self.plan.corpora.values()]
+        golden = self.plan.golden.digest if self.plan.golden else ""
+        train = self.descriptions["train"]
         self.key = EvidenceKey(
             contract=self.plan.contract.digest,
-            corpus=digest_of([c.digest if c else "" for c in (self.plan.corpus, self.plan.golden)]),
-            train=self.descriptions["train"].digest,
+            corpus=digest_of([*corpora, golden]),
+            train=train.digest,
             infer=self.descriptions["infer"].digest,
-            weights=self.descriptions["train"].weights,
+            weights=train.weights,
             attempt=self.plan.attempt,
-            grade=same_policy(self.descriptions["train"], self.descriptions["infer"]),
+            grade=same_policy(train, self.descriptions["infer"]),
+            stable=self.descriptions["stable"].digest if "stable" in kernels else "",
         )
+        if "stable" in kernels:
+            same_policy(train, self.descriptions["stable"], "stable")
         self._claim_directory()
-        width = self.plan.width
-        self.prompts = self._encode(self.plan.corpus, width) if self.plan.corpus else []
+        self.prompts = {s.name: self._encode(s.corpus, s.width) for s in self.plan.schedules}
         self.golden_ids = self._encode(self.plan.golden, 0) if self.plan.golden else []
         self._refuse_empty_slices()
+        self._classes = self._token_classes()
 
-    def _refuse_other_tokens(self) -> None:
+    def _refuse_other_tokens(self, other: str) -> None:
         """Name the first id that means two things; same_policy only sees digests."""
-        if self.descriptions["train"].tokens == self.descriptions["infer"].tokens:
+        if self.descriptions["train"].tokens == self.descriptions[other].tokens:
             return
-        train, infer = (self.engines[side].vocabulary() for side in SIDES)
-        for i, (ours, theirs) in enumerate(zip(train, infer, strict=False)):
+        train, others = (self.engines[side].vocabulary() for side in ("train", other))
+        for i, (ours, theirs) in enumerate(zip(train, others, strict=False)):
             if ours != theirs:
                 raise IdentityError(
-                    f"the tokenizers differ: id {i} is {ours!r} on train and {theirs!r} on infer",
+                    f"the tokenizers differ: id {i} is {ours!r} on train and {theirs!r} on {other}",
                     hint="a token id must mean the same on both sides: use one tokenizer.json",
                 )
 
@@ -138,7 +152,7 @@ class Measurement:
     def _encode(self, corpus: Corpus, width: int) -> list[tuple[int, ...]]:
         """Token ids of every line, the same on both sides and within the context."""
         texts = [p.text for p in corpus.prompts if p.token_ids is None]
-        by_side = {side: iter(e.encode(texts)) for side, e in self.engines.items()}
+        by_side = {side: iter(self.engines[side].encode(texts)) for side in SIDES}
         ids: list[tuple[int, ...]] = []
         for prompt in corpus.prompts:
             if prompt.token_ids is not None:
@@ -184,11 +198,11 @@ class Measurement:
 
     def _refuse_empty_slices(self) -> None:
         """Slices of request.prompt_tokens are known to be empty only now."""
+        schedules = {s.name: s for s in self.plan.schedules}
         for cell in self.plan.cells:
-            golden = cell.kind.source == "golden"
-            corpus, ids = (
-                (self.plan.golden, self.golden_ids) if golden else (self.plan.corpus, self.prompts)
-            )
+            corpus, ids = self.plan.golden, self.golden_ids
+            if cell.workload:
+                corpus, ids = schedules[cell.workload].corpus, self.prompts[cell.workload]
             if corpus is None or "request.prompt_tokens" not in cell.cut.fields:
                 continue
             rows = zip(corpus.prompts, ids, strict=True)
@@ -211,59 +225,99 @@ class Measurement:
             lambda d, t: self.watch(Progress("golden texts", d, t)),
         )
 
-    def rounds(self) -> Iterator[Round]:
+    def _token_classes(self) -> Any:
+        """The class of every token id, where a slice is cut by it; else None."""
+        fields = {field for cell in self.plan.cells for field in cell.cut.fields}
+        if not fields & set(CLASS_FIELDS):
+            return None
+        return codes(self.engines["infer"].vocabulary(), self.descriptions["infer"].eos)
+
+    def rounds(self, schedule: Schedule) -> Iterator[Round]:
         """Closed rounds from the first on: those on disk, then new ones as they are measured."""
         ahead: Future[Trace] | None = None
-        for index in range(self.plan.rounds):
-            units = tuple(self.plan.units(index))
-            infer = ahead.result() if ahead else self._drawn(index, units)
+        for index in range(schedule.rounds):
+            units = tuple(schedule.units(index))
+            infer = ahead.result() if ahead else self._drawn(schedule, index, units, "infer")
             ahead = None
-            scores = self._scores(index, units, infer)
-            if index + 1 < self.plan.rounds and not self.run.has(round_name(index, "train")):
-                following = tuple(self.plan.units(index + 1))
-                ahead = self._pools["infer"].submit(self._drawn, index + 1, following)
-            yield closed_round(index, units, infer, *(score.result() for score in scores))
+            scores = self._scores(schedule, index, units, infer)
+            following = round_name(schedule, index + 1, "train")
+            if index + 1 < schedule.rounds and not self.run.has(following):
+                later = tuple(schedule.units(index + 1))
+                pool = self._pools["infer"]
+                ahead = pool.submit(self._drawn, schedule, index + 1, later, "infer")
+            traces = {what: score.result() for what, score in scores.items()}
+            train = traces.pop("train")
+            yield Round(
+                schedule.name,
+                index,
+                units,
+                align(train, infer),
+                peers(infer, train, traces),
+            )
 
-    def _batch(self, units: Sequence[Unit], continuations: Any = ()) -> Batch:
+    def _batch(self, schedule: Schedule, units: Sequence[Unit], continuations: Any = ()) -> Batch:
         return Batch(
             tuple(u.sequence for u in units),
-            tuple(self.prompts[u.row] for u in units),
-            self.plan.width,
+            tuple(self.prompts[schedule.name][u.row] for u in units),
+            schedule.width,
             continuations,
         )
 
-    def _drawn(self, index: int, units: tuple[Unit, ...]) -> Trace:
-        batch = self._batch(units)
-        engine, sampling = self.engines["infer"], self._sampling("infer")
-        return self.run.kept(
-            round_name(index, "infer"),
-            lambda: in_order(batch, engine.generate, sampling, self.plan.seed),
-        )
+    def _drawn(self, schedule: Schedule, index: int, units: tuple[Unit, ...], side: str) -> Trace:
+        batch = self._batch(schedule, units)
+        engine, sampling = self.engines[side], schedule.workload.sampling.transform
 
-    def _sampling(self, side: str) -> Sampling:
+        def draw() -> Trace:
+            trace = in_order(batch, engine.generate, sampling, schedule.seed)
+            return self._classified(batch, trace)
+
+        return self.run.kept(round_name(schedule, index, side), draw)
+
+    def _classified(self, batch: Batch, trace: Trace) -> Trace:
+        """The trace with the class of each token, and of the token before it."""
+        if self._classes is None:
+            return trace
+        before_N = [
+            token
+            for prompt, drawn in zip(batch.prompts, trace.continuations, strict=True)
+            for token in (prompt[-1], *drawn[:-1])[: len(drawn)]
+        ]
+        code_N = self._classes[trace.token_N]
+        previous_N = self._classes[np.array(before_N, dtype=np.int64)]
+        columns = {**trace.columns, "token_class": code_N, "previous_class": previous_N}
+        return replace(trace, columns=columns)
+
+    def _sampling(self, schedule: Schedule, side: str) -> Sampling:
         """The declared transform; the train kernel may have one of its own."""
-        assert self.plan.contract.workload is not None
-        own = getattr(self.plan.contract.kernels, side).sampling
-        return own or self.plan.contract.workload.sampling.transform
+        own = self.plan.contract.kernels.train.sampling if side == "train" else None
+        return own or schedule.workload.sampling.transform
 
-    def _scores(self, index: int, units: tuple[Unit, ...], infer: Trace) -> list[Future[Trace]]:
-        """Train on what infer drew, and each side once more on a tenth of it."""
-        batch = self._batch(units, infer.continuations)
-        again = batch.take([r for r in self.plan.noise_rows(len(units)) if not infer.lost_S[r]])
+    def _scores(
+        self, schedule: Schedule, index: int, units: tuple[Unit, ...], infer: Trace
+    ) -> dict[str, Future[Trace]]:
+        """Train on what infer drew, each side once more on a tenth of it, and stable beside it."""
+        batch = self._batch(schedule, units, infer.continuations)
+        again = batch.take([r for r in noise_rows(len(units)) if not infer.lost_S[r]])
 
         def score(side: str, what: str, some: Batch) -> Future[Trace]:
             path = getattr(self.plan.contract.kernels, side).path
             path = path or ("decode" if side == "infer" else "prefill")
-            engine, sampling = self.engines[side], self._sampling(side)
+            engine, sampling = self.engines[side], self._sampling(schedule, side)
             return self._pools[side].submit(
                 self.run.kept,
-                round_name(index, what),
+                round_name(schedule, index, what),
                 lambda: in_order(some, engine.score, sampling, path),
             )
 
-        scores = [score("train", "train", batch)]
+        scores = {"train": score("train", "train", batch)}
         if len(again):
-            scores += [score(side, f"self_{side}", again) for side in SIDES]
+            scores |= {f"self_{side}": score(side, f"self_{side}", again) for side in SIDES}
+        if "stable" in self.engines:
+            pool = self._pools["stable"]
+            scores["stable"] = pool.submit(self._drawn, schedule, index, units, "stable")
+            drawn = scores["stable"].result()
+            served = self._batch(schedule, units, drawn.continuations)
+            scores["stable_train"] = score("train", "stable_train", served)
         return scores
 
 

@@ -1,32 +1,31 @@
 # The plan: everything that is decided before the first token is drawn.
 #
-# Cells and their number (the price of a violation), prompts and their order, seeds, rounds,
-# sizes and alpha.  Order and inclusion are decided before the outcome (law 5).
+# Cells and their number (the price of a violation), schedules, sizes and alpha.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from servanda.clauses import GUARDS, Cell, Certificate, Fact, Kind, Later, NotHere, feed_of
-from servanda.contract import (
-    WHOLE,
-    Clause,
-    Contract,
-    Place,
-    Relative,
-    Section,
-    SliceRule,
-    Stage,
+from servanda.clauses import (
+    GUARDS,
+    Cell,
+    Certificate,
+    Fact,
+    Kind,
+    Later,
+    NotHere,
+    RelativeCertificate,
+    certificate_of,
 )
+from servanda.contract import WHOLE, Clause, Contract, Kernel, Place, Section, Stage
 from servanda.corpus import Corpus
 from servanda.divergence import DIVERGENCES
 from servanda.errors import ContractError, Problem
 from servanda.identity import digest_of
 from servanda.registry import did_you_mean
-from servanda.sampling import uniforms
+from servanda.schedule import Schedule
 from servanda.slices import LABEL, Cut, cuts_of
 from servanda.stats import units_at_best
 
@@ -35,16 +34,6 @@ _DEFAULT_GUARDS = (
     Clause.model_validate({"id": "sampler_fidelity", "metric": "sampler_fidelity"}),
     Clause.model_validate({"id": "usable_ratio", "metric": "usable_ratio", "at_least": 0.999}),
 )
-NOISE_STRIDE = 10  # every tenth sequence or text is measured against itself
-
-
-@dataclass(frozen=True)
-class Unit:
-    """One launched sequence: its index, its prompt's row, and its prompt group's draw."""
-
-    sequence: int
-    row: int
-    group: int
 
 
 @dataclass(frozen=True)
@@ -52,7 +41,7 @@ class Plan:
     """What will run, and how it will be judged."""
 
     contract: Contract
-    corpus: Corpus | None
+    corpora: Mapping[str, Corpus]  # of each workload
     golden: Corpus | None
     stage: Stage
     attempt: int
@@ -67,63 +56,23 @@ class Plan:
     def price_cells(self) -> int:
         return sum(cell.priced for cell in self.cells)
 
-    @property
-    def first(self) -> int:
-        return self.contract.promotion.offline.sequences[0]
-
-    @property
-    def last(self) -> int:
-        return self.contract.promotion.offline.sequences[1]
-
-    @property
-    def width(self) -> int:
-        return self.contract.workload.sampling.max_new_tokens if self.contract.workload else 0
+    @cached_property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """One for each workload; the first is that of clauses which name none."""
+        return _schedules(self.contract, self.corpora, self.attempt)
 
     @cached_property
-    def seed(self) -> int:
-        """Noise is fresh in every attempt."""
-        declared = self.contract.workload.sampling.seed if self.contract.workload else 0
-        return int(digest_of(["run", declared, self.attempt])[:15], 16)
-
-    @property
-    def round_size(self) -> int:
-        return self.contract.workload.round if self.contract.workload else 1
-
-    @property
-    def rounds(self) -> int:
-        return math.ceil(self.last / self.round_size) if self.corpus else 0
-
-    def units(self, index: int) -> Iterator[Unit]:
-        """The sequences of a round, in launch order; every round is full, the last one too.
-
-        Each draw takes a prompt group at random with replacement, so that the groups are
-        independent draws from what the contract's claim speaks of.
-        """
-        assert self.corpus is not None and self.contract.workload is not None
-        groups, samples = self.corpus.groups, self.contract.workload.samples
-        stride = max(map(len, groups)) * samples
-        start = index * self.round_size
-        for draw in range(start, start + self.round_size):
-            rows = groups[int(uniforms(self.seed, "prompt", draw, 1)[0] * len(groups))]
-            for i, row in enumerate(r for r in rows for _ in range(samples)):
-                yield Unit(draw * stride + i, row, draw)
-
-    def noise_rows(self, n: int) -> list[int]:
-        """Which of a round's n sequences are measured against themselves, in what order.
-
-        Reversed and without their neighbours: another composition of the batch.  A round of
-        one sequence has no other composition.
-        """
-        if n < 2:
-            return []
-        return list(range(0, n, NOISE_STRIDE))[::-1]
+    def stable(self) -> Kernel | None:
+        """The stable kernel, where a clause is judged against it on the workload."""
+        compared = any("stable" in cell.kind.peers for cell in self.cells)
+        return self.contract.stable if compared else None
 
     @cached_property
     def digest(self) -> str:
         return digest_of(
             [
                 self.contract.digest,
-                self.corpus.digest if self.corpus else "",
+                {name: corpus.digest for name, corpus in self.corpora.items()},
                 self.golden.digest if self.golden else "",
                 self.stage,
                 self.attempt,
@@ -132,9 +81,22 @@ class Plan:
         )
 
 
+def _schedules(
+    contract: Contract, corpora: Mapping[str, Corpus], attempt: int
+) -> tuple[Schedule, ...]:
+    first, last = contract.promotion.offline.sequences
+    schedules = []
+    for name, workload in contract.all_workloads.items():
+        # each workload has noise of its own, and it is fresh in every attempt
+        own = [] if name == "workload" else [name]
+        seed = int(digest_of(["run", *own, workload.sampling.seed, attempt])[:15], 16)
+        schedules.append(Schedule(name, workload, corpora[name], seed, first, last))
+    return tuple(schedules)
+
+
 def make_plan(
     contract: Contract,
-    corpus: Corpus | None,
+    corpora: Mapping[str, Corpus],
     golden: Corpus | None,
     *,
     stage: Stage = "offline",
@@ -145,46 +107,57 @@ def make_plan(
     Raises:
         ContractError: a slice no prompt can meet, or a limit that the sizes cannot certify.
     """
-    labelled = corpus or golden
-    cuts = cuts_of(contract.slices, labelled) if labelled else {WHOLE: (Cut(WHOLE),)}
-    samples = contract.workload.samples if contract.workload else 1
-    width = contract.workload.sampling.max_new_tokens if contract.workload else 0
+    schedules = {s.name: s for s in _schedules(contract, corpora, attempt)}
+    labelled = [s.corpus for s in schedules.values()] or ([golden] if golden else [])
+    cuts = [cuts_of(contract.slices, corpus) for corpus in labelled] or [{WHOLE: (Cut(WHOLE),)}]
+    problems = [
+        _no_label(contract, i, rule.name, rule.split or "", labelled[0])
+        for i, rule in enumerate(contract.slices)
+        if labelled and not any(found[rule.name] for found in cuts)
+    ]
     cells: list[Cell] = []
-    places: list[Place] = []
-    problems: list[Problem] = []
-    for i, rule in enumerate(contract.slices):
-        if labelled is not None and not cuts[rule.name]:
-            problems.append(_no_label(contract, i, rule, labelled))
-    for section, place, clause in _clauses(contract, stage):
-        kind = _kind(section, clause, stage, corpus is not None)
-        for cut in _cuts_for(clause, section, cuts):
-            source = {"workload": corpus, "golden": golden, "none": None}[kind.source]
-            capacity = cut.capacity(corpus, samples, width) if corpus else 0
-            unmet = source is not None and not any(cut.may_meet(p) for p in source.prompts)
-            if source is not None and (unmet or (source is corpus and not capacity)):
-                problems.append(_empty(contract, place, cut, clause, source))
+    for section, place, clause in _clauses(contract, stage, [*schedules]):
+        nth = [*schedules].index(clause.workload) if clause.workload else 0
+        schedule = [*schedules.values()][nth] if schedules else None
+        kind = _kind(section, clause, stage, schedule is not None)
+        for cut in _cuts_for(clause, section, cuts[nth]):
+            on_golden = kind.source == "golden"
+            corpus = golden if on_golden else schedule.corpus if schedule else None
+            capacity = schedule.capacity(cut) if schedule else 0
+            met = cut.met_by(corpus) if on_golden and corpus else capacity
+            if kind.source in ("golden", "workload") and corpus and not met:
+                problems.append(_empty(contract, place, cut, clause, corpus))
                 continue
-            cell = Cell(clause, section, cut, clause.claim or contract.claim, capacity, kind)
-            cells.append(cell)
-            places.append(place)
-    plan = Plan(contract, corpus, golden, stage, attempt, tuple(cells))
-    for cell, place in zip(cells, places, strict=True):
-        problems += _out_of_reach(plan, cell, place)
+            name = schedule.name if schedule and kind.source == "workload" else ""
+            claim = clause.claim or contract.claim
+            cells.append(Cell(clause, section, place, cut, claim, capacity, kind, name))
+    plan = Plan(contract, corpora, golden, stage, attempt, tuple(cells))
+    for cell in cells:
+        if cell.workload:
+            problems += _out_of_reach(plan, schedules[cell.workload], cell)
     if problems:
         raise ContractError.all(problems)
     return plan
 
 
-def _clauses(contract: Contract, stage: Stage) -> Iterator[tuple[Section, Place, Clause]]:
+def _clauses(
+    contract: Contract, stage: Stage, workloads: list[str]
+) -> Iterator[tuple[Section, Place, Clause]]:
     """The contract's clauses, and the guards that it does not enforce on the whole itself."""
-    guarded = set()
+    guarded, certified = set(), set()
     for section, place, clause in contract.clauses():
         yield section, place, clause
+        workload = clause.workload or (workloads or [""])[0]
+        if section == "statistical":
+            certified.add(workload)
         if clause.enforced and stage in clause.stages and WHOLE in (clause.slices or (WHOLE,)):
-            guarded.add(clause.metric)
-    for guard in _DEFAULT_GUARDS:
-        if contract.statistical and guard.metric not in guarded:
-            yield "observability", ("observability",), guard
+            guarded.add((clause.metric, workload))
+    for workload in workloads:
+        for guard in _DEFAULT_GUARDS:
+            if workload in certified and (guard.metric, workload) not in guarded:
+                name = guard.id if workload == workloads[0] else f"{guard.id}.{workload}"
+                changes = {"id": name, "workload": workload}
+                yield "observability", ("observability",), guard.model_copy(update=changes)
 
 
 def _kind(section: Section, clause: Clause, stage: Stage, has_workload: bool) -> Kind:
@@ -192,29 +165,36 @@ def _kind(section: Section, clause: Clause, stage: Stage, has_workload: bool) ->
         return NotHere(f"stages: {', '.join(clause.stages)}; this is {stage}")
     if clause.metric in GUARDS:
         return GUARDS[clause.metric]() if has_workload else NotHere("there is no workload")
-    if isinstance(clause.at_most, Relative):
-        return Later(f"this version cannot judge a limit relative to {clause.at_most.of!r}")
-    if section == "numerical" and clause.metric in DIVERGENCES:
-        return Fact()
-    feed = feed_of(clause) if section == "statistical" else None
-    if feed is not None:
-        return Certificate(feed)
-    what = clause.metric if clause.metric not in DIVERGENCES else f"{clause.metric} without clip"
-    return Later(f"this version cannot judge {what!r}")
+    if clause.metric in DIVERGENCES:
+        if section == "numerical":
+            return Fact()
+        kind = certificate_of(clause)
+        if kind is not None:
+            return kind
+    return Later(f"this version cannot judge {clause.metric!r}")
 
 
-def _cuts_for(clause: Clause, section: Section, cuts: dict[str, tuple[Cut, ...]]) -> list[Cut]:
+def _cuts_for(clause: Clause, section: Section, cuts: Mapping[str, tuple[Cut, ...]]) -> list[Cut]:
+    """The slices of a clause: those it names, or every one on which its metric is defined."""
     names = clause.slices
     if names is None:
-        names = (WHOLE,) if section in ("observability", "runtime") else tuple(cuts)
+        metric = DIVERGENCES.get(clause.metric)
+        on_outcomes = metric is not None and metric.outcome
+        names = tuple(
+            name
+            for name, found in cuts.items()
+            if name == WHOLE or any(bool(cut.outcome) == on_outcomes for cut in found)
+        )
+        if section in ("observability", "runtime"):
+            names = (WHOLE,)
     return [cut for name in dict.fromkeys(names) for cut in cuts[name]]
 
 
-def _no_label(contract: Contract, i: int, rule: SliceRule, corpus: Corpus) -> Problem:
-    label = (rule.split or "")[len(LABEL) :]
+def _no_label(contract: Contract, i: int, name: str, split: str, corpus: Corpus) -> Problem:
+    label = split.removeprefix(LABEL)
     known = {name for prompt in corpus.prompts for name in prompt.labels}
     return Problem(
-        f"slice {rule.name!r} splits by label {label!r}, which no line of {corpus.file} has",
+        f"slice {name!r} splits by label {label!r}, which no line of {corpus.file} has",
         contract.where("slices", i, "split"),
         did_you_mean(label, known) if known else 'lines may have "labels": {"name": "value"}',
     )
@@ -229,14 +209,13 @@ def _empty(contract: Contract, place: Place, cut: Cut, clause: Clause, source: C
     )
 
 
-def _out_of_reach(plan: Plan, cell: Cell, place: Place) -> Iterator[Problem]:
+def _out_of_reach(plan: Plan, schedule: Schedule, cell: Cell) -> Iterator[Problem]:
     """A limit that even identical kernels could not be shown to keep at these sizes."""
-    if not isinstance(cell.kind, Certificate) or not cell.clause.enforced or plan.corpus is None:
+    if not isinstance(cell.kind, Certificate) or isinstance(cell.kind, RelativeCertificate):
         return
-    groups, prompts = plan.corpus.groups, plan.corpus.prompts
-    meeting = sum(any(cell.cut.may_meet(prompts[r]) for r in group) for group in groups)
-    expected = plan.last * meeting // len(groups)
-    most = expected * (cell.capacity if cell.claim == "realised" else 1)
+    if not cell.clause.enforced:
+        return
+    most = schedule.meeting(cell.cut) * (cell.capacity if cell.claim == "realised" else 1)
     needed = units_at_best(cell.kind.feed.limit, plan.alpha)
     if needed is not None and needed <= most:
         return
@@ -245,6 +224,6 @@ def _out_of_reach(plan: Plan, cell: Cell, place: Place) -> Iterator[Problem]:
     yield Problem(
         f"clause {cell.clause.id!r} cannot hold on slice {cell.cut.name!r}: even identical "
         f"kernels would need {asked} {unit}, and the run is expected to have {most:,} there",
-        plan.contract.where(*place, "at_most"),
+        plan.contract.where(*cell.place, "at_most"),
         "raise `at_most`, or the second number of promotion.offline.sequences",
     )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from servanda.errors import EvidenceError
 from servanda.evidence import Round
-from servanda.plan import Plan, Unit
+from servanda.plan import Plan
 from servanda.rundir import RunDirectory
-from servanda.trace import Batch, Trace, align
+from servanda.schedule import Schedule, noise_rows
+from servanda.trace import Batch, Trace, TracePair, align
 
 SIDES = ("train", "infer")
+STABLE = ("stable", "stable_train")  # what the stable kernel drew, and train's scores of it
 
 
 def read_rounds(plan: Plan, run: RunDirectory) -> Iterator[Round]:
@@ -22,43 +24,48 @@ def read_rounds(plan: Plan, run: RunDirectory) -> Iterator[Round]:
     Raises:
         EvidenceError: a file holds other sequences than the plan launched.
     """
-    for index in range(plan.rounds):
-        units = tuple(plan.units(index))
-        names = [round_name(index, what) for what in ("infer", "train")]
-        if not all(map(run.has, names)):
-            return
-        infer, train = map(run.read, names)
-        if infer.sequence_S.tolist() != [u.sequence for u in units]:
-            raise EvidenceError(
-                f"{run.path / names[0]}.parquet holds other sequences than round {index} launched",
-                hint="it belongs to another run; measure in a run directory of its own",
-            )
-        names = [round_name(index, f"self_{side}") for side in SIDES]
-        if any(not infer.lost_S[r] for r in plan.noise_rows(len(units))):
-            if not all(map(run.has, names)):
-                return
-            selves = list(map(run.read, names))
-        else:
-            selves = []
-        yield closed_round(index, units, infer, train, *selves)
+    for schedule in plan.schedules:
+        for index in range(schedule.rounds):
+            found = _read_round(plan, run, schedule, index)
+            if found is None:
+                break
+            yield found
 
 
-def round_name(index: int, what: str) -> str:
-    return f"rounds/{index:06d}.{what}"
+def _read_round(plan: Plan, run: RunDirectory, schedule: Schedule, index: int) -> Round | None:
+    units = tuple(schedule.units(index))
+    names = [round_name(schedule, index, what) for what in ("infer", "train")]
+    if not all(map(run.has, names)):
+        return None
+    infer, train = map(run.read, names)
+    if infer.sequence_S.tolist() != [u.sequence for u in units]:
+        raise EvidenceError(
+            f"{run.path / names[0]}.parquet holds other sequences than round {index} launched",
+            hint="it belongs to another run; measure in a run directory of its own",
+        )
+    again = any(not infer.lost_S[r] for r in noise_rows(len(units)))
+    wanted = [f"self_{side}" for side in SIDES] * again + [*STABLE] * (plan.stable is not None)
+    paths = {what: round_name(schedule, index, what) for what in wanted}
+    if not all(map(run.has, paths.values())):
+        return None
+    others = {what: run.read(path) for what, path in paths.items()}
+    return Round(schedule.name, index, units, align(train, infer), peers(infer, train, others))
 
 
-def closed_round(
-    index: int, units: tuple[Unit, ...], infer: Trace, train: Trace, *selves: Trace
-) -> Round:
-    """A closed round; without `selves` where there was nothing to measure again."""
-    pair = align(train, infer)
-    if not selves:
-        return Round(index, units, pair)
-    self_train, self_infer = (
-        align(again, some(side, again.sequence_S.tolist()))
-        for again, side in zip(selves, (train, infer), strict=True)
-    )
-    return Round(index, units, pair, self_train, self_infer)
+def round_name(schedule: Schedule, index: int, what: str) -> str:
+    return f"{schedule.folder}/{index:06d}.{what}"
+
+
+def peers(infer: Trace, train: Trace, others: Mapping[str, Trace]) -> dict[str, TracePair]:
+    """What a round is compared with, from the traces beside it."""
+    found = {}
+    for name, side in (("self_train", train), ("self_infer", infer)):
+        if name in others:
+            again = others[name]
+            found[name] = align(again, some(side, again.sequence_S.tolist()))
+    if "stable" in others:
+        found["stable"] = align(others["stable_train"], others["stable"])
+    return found
 
 
 def in_order(batch: Batch, verb: Callable[..., Trace], *options: object) -> Trace:

@@ -23,6 +23,7 @@ from servanda.measurement import Measurement, Open, Progress, Watch, unwatched
 from servanda.plan import Plan
 from servanda.rounds import read_rounds
 from servanda.rundir import RunDirectory, opened
+from servanda.schedule import Schedule
 from servanda.verdict import Verdict, judge
 
 RUNS = Path("runs")
@@ -68,9 +69,10 @@ def load(path: str | Path) -> Contract:
     return contract
 
 
-def _corpora(contract: Contract) -> Iterator[tuple[tuple[str, str], str]]:
-    if contract.workload:
-        yield ("workload", "prompts"), contract.workload.prompts
+def _corpora(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
+    for name, workload in contract.all_workloads.items():
+        path = ("workload",) if name == "workload" else ("workloads", name)
+        yield (*path, "prompts"), workload.prompts
     if contract.golden:
         yield ("golden", "prompts"), contract.golden.prompts
 
@@ -109,10 +111,9 @@ def compile(contract: Contract, *, attempt: int = 1) -> Plan:  # noqa: A001 - th
     Raises:
         ContractError: an empty slice, a limit out of reach, a corpus that is none.
     """
-    corpora = {place[0]: _corpus(name) for place, name in _corpora(contract)}
-    return planning.make_plan(
-        contract, corpora.get("workload"), corpora.get("golden"), attempt=attempt
-    )
+    corpora = {name: _corpus(w.prompts) for name, w in contract.all_workloads.items()}
+    golden = _corpus(contract.golden.prompts) if contract.golden else None
+    return planning.make_plan(contract, corpora, golden, attempt=attempt)
 
 
 def _corpus(name: str) -> Corpus:
@@ -194,20 +195,32 @@ def _measured(
             evidence = Evidence(measurement.key, plan.digest)
             if golden:
                 evidence += weigh_golden(plan, measurement.key, golden)
-            watch(Progress("prompt groups", 0, plan.first))
-            for measured in measurement.rounds():
-                evidence += weigh_rounds(plan, measurement.key, [measured])
-                look = judge(plan, evidence, intervals=False)
-                about = min(evidence.launched + (look.more or 0), plan.last)
-                watch(Progress("prompt groups", evidence.launched, about))
-                if evidence.launched >= plan.first and look.decided:
-                    break
+            for schedule in plan.schedules:
+                evidence += _until_decided(plan, measurement, evidence, schedule, watch)
             return measurement.key, golden, evidence
     except KeyboardInterrupt:
         raise Interrupted(
             f"stopped; what was measured is kept in {run.path}",
             hint="the same command goes on from there",
         ) from None
+
+
+def _until_decided(
+    plan: Plan, measurement: Measurement, before: Evidence, schedule: Schedule, watch: Watch
+) -> Evidence:
+    """A workload's rounds, as many as it takes."""
+    name = schedule.name
+    what = "prompt groups" if len(plan.schedules) == 1 else f"prompt groups of {name}"
+    watch(Progress(what, 0, schedule.first))
+    found = Evidence(before.key, before.plan)
+    for measured in measurement.rounds(schedule):
+        found += weigh_rounds(plan, before.key, [measured])
+        look = judge(plan, before + found, intervals=False)
+        launched = sum(r.groups for r in found.closed(name))
+        watch(Progress(what, launched, min(launched + (look.more_of(name) or 0), schedule.last)))
+        if launched >= schedule.first and look.decided_on(name):
+            break
+    return found
 
 
 __all__ = [

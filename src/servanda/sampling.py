@@ -94,15 +94,17 @@ def draw(logp_RV: Floats, uniform_R: Floats) -> Ints:
     return np.minimum(token_R, last_R).astype(np.int64)
 
 
-def mass_before(logp_RV: Floats, token_R: Ints) -> Floats:
-    """Probability of all tokens that rank before the given one, [R].
+def standing(logp_RV: Floats, token_R: Ints) -> tuple[Floats, Floats]:
+    """How many tokens rank before the given one, and their probability, each [R].
 
-    Together with the token's own probability it gives the randomised PIT of the draw.
+    Together with the token's own probability, the latter gives the randomised PIT of the
+    draw.
     """
     own_R1 = np.take_along_axis(logp_RV, token_R[:, None], axis=-1)
     ids_V = np.arange(logp_RV.shape[-1])
     before_RV = (logp_RV > own_R1) | ((logp_RV == own_R1) & (ids_V < token_R[:, None]))
-    return np.where(before_RV, np.exp(logp_RV), 0.0).sum(axis=-1)
+    mass_R = np.where(before_RV, np.exp(logp_RV), 0.0).sum(axis=-1)
+    return before_RV.sum(axis=-1).astype(np.float64), mass_R
 
 
 def entropy_nats(logp_RV: Floats) -> Floats:
@@ -121,16 +123,18 @@ def observe(
 def columns_of(logp_RV: Floats, token_R: Ints) -> dict[str, Floats]:
     """Columns of a Trace, each [R], from processed logprobs.
 
-    `logp` is the processed logprob of the token that was drawn or given; `top1`,
-    `entropy_nats` and `p_max` describe the distribution it came from, and `mass_before`
-    is the probability of what ranks before the token.
+    `logp` is the processed logprob of the token that was drawn or given, `rank` how many
+    tokens rank before it and `mass_before` their probability; `top1`, `entropy_nats` and
+    `p_max` describe the distribution it came from.
     """
     top1_R = logp_RV.argmax(axis=-1)
     rows_R = np.arange(len(token_R))
+    rank_R, mass_before_R = standing(logp_RV, token_R)
     return {
         "logp": logp_RV[rows_R, token_R],
         "top1": top1_R.astype(np.float64),
+        "rank": rank_R,
         "entropy_nats": entropy_nats(logp_RV),
         "p_max": np.exp(logp_RV[rows_R, top1_R]),
-        "mass_before": mass_before(logp_RV, token_R),
+        "mass_before": mass_before_R,
     }

@@ -24,6 +24,7 @@ FIELDS = (  # numbers; besides them there are labels.<name>
     "context.p_max",
 )
 LABEL = "labels."
+OUTCOME = "outcome."  # known only after the token was drawn
 OPERATORS = ("gte", "gt", "lte", "lt", "in", "exists")
 _OTHER = "(other)"
 _NONE = "(none)"
@@ -76,6 +77,16 @@ class Cut:
     def fields(self) -> set[str]:
         return {term.field for term in self.terms}
 
+    @property
+    def outcome(self) -> tuple[Term, ...]:
+        """The terms that speak of the token which was drawn."""
+        return tuple(term for term in self.terms if term.field.startswith(OUTCOME))
+
+    @property
+    def given(self) -> Cut:
+        """The slice of contexts that this slice of outcomes lies in: the other terms."""
+        return Cut(self.name, tuple(term for term in self.terms if term not in self.outcome))
+
     def mask(self, columns: Columns, n: int, *, unknown: bool = False) -> NDArray[np.bool_]:
         """Tokens in the slice, [n]; `unknown` is what a number that was not recorded counts as."""
         inside = np.ones(n, dtype=bool)
@@ -90,7 +101,7 @@ class Cut:
             if term.field.startswith(LABEL):
                 known[term.field] = prompt.labels.get(term.field[len(LABEL) :])
             elif known.get(term.field) is None:
-                continue
+                continue  # not known before the token
             value = known[term.field]
             dtype = object if term.field.startswith(LABEL) else np.float64
             if not term.mask(np.array([value], dtype=dtype))[0]:
@@ -104,6 +115,10 @@ class Cut:
             if term.field == "context.position":
                 inside &= term.mask(np.arange(width, dtype=np.float64))
         return int(inside.sum())
+
+    def met_by(self, corpus: Corpus) -> bool:
+        """Whether any line of a corpus can meet the slice."""
+        return any(map(self.may_meet, corpus.prompts))
 
     def capacity(self, corpus: Corpus, samples: int, width: int) -> int:
         """The largest number of tokens that one prompt group can have in the slice."""

@@ -3,18 +3,50 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from servanda.clauses import Cell, CellVerdict, Certificate, Look, Outcome, worst
+from servanda.clauses import Cell, CellVerdict, Certificate, Look, MassGap, Outcome, worst
 from servanda.errors import EvidenceError
 from servanda.evidence import Evidence, Weighed
 from servanda.identity import EvidenceKey
 from servanda.plan import Plan
+from servanda.portrait import Portrait
 
 EXIT_CODES: Mapping[Outcome, int] = {"holds": 0, "violated": 1, "inconclusive": 3, "error": 4}
 _PRECONDITION = "a precondition failed"
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """How a verdict came to be; nothing in it was judged.
+
+    Args:
+        fingerprints: of each kernel by its side, key by key.
+        seconds: from the first round to the last; stopped: "decided", "size" or "time".
+        contract_text: the YAML that was judged, for keeping.
+    """
+
+    fingerprints: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    seconds: float | None = None
+    stopped: str = ""
+    contract_text: str = ""
+
+
+@dataclass(frozen=True)
+class Caught:
+    """Whether a gate of this plan and size would have caught a fault of the catalogue.
+
+    Args:
+        by: names of the cells that would be red, worst first; empty where none would be.
+        grounds: what this is known from, such as "as measured on the shipped model".
+    """
+
+    fault: str
+    summary: str
+    by: tuple[str, ...] = ()
+    grounds: str = ""
 
 
 @dataclass(frozen=True)
@@ -25,7 +57,9 @@ class Verdict:
         key: what the evidence speaks of; alpha: what this attempt could spend, of which a
             violation is charged 1/cells.
         groups, sequences, tokens, lost: what the closed rounds hold.
-        train, infer: what reports call the two kernels.
+        train, infer, stable: what reports call the kernels.
+        portraits: what the tokens look like: "infer", "golden", and each peer.
+        power: which faults of the catalogue would have been caught at this size.
     """
 
     outcome: Outcome
@@ -44,10 +78,23 @@ class Verdict:
     golden_tokens: int = 0
     train: str = ""
     infer: str = ""
+    stable: str = ""
+    portraits: Mapping[str, Portrait] = field(default_factory=dict)
+    power: tuple[Caught, ...] = field(default=(), compare=False)
+    circumstances: Circumstances = field(default=Circumstances(), compare=False)
 
     @property
     def exit_code(self) -> int:
         return EXIT_CODES[self.outcome]
+
+    def decided_on(self, workload: str) -> bool:
+        """Whether more rounds of a workload could change nothing that counts."""
+        return not any(c.open and c.enforced and c.workload == workload for c in self.cells)
+
+    def more_of(self, workload: str) -> int | None:
+        """Prompt groups of a workload that would decide what is open, as a projection."""
+        needs = [c.more for c in self.cells if c.open and c.enforced and c.workload == workload]
+        return max((n for n in needs if n is not None), default=None)
 
     @property
     def decided(self) -> bool:
@@ -56,9 +103,8 @@ class Verdict:
 
     @property
     def more(self) -> int | None:
-        """Prompt groups that would decide what is open, as a projection."""
-        needs = [c.more for c in self.cells if c.open and c.enforced and c.more is not None]
-        return max(needs, default=None)
+        """Prompt groups of one workload that would decide what is open, as a projection."""
+        return max((self.more_of(c.workload) or 0 for c in self.cells), default=0) or None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: a number that does not exist is null, never 0; inf is text."""
@@ -84,17 +130,28 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
             f"the evidence was weighed for plan {evidence.plan[:8]}, this is {plan.digest[:8]}",
             hint="weigh it again with this plan",
         )
-    closed = evidence.closed
-    look = Look(plan.alpha, plan.price_cells, plan.first, evidence.launched, intervals)
+    closed = {s.name: evidence.closed(s.name) for s in plan.schedules}
+    launched = {name: sum(r.groups for r in rounds) for name, rounds in closed.items()}
+    first = {s.name: s.first for s in plan.schedules}
     cells = []
     for i, cell in enumerate(plan.cells):
-        weighed = {"workload": closed, "golden": _some(evidence.golden), "none": ()}
-        parts = weighed[cell.kind.source]
+        parts = closed.get(cell.workload) or _some(evidence.once.get(cell.kind.source))
+        look = Look(
+            plan.alpha,
+            plan.price_cells,
+            first.get(cell.workload, 0),
+            launched.get(cell.workload, 0),
+            intervals,
+        )
         floor = cell.kind.floor(cell, [part.noise[i] for part in parts])
-        statistics = [part.statistics[i] for part in parts]
-        cells.append(cell.kind.judge(cell, statistics, floor, look))
+        judged = cell.kind.judge(cell, [part.statistics[i] for part in parts], floor, look)
+        if intervals and cell.workload:
+            judged = _beside(judged, cell, i, parts)
+        cells.append(judged.but(where=plan.contract.where(*cell.place)))
     cells = _after_preconditions(plan.cells, cells)
     kernels = plan.contract.kernels
+    every = [part for rounds in closed.values() for part in rounds]
+    golden = evidence.once.get("golden")
     return Verdict(
         outcome=_outcome(cells),
         cells=tuple(cells),
@@ -105,14 +162,36 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
         confidence=plan.contract.confidence,
         alpha=plan.alpha,
         price_cells=plan.price_cells,
-        groups=evidence.launched,
-        sequences=sum(r.sequences for r in closed),
-        tokens=sum(r.tokens for r in closed),
-        lost=sum(r.lost for r in closed),
-        golden_tokens=evidence.golden.tokens if evidence.golden else 0,
+        groups=sum(launched.values()),
+        sequences=sum(r.sequences for r in every),
+        tokens=sum(r.tokens for r in every),
+        lost=sum(r.lost for r in every),
+        golden_tokens=golden.tokens if golden else 0,
         train=str(kernels.train),
         infer=str(kernels.infer),
+        stable=str(plan.stable) if plan.stable else "",
+        portraits=_portraits([*every, *_some(golden)]) if intervals else {},
     )
+
+
+def _beside(judged: CellVerdict, cell: Cell, i: int, parts: Sequence[Weighed]) -> CellVerdict:
+    """A cell's verdict with what is shown beside it: its share, and the stable kernel."""
+    portraits = [part.portraits["infer"] for part in parts]
+    tokens = sum(p.total.n for p in portraits)
+    inside = sum(p.slices[cell.cut.name].n for p in portraits if cell.cut.name in p.slices)
+    stable = [part.stable[i] for part in parts if part.stable]
+    return judged.but(
+        share=inside / tokens if tokens else None,
+        stable=cell.kind.level(stable) if stable and isinstance(cell.kind, Certificate) else None,
+    )
+
+
+def _portraits(parts: Sequence[Weighed]) -> dict[str, Portrait]:
+    found: dict[str, Portrait] = {}
+    for part in parts:
+        for name, portrait in part.portraits.items():
+            found[name] = found[name] + portrait if name in found else portrait
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -120,13 +199,13 @@ def _plain(value: Any) -> Any:
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
-    if isinstance(value, float) and math.isinf(value):
-        return "inf" if value > 0 else "-inf"
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value
 
 
-def _some(golden: Weighed | None) -> tuple[Weighed, ...]:
-    return (golden,) if golden is not None else ()
+def _some(part: Weighed | None) -> tuple[Weighed, ...]:
+    return (part,) if part is not None else ()
 
 
 def _outcome(cells: list[CellVerdict]) -> Outcome:
@@ -150,7 +229,7 @@ def _after_preconditions(cells: tuple[Cell, ...], verdicts: list[CellVerdict]) -
     note = f"{_PRECONDITION}: {', '.join(dict.fromkeys(failed))}"
     return [
         v.but(outcome="inconclusive", open=False, more=None, note=note)
-        if isinstance(cell.kind, Certificate)
+        if isinstance(cell.kind, Certificate | MassGap)
         else v
         for cell, v in zip(cells, verdicts, strict=True)
     ]

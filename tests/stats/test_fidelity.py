@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from servanda.sampling import Sampling, draw, mass_before, processed_logprobs
+from servanda.sampling import Sampling, draw, processed_logprobs, standing
 from servanda.stats import Fidelity
 from servanda.stats.fidelity import log_densities
 
@@ -21,7 +21,7 @@ def pit(rng, n, declared, real, vocabulary=50):
     tokens = draw(processed_logprobs(logits, real), rng.random(n))
     logp = processed_logprobs(logits, declared)
     own = np.exp(logp[np.arange(n), tokens])
-    return mass_before(logp, tokens) + rng.random(n) * own
+    return standing(logp, tokens)[1] + rng.random(n) * own
 
 
 def test_an_honest_sampler_is_rejected_no_more_often_than_alpha():

@@ -10,10 +10,14 @@ from servanda.clauses.base import (
     View,
     worst,
 )
-from servanda.clauses.certificate import Certificate, feed_of
+from servanda.clauses.certificate import Certificate
 from servanda.clauses.fact import Fact
+from servanda.clauses.feed import Feed, feed_of
 from servanda.clauses.guards import SamplerFidelity, UsableRatio
 from servanda.clauses.later import Later, NotHere
+from servanda.clauses.mass_gap import MassGap
+from servanda.clauses.relative import RelativeCertificate, RelativeToNoise, RelativeToStable
+from servanda.contract import Clause, Relative
 
 __all__ = [
     "GUARDS",
@@ -21,14 +25,33 @@ __all__ = [
     "CellVerdict",
     "Certificate",
     "Fact",
+    "Feed",
     "Kind",
     "Later",
     "Look",
+    "MassGap",
     "NotHere",
     "Outcome",
+    "RelativeCertificate",
+    "RelativeToNoise",
+    "RelativeToStable",
     "SamplerFidelity",
     "UsableRatio",
     "View",
+    "certificate_of",
     "feed_of",
     "worst",
 ]
+
+
+def certificate_of(clause: Clause) -> Certificate | MassGap | None:
+    """How a statistical clause is certified; None where it cannot be."""
+    if clause.metric == "mass_gap":
+        return MassGap(clause.at_most) if isinstance(clause.at_most, float) else None
+    feed = feed_of(clause)
+    if feed is None:
+        return None
+    if isinstance(clause.at_most, Relative):
+        relative = {"self_noise": RelativeToNoise, "stable": RelativeToStable}[clause.at_most.of]
+        return relative(feed, times=clause.at_most.times)
+    return Certificate(feed)

@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract import Claim, Clause, Section
+from servanda.contract import Claim, Clause, Place, Section
 from servanda.divergence import sampled
+from servanda.errors import Where
 from servanda.registry import Registry
 from servanda.slices import Cut
 from servanda.stats.log_moment import log_mean_exp
@@ -23,7 +24,7 @@ from servanda.trace import TracePair
 
 Array = NDArray[Any]
 Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"]
-Source = Literal["workload", "golden", "none"]
+Source = Literal["workload", "golden", "timing", "none"]
 Statistic = Any  # LogMoment, GroupRatio, Fidelity, Values, Counts: frozen, added with +
 
 # one total order everywhere; what is not applicable never counts (law 2)
@@ -64,6 +65,9 @@ class View:
         may_meet: cut -> [S], whether a sequence can fall into it at all.
         uniform_N: a fresh uniform for each token (for the PIT).
         exact: metric -> [N], joint columns, where both sides' logits were in memory.
+        peers: what these numbers are compared with: "self_train" and "self_infer", a tenth
+            of the sequences on each side against itself; "stable", the stable kernel on
+            the same prompts.
     """
 
     pair: TracePair
@@ -75,6 +79,7 @@ class View:
     may_meet: Mapping[Cut, Array] = field(default_factory=dict)
     uniform_N: Array | None = None
     exact: Mapping[str, Array] = field(default_factory=dict)
+    peers: Mapping[str, View] = field(default_factory=dict)
 
     @cached_property
     def usable_N(self) -> Array:
@@ -114,10 +119,12 @@ class Cell:
 
     clause: Clause
     section: Section
+    place: Place  # of the clause in the contract
     cut: Cut
     claim: Claim
     capacity: int  # most tokens that one prompt group can have in the slice
     kind: Kind
+    workload: str = ""  # whose rounds are weighed; "" where none are
 
     @property
     def name(self) -> str:
@@ -158,7 +165,10 @@ class CellVerdict:
             for a percentile clause the share of tokens beyond at_most.
         n, units: what was counted, and of what; missing: units or tokens without a value.
         e_holds, e_violated: log evidence, nats, against what `holds` and `violated` cost.
+        share: of the workload's tokens that lie in the slice.
+        stable: the stable kernel's value, an estimate from the same prompts.
         more: prompt groups that would decide, as a projection.
+        where: the clause in the contract's text.
     """
 
     clause: str
@@ -176,6 +186,9 @@ class CellVerdict:
     interval: tuple[float, float] | None = None
     limit: float | None = None
     floor: float | None = None
+    stable: float | None = None
+    share: float | None = None
+    workload: str = ""
     n: int = 0
     units: str = ""
     missing: int = 0
@@ -186,6 +199,7 @@ class CellVerdict:
     more: int | None = None
     open: bool = False  # more rounds of this run could change the outcome
     note: str = ""
+    where: Where | None = None
 
     def but(self, **changes: Any) -> CellVerdict:
         return replace(self, **changes)
@@ -201,6 +215,7 @@ def blank(cell: Cell, outcome: Outcome, note: str = "", **more: Any) -> CellVerd
         slice=cell.cut.name,
         outcome=outcome,
         claim=cell.claim,
+        workload=cell.workload,
         severity=cell.clause.severity,
         enforced=cell.clause.enforced,
         note=note,
@@ -212,13 +227,15 @@ class Kind(Protocol):
     """A kind of clause.
 
     `counts`: whether its cells can be violated, and so share in alpha.
-    `source`: what is weighed: the workload's rounds, the golden texts, or nothing.
-    `noise`: of one side against itself; `floor`: the larger side's, from all rounds, each
-    a tuple of (train, infer); None where nothing was measured.
+    `source`: what is weighed: the workload's rounds, the golden texts, timed requests, or
+    nothing.  `peers`: names of `View.peers` without which it cannot be judged.
+    `noise`: of a peer of the view, for reports; `floor`: the larger side's self-noise from
+    all parts, each (train, infer); None where nothing was measured.
     """
 
     counts: ClassVar[bool]
     source: ClassVar[Source]
+    peers: ClassVar[tuple[str, ...]]
 
     def weigh(self, cell: Cell, view: View, /) -> Statistic: ...
     def noise(self, cell: Cell, view: View, /) -> Any: ...

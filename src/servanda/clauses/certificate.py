@@ -3,56 +3,49 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from servanda.clauses.base import Array, Cell, CellVerdict, Look, Source, View, blank, peak
-from servanda.contract import Clause, Relative
+from servanda.clauses.feed import Feed
 from servanda.divergence import DIVERGENCES
 from servanda.stats import GroupRatio, LogMoment, interval, units_to_decide
 
 _LITTLE = 0.25  # a fill of less is worth a word
+WITHIN_NOISE = (
+    "beyond the limit, yet within twice the self-noise floor: no kernel could do better here"
+)
 
 Process = LogMoment | GroupRatio
 Noise = tuple[tuple[float, int], ...]
 
 
-@dataclass(frozen=True)
-class Feed:
-    """How a metric becomes x in [0, 1], and the limit that its mean is held to.
+def process_of(cell: Cell, view: View, x_N: Array) -> Process:
+    """One round's x in [0, 1] as the statistics of a cell; NaN: no value."""
+    given = cell.cut.given
+    known_N = view.mask(given) & ~np.isnan(x_N)
+    missing_N = view.mask(given, unknown=True) & ~known_N
+    room, lost_S = given.positions(view.width), view.lost(given)
+    if cell.claim == "realised":
+        return LogMoment.of(x_N[known_N], int(missing_N.sum()) + room * len(lost_S))
+    groups = view.launched
+    total_G = np.bincount(view.group_N[known_N], weights=x_N[known_N], minlength=groups)
+    tokens_G = np.bincount(view.group_N[known_N], minlength=groups)
+    missing_G = np.bincount(view.group_N[missing_N], minlength=groups)
+    missing_G = missing_G + room * np.bincount(view.group_S[lost_S], minlength=groups)
+    met = np.flatnonzero((tokens_G > 0) | (missing_G > 0))
+    sums = (total_G[met].tolist(), tokens_G[met].tolist(), missing_G[met].tolist())
+    return GroupRatio(cell.capacity, groups, *map(tuple, sums))
 
-    A percentile pN at limit L is the promise that at most (100-N) % of the tokens exceed
-    L; a mean of an unbounded metric is certified only where the contract clips it.
-    """
 
-    limit: float
-    scale: float = 1.0  # metric units of one x
-    threshold: float | None = None
-
-    def x(self, values_N: Array) -> Array:
-        if self.threshold is not None:
-            return (values_N > self.threshold).astype(np.float64)
-        return np.minimum(values_N / self.scale, 1.0)
-
-
-def feed_of(clause: Clause) -> Feed | None:
-    """The feed of a statistical clause; None where this version knows no certificate."""
-    if clause.metric not in DIVERGENCES or clause.at_most is None:
-        return None
-    if isinstance(clause.at_most, Relative):
-        return None
-    if clause.percentile is not None:
-        # 100 - 99.9 carries rounding that nobody wrote
-        share = round((100.0 - clause.percentile) / 100.0, 12)
-        return Feed(limit=share, threshold=clause.at_most)
-    if clause.clip is not None:
-        return Feed(limit=clause.at_most / clause.clip, scale=clause.clip)
-    if DIVERGENCES[clause.metric].bounded:
-        high = DIVERGENCES[clause.metric].span[1]
-        return Feed(limit=clause.at_most / high, scale=high)
-    return None
+def total(cell: Cell, rounds: Sequence[Process]) -> Process:
+    """The statistics of closed rounds."""
+    if cell.claim == "realised":
+        return sum(rounds, LogMoment())  # type: ignore[arg-type]
+    return GroupRatio.join(cell.capacity, rounds)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -62,93 +55,102 @@ class Certificate:
     feed: Feed
     counts: ClassVar[bool] = True
     source: ClassVar[Source] = "workload"
+    peers: ClassVar[tuple[str, ...]] = ()
 
     def weigh(self, cell: Cell, view: View) -> Process:
-        x_N = self.feed.x(view.values(cell.clause.metric))
-        known_N = view.mask(cell.cut) & ~np.isnan(view.values(cell.clause.metric))
-        missing_N = view.mask(cell.cut, unknown=True) & ~known_N
-        room = cell.cut.positions(view.width)
-        lost_S = view.lost(cell.cut)
-        if cell.claim == "realised":
-            missing = int(missing_N.sum()) + room * len(lost_S)
-            return LogMoment.of(x_N[known_N], missing)
-        groups = view.launched
-        total_G = np.bincount(view.group_N[known_N], weights=x_N[known_N], minlength=groups)
-        tokens_G = np.bincount(view.group_N[known_N], minlength=groups)
-        missing_G = np.bincount(view.group_N[missing_N], minlength=groups)
-        missing_G = missing_G + room * np.bincount(view.group_S[lost_S], minlength=groups)
-        met = np.flatnonzero((tokens_G > 0) | (missing_G > 0))
-        return GroupRatio(
-            cell.capacity,
-            groups,
-            tuple(total_G[met].tolist()),
-            tuple(tokens_G[met].tolist()),
-            tuple(missing_G[met].tolist()),
-        )
+        return self.process(cell, view)
+
+    def process(self, cell: Cell, view: View) -> Process:
+        """The statistics of one round, of the kernels or of one kernel against itself.
+
+        On a slice of outcomes every token of its contexts is a unit, and those whose
+        outcome lies outside contribute 0: so the mean is what the slice contributes.
+        """
+        values_N = view.values(cell.clause.metric)
+        x_N = np.where(view.mask(cell.cut), self.feed.x(values_N), self.feed.x(np.zeros(1)))
+        return process_of(cell, view, np.where(np.isnan(values_N), np.nan, x_N))
 
     def noise(self, cell: Cell, view: View) -> Noise:
-        """(sum of x, tokens) of a side against itself: on the slice, and on the whole."""
+        """(sum of x, tokens) of a peer: on the slice, and on the whole."""
         values_N = view.values(cell.clause.metric)
-        known_N = ~np.isnan(values_N)
-        return tuple(
-            (math.fsum(self.feed.x(values_N[inside_N]).tolist()), int(inside_N.sum()))
-            for inside_N in (known_N & view.mask(cell.cut), known_N)
+        x_N, known_N = self.feed.x(values_N), ~np.isnan(values_N)
+        given_N, inside_N = view.mask(cell.cut.given), view.mask(cell.cut)
+        return (
+            (math.fsum(x_N[known_N & inside_N].tolist()), int((known_N & given_N).sum())),
+            (math.fsum(x_N[known_N].tolist()), int(known_N.sum())),
         )
 
     def floor(self, cell: Cell, parts: list[tuple[Noise, ...]]) -> float | None:
         """Of the slice, or of the whole where the tenth never met the slice."""
-        means = []
-        for side in zip(*(p for p in parts if p), strict=True):
-            for part in zip(*side, strict=True):  # the slice, then the whole
-                n = sum(count for _, count in part)
-                if n:
-                    means.append(math.fsum(total for total, _ in part) / n)
-                    break
-        return max(means, default=None)
+        means = [
+            next(filter(_is_number, map(_mean, zip(*side, strict=True))), math.nan)
+            for side in zip(*(p for p in parts if p), strict=True)
+        ]
+        return max(filter(_is_number, means), default=None)
 
-    def _total(self, cell: Cell, rounds: list[Process]) -> Process:
-        if cell.claim == "realised":
-            return sum(rounds, LogMoment())  # type: ignore[arg-type]
-        return GroupRatio.join(cell.capacity, rounds)  # type: ignore[arg-type]
+    def level(self, parts: Sequence[Noise]) -> float | None:
+        """What a peer has on the slice, in units of the metric; None where it met none."""
+        mean = _mean([part[0] for part in parts])
+        return self.feed.value(mean) if _is_number(mean) else None
 
     def judge(
         self, cell: Cell, rounds: list[Process], floor: float | None, look: Look
     ) -> CellVerdict:
-        feed, process = self.feed, self._total(cell, rounds)
-        red_line = max(feed.limit, 2 * (floor or 0.0))
-        e_holds = process.log_e_below(feed.limit) if process.n else 0.0
+        feed, process = self.feed, total(cell, rounds)
+        red_line = self._red_line(floor)
+        e_holds = process.log_e_below(feed.limit) if process.n and feed.proves else 0.0
         if cell.claim == "realised":
             # speaks of the tokens measured so far, so what was red may be so no more
             e_violated = process.log_e_above(red_line) if process.n else 0.0
         else:
             e_violated = peak([r.above_growth(red_line) for r in rounds if r.n])
-        verdict = blank(
-            cell,
-            "inconclusive",
-            kind="certificate",
-            unit="" if feed.threshold is not None else DIVERGENCES[cell.clause.metric].unit,
-            value=None if math.isnan(process.mean) else process.mean * feed.scale,
-            limit=feed.limit * feed.scale,
-            floor=None if floor is None else floor * feed.scale,
-            n=process.n,
-            units="tokens" if cell.claim == "realised" else "prompt groups",
-            missing=process.missing,
-            threshold=feed.threshold,
-            alpha=look.alpha,
+        verdict = self.described(cell, process, floor, look).but(
+            limit=feed.value(feed.limit),
             e_holds=e_holds,
             e_violated=e_violated,
-            open=True,
         )
-        if look.intervals and process.n:
-            low, high = interval(process, look.alpha)
-            verdict = verdict.but(interval=(low * feed.scale, high * feed.scale))
         if not process.n:
             return verdict.but(note=f"slice {cell.cut.name!r} met no token; widen the workload")
         if e_violated >= look.log_price_violated:
             return verdict.but(outcome="violated", open=False)
         if e_holds >= look.log_price_holds and look.launched >= look.first:
             return verdict.but(outcome="holds", open=False)
+        if not feed.proves:
+            return verdict.but(
+                kind="estimate",
+                note="an estimate: the mean of a metric without bound is never certified",
+            )
         return self._undecided(verdict, process, red_line, look)
+
+    def described(
+        self, cell: Cell, process: Process, floor: float | None, look: Look
+    ) -> CellVerdict:
+        """A verdict with everything but the answer."""
+        feed = self.feed
+        verdict = blank(
+            cell,
+            "inconclusive",
+            kind="certificate",
+            unit="" if feed.threshold is not None else DIVERGENCES[cell.clause.metric].unit,
+            value=None if math.isnan(process.mean) else feed.value(process.mean),
+            floor=None if floor is None else feed.value(floor),
+            n=process.n,
+            units="tokens" if cell.claim == "realised" else "prompt groups",
+            missing=process.missing,
+            threshold=feed.threshold,
+            alpha=look.alpha,
+            open=True,
+        )
+        if look.intervals and process.n:
+            low, high = interval(process, look.alpha)
+            verdict = verdict.but(interval=(feed.value(low), feed.value(high)))
+        return verdict
+
+    def _red_line(self, floor: float | None) -> float:
+        """The mean of x beyond which a cell is red: the limit, or twice the floor."""
+        if floor is None:
+            return self.feed.limit
+        return max(self.feed.limit, self.feed.x_of(2 * self.feed.value(floor)))
 
     def _undecided(
         self, verdict: CellVerdict, process: Process, red_line: float, look: Look
@@ -157,10 +159,7 @@ class Certificate:
         limit = self.feed.limit
         mean = process.mean
         if limit < mean <= red_line:
-            return verdict.but(
-                note="beyond the limit, yet within twice the self-noise floor: "
-                "no kernel could do better here"
-            )
+            return verdict.but(note=WITHIN_NOISE)
         if math.isnan(mean) or mean <= limit:
             growth, price = process.below_growth(limit), look.log_price_holds
         else:
@@ -173,6 +172,15 @@ class Certificate:
         return verdict.but(
             more=max(more, look.first - look.launched, 1), note=_why_so_many(process)
         )
+
+
+def _mean(parts: Sequence[tuple[float, int]]) -> float:
+    n = sum(count for _, count in parts)
+    return math.fsum(total for total, _ in parts) / n if n else math.nan
+
+
+def _is_number(value: float) -> bool:
+    return not math.isnan(value)
 
 
 def _why_so_many(process: Process) -> str:

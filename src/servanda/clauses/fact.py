@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from servanda.clauses.base import Cell, CellVerdict, Look, Source, View, blank
-from servanda.contract import Clause
+from servanda.clauses.certificate import WITHIN_NOISE
+from servanda.contract import Clause, Relative
 from servanda.divergence import DIVERGENCES
 
 
@@ -36,6 +37,7 @@ class Fact:
 
     counts: ClassVar[bool] = False  # nothing is inferred, so no alpha is spent
     source: ClassVar[Source] = "golden"
+    peers: ClassVar[tuple[str, ...]] = ()
 
     def weigh(self, cell: Cell, view: View) -> Values:
         values_N = view.exact[cell.clause.metric][view.mask(cell.cut)]
@@ -53,11 +55,17 @@ class Fact:
         sides = [slice_ if slice_.known else whole for part in parts for slice_, whole in part]
         return max((aggregate(cell.clause, s.known) for s in sides if s.known), default=None)
 
+    def _limit(self, cell: Cell, floor: float | None) -> float | None:
+        limit = cell.clause.at_most
+        if isinstance(limit, Relative):
+            return None if floor is None else limit.times * floor
+        return limit
+
     def judge(
         self, cell: Cell, rounds: list[Values], floor: float | None, look: Look
     ) -> CellVerdict:
         values = sum(rounds, Values())
-        limit = float(cell.clause.at_most)  # type: ignore[arg-type]
+        limit = self._limit(cell, floor)
         verdict = blank(
             cell,
             "inconclusive",
@@ -69,6 +77,8 @@ class Fact:
             units="golden positions",
             missing=values.missing,
         )
+        if limit is None:
+            return verdict.but(note="the self-noise was not measured: the corpus is too small")
         if not values.known:
             if values.missing:
                 return verdict.but(outcome="error", note="no golden position has finite logits")
@@ -83,8 +93,5 @@ class Fact:
                 note=f"{values.missing} golden positions have NaN or infinite logits",
             )
         if value > limit:
-            return verdict.but(
-                note="beyond the limit, yet within twice the self-noise floor: "
-                "no kernel could do better here"
-            )
+            return verdict.but(note=WITHIN_NOISE)
         return verdict.but(outcome="holds")

@@ -13,6 +13,7 @@ from servanda.stats import Fidelity
 
 class _Guard:
     source: ClassVar[Source] = "workload"
+    peers: ClassVar[tuple[str, ...]] = ()
 
     def noise(self, cell: Cell, view: View) -> None:
         return None

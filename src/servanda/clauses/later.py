@@ -11,6 +11,7 @@ from servanda.clauses.base import Cell, CellVerdict, Look, Source, View, blank
 class _Unmeasured:
     counts: ClassVar[bool] = False
     source: ClassVar[Source] = "none"
+    peers: ClassVar[tuple[str, ...]] = ()
 
     def weigh(self, cell: Cell, view: View) -> None:
         return None

@@ -38,6 +38,7 @@ class Divergence:
     span: tuple[float, float]
     source: str
     forms: dict[Form, Callable[..., Floats]] = field(default_factory=dict)
+    outcome: bool = False
 
     @property
     def bounded(self) -> bool:

@@ -1,0 +1,67 @@
+# The gates that people have: what the field's usual numbers say about the same tokens.
+#
+# Names, limits and sources are those of the projects; the map of names is in the glossary.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from servanda.portrait import Portrait
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One number that people watch, and what they would conclude from it.
+
+    Args:
+        name: with its limit and source; passes: None where there is no number.
+    """
+
+    name: str
+    value: float | None
+    shown: str
+    passes: bool | None
+
+
+# (name, source, sum of the portrait, limit)
+_MEANS = (
+    ("mean KL (k3)", "prime-rl", "k3", 0.015),
+    ("mean |Δ logp|", "slime", "abs_log_ratio", 0.1),
+    ("token_mult_prob_error", "NeMo-RL", "exp_abs", 1.05),
+    ("mean |Δ probability|", "verl", "prob_diff", 0.01),
+)
+_P99 = 0.2
+_FLIPS = 0.02
+_PERPLEXITY = 0.01
+
+
+def gates(portraits: Mapping[str, Portrait]) -> tuple[Gate, ...]:
+    """The usual gates on a run's portraits ("infer", and "golden" for perplexity)."""
+    infer, golden = portraits.get("infer", Portrait()), portraits.get("golden", Portrait())
+    found = [_perplexity(golden if golden.total.n else infer)]
+    for name, source, column, limit in _MEANS:
+        value = infer.total.mean(column)
+        found.append(_at_most(f"{name} ≤ {limit:g} ({source})", value, limit))
+    found.append(_at_most(f"p99 |Δ logp| ≤ {_P99:g}", infer.quantile(0.99), _P99))
+    flips = infer.total.mean("flips")
+    agreement = None if flips is None else 1 - flips
+    shown = "not measured" if agreement is None else f"{100 * agreement:.1f} %"
+    passes = None if flips is None else flips <= _FLIPS
+    return (*found, Gate("top-1 agreement ≥ 98 %", agreement, shown, passes))
+
+
+def _perplexity(portrait: Portrait) -> Gate:
+    train, infer = portrait.total.mean("nll_train"), portrait.total.mean("nll_infer")
+    if train is None or infer is None or not math.isfinite(train - infer):
+        return Gate("perplexity, ±1 %", None, "not measured", None)
+    change = math.expm1(infer - train)
+    shown = f"{math.exp(train):.4g} → {math.exp(infer):.4g} ({100 * change:+.2f} %)"
+    return Gate("perplexity, ±1 %", change, shown, abs(change) <= _PERPLEXITY)
+
+
+def _at_most(name: str, value: float | None, limit: float) -> Gate:
+    if value is None:
+        return Gate(name, None, "not measured", None)
+    return Gate(name, value, f"{value:.4g}", value <= limit)

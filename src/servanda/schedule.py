@@ -1,0 +1,93 @@
+# The schedule of a workload: which prompts are drawn, in which order, in which rounds.
+#
+# Order and inclusion are decided before the outcome (law 5): everything here follows from
+# the contract, the corpus and the attempt.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from servanda.contract import Workload
+from servanda.corpus import Corpus
+from servanda.sampling import uniforms
+from servanda.slices import Cut
+
+NOISE_STRIDE = 10  # every tenth sequence or text is measured against itself
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One launched sequence: its index, its prompt's row, and its prompt group's draw."""
+
+    sequence: int
+    row: int
+    group: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What one workload launches.
+
+    Args:
+        name: of the workload.
+        seed: of everything random in it, fresh in every attempt.
+        first, last: prompt groups before which nothing holds, and at which a run ends.
+    """
+
+    name: str
+    workload: Workload
+    corpus: Corpus
+    seed: int
+    first: int
+    last: int
+
+    @property
+    def width(self) -> int:
+        """New tokens that a sequence has room for."""
+        return self.workload.sampling.max_new_tokens
+
+    @property
+    def rounds(self) -> int:
+        return math.ceil(self.last / self.workload.round)
+
+    @property
+    def folder(self) -> str:
+        """Where the rounds lie in a run directory."""
+        return "rounds" if self.name == "workload" else f"rounds/{self.name}"
+
+    def units(self, index: int) -> Iterator[Unit]:
+        """The sequences of a round, in launch order; every round is full, the last one too.
+
+        Each draw takes a prompt group at random with replacement, so that the groups are
+        independent draws from what the contract's claim speaks of.
+        """
+        groups, samples = self.corpus.groups, self.workload.samples
+        stride = max(map(len, groups)) * samples
+        start = index * self.workload.round
+        for draw in range(start, start + self.workload.round):
+            rows = groups[int(uniforms(self.seed, "prompt", draw, 1)[0] * len(groups))]
+            for i, row in enumerate(r for r in rows for _ in range(samples)):
+                yield Unit(draw * stride + i, row, draw)
+
+    def capacity(self, cut: Cut) -> int:
+        """The largest number of tokens that one prompt group can have in a slice."""
+        return cut.capacity(self.corpus, self.workload.samples, self.width)
+
+    def meeting(self, cut: Cut) -> int:
+        """Prompt groups of a whole run that are expected to meet a slice."""
+        groups, prompts = self.corpus.groups, self.corpus.prompts
+        can = sum(any(cut.may_meet(prompts[row]) for row in group) for group in groups)
+        return self.last * can // len(groups)
+
+
+def noise_rows(n: int) -> list[int]:
+    """Which of n sequences are measured against themselves, in what order.
+
+    Reversed and without their neighbours: another composition of the batch.  A round of
+    one sequence has no other composition.
+    """
+    if n < 2:
+        return []
+    return list(range(0, n, NOISE_STRIDE))[::-1]
