@@ -37,7 +37,7 @@ def rounds(rng, mean, noise, n=40, size=64, claim="realised"):
         if claim == "realised":
             return LogMoment.of(x)
         totals = x.reshape(count, 8).sum(axis=1)
-        return GroupRatio(8, count, tuple(totals.tolist()), (8,) * count, (0,) * count)
+        return GroupRatio(8, count, totals, np.full(count, 8), np.zeros(count, dtype=int))
 
     peers = ("self_train", "self_infer")
     return [
@@ -99,7 +99,7 @@ def test_a_limit_relative_to_stable_measures_stable_beside(tmp_path, stable_tv, 
         "  - {id: as_stable, metric: tv, aggregate: mean, at_most: {times: 1.5, of: stable}, "
         "slices: [all]}"
     )
-    path, pair = kit.write(
+    path, _ = kit.write(
         tmp_path,
         q={"": kit.moved(kit.BASE, 0.03)},
         limit=0.2,

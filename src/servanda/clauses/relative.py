@@ -45,7 +45,7 @@ class RelativeCertificate(Certificate):
             total(cell, [r.peers[name] for r in rounds if name in r.peers]) for name in self.peers
         ]
         peers = [peer for peer in peers if peer.n]
-        verdict = self.described(cell, own, floor, look)
+        verdict = self.described(cell, [own], floor, look)
         if not own.n or not peers:
             what = "the slice met no token" if not own.n else f"{self.whose} was not measured there"
             return verdict.but(note=f"{what}; widen the workload")
