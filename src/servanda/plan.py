@@ -10,7 +10,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from servanda.clauses import GUARDS, Cell, Certificate, Fact, Kind, Later, NotHere, feed_of
+from servanda.clauses import (
+    CALIBRATION,
+    GUARDS,
+    Calibration,
+    Cell,
+    Certificate,
+    Fact,
+    Kind,
+    Later,
+    NotHere,
+    feed_of,
+)
 from servanda.contract import (
     WHOLE,
     Clause,
@@ -196,6 +207,8 @@ def _kind(section: Section, clause: Clause, stage: Stage, has_workload: bool) ->
         return Later(f"this version cannot judge a limit relative to {clause.at_most.of!r}")
     if section == "numerical" and clause.metric in DIVERGENCES:
         return Fact()
+    if section == "numerical" and clause.metric == CALIBRATION:
+        return Calibration()
     feed = feed_of(clause) if section == "statistical" else None
     if feed is not None:
         return Certificate(feed)
@@ -237,7 +250,7 @@ def _out_of_reach(plan: Plan, cell: Cell, place: Place) -> Iterator[Problem]:
     meeting = sum(any(cell.cut.may_meet(prompts[r]) for r in group) for group in groups)
     expected = plan.last * meeting // len(groups)
     most = expected * (cell.capacity if cell.claim == "realised" else 1)
-    needed = units_at_best(cell.kind.feed.limit, plan.alpha)
+    needed = units_at_best(cell.kind.feed.limit, plan.alpha, cell.kind.feed.best)
     if needed is not None and needed <= most:
         return
     unit = "tokens" if cell.claim == "realised" else "prompt groups"

@@ -10,13 +10,16 @@ from servanda.clauses.base import (
     View,
     worst,
 )
+from servanda.clauses.calibration import CALIBRATION, Calibration
 from servanda.clauses.certificate import Certificate, feed_of
 from servanda.clauses.fact import Fact
 from servanda.clauses.guards import SamplerFidelity, UsableRatio
 from servanda.clauses.later import Later, NotHere
 
 __all__ = [
+    "CALIBRATION",
     "GUARDS",
+    "Calibration",
     "Cell",
     "CellVerdict",
     "Certificate",

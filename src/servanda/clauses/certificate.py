@@ -30,11 +30,21 @@ class Feed:
     limit: float
     scale: float = 1.0  # metric units of one x
     threshold: float | None = None
+    low: float = 0.0  # the metric where x is 0
+    best: float = 0.0  # the smallest mean of x that there is: that of identical kernels
 
     def x(self, values_N: Array) -> Array:
         if self.threshold is not None:
             return (values_N > self.threshold).astype(np.float64)
-        return np.minimum(values_N / self.scale, 1.0)
+        return np.minimum((values_N - self.low) / self.scale, 1.0)
+
+    def value(self, x: float) -> float:
+        """In units of the metric."""
+        return self.low + x * self.scale
+
+    def red_line(self, floor: float | None) -> float:
+        """The x of the limit, or of twice the self-noise where that is more."""
+        return max(self.limit, 2 * floor + self.low / self.scale) if floor else self.limit
 
 
 def feed_of(clause: Clause) -> Feed | None:
@@ -47,12 +57,15 @@ def feed_of(clause: Clause) -> Feed | None:
         # 100 - 99.9 carries rounding that nobody wrote
         share = round((100.0 - clause.percentile) / 100.0, 12)
         return Feed(limit=share, threshold=clause.at_most)
-    if clause.clip is not None:
-        return Feed(limit=clause.at_most / clause.clip, scale=clause.clip)
-    if DIVERGENCES[clause.metric].bounded:
-        high = DIVERGENCES[clause.metric].span[1]
-        return Feed(limit=clause.at_most / high, scale=high)
-    return None
+    metric = DIVERGENCES[clause.metric]
+    low, high = metric.span
+    high = high if clause.clip is None else clause.clip
+    if not math.isfinite(high - low):
+        return None
+    # a sampled value may be negative though no mean of them can be
+    least = metric.span_of("logits")[0] if "logits" in metric.forms else low
+    scale = high - low
+    return Feed((clause.at_most - low) / scale, scale, low=low, best=(least - low) / scale)
 
 
 @dataclass(frozen=True)
@@ -115,7 +128,7 @@ class Certificate:
         self, cell: Cell, rounds: list[Process], floor: float | None, look: Look
     ) -> CellVerdict:
         feed, process = self.feed, self._total(cell, rounds)
-        red_line = max(feed.limit, 2 * (floor or 0.0))
+        red_line = feed.red_line(floor)
         e_holds = process.log_e_below(feed.limit) if process.n else 0.0
         if cell.claim == "realised":
             # speaks of the tokens measured so far, so what was red may be so no more
@@ -127,9 +140,9 @@ class Certificate:
             "inconclusive",
             kind="certificate",
             unit="" if feed.threshold is not None else DIVERGENCES[cell.clause.metric].unit,
-            value=None if math.isnan(process.mean) else process.mean * feed.scale,
-            limit=feed.limit * feed.scale,
-            floor=None if floor is None else floor * feed.scale,
+            value=None if math.isnan(process.mean) else feed.value(process.mean),
+            limit=feed.value(feed.limit),
+            floor=None if floor is None else feed.value(floor),
             n=process.n,
             units="tokens" if cell.claim == "realised" else "prompt groups",
             missing=process.missing,
@@ -141,7 +154,7 @@ class Certificate:
         )
         if look.intervals and process.n:
             low, high = interval(process, look.alpha)
-            verdict = verdict.but(interval=(low * feed.scale, high * feed.scale))
+            verdict = verdict.but(interval=(feed.value(low), feed.value(high)))
         if not process.n:
             return verdict.but(note=f"slice {cell.cut.name!r} met no token; widen the workload")
         if e_violated >= look.log_price_violated:
