@@ -34,6 +34,7 @@ FLOORS = (
         "marks",
         "plan",
         "portrait",
+        "power",
         "report",
         "schedule",
         "verdict",

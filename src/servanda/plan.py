@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from servanda.clauses import (
+    CALIBRATION,
     GUARDS,
+    Calibration,
     Cell,
     Certificate,
     Fact,
@@ -165,6 +167,8 @@ def _kind(section: Section, clause: Clause, stage: Stage, has_workload: bool) ->
         return NotHere(f"stages: {', '.join(clause.stages)}; this is {stage}")
     if clause.metric in GUARDS:
         return GUARDS[clause.metric]() if has_workload else NotHere("there is no workload")
+    if section == "numerical" and clause.metric == CALIBRATION:
+        return Calibration()
     if clause.metric in DIVERGENCES:
         if section == "numerical":
             return Fact()
@@ -216,7 +220,7 @@ def _out_of_reach(plan: Plan, schedule: Schedule, cell: Cell) -> Iterator[Proble
     if not cell.clause.enforced:
         return
     most = schedule.meeting(cell.cut) * (cell.capacity if cell.claim == "realised" else 1)
-    needed = units_at_best(cell.kind.feed.limit, plan.alpha)
+    needed = units_at_best(cell.kind.feed.limit, plan.alpha, cell.kind.feed.best)
     if needed is not None and needed <= most:
         return
     unit = "tokens" if cell.claim == "realised" else "prompt groups"

@@ -10,6 +10,7 @@ from servanda.clauses.base import (
     View,
     worst,
 )
+from servanda.clauses.calibration import CALIBRATION, Calibration
 from servanda.clauses.certificate import Certificate
 from servanda.clauses.fact import Fact
 from servanda.clauses.feed import Feed, feed_of
@@ -20,7 +21,9 @@ from servanda.clauses.relative import RelativeCertificate, RelativeToNoise, Rela
 from servanda.contract import Clause, Relative
 
 __all__ = [
+    "CALIBRATION",
     "GUARDS",
+    "Calibration",
     "Cell",
     "CellVerdict",
     "Certificate",

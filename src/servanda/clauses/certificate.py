@@ -138,7 +138,7 @@ class Certificate:
         self, cell: Cell, rounds: list[Grown], floor: float | None, look: Look
     ) -> CellVerdict:
         feed, met = self.feed, [r for r in rounds if r.process.n]
-        red_line = self._red_line(floor)
+        red_line = feed.red_line(floor)
         below = sum((r.below for r in met), np.zeros(1))
         # twice the floor is seldom beyond the limit, and moves from look to look
         at_limit = red_line == feed.limit
@@ -201,12 +201,6 @@ class Certificate:
             low, high = interval(total(cell, processes), look.alpha)
             verdict = verdict.but(interval=(feed.value(low), feed.value(high)))
         return verdict
-
-    def _red_line(self, floor: float | None) -> float:
-        """The mean of x beyond which a cell is red: the limit, or twice the floor."""
-        if floor is None:
-            return self.feed.limit
-        return max(self.feed.limit, self.feed.x_of(2 * self.feed.value(floor)))
 
 
 def _mean(parts: Sequence[tuple[float, int]]) -> float:

@@ -45,7 +45,7 @@ def to_bytes(signatures: Sequence[Signature]) -> bytes:
     ]
     table = pa.concat_tables(tables).replace_schema_metadata({_ABOUT: json.dumps(about).encode()})
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", compression_level=19, use_dictionary=["fault"])
+    pq.write_table(table, sink, compression="zstd", compression_level=19, use_dictionary=True)
     return sink.getvalue().to_pybytes()
 
 
