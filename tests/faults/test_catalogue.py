@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +97,14 @@ def test_the_place_of_a_wrong_value_is_shown(tmp_path):
     assert "fault 'lost_sequences' takes a number in (0, 1], found 'often'" in text
     assert "hint: write fault: {lost_sequences: 0.05}" in text
     assert caught.value.exit_code == 2
+
+
+def test_the_reference_shows_the_catalogue_as_it_is():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "contract.md").read_text()
+    for name, entry in FAULTS.items():
+        default = json.dumps(entry.default)
+        row = f"| `{name}` | {entry.side} | {entry.takes} | `{default}` | {entry.summary} |"
+        assert row in page
 
 
 # which engines a fault fits

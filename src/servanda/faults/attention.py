@@ -66,25 +66,30 @@ def attention_window(base: Any, value: int) -> Any:
 def kv_cache_int8(base: Any, value: str) -> Any:
     class Int8Cache(base):
         def _cache(self) -> Any:
-            import torch
-
             cache = super()._cache()
-            store, scales = cache.update, {}
-
-            def rounded(x_SHTD: Any, key: tuple[str, int]) -> Any:
-                x = x_SHTD.float()
-                if value == "token":
-                    scale = x.abs().amax(dim=-1, keepdim=True) / 127
-                else:
-                    scale = scales.setdefault(key, x.abs().amax(dim=(2, 3), keepdim=True) / 127)
-                scale = scale.clamp_min(torch.finfo(torch.float32).tiny)
-                return ((x / scale).round().clamp(-127, 127) * scale).to(x_SHTD.dtype)
-
-            def update(keys: Any, values: Any, layer: int, *args: Any, **kwargs: Any) -> Any:
-                keys, values = rounded(keys, ("keys", layer)), rounded(values, ("values", layer))
-                return store(keys, values, layer, *args, **kwargs)
-
-            cache.update = update
+            cache.__class__ = _int8(type(cache), value)
+            cache.scales = {}
             return cache
 
     return Int8Cache
+
+
+def _int8(base: Any, granularity: str) -> Any:
+    """A class of cache whose keys and values come back as whole multiples of a scale."""
+
+    class Int8(base):
+        def update(self, keys: Any, values: Any, layer: int, *more: Any, **options: Any) -> Any:
+            keys, values = (
+                self._rounded(x, (layer, name)) for name, x in (("k", keys), ("v", values))
+            )
+            return super().update(keys, values, layer, *more, **options)
+
+        def _rounded(self, x_SHTD: Any, key: tuple[int, str]) -> Any:
+            x = x_SHTD.float()
+            over = (-1,) if granularity == "token" else (2, 3)
+            scale = (x.abs().amax(dim=over, keepdim=True) / 127).clamp_min(1e-30)
+            if granularity == "head":
+                scale = self.scales.setdefault(key, scale)  # the prompt's, from then on
+            return ((x / scale).round().clamp(-127, 127) * scale).to(x_SHTD.dtype)
+
+    return Int8

@@ -17,7 +17,7 @@ from servanda.trace import Batch, Trace
     "A share `value` of the full-length sequences times out; a shorter one less often.",
     default=0.05,
     takes=Between(0, 1),
-    seen="NVIDIA-NeMo/RL#4218: tokens to be trained on came back without a logprob",
+    seen="NVIDIA-NeMo/RL#4218: what did not come back was read as the logprob 0.0, certainty",
 )
 def lost_sequences(base: Any, value: float) -> Any:
     class Lossy(base):

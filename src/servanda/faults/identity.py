@@ -19,8 +19,7 @@ _STALE_SCALE = 2e-3  # about a hundred small optimiser steps
     "Token ids are shifted by `value`, as in an engine that loaded another tokenizer.",
     default=1,
     takes=Between(1, 10_000_000, whole=True),
-    seen="vLLM and trainers load tokenizers by separate options, and added tokens or a "
-    "revision may differ",
+    seen="vllm-project/vllm#8904: one prompt, other token ids in Transformers and in the server",
 )
 def permuted_ids(base: Any, value: int) -> Any:
     class Permuted(base):

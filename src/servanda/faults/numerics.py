@@ -13,8 +13,6 @@ from servanda.faults.values import Between, Switch
     "Weights are quantised to 4 bits in groups of 32, though the kernel says otherwise.",
     default=True,
     takes=Switch(),
-    seen="MoonshotAI/K2-Vendor-Verifier: hosts of one open model return measurably different "
-    "answers, undisclosed precision among the causes",
 )
 def int4(base: Any, _: bool) -> Any:
     class FourBit(base):
@@ -72,8 +70,8 @@ def corrupted_vocabulary(base: Any, value: float) -> Any:
     side="train",
     default=True,
     takes=Switch(),
-    seen="MiniMax-M1 (arXiv 2506.13585): trainer and engine agreed only once the head ran in "
-    "float32",
+    seen="MiniMax-M1 (arXiv 2506.13585): probabilities of trainer and engine agreed better once "
+    "the output head ran in float32",
 )
 def bf16_logits(base: Any, _: bool) -> Any:
     class Coarse(base):

@@ -18,8 +18,8 @@ from servanda.trace import Batch, Trace
     "Each token carries the logprob of the token `value` places later in its sequence.",
     default=1,
     takes=Between(1, 1000, whole=True),
-    seen="AI-Hypercomputer/maxtext#2103 and PrimeIntellect-ai/prime-rl#1525: logprobs one "
-    "position away from the tokens they are compared on",
+    seen="AI-Hypercomputer/maxtext#2103 and modelscope/ms-swift#8196: logprobs one position away "
+    "from the tokens they are compared on",
 )
 def off_by_one_shift(base: Any, value: int) -> Any:
     class Shifted(base):
