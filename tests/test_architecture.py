@@ -40,7 +40,7 @@ FLOORS = (
         "verdict",
     },
     {"engines", "faults", "golden", "measurement", "rounds", "rundir"},
-    {"__main__", "cli", "run"},
+    {"__main__", "cli", "drill", "run"},
 )
 # pure floors: no file, socket, clock, environment, process
 IMPURE = {"os", "io", "pathlib", "socket", "subprocess", "tempfile", "time", "datetime", "random"}

@@ -200,7 +200,7 @@ class CellVerdict:
     more: int | None = None
     open: bool = False  # more rounds of this run could change the outcome
     note: str = ""
-    where: Where | None = None
+    where: Where | None = field(default=None, compare=False)
 
     def but(self, **changes: Any) -> CellVerdict:
         return replace(self, **changes)
