@@ -13,6 +13,9 @@ FLOORS = (
     {"errors", "registry"},
     {
         "contract",
+        "learning",
+        "policy",
+        "promise",
         "corpus",
         "divergence",
         "fields",
@@ -22,8 +25,9 @@ FLOORS = (
         "stats",
         "tables",
         "trace",
+        "workload",
     },
-    {"clauses", "evidence", "language", "lint", "marks", "plan", "report", "verdict"},
+    {"clauses", "evidence", "language", "lint", "marks", "plan", "report", "scope", "verdict"},
     {"engines", "faults", "golden", "measurement", "rounds", "rundir"},
     {"__main__", "cli", "run"},
 )

@@ -20,7 +20,7 @@ from servanda.errors import EvidenceError
 from servanda.identity import EvidenceKey
 from servanda.plan import Plan, Unit
 from servanda.sampling import uniforms
-from servanda.slices import LABEL
+from servanda.slices import FIELDS, LABEL, column
 from servanda.trace import TracePair
 
 Array = NDArray[Any]
@@ -194,8 +194,7 @@ def _golden_view(
     golden: Corpus, rows: tuple[int, ...], pair: TracePair, exact: Mapping[str, Array]
 ) -> View:
     prompts = [golden.prompts[r] for r in rows]
-    fields = {"context.position", "context.entropy_nats", "context.p_max", "request.prompt_tokens"}
-    fields |= {f"{LABEL}{label}" for p in golden.prompts for label in p.labels}
+    fields = {*FIELDS} | {f"{LABEL}{label}" for p in golden.prompts for label in p.labels}
     n = len(pair.infer.token_N)
     return View(
         pair=pair,
@@ -225,9 +224,8 @@ def _columns(pair: TracePair, prompts: list[Any], fields: set[str]) -> dict[str,
     for name in fields:
         if name == "context.position":
             columns[name] = pair.position_N.astype(np.float64)
-        elif name.startswith("context."):
-            unrecorded_N = np.full(len(trace.token_N), np.nan)
-            columns[name] = trace.columns.get(name.removeprefix("context."), unrecorded_N)
+        elif name in FIELDS and FIELDS[name].known != "request":
+            columns[name] = column(name, trace.columns, len(trace.token_N))
         elif name == "request.prompt_tokens":
             columns[name] = np.repeat(trace.prompt_tokens_S, trace.length_S).astype(np.float64)
         else:

@@ -27,6 +27,7 @@ from servanda.errors import ContractError, Problem
 from servanda.identity import digest_of
 from servanda.registry import did_you_mean
 from servanda.sampling import uniforms
+from servanda.scope import slices_of
 from servanda.slices import LABEL, Cut, cuts_of
 from servanda.stats import units_at_best
 
@@ -157,7 +158,7 @@ def make_plan(
             problems.append(_no_label(contract, i, rule, labelled))
     for section, place, clause in _clauses(contract, stage):
         kind = _kind(section, clause, stage, corpus is not None)
-        for cut in _cuts_for(clause, section, cuts):
+        for cut in _cuts_for(contract, section, clause, cuts):
             source = {"workload": corpus, "golden": golden, "none": None}[kind.source]
             capacity = cut.capacity(corpus, samples, width) if corpus else 0
             unmet = source is not None and not any(cut.may_meet(p) for p in source.prompts)
@@ -203,10 +204,10 @@ def _kind(section: Section, clause: Clause, stage: Stage, has_workload: bool) ->
     return Later(f"this version cannot judge {what!r}")
 
 
-def _cuts_for(clause: Clause, section: Section, cuts: dict[str, tuple[Cut, ...]]) -> list[Cut]:
-    names = clause.slices
-    if names is None:
-        names = (WHOLE,) if section in ("observability", "runtime") else tuple(cuts)
+def _cuts_for(
+    contract: Contract, section: Section, clause: Clause, cuts: dict[str, tuple[Cut, ...]]
+) -> list[Cut]:
+    names = slices_of(contract, section, clause)
     return [cut for name in dict.fromkeys(names) for cut in cuts[name]]
 
 

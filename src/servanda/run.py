@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from servanda import language
 from servanda import plan as planning
-from servanda.contract import Contract, Kernel
+from servanda.contract import Contract, Golden, Kernel, NamedWorkload, Workload
 from servanda.corpus import Corpus
 from servanda.engines import engine_names, open_engine
 from servanda.engines.base import Engine
@@ -26,6 +27,7 @@ from servanda.rundir import RunDirectory, opened
 from servanda.verdict import Verdict, judge
 
 RUNS = Path("runs")
+T = TypeVar("T", Workload, NamedWorkload, Golden)
 
 
 def in_process(kernel: Kernel, _: str) -> Engine:
@@ -68,11 +70,18 @@ def load(path: str | Path) -> Contract:
     return contract
 
 
-def _corpora(contract: Contract) -> Iterator[tuple[tuple[str, str], str]]:
-    if contract.workload:
-        yield ("workload", "prompts"), contract.workload.prompts
-    if contract.golden:
-        yield ("golden", "prompts"), contract.golden.prompts
+def _corpora(contract: Contract) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Place and name of every file of texts; a trainer's workload has none."""
+    given = contract.workloads or {}
+    named = given.items() if isinstance(given, Mapping) else enumerate(given)
+    parts: list[tuple[tuple[str | int, ...], Workload | Golden | None]] = [
+        (("workload",), contract.workload),
+        *((("workloads", name), workload) for name, workload in named),
+        (("golden",), contract.golden),
+    ]
+    yield from (
+        ((*place, "prompts"), part.prompts) for place, part in parts if part and part.prompts
+    )
 
 
 def _models(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -96,10 +105,19 @@ def _beside(contract: Contract, folder: Path) -> Contract:
     }
     if contract.stable:
         changes["stable"] = kernel(contract.stable)
-    for name in ("workload", "golden"):
-        part = getattr(contract, name)
-        if part:
-            changes[name] = part.model_copy(update={"prompts": str(folder / part.prompts)})
+
+    def texts(part: T) -> T:
+        prompts = str(folder / part.prompts) if part.prompts else ""
+        return part.model_copy(update={"prompts": prompts})
+
+    if contract.workload:
+        changes["workload"] = texts(contract.workload)
+    if contract.golden:
+        changes["golden"] = texts(contract.golden)
+    if isinstance(contract.workloads, Mapping):
+        changes["workloads"] = {name: texts(w) for name, w in contract.workloads.items()}
+    elif contract.workloads:
+        changes["workloads"] = tuple(map(texts, contract.workloads))
     return contract.model_copy(update=changes)
 
 
@@ -107,12 +125,32 @@ def compile(contract: Contract, *, attempt: int = 1) -> Plan:  # noqa: A001 - th
     """Fix everything that is decided before the first token: cells, prompts, seeds, alpha.
 
     Raises:
-        ContractError: an empty slice, a limit out of reach, a corpus that is none.
+        ContractError: an empty slice, a limit out of reach, a corpus that is none, or tokens
+            that only a trainer has.
     """
+    _refuse_what_is_not_measured_here(contract)
     corpora = {place[0]: _corpus(name) for place, name in _corpora(contract)}
     return planning.make_plan(
         contract, corpora.get("workload"), corpora.get("golden"), attempt=attempt
     )
+
+
+def _refuse_what_is_not_measured_here(contract: Contract) -> None:
+    for name, workload in contract.all_workloads.items():
+        if workload.source == "trainer":
+            place = ("workload",) if contract.workload is not None else ("workloads", name)
+            raise ContractError(
+                "the tokens of this contract come from a trainer as it runs: there is nothing "
+                "to measure offline",
+                where=contract.where(*place),
+                hint="name engines and prompts to measure the kernels here",
+            )
+    if contract.workloads is not None:
+        raise ContractError(
+            f"this version measures one workload, found {len(contract.workloads)} under workloads",
+            where=contract.where("workloads"),
+            hint="write one of them as workload:, and a contract for each of the others",
+        )
 
 
 def _corpus(name: str) -> Corpus:

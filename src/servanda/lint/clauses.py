@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from servanda.clauses import GUARDS
-from servanda.contract import WHOLE, Clause, Contract, Relative, Section
+from servanda.contract import Clause, Contract, Relative, Section
 from servanda.divergence import DIVERGENCES, Divergence
 from servanda.lint.finding import Finding, nearest, quoted
+from servanda.lint.outcomes import outcomes
+from servanda.lint.runtime import RUNTIME_METRICS, runtime
+from servanda.lint.stages import stages
 from servanda.marks import Marks, Path
+from servanda.scope import OUTCOME_METRICS, known_by_name
 
 KNOWN_LATER = (
     "reward_drift",
@@ -28,11 +32,7 @@ KNOWN_LATER = (
     "logit_linf_nats",
     "entropy_nats",
     "calibration",
-    "time_to_first_token_seconds",
-    "inter_token_latency_seconds",
-    "tokens_per_second",
     "rescored_ratio",
-    "batch_invariance",
     "coherence",
 )
 _AN_EXAMPLE = "{id: tv, metric: tv, aggregate: mean, at_most: 0.02}"
@@ -41,8 +41,8 @@ _AN_EXAMPLE = "{id: tv, metric: tv, aggregate: mean, at_most: 0.02}"
 def clauses(contract: Contract, marks: Marks) -> Iterator[Finding]:
     """Every clause, and that there is one."""
     first: dict[str, Path] = {}
-    declared = {WHOLE, *(rule.name for rule in contract.slices)}
-    known = [*DIVERGENCES, *GUARDS, *KNOWN_LATER]
+    declared = known_by_name(contract)
+    known = [*DIVERGENCES, *GUARDS, *RUNTIME_METRICS, *OUTCOME_METRICS, *KNOWN_LATER]
     for section, path, clause in contract.clauses():
         if clause.id in first:
             line = marks.near((*first[clause.id], "id")).line
@@ -56,30 +56,28 @@ def clauses(contract: Contract, marks: Marks) -> Iterator[Finding]:
             if name not in declared:
                 message = f"no slice is named {quoted(name)}"
                 yield Finding((*path, "slices", j), message, nearest(name, declared))
-        yield from _stages(path, clause)
+        yield from stages(path, contract, clause)
+        if clause.metric not in known:
+            message = f"no metric is named {quoted(clause.metric)}"
+            yield Finding((*path, "metric"), message, nearest(clause.metric, known))
+            continue
+        yield from outcomes(path, contract, section, clause, declared)
+        if clause.metric in RUNTIME_METRICS:
+            yield from runtime(path, section, contract, clause)
+            continue
+        if clause.load is not None:
+            message = f"{clause.metric} is measured under no load"
+            yield Finding((*path, "load"), message, "remove load", key=True)
         if clause.metric in GUARDS:
             yield from _guard(path, section, clause)
         elif clause.metric in DIVERGENCES:
             yield from _divergence(path, section, clause)
-            yield from _relative(path, contract, clause)
-        elif clause.metric in KNOWN_LATER:
-            yield from _later(path, clause)
+            yield from _relative(path, section, contract, clause)
         else:
-            message = f"no metric is named {quoted(clause.metric)}"
-            yield Finding((*path, "metric"), message, nearest(clause.metric, known))
+            yield from _later(path, clause)
     if not first:
         message = "the contract promises nothing: it has no clause"
         yield Finding((), message, f"add one under statistical, such as {_AN_EXAMPLE}")
-
-
-def _stages(path: Path, clause: Clause) -> Iterator[Finding]:
-    if not clause.stages:
-        message = f"clause {clause.id!r} is judged at no stage"
-        yield Finding((*path, "stages"), message, "remove stages: a clause is judged at every one")
-    for j, stage in enumerate(clause.stages):
-        if stage in clause.stages[:j]:
-            message = f"stage {stage!r} is listed twice"
-            yield Finding((*path, "stages", j), message, "remove one")
 
 
 def _guard(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
@@ -190,11 +188,23 @@ def _limit(path: Path, section: Section, clause: Clause, metric: Divergence) -> 
         yield Finding(at, message, hint)
 
 
-def _relative(path: Path, contract: Contract, clause: Clause) -> Iterator[Finding]:
-    limit = clause.at_most
-    if isinstance(limit, Relative) and limit.of == "stable" and contract.stable is None:
+def _relative(
+    path: Path, section: Section, contract: Contract, clause: Clause
+) -> Iterator[Finding]:
+    """A multiple of something that is measured, and that is worth its name."""
+    limit, at = clause.at_most, (*path, "at_most")
+    if not isinstance(limit, Relative):
+        return
+    if limit.of == "stable" and section == "numerical":
+        message = "golden texts are scored by train and infer only"
+        yield Finding((*at, "of"), message, "write of: self_noise, or a number")
+    elif limit.of == "stable" and contract.stable is None:
         message = "the limit is relative to stable, and there is no stable: kernel"
-        yield Finding((*path, "at_most"), message, "declare stable:, or write of: self_noise")
+        yield Finding(at, message, "declare stable:, or write of: self_noise")
+    elif limit.of == "self_noise" and limit.times < 2:
+        message = f"{limit.times:g} times the self-noise lies inside the noise: "
+        message += "red needs twice the floor anyway"
+        yield Finding((*at, "times"), message, "write times: 2, or more")
 
 
 def _later(path: Path, clause: Clause) -> Iterator[Finding]:
