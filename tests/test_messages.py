@@ -282,7 +282,7 @@ PLACES = [
     ("temperature: 1.0", "temperature: '1'", "'1'", "a number is wanted, found the text '1'"),
     ("seed: 7", "seed: 7.5", "7.5}", "a whole number is wanted, found the number 7.5"),
     ("confidence: 0.95", "confidence: 95", "95", "must be less than 1, found 95"),
-    ("confidence: 0.95", "confidence: .nan", ".nan", "must be less than 1, found nan"),
+    ("confidence: 0.95", "confidence: .nan", ".nan", "a finite number is wanted; found the"),
     ("confidence: 0.95", "confidence:", "confidence:", "a number is wanted, found nothing"),
     ("aggregate: p99", "aggregate: p100", "p100", "a percentile such as p99"),
     ("at_most: 0.2}", "at_most: .inf}", ".inf}", "a finite number is wanted"),

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import (
     AfterValidator,
+    AllowInfNan,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -59,7 +60,7 @@ def _finite(number: float) -> float:
 
 # strict: '0.95' in quotes is text, true is no number, and yes is neither
 Flag = Annotated[bool, Strict()]
-Number = Annotated[float, Strict(), AfterValidator(_finite)]
+Number = Annotated[float, Strict(), AllowInfNan(False)]
 Whole = Annotated[int, Strict()]
 Duration = Annotated[
     float,

@@ -197,6 +197,8 @@ def _problem(
         hint = "a name has letters, digits, '.', '_' and '-', begins with one of the first two, "
         return Problem(message, where, f"{hint}and has at most 80 characters")
     message = details["msg"].removeprefix("Value error, ")
+    if kind == "finite_number":
+        message = "a finite number is wanted"
     return Problem(f"{message}; found {_found(found)}", where, hint)
 
 

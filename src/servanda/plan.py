@@ -119,6 +119,15 @@ class Plan:
             return []
         return list(range(0, n, NOISE_STRIDE))[::-1]
 
+    def offered(self, cell: Cell) -> int:
+        """Units that the whole run is expected to have in a cell, at most: tokens or groups."""
+        if self.corpus is None:
+            return 0
+        groups, prompts = self.corpus.groups, self.corpus.prompts
+        meeting = sum(any(cell.cut.may_meet(prompts[r]) for r in group) for group in groups)
+        room = cell.capacity if cell.claim == "realised" else 1
+        return self.last * meeting // len(groups) * room
+
     @cached_property
     def digest(self) -> str:
         return digest_of(
@@ -146,6 +155,21 @@ def make_plan(
     Raises:
         ContractError: a slice no prompt can meet, or a limit that the sizes cannot certify.
     """
+    plan, problems = draft(contract, corpus, golden, stage=stage, attempt=attempt)
+    if problems:
+        raise ContractError.all(problems)
+    return plan
+
+
+def draft(
+    contract: Contract,
+    corpus: Corpus | None,
+    golden: Corpus | None,
+    *,
+    stage: Stage = "offline",
+    attempt: int = 1,
+) -> tuple[Plan, list[Problem]]:
+    """A plan, and what stands against running it; cells that cannot be met are left out."""
     labelled = corpus or golden
     cuts = cuts_of(contract.slices, labelled) if labelled else {WHOLE: (Cut(WHOLE),)}
     samples = contract.workload.samples if contract.workload else 1
@@ -171,9 +195,7 @@ def make_plan(
     plan = Plan(contract, corpus, golden, stage, attempt, tuple(cells))
     for cell, place in zip(cells, places, strict=True):
         problems += _out_of_reach(plan, cell, place)
-    if problems:
-        raise ContractError.all(problems)
-    return plan
+    return plan, problems
 
 
 def _clauses(contract: Contract, stage: Stage) -> Iterator[tuple[Section, Place, Clause]]:
@@ -234,10 +256,7 @@ def _out_of_reach(plan: Plan, cell: Cell, place: Place) -> Iterator[Problem]:
     """A limit that even identical kernels could not be shown to keep at these sizes."""
     if not isinstance(cell.kind, Certificate) or not cell.clause.enforced or plan.corpus is None:
         return
-    groups, prompts = plan.corpus.groups, plan.corpus.prompts
-    meeting = sum(any(cell.cut.may_meet(prompts[r]) for r in group) for group in groups)
-    expected = plan.last * meeting // len(groups)
-    most = expected * (cell.capacity if cell.claim == "realised" else 1)
+    most = plan.offered(cell)
     needed = units_at_best(cell.kind.feed.limit, plan.alpha)
     if needed is not None and needed <= most:
         return

@@ -43,19 +43,30 @@ def load(path: str | Path) -> Contract:
     """
     path = Path(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        data = path.read_bytes()
     except OSError as error:
         raise ContractError(
             f"{path} cannot be read: {error.strerror or error}",
             hint="give the path of a .kernelcontract.yaml file",
         ) from None
+    return read(data, str(path), path.parent)
+
+
+def read(data: bytes, name: str, folder: Path) -> Contract:
+    """A contract from its bytes; the files it names are found in the folder.
+
+    Raises:
+        ContractError: every problem of the text at once, each with its place.
+    """
+    try:
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ContractError(
-            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}",
+            f"{name} is not UTF-8 text: {error.reason} at byte {error.start}",
             hint="save it as UTF-8",
         ) from None
-    contract, _ = language.parse(text, str(path), engines=engine_names(), faults=[*FAULTS])
-    contract = _beside(contract, path.parent)
+    contract, _ = language.parse(text, name, engines=engine_names(), faults=[*FAULTS])
+    contract = _beside(contract, folder)
     missing = [
         Problem(
             f"there is no {name}",
@@ -128,29 +139,39 @@ def compile(contract: Contract, *, attempt: int = 1) -> Plan:  # noqa: A001 - th
         ContractError: an empty slice, a limit out of reach, a corpus that is none, or tokens
             that only a trainer has.
     """
-    _refuse_what_is_not_measured_here(contract)
-    corpora = {place[0]: _corpus(name) for place, name in _corpora(contract)}
-    return planning.make_plan(
-        contract, corpora.get("workload"), corpora.get("golden"), attempt=attempt
-    )
+    return planning.make_plan(contract, *corpora(contract), attempt=attempt)
 
 
-def _refuse_what_is_not_measured_here(contract: Contract) -> None:
+def corpora(contract: Contract) -> tuple[Corpus | None, Corpus | None]:
+    """The texts of the workload, and the golden ones.
+
+    Raises:
+        ContractError: a corpus that is none, or tokens that only a trainer has.
+    """
+    if problem := not_measured_here(contract):
+        raise ContractError.all([problem])
+    found = {place[0]: _corpus(name) for place, name in _corpora(contract)}
+    return found.get("workload"), found.get("golden")
+
+
+def not_measured_here(contract: Contract) -> Problem | None:
+    """Why a contract that reads well cannot be measured offline by this version."""
     for name, workload in contract.all_workloads.items():
         if workload.source == "trainer":
             place = ("workload",) if contract.workload is not None else ("workloads", name)
-            raise ContractError(
+            return Problem(
                 "the tokens of this contract come from a trainer as it runs: there is nothing "
                 "to measure offline",
-                where=contract.where(*place),
-                hint="name engines and prompts to measure the kernels here",
+                contract.where(*place),
+                "name engines and prompts to measure the kernels here",
             )
     if contract.workloads is not None:
-        raise ContractError(
+        return Problem(
             f"this version measures one workload, found {len(contract.workloads)} under workloads",
-            where=contract.where("workloads"),
-            hint="write one of them as workload:, and a contract for each of the others",
+            contract.where("workloads"),
+            "write one of them as workload:, and a contract for each of the others",
         )
+    return None
 
 
 def _corpus(name: str) -> Corpus:

@@ -42,7 +42,7 @@ def _told(name: str, what: str, quiet: bool) -> Verdict:
     return verdict
 
 
-@click.command()
+@click.command(short_help="See a kernel keep its contract, and one break it on a slice.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 def demo(quiet: bool) -> None:
     """Check a kernel that keeps its contract, and one that breaks it on a hidden slice."""

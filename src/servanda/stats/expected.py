@@ -28,7 +28,7 @@ def units_expected(limit: float, truth: float, alpha: float, cells: int = 1) -> 
         None where the truth is the limit, or the limit 0: no number of units tells them.
 
     >>> units_expected(0.01, 0.005, 0.05), units_expected(0.01, 0.0, 0.05)
-    (2968, 476)
+    (3404, 478)
     """
     if truth <= limit:
         growth = truth * np.log1p(NEG) - np.log1p(NEG * limit)
