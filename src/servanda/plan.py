@@ -124,9 +124,16 @@ class Plan:
         if self.corpus is None:
             return 0
         groups, prompts = self.corpus.groups, self.corpus.prompts
-        meeting = sum(any(cell.cut.may_meet(prompts[r]) for r in group) for group in groups)
+        if cell.cut not in self._meeting:  # clauses share their slices
+            self._meeting[cell.cut] = sum(
+                any(cell.cut.may_meet(prompts[r]) for r in group) for group in groups
+            )
         room = cell.capacity if cell.claim == "realised" else 1
-        return self.last * meeting // len(groups) * room
+        return self.last * self._meeting[cell.cut] // len(groups) * room
+
+    @cached_property
+    def _meeting(self) -> dict[Cut, int]:
+        return {}
 
     @cached_property
     def digest(self) -> str:
@@ -174,6 +181,7 @@ def draft(
     cuts = cuts_of(contract.slices, labelled) if labelled else {WHOLE: (Cut(WHOLE),)}
     samples = contract.workload.samples if contract.workload else 1
     width = contract.workload.sampling.max_new_tokens if contract.workload else 0
+    capacities: dict[Cut, int] = {}
     cells: list[Cell] = []
     places: list[Place] = []
     problems: list[Problem] = []
@@ -184,7 +192,9 @@ def draft(
         kind = _kind(section, clause, stage, corpus is not None)
         for cut in _cuts_for(contract, section, clause, cuts):
             source = {"workload": corpus, "golden": golden, "none": None}[kind.source]
-            capacity = cut.capacity(corpus, samples, width) if corpus else 0
+            if cut not in capacities:
+                capacities[cut] = cut.capacity(corpus, samples, width) if corpus else 0
+            capacity = capacities[cut]
             unmet = source is not None and not any(cut.may_meet(p) for p in source.prompts)
             if source is not None and (unmet or (source is corpus and not capacity)):
                 problems.append(_empty(contract, place, cut, clause, source))
