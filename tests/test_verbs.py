@@ -124,7 +124,7 @@ def test_a_contract_in_plain_english(tmp_path):
         "all 2,000 109 758",
         "first=a 666 109 758",
         "first=a may end undecided if the truth is half the limit: 2,277 as the second number",
-        "at most 10 % of the tokens that are measured (it says nothing about tomorrow's) may "
+        "at most 10 % of the tokens that are measured (it says nothing about tomorrow's), may "
         "exceed 0.1 nat.",
         "all 12,000 53 364",
         "at every position of the golden texts is at most 2 nat.",

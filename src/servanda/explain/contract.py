@@ -127,7 +127,7 @@ def promise(cell: Cell) -> str:
         share = f"{round(100 - clause.percentile, 9):g} %"
         beyond = clause.at_most
         above = _relative(beyond) if isinstance(beyond, Relative) else f"{beyond:g} {unit}".rstrip()
-        return f"{_upper(meaning)}: at most {share} of {tokens} may exceed {above}."
+        return f"{_upper(meaning)}: at most {share} of {tokens}, may exceed {above}."
     cut = f" Each value counts as at most {clause.clip:g}." if clause.clip is not None else ""
     return f"{_upper(meaning)}: its mean over {tokens}, {_limit(clause, 'at_most', unit)}.{cut}"
 
@@ -229,15 +229,20 @@ def _upper(text: str) -> str:
 
 
 def _fill(text: str) -> str:
-    return textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(_wrapped(text, "", ""))
 
 
 def _indent(text: str, hang: int = 0) -> list[str]:
-    return textwrap.wrap(
-        text,
+    return _wrapped(text, "    ", " " * (4 + hang))
+
+
+def _wrapped(text: str, first: str, rest: str) -> list[str]:
+    lines = textwrap.wrap(
+        text.replace(" %", "\xa0%"),  # a number and its sign stay in one line
         _WIDTH,
-        initial_indent="    ",
-        subsequent_indent=" " * (4 + hang),
+        initial_indent=first,
+        subsequent_indent=rest,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return [line.replace("\xa0%", " %") for line in lines]
