@@ -44,7 +44,7 @@ confidence: {confidence}
 statistical:
   - {{id: tv, metric: tv, aggregate: mean, at_most: {limit}}}
 {more}
-promotion: {{offline: {{sequences: [{first}, {last}]}}}}
+promotion: {{offline: {{sequences: [{first}, {last}]}}, canary: {{}}}}
 """
 
 

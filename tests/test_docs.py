@@ -2,16 +2,21 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic import BaseModel
+from scripts import reference
 
 from servanda import language
+from servanda.contract import Contract
 from servanda.divergence import DIVERGENCES
 from servanda.engines import engine_names
 from servanda.faults import FAULTS
 from servanda.slices import FIELDS, OPERATORS
 
 ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "reference"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 LINK = re.compile(r"\]\(([^)#]+)\)")
@@ -43,9 +48,32 @@ def test_the_python_of_the_readme_names_what_is_public():
 
 
 def test_the_reference_names_every_metric_field_operator_and_fault():
-    page = (ROOT / "docs" / "reference" / "contract.md").read_text(encoding="utf-8")
+    page = "".join((REFERENCE / f"{n}.md").read_text() for n in ("contract", "metrics", "fields"))
     for name in [*DIVERGENCES, *FIELDS, *OPERATORS, *FAULTS, *engine_names()]:
         assert f"`{name}`" in page, name
+
+
+@pytest.mark.parametrize("name", [*reference.PAGES])
+def test_the_written_pages_are_in_step_with_the_registries(name):
+    """python scripts/reference.py writes them again."""
+    assert (REFERENCE / name).read_text(encoding="utf-8") == reference.PAGES[name]()
+
+
+def test_the_reference_names_every_key_of_the_language():
+    page = (REFERENCE / "contract.md").read_text(encoding="utf-8")
+    for model in models(Contract):
+        for key, field in model.model_fields.items():
+            word = field.alias or key
+            assert re.search(rf"[`.{{ ]{word}[`:,}}. ]", page), f"{model.__name__}.{word}"
+
+
+def models(annotation):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from models(field.annotation)
+    for part in get_args(annotation):
+        yield from models(part)
 
 
 def test_every_example_of_the_readme_is_there():

@@ -320,18 +320,6 @@ def test_an_empty_text_is_an_empty_contract(text):
     assert problem.message == "the contract is empty"
 
 
-def test_two_thousand_clauses_are_read_in_linear_time():
-    def seconds(n: int) -> float:
-        lines = (f"  - {{id: c{i}, metric: vt, aggregat: mean, at_most: '1'}}\n" for i in range(n))
-        started = time.perf_counter()
-        problems_of(SMALL + "".join(lines))
-        return time.perf_counter() - started
-
-    seconds(10)  # imports and caches
-
-    assert seconds(2000) < 12 * max(seconds(500), 0.05)
-
-
 # Anything at all may be in a file: only ContractError comes out, and each place is in the text.
 
 _lines = [line for line in EXAMPLE.split("\n") if line]

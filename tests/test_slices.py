@@ -5,7 +5,7 @@ import pytest
 
 from servanda.contract import SliceRule
 from servanda.corpus import Corpus
-from servanda.slices import Cut, Term, cuts_of
+from servanda.slices import Cut, Term, column, cuts_of, known
 
 LINES = [
     '{"prompt": "a", "labels": {"d": "x"}, "group": "g"}',
@@ -80,3 +80,33 @@ def test_one_request_is_classified_by_the_same_cut():
     long = Cut("long", (Term("request.prompt_tokens", "gte", 5),))
     prompt = CORPUS.prompts[0]
     assert long.may_meet(prompt) and long.may_meet(prompt, 5) and not long.may_meet(prompt, 4)
+
+
+def test_a_recorded_class_is_its_index_and_nothing_else_is_one():
+    recorded = {"token_class": np.array([0.0, 5.0, np.nan, 7.0]), "logp": np.array([-1.0] * 4)}
+    assert column("outcome.token_class", recorded, 4).tolist() == ["digit", "end", None, None]
+    assert column("outcome.logp_nats", recorded, 4).tolist() == [-1.0] * 4
+    assert np.isnan(column("outcome.rank", recorded, 4)).all()
+    assert column("context.previous_class", recorded, 4).tolist() == [None] * 4
+
+
+def test_a_class_that_was_not_recorded_may_be_any_and_an_absent_label_is_none():
+    values = np.array(["digit", "space", None], dtype=object)
+    of_class = Term("outcome.token_class", "in", ("digit",))
+    of_label = Term("labels.a", "in", ("digit",))
+    assert of_class.mask(values).tolist() == [True, False, False]
+    assert of_class.mask(values, unknown=True).tolist() == [True, False, True]
+    assert of_label.mask(values, unknown=True).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("fields", "when"),
+    [
+        ({"split": "labels.a"}, "request"),
+        ({"match": {"request.prompt_tokens": {"gte": 1}, "labels.a": {"exists": True}}}, "request"),
+        ({"match": {"labels.a": {"exists": True}, "context.position": {"gte": 1}}}, "context"),
+        ({"match": {"outcome.rank": {"gte": 1}, "context.position": {"gte": 1}}}, "outcome"),
+    ],
+)
+def test_a_slice_is_known_when_its_last_field_is(fields, when):
+    assert known(rule(**fields)) == when

@@ -2,80 +2,116 @@
 #
 # Only shapes and ranges of single fields are checked here; what one field says about
 # another is checked by lint, and language.py finds the place of either in the text.
+# Promises are in promise.py, what follows from verdicts in policy.py, what a trainer
+# declares in learning.py.
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PrivateAttr,
-    Tag,
-)
+from pydantic import Field, PrivateAttr
 
 from servanda.errors import Where
-from servanda.fields import Duration, Flag, Name, Number, Range, Value, Whole
+from servanda.fields import Name, Number, Range, Value, Whole
+from servanda.learning import Gradient, GroupAdvantage, Reward, Weighting
+from servanda.policy import Escalation, Promotion, Routing, StageRule
+from servanda.promise import STAGES, Claim, Clause, Load, Relative, Severity, Stage
 from servanda.sampling import Sampling
+from servanda.workload import (
+    Golden,
+    LabelSource,
+    NamedWorkload,
+    Path,
+    Workload,
+    Workloads,
+    WorkloadSampling,
+)
+
+__all__ = [
+    "API_VERSION",
+    "EXTERNAL",
+    "QUANTIZATIONS",
+    "RECORDS",
+    "SECTIONS",
+    "STAGES",
+    "WHOLE",
+    "Claim",
+    "Clause",
+    "Contract",
+    "Envelope",
+    "Escalation",
+    "Golden",
+    "Gradient",
+    "GroupAdvantage",
+    "Kernel",
+    "Kernels",
+    "LabelSource",
+    "Load",
+    "Metadata",
+    "NamedWorkload",
+    "Observability",
+    "Path",
+    "Place",
+    "Promotion",
+    "Relative",
+    "Reward",
+    "Routing",
+    "Runtime",
+    "Section",
+    "Severity",
+    "SliceRule",
+    "Stage",
+    "StageRule",
+    "Weighting",
+    "Weights",
+    "Workload",
+    "WorkloadSampling",
+]
 
 API_VERSION = "servanda.dev/v1alpha1"
 SECTIONS = ("numerical", "statistical", "runtime", "observability")
-STAGES = ("offline", "shadow", "canary", "full")
 QUANTIZATIONS = ("int8_weight_only", "int8_dynamic", "w8a8", "int4_g32")
 RECORDS = ("fingerprint", "token_ids", "processed_logprobs", "sampling", "path", "batch_size")
 WHOLE = "all"  # the slice that every clause also has
+EXTERNAL = "external"  # the engine of a kernel that a trainer runs, and nobody here opens
 
 Section = Literal["numerical", "statistical", "runtime", "observability"]
-Stage = Literal["offline", "shadow", "canary", "full"]
-Path = Literal["prefill", "decode"]
-Claim = Literal["population", "realised"]
 Place = tuple[str | int, ...]  # of a part of a contract: keys and indexes
-Severity = Literal["warning", "error", "critical"]
-
-_AGGREGATE = re.compile(r"mean|max|p([0-9]{1,2}(?:\.[0-9]+)?)")
-
-
-def _aggregate(text: str) -> str:
-    match = _AGGREGATE.fullmatch(text)
-    if not match or (match[1] and not 0 < float(match[1]) < 100):
-        raise ValueError("an aggregate is mean, max, or a percentile such as p99 or p99.9")
-    return text
-
-
-def _name_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
 
 
 class Metadata(Value):
-    name: Name
+    """What the contract is called."""
+
+    name: Name = Field(description="Also that of the run directory.")
     version: str = "0.0.0"
     title: str = ""
     description: str = ""
-    annotations: dict[str, Any] = Field(default_factory=dict)
+    annotations: dict[str, Any] = Field(default_factory=dict, description="Free.")
 
 
 class Kernel(Value):
     """A program that evaluates the policy: engine, precision, sampling, and how it runs."""
 
-    engine: str
-    model: str | None = None
-    title: str = ""
+    engine: str = Field(description="What runs it; external where a trainer does.")
+    model: str | None = Field(None, description="A folder or file, from the contract's folder.")
+    title: str = Field("", description="What reports call it.")
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     attention: Literal["eager", "sdpa"] = "eager"
-    quantization: str | None = None
-    path: Path | None = None
-    batch_size: Whole = Field(32, ge=1, le=4096)
-    sampling: Sampling | None = None
-    weights_from: str | None = None
-    fault: dict[str, Any] | None = None  # one fault of the catalogue, injected on purpose
+    quantization: str | None = Field(None, description="The exact name, such as int8_weight_only.")
+    path: Path | None = Field(None, description="prefill or decode, where it can be chosen.")
+    batch_size: Whole = Field(32, ge=1, le=4096, description="Sequences that run together.")
+    sampling: Sampling | None = Field(
+        None, description="Of train, where its transform differs from the workload's."
+    )
+    mask: Literal["own", "replayed"] = Field(
+        "own", description="replayed: it takes over the tokens that infer's filters kept."
+    )
+    weights_from: str | None = Field(None, description="Digest of the weights it was made from.")
+    fault: dict[str, Any] | None = Field(None, description="One fault, injected on purpose.")
 
     def __str__(self) -> str:
         parts = [self.dtype, self.attention, self.quantization or ""]
@@ -85,150 +121,58 @@ class Kernel(Value):
 
 
 class Kernels(Value):
+    """The two sides: train is measured against, infer is under test."""
+
     train: Kernel
     infer: Kernel
-
-
-class WorkloadSampling(Sampling):
-    """The declared sampling of a workload: a transform, a budget and a seed."""
-
-    model_config = ConfigDict(strict=True)
-
-    max_new_tokens: Whole = Field(64, ge=1, le=1_000_000)
-    seed: Whole = Field(0, ge=0)
-
-    @property
-    def transform(self) -> Sampling:
-        return Sampling(**self.model_dump(include=set(Sampling.model_fields)))
-
-
-class Workload(Value):
-    prompts: str
-    mode: Literal["rollout", "score"] = "rollout"
-    samples: Whole = Field(1, ge=1, le=4096)  # draws of each prompt
-    sampling: WorkloadSampling = WorkloadSampling()  # type: ignore[call-arg]
-    round: Whole = Field(64, ge=1, le=65536)  # prompt groups that open and close together
-
-
-class Golden(Value):
-    prompts: str
-    path: Path = "decode"  # how the infer kernel scores the fixed tokens; train prefills
 
 
 class SliceRule(Value):
     """A declared slice: `split` makes one cell a value or bucket, `match` makes one cell."""
 
     name: Name
-    split: str | None = None
-    match: dict[str, dict[str, Any]] | None = None
-    at: tuple[Number, ...] | None = None
-    most: Whole = Field(8, ge=1, le=1000)
-
-
-class Relative(Value):
-    """A limit that is a multiple of something measured."""
-
-    times: Number = Field(gt=0)
-    of: Literal["stable", "self_noise"]
-
-
-def _limit_form(value: object) -> str:
-    return "relative" if isinstance(value, Mapping | Relative) else "number"
-
-
-Limit = Annotated[
-    Annotated[Number, Tag("number")] | Annotated[Relative, Tag("relative")],
-    Discriminator(_limit_form),
-]
-
-
-class Clause(Value):
-    """One promise: an aggregate of a metric stays within a limit on each of its slices."""
-
-    id: Name
-    metric: str
-    aggregate: Annotated[str, AfterValidator(_aggregate)] | None = None
-    at_most: Limit | None = None
-    at_least: Limit | None = None
-    clip: Number | None = Field(None, gt=0)
-    severity: Severity = "error"
-    mode: Literal["enforce", "monitor"] = "enforce"
-    slices: Annotated[tuple[str, ...], BeforeValidator(_name_list)] | None = None  # None: every
-    stages: tuple[Stage, ...] = STAGES
-    claim: Claim | None = None
-    workload: Name | None = None  # where there are several; None: the first
-    required: Flag = False
-    load: dict[str, Any] | None = None
-    over: Duration | None = None
-
-    @property
-    def enforced(self) -> bool:
-        return self.mode == "enforce" and self.severity != "warning"
-
-    @property
-    def percentile(self) -> float | None:
-        """99.0 for p99, None for mean and max."""
-        match = _AGGREGATE.fullmatch(self.aggregate or "")
-        return float(match[1]) if match and match[1] else None
+    split: str | None = Field(None, description="A field; each value or bucket is a slice.")
+    match: dict[str, dict[str, Any]] | None = Field(
+        None, description="{field: {gte: 3.0}} or {labels.x: {in: [a, b]}}; all must be met."
+    )
+    at: tuple[Number, ...] | None = Field(None, description="The edges of the buckets.")
+    most: Whole = Field(8, ge=1, le=1000, description="Values that get a slice of their own.")
 
 
 class Envelope(Value):
+    """The conditions in which the promises were shown."""
+
     batch_size: Range | None = None
     prompt_tokens: Range | None = None
     path: Path | None = None
-    outside: str = "stable"
+    outside: Literal["stable", "refuse", "infer"] = Field(
+        "stable", description="Who serves a request that lies outside."
+    )
 
 
 class Runtime(Value):
+    """The envelope, and the promises about time and speed."""
+
     envelope: Envelope | None = None
     clauses: tuple[Clause, ...] = ()
 
 
 class Observability(Value):
+    """What is recorded, and the preconditions of the other promises."""
+
     record: tuple[Literal[RECORDS], ...] = ()  # type: ignore[valid-type]
     clauses: tuple[Clause, ...] = ()
 
 
-class Escalation(Value):
-    when: dict[str, Any]
-    do: tuple[str | dict[str, Any], ...] = Field(min_length=1)
+class Weights(Value):
+    """What the contract asks of the weights on both sides."""
 
-
-class Routing(Value):
-    enter_evidence: Number = Field(1000, gt=1)
-    leave_evidence: Number = Field(20, gt=1)
-    dwell: Duration = 900.0
-    without_snapshot: Literal["stable", "infer"] = "stable"
-
-
-class StageRule(Value):
-    """How much evidence a stage needs, in prompt groups: the first look, and the limit."""
-
-    sequences: tuple[Whole, Whole] = (200, 4000)
-    share: Number | None = Field(default=None, gt=0, le=1)
-    sample: Number | None = Field(default=None, gt=0, le=1)
-    steps: tuple[Number, ...] | None = None
-    dwell: Duration | None = None
-    approval: Literal["required", "none"] = "none"
-    if_inconclusive: Literal["wait", "hold", "roll_back"] = "hold"
-
-
-class Promotion(Value):
-    offline: StageRule = StageRule()
-    shadow: StageRule | None = None
-    canary: StageRule | None = None
-    full: StageRule | None = None
-    valid_for: Duration | None = None
-
-
-class Reward(Value):
-    range: Range = (0.0, 1.0)
-
-
-class Gradient(Value):
-    advantage: dict[str, Any] | Number | None = None
-    score_norm: str | Number | None = None
-    weighting: str | dict[str, Any] | None = None
+    identity: Literal["verified", "derived", "declared"] | None = Field(
+        None, description="The weakest grade that is accepted; default whatever can be had."
+    )
+    changes: Literal["never", "every_step"] = Field(
+        "never", description="every_step: a trainer updates them; evidence names its steps."
+    )
 
 
 class Contract(Value):
@@ -238,24 +182,52 @@ class Contract(Value):
     kind: Literal["KernelContract"]
     metadata: Metadata
     kernels: Kernels
-    stable: Kernel | None = None
+    stable: Kernel | None = Field(None, description="The kernel that serves when infer may not.")
+    weights: Weights = Weights()  # type: ignore[call-arg]
     workload: Workload | None = None
+    workloads: Workloads | None = Field(
+        None, description="Several workloads, by name, instead of workload."
+    )
     golden: Golden | None = None
+    labels: dict[Name, LabelSource] = Field(
+        default_factory=dict, description="Where live traffic has its labels."
+    )
     slices: tuple[SliceRule, ...] = ()
-    confidence: Number = Field(0.95, gt=0.5, lt=1)
-    claim: Claim = "population"
+    confidence: Number = Field(
+        0.95, gt=0.5, lt=1, description="1 - confidence is the chance of a wrong answer."
+    )
+    claim: Claim = Field(
+        "population",
+        description="population: what the workload's prompts bring forth; realised: what was "
+        "measured.",
+    )
     reward: Reward | None = None
     gradient: Gradient | None = None
-    numerical: tuple[Clause, ...] = ()
-    statistical: tuple[Clause, ...] = ()
+    numerical: tuple[Clause, ...] = Field((), description="Facts about the golden texts.")
+    statistical: tuple[Clause, ...] = Field((), description="Promises about sampled tokens.")
     runtime: Runtime = Runtime()
     observability: Observability = Observability()
-    escalation: tuple[Escalation, ...] = ()
-    routing: Routing | None = None
-    promotion: Promotion = Promotion()
+    escalation: tuple[Escalation, ...] = Field((), description="What follows from a verdict.")
+    routing: Routing = Routing()  # type: ignore[call-arg]
+    promotion: Promotion = Promotion()  # type: ignore[call-arg]
 
     # where each part stands in the text that the contract was read from, if it was
     _near: Callable[[Place], Where] | None = PrivateAttr(None)
+
+    @property
+    def all_workloads(self) -> dict[str, Workload]:
+        """Every workload under its name; the single one is named "workload"."""
+        named = {"workload": self.workload} if self.workload is not None else {}
+        if isinstance(self.workloads, Mapping):
+            return {**named, **self.workloads}
+        return {**named, **{w.name: w.unnamed for w in self.workloads or ()}}
+
+    def workload_of(self, clause: Clause) -> Workload | None:
+        """What a clause is judged on: the workload it names, or else the first."""
+        workloads = self.all_workloads
+        if clause.workload is not None:
+            return workloads.get(clause.workload)
+        return next(iter(workloads.values()), None)
 
     def placed(self, near: Callable[[Place], Where]) -> Contract:
         """The same contract, which knows its text."""
@@ -288,24 +260,26 @@ class Contract(Value):
                 yield section, (section, *(["clauses"] if nested else []), i), clause
 
     @property
-    def all_workloads(self) -> dict[str, Workload]:
-        """Every workload under its name, the first one first."""
-        return {"workload": self.workload} if self.workload else {}
-
-    @property
     def meaning(self) -> dict[str, Any]:
         """What evidence is for: without names for people and where files lie.
 
         What lies in those files counts by itself: evidence is keyed by the digests of
         weights, vocabulary and prompts besides that of the contract.
         """
-        return self.model_dump(mode="json", exclude=_NOT_MEANING)
+        data = self.model_dump(mode="json", exclude=_NOT_MEANING)
+        return {**data, "workloads": _named(data["workloads"])}
 
     @property
     def digest(self) -> str:
         """Of the meaning; comments and the order of keys do not count."""
         text = json.dumps(self.meaning, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _named(workloads: Any) -> dict[str, Any]:
+    """A mapping and a list of the same workloads mean the same; files count by themselves."""
+    items = workloads.items() if isinstance(workloads, Mapping) else enumerate(workloads or ())
+    return {w.pop("name", n): {k: v for k, v in w.items() if k != "prompts"} for n, w in items}
 
 
 _KERNEL = {"model", "title"}

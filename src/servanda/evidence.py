@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.clauses import Cell, View
-from servanda.columns import NUMBER_FIELDS, columns
+from servanda.columns import columns
 from servanda.corpus import Corpus
 from servanda.errors import EvidenceError
 from servanda.identity import EvidenceKey
@@ -22,7 +22,7 @@ from servanda.plan import Plan
 from servanda.portrait import Portrait, added, portray
 from servanda.sampling import uniforms
 from servanda.schedule import Schedule, Unit
-from servanda.slices import LABEL
+from servanda.slices import FIELDS, LABEL
 from servanda.trace import TracePair
 
 Array = NDArray[Any]
@@ -233,7 +233,7 @@ def _golden_view(
     golden: Corpus, rows: tuple[int, ...], pair: TracePair, exact: Mapping[str, Array]
 ) -> View:
     prompts = [golden.prompts[r] for r in rows]
-    fields = {*NUMBER_FIELDS, *(f"{LABEL}{label}" for p in golden.prompts for label in p.labels)}
+    fields = {*FIELDS} | {f"{LABEL}{label}" for p in golden.prompts for label in p.labels}
     n = len(pair.infer.token_N)
     return View(
         pair=pair,

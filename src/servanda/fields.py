@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    Strict,
+    WithJsonSchema,
+)
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -32,6 +43,15 @@ def seconds(duration: object) -> object:
     raise ValueError("a duration is a text such as 30s, 5m, 1h or 7d")
 
 
+def written(seconds: float) -> str:
+    """The duration as a contract writes it, without losing a digit.
+
+    >>> written(900.0), written(1.5)
+    ('900s', '1.5s')
+    """
+    return f"{Decimal(repr(seconds)).normalize():f}s"
+
+
 def _finite(number: float) -> float:
     if not math.isfinite(number):
         raise ValueError("a finite number is wanted")
@@ -40,8 +60,14 @@ def _finite(number: float) -> float:
 
 # strict: '0.95' in quotes is text, true is no number, and yes is neither
 Flag = Annotated[bool, Strict()]
-Number = Annotated[float, Strict(), AfterValidator(_finite)]
+Number = Annotated[float, Strict(), AllowInfNan(False)]
 Whole = Annotated[int, Strict()]
-Duration = Annotated[float, BeforeValidator(seconds), AfterValidator(_finite)]
+Duration = Annotated[
+    float,
+    BeforeValidator(seconds),
+    AfterValidator(_finite),
+    PlainSerializer(written),
+    WithJsonSchema({"type": "string", "pattern": f"^{_DURATION.pattern}$"}),
+]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$", max_length=80)]
 Range = Annotated[tuple[Number, Number], Field()]

@@ -43,6 +43,13 @@ _RANGE = {
     "less_than_equal": ("at most", "le"),
 }
 _NOUNS = {
+    "Envelope": "an envelope",
+    "GroupAdvantage": "an advantage",
+    "LabelSource": "a label",
+    "Load": "a load",
+    "NamedWorkload": "a workload",
+    "Weights": "weights",
+    "Escalation": "an escalation",
     "SliceRule": "a slice",
     "StageRule": "a stage",
     "WorkloadSampling": "sampling",
@@ -61,6 +68,12 @@ _NEXT_MOVES = {
     "stages": "write a list, such as [offline, canary]",
     "match": "write {labels.domain: {in: [math]}}, or {context.entropy_nats: {gte: 3.0}}",
     "workload": "write {prompts: data/prompts.jsonl}",
+    "workloads": "write {chat: {prompts: data/chat.jsonl}, code: {prompts: data/code.jsonl}}",
+    "labels": "write {tenant: {from: api_key}}",
+    "load": "write {concurrency: 8}",
+    "advantage": "a number, or {group_size: 8}",
+    "score_norm": "a number, or logit_space",
+    "weighting": "naive, is, {tis: 2.0}, {mis: [0.5, 2.0]}, {icepop: [0.5, 2.0]} or {clip: 0.2}",
     "golden": "write {prompts: data/golden.jsonl}",
     "sequences": "the first look and the limit, such as [400, 6000]",
     "do": "write a list, such as [hold, {page: oncall}]",
@@ -159,6 +172,8 @@ def _problem(
     if kind in _WANTED:
         wanted = " or ".join(dict.fromkeys(_WANTED.get(e["type"], "") for e in errors))
         hint = hint if len(path) and path[-1] == name else ""
+        if len(path) == 2 and path[0] in ("labels", "workloads"):
+            hint = _NEXT_MOVES[str(path[0])]
         message = f"{wanted} is wanted, found {_found(found)}"
         return Problem(message, where, hint or _retyped(wanted, found))
     if kind == "literal_error":
@@ -182,6 +197,8 @@ def _problem(
         hint = "a name has letters, digits, '.', '_' and '-', begins with one of the first two, "
         return Problem(message, where, f"{hint}and has at most 80 characters")
     message = details["msg"].removeprefix("Value error, ")
+    if kind == "finite_number":
+        message = "a finite number is wanted"
     return Problem(f"{message}; found {_found(found)}", where, hint)
 
 
@@ -213,7 +230,7 @@ def _keys(path: Path) -> tuple[str, list[str]]:
         if isinstance(name, str) and name in model.model_fields:
             model = next(_models(model.model_fields[name].annotation), model)
     noun = _NOUNS.get(model.__name__, model.__name__.lower())
-    return noun, [*model.model_fields]
+    return noun, [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

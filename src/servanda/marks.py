@@ -77,11 +77,15 @@ class Source:
         self.file = file
         self._starts = [0, *(end.end() for end in _LINE_END.finditer(self.text))]
 
+    def line(self, offset: int) -> int:
+        """The number of the line that holds an offset of a value."""
+        return bisect.bisect_right(self._starts, offset)
+
     def where(self, offset: int) -> Where:
         """The place of an offset; one past the end is the end of the last line."""
         if offset >= len(self.text):
             offset = len(self.text.rstrip("\r\n"))
-        line = bisect.bisect_right(self._starts, offset)
+        line = self.line(offset)
         start = self._starts[line - 1]
         end = self._starts[line] if line < len(self._starts) else len(self.text)
         column = min(offset, len(self.text[start:end].rstrip("\r\n")) + start) - start + 1
@@ -89,7 +93,9 @@ class Source:
         shown = self.text[start : min(end, start + MAX_LINE)].rstrip("\r\n")
         if end - start > MAX_LINE:
             shown = f"{shown}…" if column <= MAX_LINE else ""
-        return Where(self.file, line, column, "".join(c if c.isprintable() else " " for c in shown))
+        if not shown.isprintable():
+            shown = "".join(c if c.isprintable() else " " for c in shown)
+        return Where(self.file, line, column, shown)
 
     def refuse(self, offset: int, message: str, hint: str = "") -> NoReturn:
         raise ContractError(message, where=self.where(offset), hint=hint)
@@ -289,7 +295,7 @@ class _Reading:
                     "keep one of them",
                 )
                 continue
-            first[name] = (written, self.source.where(at).line)
+            first[name] = (written, self.source.line(at))
             value = self.value(value_node, (*path, name), spot, at)
             if not name.startswith("x-") or path[:2] == ("metadata", "annotations"):
                 data[name] = value

@@ -28,6 +28,7 @@ from servanda.errors import ContractError, Problem
 from servanda.identity import digest_of
 from servanda.registry import did_you_mean
 from servanda.schedule import Schedule
+from servanda.scope import slices_of
 from servanda.slices import LABEL, Cut, cuts_of
 from servanda.stats import units_at_best
 
@@ -69,6 +70,14 @@ class Plan:
         compared = any("stable" in cell.kind.peers for cell in self.cells)
         return self.contract.stable if compared else None
 
+    def offered(self, cell: Cell) -> int:
+        """Units that the whole run is expected to have in a cell, at most: tokens or groups."""
+        for schedule in self.schedules:
+            if schedule.name == cell.workload:
+                room = cell.capacity if cell.claim == "realised" else 1
+                return schedule.meeting(cell.cut) * room
+        return 0
+
     @cached_property
     def digest(self) -> str:
         return digest_of(
@@ -109,6 +118,21 @@ def make_plan(
     Raises:
         ContractError: a slice no prompt can meet, or a limit that the sizes cannot certify.
     """
+    plan, problems = draft(contract, corpora, golden, stage=stage, attempt=attempt)
+    if problems:
+        raise ContractError.all(problems)
+    return plan
+
+
+def draft(
+    contract: Contract,
+    corpora: Mapping[str, Corpus],
+    golden: Corpus | None,
+    *,
+    stage: Stage = "offline",
+    attempt: int = 1,
+) -> tuple[Plan, list[Problem]]:
+    """A plan, and what stands against running it; cells that cannot be met are left out."""
     schedules = {s.name: s for s in _schedules(contract, corpora, attempt)}
     labelled = [s.corpus for s in schedules.values()] or ([golden] if golden else [])
     cuts = [cuts_of(contract.slices, corpus) for corpus in labelled] or [{WHOLE: (Cut(WHOLE),)}]
@@ -122,7 +146,7 @@ def make_plan(
         nth = [*schedules].index(clause.workload) if clause.workload else 0
         schedule = [*schedules.values()][nth] if schedules else None
         kind = _kind(section, clause, stage, schedule is not None)
-        for cut in _cuts_for(clause, section, cuts[nth]):
+        for cut in _cuts_for(contract, section, clause, cuts[nth]):
             on_golden = kind.source == "golden"
             corpus = golden if on_golden else schedule.corpus if schedule else None
             capacity = schedule.capacity(cut) if schedule else 0
@@ -135,11 +159,8 @@ def make_plan(
             cells.append(Cell(clause, section, place, cut, claim, capacity, kind, name))
     plan = Plan(contract, corpora, golden, stage, attempt, tuple(cells))
     for cell in cells:
-        if cell.workload:
-            problems += _out_of_reach(plan, schedules[cell.workload], cell)
-    if problems:
-        raise ContractError.all(problems)
-    return plan
+        problems += _out_of_reach(plan, cell)
+    return plan, problems
 
 
 def _clauses(
@@ -178,19 +199,10 @@ def _kind(section: Section, clause: Clause, stage: Stage, has_workload: bool) ->
     return Later(f"this version cannot judge {clause.metric!r}")
 
 
-def _cuts_for(clause: Clause, section: Section, cuts: Mapping[str, tuple[Cut, ...]]) -> list[Cut]:
-    """The slices of a clause: those it names, or every one on which its metric is defined."""
-    names = clause.slices
-    if names is None:
-        metric = DIVERGENCES.get(clause.metric)
-        on_outcomes = metric is not None and metric.outcome
-        names = tuple(
-            name
-            for name, found in cuts.items()
-            if name == WHOLE or any(bool(cut.outcome) == on_outcomes for cut in found)
-        )
-        if section in ("observability", "runtime"):
-            names = (WHOLE,)
+def _cuts_for(
+    contract: Contract, section: Section, clause: Clause, cuts: dict[str, tuple[Cut, ...]]
+) -> list[Cut]:
+    names = slices_of(contract, section, clause)
     return [cut for name in dict.fromkeys(names) for cut in cuts[name]]
 
 
@@ -213,13 +225,13 @@ def _empty(contract: Contract, place: Place, cut: Cut, clause: Clause, source: C
     )
 
 
-def _out_of_reach(plan: Plan, schedule: Schedule, cell: Cell) -> Iterator[Problem]:
+def _out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
     """A limit that even identical kernels could not be shown to keep at these sizes."""
     if not isinstance(cell.kind, Certificate) or isinstance(cell.kind, RelativeCertificate):
         return
     if not cell.clause.enforced:
         return
-    most = schedule.meeting(cell.cut) * (cell.capacity if cell.claim == "realised" else 1)
+    most = plan.offered(cell)
     needed = units_at_best(cell.kind.feed.limit, plan.alpha, cell.kind.feed.best)
     if needed is not None and needed <= most:
         return

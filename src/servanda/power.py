@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from servanda.clauses import Cell, CellVerdict, Fact, Look, RelativeCertificate, View
 from servanda.clauses.fact import Values
-from servanda.columns import NUMBER_FIELDS, columns
+from servanda.columns import CLASS_FIELDS, columns
 from servanda.evidence import Evidence
 from servanda.plan import Plan
 from servanda.schedule import Schedule
+from servanda.slices import FIELDS
 from servanda.trace import Trace, TracePair
 from servanda.verdict import Caught
 
-_FIELDS = frozenset(NUMBER_FIELDS)
+_FIELDS = frozenset(FIELDS) - CLASS_FIELDS
 _MOST = 2000  # prompt groups that are drawn again; a gate that needs more is not called blind
 _GROUNDS = "as large as on the shipped 2.6 M model"
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from servanda import language
 from servanda import plan as planning
-from servanda.contract import Contract, Kernel
+from servanda.contract import Contract, Golden, Kernel, NamedWorkload, Workload
 from servanda.corpus import Corpus
 from servanda.engines import engine_names, open_engine
 from servanda.engines.base import Engine
@@ -27,6 +28,7 @@ from servanda.schedule import Schedule
 from servanda.verdict import Verdict, judge
 
 RUNS = Path("runs")
+T = TypeVar("T", Workload, NamedWorkload, Golden)
 
 
 def in_process(kernel: Kernel, _: str) -> Engine:
@@ -42,19 +44,30 @@ def load(path: str | Path) -> Contract:
     """
     path = Path(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        data = path.read_bytes()
     except OSError as error:
         raise ContractError(
             f"{path} cannot be read: {error.strerror or error}",
             hint="give the path of a .kernelcontract.yaml file",
         ) from None
+    return read(data, str(path), path.parent)
+
+
+def read(data: bytes, name: str, folder: Path) -> Contract:
+    """A contract from its bytes; the files it names are found in the folder.
+
+    Raises:
+        ContractError: every problem of the text at once, each with its place.
+    """
+    try:
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ContractError(
-            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}",
+            f"{name} is not UTF-8 text: {error.reason} at byte {error.start}",
             hint="save it as UTF-8",
         ) from None
-    contract, _ = language.parse(text, str(path), engines=engine_names(), faults=[*FAULTS])
-    contract = _beside(contract, path.parent)
+    contract, _ = language.parse(text, name, engines=engine_names(), faults=[*FAULTS])
+    contract = _beside(contract, folder)
     missing = [
         Problem(
             f"there is no {name}",
@@ -80,12 +93,18 @@ def _fault_values(contract: Contract) -> Iterator[Problem]:
                 yield replace(problem, where=contract.where(*place, "fault", name))
 
 
-def _corpora(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
-    for name, workload in contract.all_workloads.items():
-        path = ("workload",) if name == "workload" else ("workloads", name)
-        yield (*path, "prompts"), workload.prompts
-    if contract.golden:
-        yield ("golden", "prompts"), contract.golden.prompts
+def _corpora(contract: Contract) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Place and name of every file of texts; a trainer's workload has none."""
+    given = contract.workloads or {}
+    named = given.items() if isinstance(given, Mapping) else enumerate(given)
+    parts: list[tuple[tuple[str | int, ...], Workload | Golden | None]] = [
+        (("workload",), contract.workload),
+        *((("workloads", name), workload) for name, workload in named),
+        (("golden",), contract.golden),
+    ]
+    yield from (
+        ((*place, "prompts"), part.prompts) for place, part in parts if part and part.prompts
+    )
 
 
 def _models(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -109,10 +128,19 @@ def _beside(contract: Contract, folder: Path) -> Contract:
     }
     if contract.stable:
         changes["stable"] = kernel(contract.stable)
-    for name in ("workload", "golden"):
-        part = getattr(contract, name)
-        if part:
-            changes[name] = part.model_copy(update={"prompts": str(folder / part.prompts)})
+
+    def texts(part: T) -> T:
+        prompts = str(folder / part.prompts) if part.prompts else ""
+        return part.model_copy(update={"prompts": prompts})
+
+    if contract.workload:
+        changes["workload"] = texts(contract.workload)
+    if contract.golden:
+        changes["golden"] = texts(contract.golden)
+    if isinstance(contract.workloads, Mapping):
+        changes["workloads"] = {name: texts(w) for name, w in contract.workloads.items()}
+    elif contract.workloads:
+        changes["workloads"] = tuple(map(texts, contract.workloads))
     return contract.model_copy(update=changes)
 
 
@@ -120,11 +148,36 @@ def compile(contract: Contract, *, attempt: int = 1) -> Plan:  # noqa: A001 - th
     """Fix everything that is decided before the first token: cells, prompts, seeds, alpha.
 
     Raises:
-        ContractError: an empty slice, a limit out of reach, a corpus that is none.
+        ContractError: an empty slice, a limit out of reach, a corpus that is none, or tokens
+            that only a trainer has.
     """
-    corpora = {name: _corpus(w.prompts) for name, w in contract.all_workloads.items()}
-    golden = _corpus(contract.golden.prompts) if contract.golden else None
-    return planning.make_plan(contract, corpora, golden, attempt=attempt)
+    return planning.make_plan(contract, *corpora(contract), attempt=attempt)
+
+
+def corpora(contract: Contract) -> tuple[dict[str, Corpus], Corpus | None]:
+    """The texts of each workload, and the golden ones.
+
+    Raises:
+        ContractError: a corpus that is none, or tokens that only a trainer has.
+    """
+    if problem := not_measured_here(contract):
+        raise ContractError.all([problem])
+    found = {name: _corpus(w.prompts) for name, w in contract.all_workloads.items() if w.prompts}
+    return found, _corpus(contract.golden.prompts) if contract.golden else None
+
+
+def not_measured_here(contract: Contract) -> Problem | None:
+    """Why a contract that reads well cannot be measured offline."""
+    for name, workload in contract.all_workloads.items():
+        if workload.source == "trainer":
+            place = ("workload",) if contract.workload is not None else ("workloads", name)
+            return Problem(
+                "the tokens of this contract come from a trainer as it runs: there is nothing "
+                "to measure offline",
+                contract.where(*place),
+                "name engines and prompts to measure the kernels here",
+            )
+    return None
 
 
 def _corpus(name: str) -> Corpus:

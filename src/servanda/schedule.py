@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from servanda.contract import Workload
 from servanda.corpus import Corpus
@@ -73,13 +74,25 @@ class Schedule:
 
     def capacity(self, cut: Cut) -> int:
         """The largest number of tokens that one prompt group can have in a slice."""
-        return cut.capacity(self.corpus, self.workload.samples, self.width)
+        most, _ = self._rows(cut)
+        return most * self.workload.samples * cut.positions(self.width)
 
     def meeting(self, cut: Cut) -> int:
         """Prompt groups of a whole run that are expected to meet a slice."""
-        groups, prompts = self.corpus.groups, self.corpus.prompts
-        can = sum(any(cut.may_meet(prompts[row]) for row in group) for group in groups)
-        return self.last * can // len(groups)
+        _, groups = self._rows(cut)
+        return self.last * groups // len(self.corpus.groups)
+
+    def _rows(self, cut: Cut) -> tuple[int, int]:
+        """Most lines of one prompt group that can meet a slice, and groups that have any."""
+        if cut not in self._met:  # clauses share their slices
+            prompts = self.corpus.prompts
+            rows = [sum(cut.may_meet(prompts[r]) for r in g) for g in self.corpus.groups]
+            self._met[cut] = max(rows, default=0), sum(map(bool, rows))
+        return self._met[cut]
+
+    @cached_property
+    def _met(self) -> dict[Cut, tuple[int, int]]:
+        return {}
 
 
 def noise_rows(n: int) -> list[int]:

@@ -2,14 +2,15 @@
 #
 # A cut is a conjunction of terms over named columns.  The same cut classifies all tokens of
 # a run (arrays) or one live request (a single value).  `request.*` and `labels.*` are known
-# before the request, `context.*` before the token.
+# before the request, `context.*` before the token, `outcome.*` after it.
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +18,87 @@ from numpy.typing import NDArray
 from servanda.contract import WHOLE, SliceRule
 from servanda.corpus import Corpus, Prompt
 
-FIELDS = (  # numbers; besides them there are labels.<name>
-    "request.prompt_tokens",
-    "context.position",
-    "context.entropy_nats",
-    "context.p_max",
+Known = Literal["request", "context", "outcome"]  # before the request, the token, or after it
+TOKEN_CLASSES = ("digit", "letter", "space", "punctuation", "other", "end")
+
+
+@dataclass(frozen=True)
+class Field:
+    """What tokens can be sliced by: when it is known, and what values it has.
+
+    Args:
+        values: the texts that it can be; None for a number, () for any text.
+    """
+
+    known: Known
+    meaning: str
+    values: tuple[str, ...] | None = None
+
+    @property
+    def is_text(self) -> bool:
+        return self.values is not None
+
+
+# besides them there are labels.<name>
+FIELDS: Mapping[str, Field] = MappingProxyType(
+    {
+        "request.prompt_tokens": Field("request", "tokens of the prompt"),
+        "context.position": Field("context", "how many tokens of the answer came before, from 0"),
+        "context.entropy_nats": Field(
+            "context",
+            "how undecided infer is before it draws: entropy of its processed distribution",
+        ),
+        "context.p_max": Field("context", "the probability of infer's likeliest token"),
+        "context.previous_class": Field("context", "the class of the token before", TOKEN_CLASSES),
+        "outcome.rank": Field(
+            "outcome", "how many tokens infer held to be likelier than the drawn one, from 0"
+        ),
+        "outcome.logp_nats": Field("outcome", "infer's logprob of the drawn token"),
+        "outcome.token_class": Field("outcome", "the class of the drawn token", TOKEN_CLASSES),
+    }
 )
 LABEL = "labels."
-OUTCOME = "outcome."  # known only after the token was drawn
+_LABEL_FIELD = Field("request", "a label of the prompt, or of live traffic", ())
+_LATEST_FIRST: tuple[Known, ...] = ("outcome", "context")
 OPERATORS = ("gte", "gt", "lte", "lt", "in", "exists")
 _OTHER = "(other)"
 _NONE = "(none)"
 
 Columns = Mapping[str, NDArray[Any]]
+
+
+def field_of(name: str) -> Field | None:
+    """The field of that name; every name after `labels.` is one."""
+    if name.startswith(LABEL) and len(name) > len(LABEL):
+        return _LABEL_FIELD
+    return FIELDS.get(name)
+
+
+def column(name: str, recorded: Mapping[str, NDArray[np.float64]], n: int) -> NDArray[Any]:
+    """A `context.*` or `outcome.*` field at each token, [n], from what a kernel recorded.
+
+    Args:
+        recorded: columns of a trace, float64; a class is its index in TOKEN_CLASSES.
+
+    Returns:
+        NaN, or None for a class, where nothing was recorded.
+    """
+    own = "logp" if name == "outcome.logp_nats" else name.partition(".")[2]
+    values_N = recorded.get(own, np.full(n, np.nan))
+    if not FIELDS[name].is_text:
+        return values_N
+    classes = dict(enumerate(FIELDS[name].values or ()))
+    return np.array([classes.get(value) for value in values_N.tolist()], dtype=object)
+
+
+def known(rule: SliceRule) -> Known:
+    """When it is known whether something falls into a slice: when its last field is."""
+    names = [*(rule.match or {}), *([rule.split] if rule.split else [])]
+    found = {field.known for field in map(field_of, names) if field is not None}
+    for when in _LATEST_FIRST:
+        if when in found:
+            return when
+    return "request"
 
 
 @dataclass(frozen=True)
@@ -43,9 +112,10 @@ class Term:
     def mask(self, column: NDArray[Any], *, unknown: bool = False) -> NDArray[np.bool_]:
         """Which values satisfy the term.
 
-        A label that is absent satisfies `exists: false` only; a number that is NaN was not
-        recorded, and satisfies what `unknown` says.
+        A label that is absent satisfies `exists: false` only; any other value that is not
+        there was not recorded, and satisfies what `unknown` says.
         """
+        unknown = unknown and not self.field.startswith(LABEL)
         if column.dtype == object:
             known = np.array([v is not None for v in column], dtype=bool)
         else:
@@ -54,7 +124,8 @@ class Term:
             return known == bool(self.value)
         if self.op in ("in", "not_in"):
             inside = np.array([v in self.value for v in column.tolist()], dtype=bool)
-            return inside & known if self.op == "in" else known & ~inside
+            met = inside & known if self.op == "in" else known & ~inside
+            return met | ~known if unknown else met
         with np.errstate(invalid="ignore"):
             compare = {
                 "gte": np.greater_equal,
@@ -80,7 +151,9 @@ class Cut:
     @property
     def outcome(self) -> tuple[Term, ...]:
         """The terms that speak of the token which was drawn."""
-        return tuple(term for term in self.terms if term.field.startswith(OUTCOME))
+        return tuple(
+            t for t in self.terms if t.field in FIELDS and FIELDS[t.field].known == "outcome"
+        )
 
     @property
     def given(self) -> Cut:
@@ -120,11 +193,6 @@ class Cut:
         """Whether any line of a corpus can meet the slice."""
         return any(map(self.may_meet, corpus.prompts))
 
-    def capacity(self, corpus: Corpus, samples: int, width: int) -> int:
-        """The largest number of tokens that one prompt group can have in the slice."""
-        rows = (sum(self.may_meet(corpus.prompts[r]) for r in group) for group in corpus.groups)
-        return max(rows, default=0) * samples * self.positions(width)
-
 
 def cuts_of(rules: Sequence[SliceRule], corpus: Corpus) -> dict[str, tuple[Cut, ...]]:
     """Every rule's cuts, the whole included; splits of a label take the corpus's values."""
@@ -139,6 +207,10 @@ def cuts_of(rules: Sequence[SliceRule], corpus: Corpus) -> dict[str, tuple[Cut, 
             cuts[rule.name] = (Cut(rule.name, terms),)
         elif rule.split and rule.split.startswith(LABEL):
             cuts[rule.name] = tuple(_label_cuts(rule, corpus))
+        elif rule.split and (values := getattr(field_of(rule.split), "values", None)):
+            cuts[rule.name] = tuple(
+                Cut(f"{rule.name}={value}", (Term(rule.split, "in", (value,)),)) for value in values
+            )
         elif rule.split and rule.at:
             cuts[rule.name] = tuple(_bucket_cuts(rule.name, rule.split, rule.at))
     return cuts

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-CLASSES = ("digit", "letter", "space", "punctuation", "other", "end")
+from servanda.slices import TOKEN_CLASSES
 
 # how tokenizers write a blank and a line end inside a token
 _BLANKS = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t"})
@@ -33,7 +33,9 @@ def class_of(token: str) -> str:
 
 
 def codes(vocabulary: Sequence[str], ends: Sequence[int]) -> NDArray[np.float64]:
-    """Index into CLASSES of every token id, [V]; the ids that end a sequence are "end"."""
-    code_V = np.array([CLASSES.index(class_of(token)) for token in vocabulary], dtype=np.float64)
-    code_V[list(ends)] = CLASSES.index("end")
+    """Index into TOKEN_CLASSES of every token id, [V]; the ids that end a sequence are "end"."""
+    code_V = np.array(
+        [TOKEN_CLASSES.index(class_of(token)) for token in vocabulary], dtype=np.float64
+    )
+    code_V[list(ends)] = TOKEN_CLASSES.index("end")
     return code_V

@@ -18,6 +18,7 @@ from servanda.clauses.guards import SamplerFidelity, UsableRatio
 from servanda.clauses.later import Later, NotHere
 from servanda.clauses.mass_gap import MassGap
 from servanda.clauses.relative import RelativeCertificate, RelativeToNoise, RelativeToStable
+from servanda.clauses.steadiness import SelfNoise
 from servanda.contract import Clause, Relative
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "RelativeToNoise",
     "RelativeToStable",
     "SamplerFidelity",
+    "SelfNoise",
     "UsableRatio",
     "View",
     "certificate_of",

@@ -13,7 +13,7 @@ from servanda.cli.progress import watching
 from servanda.report import FORMATS
 
 
-@click.command()
+@click.command(short_help="Measure both kernels of a contract and judge every clause.")
 @click.argument("contract", type=click.Path(path_type=Path))
 @click.option(
     "--run-dir",

@@ -50,7 +50,7 @@ def _told(name: str, what: str, quiet: bool) -> Verdict:
     return verdict
 
 
-@click.command()
+@click.command(short_help="See a kernel keep its contract, and one break it on a slice.")
 @click.option(
     "--fault",
     metavar="NAME",

@@ -12,6 +12,10 @@ import click
 from servanda import __version__
 from servanda.cli.check import check
 from servanda.cli.demo import demo
+from servanda.cli.explain import explain
+from servanda.cli.init import init
+from servanda.cli.lint import lint
+from servanda.cli.schema import schema
 from servanda.errors import ServandaError
 
 _FAILED, _INTERRUPTED = 4, 130
@@ -41,6 +45,13 @@ class _Group(click.Group):
             )
             sys.exit(_FAILED)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, verbs in VERBS.items():
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [(verb.name or "", verb.get_short_help_str(100)) for verb in verbs]
+                )
+
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="servanda")
@@ -52,5 +63,12 @@ def main() -> None:
     """
 
 
-main.add_command(check)
-main.add_command(demo)
+# heading of the help -> its verbs, the ones that people live in first
+VERBS: dict[str, tuple[click.Command, ...]] = {
+    "Measure and judge": (check,),
+    "Contracts": (init, lint, explain, schema),
+    "See it": (demo,),
+}
+for _verbs in VERBS.values():
+    for _verb in _verbs:
+        main.add_command(_verb)

@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from servanda.contract import Contract
 from servanda.errors import Problem
 from servanda.lint.clauses import KNOWN_LATER, clauses
 from servanda.lint.escalation import escalation
-from servanda.lint.finding import Finding
-from servanda.lint.kernels import envelope, kernels, workload
+from servanda.lint.kernels import kernels
+from servanda.lint.learning import learning
+from servanda.lint.runtime import RUNTIME_METRICS, envelope
 from servanda.lint.slices import slices
+from servanda.lint.stages import promotion
+from servanda.lint.workloads import labels, workloads
 from servanda.marks import Marks, Path
 
-__all__ = ["KNOWN_LATER", "check"]
+__all__ = ["KNOWN_LATER", "RUNTIME_METRICS", "check"]
 
 
 def check(
@@ -38,7 +41,9 @@ def check(
     """
     findings = [
         *kernels(contract, engines, faults),
-        *workload(contract),
+        *workloads(contract),
+        *labels(contract),
+        *learning(contract),
         *slices(contract),
         *clauses(contract, marks),
         *envelope(contract),
@@ -52,19 +57,3 @@ def check(
         if not any(f.path[:n] in broken for n in range(len(f.path) + 1))
     ]
     return sorted(problems, key=lambda p: (p.where.line, p.where.column) if p.where else (0, 0))
-
-
-def promotion(contract: Contract) -> Iterator[Finding]:
-    """Sizes of the stages."""
-    for stage, rule in contract.promotion:
-        sequences = getattr(rule, "sequences", None)
-        if sequences is None:
-            continue
-        first, limit = sequences
-        path = ("promotion", stage, "sequences")
-        if first < 1:
-            message = f"the first look at {stage} comes after at least 1 prompt group, not {first}"
-            yield Finding(path, message, "write [first look, limit], such as [400, 6000]")
-        elif first > limit:
-            message = f"the first look at {stage} ({first}) comes after the limit ({limit})"
-            yield Finding(path, message, f"did you mean [{limit}, {first}]?")

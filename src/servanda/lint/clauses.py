@@ -6,11 +6,15 @@ import math
 from collections.abc import Iterator
 
 from servanda.clauses import CALIBRATION, GUARDS
-from servanda.contract import WHOLE, Clause, Contract, Relative, Section
+from servanda.contract import Clause, Contract, Relative, Section
 from servanda.divergence import DIVERGENCES, Divergence, Span
 from servanda.lint.calibration import calibration
 from servanda.lint.finding import Finding, nearest, quoted
+from servanda.lint.outcomes import mass_gap, outcomes
+from servanda.lint.runtime import RUNTIME_METRICS, runtime
+from servanda.lint.stages import stages
 from servanda.marks import Marks, Path
+from servanda.scope import known_by_name
 
 KNOWN_LATER = (
     "reward_drift",
@@ -19,21 +23,18 @@ KNOWN_LATER = (
     "policy_gradient_bias",
     "ratio_budget",
     "support_mass",
-    "time_to_first_token_seconds",
-    "inter_token_latency_seconds",
-    "tokens_per_second",
     "rescored_ratio",
-    "batch_invariance",
     "coherence",
 )
+_GUARD_LIMITS = {"usable_ratio": ("at_least", "0.999"), "self_noise": ("at_most", "0.005")}
 _AN_EXAMPLE = "{id: tv, metric: tv, aggregate: mean, at_most: 0.02}"
 
 
 def clauses(contract: Contract, marks: Marks) -> Iterator[Finding]:
     """Every clause, and that there is one."""
     first: dict[str, Path] = {}
-    declared = {WHOLE, *(rule.name for rule in contract.slices)}
-    known = [*DIVERGENCES, *GUARDS, CALIBRATION, *KNOWN_LATER]
+    declared = known_by_name(contract)
+    known = [*DIVERGENCES, *GUARDS, CALIBRATION, *RUNTIME_METRICS, *KNOWN_LATER]
     for section, path, clause in contract.clauses():
         if clause.id in first:
             line = marks.near((*first[clause.id], "id")).line
@@ -47,33 +48,31 @@ def clauses(contract: Contract, marks: Marks) -> Iterator[Finding]:
             if name not in declared:
                 message = f"no slice is named {quoted(name)}"
                 yield Finding((*path, "slices", j), message, nearest(name, declared))
-        yield from _stages(path, clause)
+        yield from stages(path, contract, clause)
+        if clause.metric not in known:
+            message = f"no metric is named {quoted(clause.metric)}"
+            yield Finding((*path, "metric"), message, nearest(clause.metric, known))
+            continue
+        yield from outcomes(path, contract, section, clause, declared)
+        if clause.metric in RUNTIME_METRICS:
+            yield from runtime(path, section, contract, clause)
+            continue
+        if clause.load is not None:
+            message = f"{clause.metric} is measured under no load"
+            yield Finding((*path, "load"), message, "remove load", key=True)
         if clause.metric in GUARDS:
             yield from _guard(path, section, clause)
         elif clause.metric in DIVERGENCES:
             yield from _divergence(path, section, clause)
-            yield from _relative(path, contract, clause)
+            yield from _relative(path, section, contract, clause)
         elif clause.metric == CALIBRATION:
             yield from calibration(path, section, clause)
-            yield from _relative(path, contract, clause)
-        elif clause.metric in KNOWN_LATER:
-            yield from _later(path, clause)
+            yield from _relative(path, section, contract, clause)
         else:
-            message = f"no metric is named {quoted(clause.metric)}"
-            yield Finding((*path, "metric"), message, nearest(clause.metric, known))
+            yield from _later(path, clause)
     if not first:
         message = "the contract promises nothing: it has no clause"
         yield Finding((), message, f"add one under statistical, such as {_AN_EXAMPLE}")
-
-
-def _stages(path: Path, clause: Clause) -> Iterator[Finding]:
-    if not clause.stages:
-        message = f"clause {clause.id!r} is judged at no stage"
-        yield Finding((*path, "stages"), message, "remove stages: a clause is judged at every one")
-    for j, stage in enumerate(clause.stages):
-        if stage in clause.stages[:j]:
-            message = f"stage {stage!r} is listed twice"
-            yield Finding((*path, "stages", j), message, "remove one")
 
 
 def _guard(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
@@ -91,22 +90,31 @@ def _guard(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
                 hint = "remove it: the guard rejects at the confidence of the contract"
                 yield Finding((*path, name), "sampler_fidelity takes no limit", hint, key=True)
         return
-    if clause.at_most is not None:
-        hint = "write at_least: 0.999"
-        yield Finding((*path, "at_most"), "usable_ratio takes at_least", hint, key=True)
+    takes, example = _GUARD_LIMITS[metric]
+    other = "at_most" if takes == "at_least" else "at_least"
+    if getattr(clause, other) is not None:
+        hint = f"write {takes}: {example}"
+        yield Finding((*path, other), f"{metric} takes {takes}", hint, key=True)
         return
-    least = clause.at_least
-    if least is None:
-        yield Finding(path, f"clause {clause.id!r} has no limit", "add at_least: 0.999")
-    elif isinstance(least, Relative):
-        message = "usable_ratio has nothing to be relative to"
-        yield Finding((*path, "at_least"), message, "write a number, such as 0.999")
-    elif least > 1:
-        message = f"usable_ratio is at most 1: it can never be at least {least:g}"
-        yield Finding((*path, "at_least"), message, "write a share, such as 0.999")
-    elif least <= 0:
-        message = f"usable_ratio is always at least {least:g}: the clause can never fail"
-        yield Finding((*path, "at_least"), message, "write a share, such as 0.999")
+    yield from _share((*path, takes), clause, metric, takes, example)
+
+
+def _share(path: Path, clause: Clause, metric: str, takes: str, example: str) -> Iterator[Finding]:
+    """A limit between 0 and 1, that can both hold and fail."""
+    limit, hint = getattr(clause, takes), f"write a share, such as {example}"
+    words = takes.replace("_", " ")
+    if limit is None:
+        yield Finding(path[:-1], f"clause {clause.id!r} has no limit", f"add {takes}: {example}")
+    elif isinstance(limit, Relative):
+        message = f"{metric} has nothing to be relative to"
+        yield Finding(path, message, f"write a number, such as {example}")
+    elif limit > 1 or (takes == "at_most" and limit == 1):
+        can = "can never be" if takes == "at_least" else "is always"
+        message = f"{metric} is at most 1: it {can} {words} {limit:g}"
+        yield Finding(path, message, hint)
+    elif limit < 0 or (takes == "at_least" and limit == 0):
+        message = f"{metric} is always at least {limit:g}: the clause can never fail"
+        yield Finding(path, message, hint)
 
 
 def _divergence(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
@@ -122,6 +130,9 @@ def _divergence(path: Path, section: Section, clause: Clause) -> Iterator[Findin
         message = f"{metric.name} needs full logits; a sampled token has none"
         hint = "move the clause to numerical: golden texts are scored with full logits"
         yield Finding((*path, "metric"), message, hint)
+        return
+    if metric.name == "mass_gap":
+        yield from mass_gap(path, clause)
         return
     yield from _aggregate(path, section, clause, metric)
     yield from _limit(path, section, clause, metric)
@@ -199,11 +210,23 @@ def _span(section: Section, clause: Clause, metric: Divergence) -> Span:
     return metric.span_of("logits") if exact and "logits" in metric.forms else metric.span
 
 
-def _relative(path: Path, contract: Contract, clause: Clause) -> Iterator[Finding]:
-    limit = clause.at_most
-    if isinstance(limit, Relative) and limit.of == "stable" and contract.stable is None:
+def _relative(
+    path: Path, section: Section, contract: Contract, clause: Clause
+) -> Iterator[Finding]:
+    """A multiple of something that is measured, and that is worth its name."""
+    limit, at = clause.at_most, (*path, "at_most")
+    if not isinstance(limit, Relative):
+        return
+    if limit.of == "stable" and section == "numerical":
+        message = "golden texts are scored by train and infer only"
+        yield Finding((*at, "of"), message, "write of: self_noise, or a number")
+    elif limit.of == "stable" and contract.stable is None:
         message = "the limit is relative to stable, and there is no stable: kernel"
-        yield Finding((*path, "at_most"), message, "declare stable:, or write of: self_noise")
+        yield Finding(at, message, "declare stable:, or write of: self_noise")
+    elif limit.of == "self_noise" and limit.times < 2:
+        message = f"{limit.times:g} times the self-noise lies inside the noise: "
+        message += "red needs twice the floor anyway"
+        yield Finding((*at, "times"), message, "write times: 2, or more")
 
 
 def _later(path: Path, clause: Clause) -> Iterator[Finding]:

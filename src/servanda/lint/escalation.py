@@ -9,6 +9,7 @@ from servanda.contract import SECTIONS, Contract
 from servanda.lint.finding import Finding, nearest, quoted
 from servanda.lint.slices import is_number
 from servanda.marks import Path
+from servanda.scope import known_by_name, slices_of
 from servanda.slices import OPERATORS
 
 SUBJECTS = ("clause", "section", "diverted_traffic")
@@ -26,6 +27,8 @@ def escalation(contract: Contract) -> Iterator[Finding]:
         for j, action in enumerate(rule.do):
             path = ("escalation", i, "do", j)
             yield from _do(path, action, stable=contract.stable is not None)
+            if isinstance(action, Mapping) and action.get("divert") == "slice":
+                yield from _routable((*path, "divert"), contract, rule.when)
 
 
 def _when(path: Path, when: Mapping[str, Any], ids: set[str]) -> Iterator[Finding]:
@@ -91,6 +94,30 @@ def _do(path: Path, action: str | Mapping[str, Any], *, stable: bool) -> Iterato
         message = "divert sends traffic to stable, and there is no stable: kernel"
         hint = "declare stable: with the kernel that serves when infer may not, or hold instead"
         yield Finding(at, message, hint, True)
+
+
+def _routable(path: Path, contract: Contract, when: Mapping[str, Any]) -> Iterator[Finding]:
+    """A slice can be diverted only where it is known before the request."""
+    known = known_by_name(contract)
+    for subject in ("clause", "section"):
+        watched = [
+            (clause, slices_of(contract, section, clause))
+            for section, _, clause in contract.clauses()
+            if when.get(subject) == (clause.id if subject == "clause" else section)
+        ]
+        named = [name for clause, _ in watched for name in clause.slices or ()]
+        late = [name for name in named if known.get(name, "request") != "request"]
+        spoken = [name for _, names in watched for name in names]
+        if subject == "clause" and late:
+            message = f"slice {late[0]!r} of clause {watched[0][0].id!r} is not known before the "
+            message += "request, so no request can be diverted for it"
+        elif spoken and all(known.get(name, "request") != "request" for name in spoken):
+            message = f"no slice of {subject} {when[subject]!r} is known before the request, "
+            message += "so no request can be diverted for it"
+        else:
+            continue
+        hint = "divert: all, or watch a clause on slices of request.* and labels.*"
+        yield Finding(path, message, hint, key=True)
 
 
 def _fits(name: str, value: Any) -> bool:

@@ -1,10 +1,10 @@
-# Lint of the kernels, of the texts they are compared on, and of the envelope they run in.
+# Lint of the kernels: names that they use, and where their sampling is declared.
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from servanda.contract import QUANTIZATIONS, Contract, Kernel
+from servanda.contract import EXTERNAL, QUANTIZATIONS, Contract, Kernel
 from servanda.lint.finding import Finding, nearest, quoted
 from servanda.marks import Path
 
@@ -21,7 +21,8 @@ def kernels(
     for path, kernel in sides:
         if kernel is None:
             continue
-        if kernel.engine not in engines:
+        external = kernel.engine == EXTERNAL and path != ("stable",)
+        if kernel.engine not in engines and not external:
             message = f"no engine is named {quoted(kernel.engine)}"
             hint = nearest(kernel.engine, engines) if engines else "install an engine first"
             yield Finding((*path, "engine"), message, hint)
@@ -57,41 +58,3 @@ def _fault(path: Path, kernel: Kernel, faults: Collection[str]) -> Iterator[Find
             yield Finding(
                 (*path, "fault", name), f"no fault is named {quoted(name)}", hint, key=True
             )
-
-
-def workload(contract: Contract) -> Iterator[Finding]:
-    """What this version can measure; what the sections need to be judged on."""
-    if contract.workload is not None and contract.workload.mode == "score":
-        message = "this version measures mode: rollout"
-        hint = "remove mode: score; fixed texts are scored as golden"
-        yield Finding(("workload", "mode"), message, hint)
-    if contract.numerical and contract.golden is None:
-        message = "numerical clauses are judged on golden texts, and there is no golden:"
-        yield Finding(("numerical",), message, "add golden: {prompts: data/golden.jsonl}", key=True)
-    if contract.statistical and contract.workload is None:
-        message = "statistical clauses are judged on a workload, and there is no workload:"
-        hint = "add workload: {prompts: data/prompts.jsonl}"
-        yield Finding(("statistical",), message, hint, key=True)
-    if contract.reward is not None and contract.reward.range[0] >= contract.reward.range[1]:
-        yield Finding(("reward", "range"), "the range of the reward is empty", "write [low, high]")
-
-
-def envelope(contract: Contract) -> Iterator[Finding]:
-    """The envelope is an interval, and both kernels run inside it."""
-    if contract.runtime.envelope is None:
-        return
-    envelope = contract.runtime.envelope
-    for name in ("batch_size", "prompt_tokens"):
-        low, high = getattr(envelope, name) or (0, 0)
-        if low > high:
-            message = f"the envelope's {name} is empty: {low:g} is more than {high:g}"
-            yield Finding(("runtime", "envelope", name), message, f"write [{high:g}, {low:g}]")
-    low, high = envelope.batch_size or (0, 0)
-    if envelope.batch_size is None or low > high:
-        return
-    for side, kernel in (("train", contract.kernels.train), ("infer", contract.kernels.infer)):
-        if not low <= kernel.batch_size <= high:
-            message = f"{side} runs in batches of {kernel.batch_size}, outside the envelope "
-            message += f"[{low:g}, {high:g}] that the contract speaks of"
-            hint = "give the kernel a batch_size inside, or widen runtime.envelope.batch_size"
-            yield Finding(("kernels", side, "batch_size"), message, hint)

@@ -9,7 +9,9 @@ from typing import Any
 from servanda.contract import WHOLE, Contract, SliceRule
 from servanda.lint.finding import Finding, nearest, quoted
 from servanda.marks import Path
-from servanda.slices import FIELDS, LABEL, OPERATORS
+from servanda.slices import FIELDS, LABEL, OPERATORS, Field, field_of
+
+_ANY_NUMBER = Field("context", "")  # stands in for a field that is none
 
 
 def slices(contract: Contract) -> Iterator[Finding]:
@@ -35,24 +37,15 @@ def slices(contract: Contract) -> Iterator[Finding]:
 
 def field(path: Path, name: str, *, key: bool) -> Iterator[Finding]:
     """Whether tokens can be sliced by a field."""
-    if name in FIELDS or (name.startswith(LABEL) and len(name) > len(LABEL)):
-        return
-    if name.startswith("outcome."):
-        message = (
-            f"{quoted(name)} is known only after the token is drawn: on such a slice only the mass "
-        )
-        message += "gap and the two-sided contribution are defined, and this version judges neither"
-        hint = "slice by what is known before, such as context.entropy_nats or context.p_max"
-    else:
-        message = f"no field is named {quoted(name)}"
+    if field_of(name) is None:
         hint = nearest(name, [*FIELDS, "labels.<name>"])
-    yield Finding(path, message, hint, key=key)
+        yield Finding(path, f"no field is named {quoted(name)}", hint, key=key)
 
 
 def _split(path: Path, rule: SliceRule) -> Iterator[Finding]:
     if rule.split is not None:
         yield from field((*path, "split"), rule.split, key=False)
-        if rule.split in FIELDS and rule.at is None:
+        if rule.split in FIELDS and not FIELDS[rule.split].is_text and rule.at is None:
             message = f"a split of {rule.split} needs the edges of its buckets"
             yield Finding((*path, "split"), message, "add at: [8, 16]")
     if rule.at is None:
@@ -60,9 +53,10 @@ def _split(path: Path, rule: SliceRule) -> Iterator[Finding]:
     at = (*path, "at")
     if rule.split is None:
         yield Finding(at, "at gives the edges of a split, and there is no split", "remove at")
-    elif rule.split.startswith(LABEL):
+    elif (split := field_of(rule.split)) is not None and split.is_text:
         message = f"{rule.split} is split by its values, it has no edges"
-        yield Finding(at, message, "remove at; most: 8 bounds how many values get a slice")
+        few = "remove at; most: 8 bounds how many values get a slice"
+        yield Finding(at, message, few if rule.split.startswith(LABEL) else "remove at")
     if not rule.at or list(rule.at) != sorted(set(rule.at)):
         message = "the edges of a split increase, and there is at least one"
         yield Finding(at, message, "write them in order, such as [8, 16]")
@@ -76,10 +70,10 @@ def _match(path: Path, match: Mapping[str, Mapping[str, Any]]) -> Iterator[Findi
             yield Finding(
                 here, f"{quoted(name)} has no condition", "write {gte: 3.0} or {in: [math]}"
             )
-        label = name.startswith(LABEL)
+        sliced = field_of(name) or _ANY_NUMBER
         right = True
         for operator, value in conditions.items():
-            for finding in _condition((*here, operator), operator, value, label=label):
+            for finding in _condition((*here, operator), operator, value, sliced):
                 right = False
                 yield finding
         if conditions and right and _is_empty(conditions):
@@ -90,7 +84,9 @@ def _match(path: Path, match: Mapping[str, Mapping[str, Any]]) -> Iterator[Findi
             )
 
 
-def _condition(path: Path, operator: str, value: Any, *, label: bool) -> Iterator[Finding]:
+def _condition(path: Path, operator: str, value: Any, sliced: Field) -> Iterator[Finding]:
+    texts = list(sliced.values or ("math", "code"))
+    written = f"[{', '.join(texts[:2])}]"
     if operator not in OPERATORS:
         message = f"no operator is named {quoted(operator)}"
         yield Finding(path, message, nearest(operator, OPERATORS), key=True)
@@ -99,13 +95,19 @@ def _condition(path: Path, operator: str, value: Any, *, label: bool) -> Iterato
             yield Finding(path, "exists takes true or false", "write {exists: true}")
     elif operator == "in":
         right = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-        right = right and all(isinstance(v, str) if label else is_number(v) for v in value)
-        if not right:
-            kind, hint = ("texts", "[math, code]") if label else ("numbers", "[0, 1]")
+        fits = (lambda v: isinstance(v, str)) if sliced.is_text else is_number
+        if not right or not all(map(fits, value)):
+            kind, hint = ("texts", written) if sliced.is_text else ("numbers", "[0, 1]")
             yield Finding(path, f"in takes a list of {kind}", f"write {{in: {hint}}}")
-    elif label:
-        message = f"a label is a text, {operator} compares numbers"
-        yield Finding(path, message, "write {in: [math, code]} or {exists: true}", key=True)
+            return
+        for j, name in enumerate(value):
+            if sliced.values and name not in sliced.values:
+                message = f"no {path[-2]} is {quoted(name)}"
+                yield Finding((*path, j), message, nearest(name, sliced.values))
+    elif sliced.is_text:
+        what = "a class" if sliced.values else "a label"
+        message = f"{what} is a text, {operator} compares numbers"
+        yield Finding(path, message, f"write {{in: {written}}} or {{exists: true}}", key=True)
     elif not is_number(value):
         yield Finding(path, f"{operator} takes a number", f"write {{{operator}: 3.0}}")
 

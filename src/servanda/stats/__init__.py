@@ -1,5 +1,6 @@
 # Sequential statistics that stay valid while someone watches.
 
+from servanda.stats.expected import units_expected
 from servanda.stats.fidelity import Fidelity
 from servanda.stats.groups import GroupRatio
 from servanda.stats.interval import interval, units_at_best, units_to_decide
@@ -11,5 +12,6 @@ __all__ = [
     "LogMoment",
     "interval",
     "units_at_best",
+    "units_expected",
     "units_to_decide",
 ]

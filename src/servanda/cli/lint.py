@@ -1,0 +1,95 @@
+# `servanda lint`: every problem of every file, at once.
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from servanda import plan as planning
+from servanda import run
+from servanda.contract import Contract
+from servanda.errors import ContractError, Problem
+
+_STDIN = "-"
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One file: its problems, or what it holds."""
+
+    file: str
+    problems: tuple[Problem, ...] = ()
+    name: str = ""
+    digest: str = ""
+    clauses: int = 0
+    cells: int | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        if self.problems:
+            return "\n".join(map(str, self.problems))
+        counted = f"{self.clauses} clause{'s' if self.clauses != 1 else ''}"
+        counted += f", {self.cells} cells" if self.cells is not None else ""
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.file}: ok, {self.name} {self.digest[:8]}, {counted}{note}"
+
+    def to_dict(self) -> dict[str, Any]:
+        data = asdict(self)
+        data["problems"] = [
+            {"message": p.message, "hint": p.hint, **(asdict(p.where) if p.where else {})}
+            for p in self.problems
+        ]
+        return data
+
+
+def read(file: str) -> _Read:
+    """Read a contract as `check` would, and stop before anything is measured."""
+    file, from_stdin = ("stdin", True) if file == _STDIN else (file, False)
+    try:
+        if from_stdin:
+            contract = run.read(sys.stdin.buffer.read(), file, Path())
+        else:
+            contract = run.load(file)
+        cells, note = _cells(contract)
+    except ContractError as error:
+        return _Read(file, error.problems)
+    return _Read(
+        file,
+        name=contract.metadata.name,
+        digest=contract.digest,
+        clauses=sum(1 for _ in contract.clauses()),
+        cells=cells,
+        note=note,
+    )
+
+
+def _cells(contract: Contract) -> tuple[int | None, str]:
+    """How many cells `check` would judge, or why it would judge none."""
+    if reason := run.not_measured_here(contract):
+        return None, reason.message
+    return len(planning.make_plan(contract, *run.corpora(contract)).cells), ""
+
+
+@click.command(short_help="Print every problem of contracts; nothing is measured.")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option(
+    "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+def lint(files: tuple[str, ...], format_: str) -> None:
+    """Print every problem of the contracts in FILE...; - reads standard input.
+
+    Nothing is measured. Exits 2 where there is a problem, else 0.
+    """
+    found = [read(file) for file in files]
+    if format_ == "json":
+        click.echo(json.dumps([one.to_dict() for one in found], indent=1))
+    else:
+        for one in found:
+            click.echo(str(one))
+    if any(one.problems for one in found):
+        sys.exit(ContractError.exit_code)

@@ -1,0 +1,85 @@
+# What a trainer declares: the range of its reward, and how it weighs a gradient.
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from servanda.fields import Number, Range, Value, Whole
+from servanda.promise import form
+
+
+class Reward(Value):
+    """The reward of a whole answer."""
+
+    range: Range = Field((0.0, 1.0), description="[lowest, highest] that the reward can be.")
+
+
+class GroupAdvantage(Value):
+    """An advantage that is normalised within a group of answers, as in GRPO."""
+
+    group_size: Whole = Field(ge=2, le=1_000_000, description="Answers of one prompt.")
+    std: Literal["sample", "population"] = Field(
+        "sample", description="The divisor: n - 1 (sample) or n (population)."
+    )
+
+    @property
+    def bound(self) -> float:
+        """The largest |advantage| there can be: (n-1)/sqrt(n), or sqrt(n-1).
+
+        >>> round(GroupAdvantage(group_size=8).bound, 3)
+        2.475
+        """
+        n = self.group_size
+        return (n - 1) / math.sqrt(n) if self.std == "sample" else math.sqrt(n - 1)
+
+
+class Weighting(Value):
+    """A weighting with a bound; one of the four, w being the importance ratio."""
+
+    tis: Number | None = Field(None, ge=1, description="min(w, C): truncated.")
+    mis: Range | None = Field(None, description="w inside [low, high], else 0: masked.")
+    icepop: Range | None = Field(None, description="w inside [low, high], else 0, per token.")
+    clip: Number | None = Field(None, ge=0, description="w cut to [1 - c, 1 + c].")
+
+    @property
+    def given(self) -> dict[str, float | tuple[float, float]]:
+        """What was written; lint sees to it that it is one."""
+        return {name: value for name, value in self if value is not None}
+
+
+class Gradient(Value):
+    """What turns a gap of weights into a bias of the policy gradient."""
+
+    advantage: (
+        Annotated[
+            Annotated[Number, Field(gt=0), Tag("(scalar)")]
+            | Annotated[GroupAdvantage, Tag("(mapping)")],
+            Discriminator(form),
+        ]
+        | None
+    ) = Field(None, description="The largest |advantage|, or {group_size: 8}.")
+    score_norm: (
+        Annotated[
+            Annotated[Number, Field(gt=0), Tag("(scalar)")]
+            | Annotated[Literal["logit_space"], Tag("(name)")],
+            Discriminator(lambda v: "(name)" if isinstance(v, str) else "(scalar)"),
+        ]
+        | None
+    ) = Field(None, description="The largest norm of grad log p, or logit_space (its bound).")
+    weighting: (
+        Annotated[
+            Annotated[Literal["naive", "is"], Tag("(scalar)")]
+            | Annotated[Weighting, Tag("(mapping)")],
+            Discriminator(form),
+        ]
+        | None
+    ) = Field(None, description="naive, is, {tis: 2.0}, {mis: [0.5, 2]}, {icepop: ...}, {clip: c}.")
+
+    @property
+    def advantage_bound(self) -> float | None:
+        """The largest |advantage| that is declared."""
+        group = self.advantage
+        return group.bound if isinstance(group, GroupAdvantage) else group

@@ -1,0 +1,33 @@
+# Lint of what a trainer declares: ranges that are none, weightings that cut the right tokens.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from servanda.contract import Contract, Weighting
+from servanda.lint.finding import Finding
+
+_AT = ("gradient", "weighting")
+
+
+def learning(contract: Contract) -> Iterator[Finding]:
+    """The reward's range, and the weighting of the gradient."""
+    if contract.reward is not None and contract.reward.range[0] >= contract.reward.range[1]:
+        yield Finding(("reward", "range"), "the range of the reward is empty", "write [low, high]")
+    weighting = contract.gradient.weighting if contract.gradient is not None else None
+    if not isinstance(weighting, Weighting):
+        return
+    given = weighting.given
+    if len(given) != 1:
+        message = f"a gradient has one weighting, found {', '.join(given) or 'none'}"
+        yield Finding(_AT, message, "write {tis: 2.0}, or naive")
+    for name, bounds in given.items():
+        if not isinstance(bounds, tuple):
+            continue
+        low, high = bounds
+        if low >= high:
+            message = f"the band of {name} is empty: {low:g} is not below {high:g}"
+            yield Finding((*_AT, name), message, "write [low, high], such as [0.5, 2.0]")
+        elif not low <= 1 <= high:
+            message = f"the band of {name} leaves out 1, the ratio of two kernels that agree"
+            yield Finding((*_AT, name), message, "write [low, high], such as [0.5, 2.0]")

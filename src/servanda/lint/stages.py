@@ -1,0 +1,64 @@
+# Lint of the stages: of a promotion, of a clause, and of the routing between them.
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from servanda.contract import STAGES, Clause, Contract, StageRule
+from servanda.lint.finding import Finding
+from servanda.marks import Path
+
+# which stage has what, besides sequences; each other key would say nothing
+_ONLY = {"steps": ("canary",), "share": ("shadow",), "sample": STAGES[1:]}
+
+
+def promotion(contract: Contract) -> Iterator[Finding]:
+    """Sizes and shares of the stages; what happens to traffic without a route."""
+    for stage in STAGES:
+        rule = getattr(contract.promotion, stage)
+        if rule is not None:
+            yield from _stage(("promotion", stage), stage, rule)
+    routing = contract.routing
+    written = "without_snapshot" in routing.model_fields_set
+    if written and routing.without_snapshot == "stable" and contract.stable is None:
+        message = "without a snapshot traffic goes to stable, and there is no stable: kernel"
+        hint = "declare stable:, or write without_snapshot: infer"
+        yield Finding(("routing", "without_snapshot"), message, hint)
+
+
+def _stage(path: Path, stage: str, rule: StageRule) -> Iterator[Finding]:
+    first, limit = rule.sequences
+    at = (*path, "sequences")
+    if first < 1:
+        message = f"the first look at {stage} comes after at least 1 prompt group, not {first}"
+        yield Finding(at, message, "write [first look, limit], such as [400, 6000]")
+    elif first > limit:
+        message = f"the first look at {stage} ({first}) comes after the limit ({limit})"
+        yield Finding(at, message, f"did you mean [{limit}, {first}]?")
+    for name, stages in _ONLY.items():
+        if getattr(rule, name) is not None and stage not in stages:
+            message = f"{stage} has no {name}: that is a matter of {', '.join(stages)}"
+            yield Finding((*path, name), message, "remove it", key=True)
+    steps = rule.steps
+    if steps is not None and stage in _ONLY["steps"]:
+        rising = all(low < high for low, high in itertools.pairwise((0.0, *steps)))
+        if not steps or not rising or steps[-1] > 1:
+            message = "the steps of a canary are shares that increase, above 0 and at most 1"
+            yield Finding((*path, "steps"), message, "write them in order, such as [0.01, 0.1]")
+
+
+def stages(path: Path, contract: Contract, clause: Clause) -> Iterator[Finding]:
+    """The stages of a clause: at least one, each once, and one that there is."""
+    at = (*path, "stages")
+    if not clause.stages:
+        message = f"clause {clause.id!r} is judged at no stage"
+        yield Finding(at, message, "remove stages: a clause is judged at every one")
+    elif not any(contract.promotion.has(stage) for stage in clause.stages):
+        named = ", ".join(dict.fromkeys(clause.stages))
+        message = f"clause {clause.id!r} is judged at {named} only, which promotion does not have"
+        hint = f"add promotion.{clause.stages[0]}, or remove stages"
+        yield Finding(at, message, hint)
+    for j, stage in enumerate(clause.stages):
+        if stage in clause.stages[:j]:
+            yield Finding((*at, j), f"stage {stage!r} is listed twice", "remove one")

@@ -1,0 +1,70 @@
+# What follows from verdicts: escalation, routing, and the stages of a promotion.
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from servanda.fields import Duration, Number, Value, Whole
+
+
+class Escalation(Value):
+    """A rule: when something is watched to be so, do these actions."""
+
+    when: dict[str, Any] = Field(
+        description="{clause: ID, is: violated}, {section: NAME, is_not: holds}, or "
+        "{diverted_traffic: {gte: 0.3}}."
+    )
+    do: tuple[str | dict[str, Any], ...] = Field(
+        min_length=1, description="Actions, such as [hold, {page: oncall}]."
+    )
+
+
+class Routing(Value):
+    """How a slice of live traffic leaves the infer kernel, and how it comes back."""
+
+    enter_evidence: Number = Field(1000, gt=1, description="Evidence at which a slice leaves.")
+    leave_evidence: Number = Field(20, gt=1, description="Evidence at which it comes back.")
+    dwell: Duration = Field(900.0, description="How long it stays away at least.")
+    without_snapshot: Literal["stable", "infer"] = Field(
+        "stable",
+        description="Who serves while no route is known; infer where there is no stable kernel.",
+    )
+
+
+class StageRule(Value):
+    """How much evidence a stage needs, in prompt groups: the first look, and the limit."""
+
+    sequences: tuple[Whole, Whole] = Field(
+        (200, 4000), description="[first look, limit], in prompt groups."
+    )
+    share: Number | None = Field(
+        None, gt=0, le=1, description="Of the traffic that is mirrored (shadow)."
+    )
+    sample: Number | None = Field(
+        None, gt=0, le=1, description="Of the served requests that are re-scored."
+    )
+    steps: tuple[Number, ...] | None = Field(
+        None, description="Shares of the traffic that infer serves, one after another (canary)."
+    )
+    dwell: Duration | None = Field(None, description="How long each step lasts at least.")
+    approval: Literal["required", "none"] = Field(
+        "none", description="required: a person says yes before the next stage."
+    )
+    if_inconclusive: Literal["wait", "hold", "roll_back"] = Field(
+        "hold", description="What happens when the limit is reached undecided."
+    )
+
+
+class Promotion(Value):
+    """The stages of a promotion; one that is absent does not exist."""
+
+    offline: StageRule = StageRule()  # type: ignore[call-arg]
+    shadow: StageRule | None = None
+    canary: StageRule | None = None
+    full: StageRule | None = None
+    valid_for: Duration | None = Field(None, description="After it the evidence expires.")
+
+    def has(self, stage: str) -> bool:
+        return getattr(self, stage, None) is not None

@@ -1,0 +1,227 @@
+# The verbs that measure nothing: lint, explain, schema, init, and the help that lists them.
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from jsonschema import Draft7Validator
+
+from servanda import language, run
+from servanda.cli.main import VERBS, main
+from servanda.engines import engine_names
+from servanda.explain import names
+from servanda.faults import FAULTS
+from servanda.starter import starter
+from tests import kit
+from tests.test_examples import EXAMPLES
+from tests.test_whole_language import TRAINER
+
+
+def servanda(*arguments, stdin=None):
+    return CliRunner().invoke(main, [*map(str, arguments)], input=stdin, catch_exceptions=False)
+
+
+def test_the_help_lists_every_verb_under_a_heading():
+    text = servanda("--help").output
+    for heading, verbs in VERBS.items():
+        assert f"{heading}:" in text
+        for verb in verbs:
+            assert f"  {verb.name} " in text
+    assert set(main.commands) == {verb.name for verbs in VERBS.values() for verb in verbs}
+    assert text.index("check") < text.index("init") < text.index("demo")
+    assert "..." not in text.replace("[ARGS]...", "")
+
+
+# lint
+
+
+def test_a_clean_contract_is_ok(tmp_path):
+    path, _ = kit.write(tmp_path, slices="slices: [{name: first, split: labels.first}]")
+    done = servanda("lint", path)
+    digest = run.load(path).digest[:8]
+    assert done.exit_code == 0
+    assert done.output == f"{path}: ok, toy {digest}, 1 clause, 6 cells\n"
+
+
+def test_every_problem_of_every_file_is_printed(tmp_path):
+    good, _ = kit.write(tmp_path / "good")
+    bad, _ = kit.write(tmp_path / "bad", limit=-1)
+    worse = tmp_path / "worse.yaml"
+    worse.write_text(bad.read_text().replace("metric: tv", "metric: vt"))
+    done = servanda("lint", bad, good, worse, tmp_path / "none.yaml")
+    assert done.exit_code == 2
+    assert "a limit of -1 can never hold" in done.output
+    assert f"{good}: ok" in done.output
+    assert "no metric is named 'vt'" in done.output
+    assert f"{tmp_path / 'none.yaml'} cannot be read" in done.output
+
+
+def test_lint_finds_what_check_would_refuse(tmp_path):
+    path, _ = kit.write(tmp_path, limit=1e-6)
+    assert "cannot hold on slice 'all'" in servanda("lint", path).output
+    (tmp_path / "prompts.jsonl").unlink()
+    done = servanda("lint", path)
+    assert done.exit_code == 2
+    assert f"there is no {tmp_path / 'prompts.jsonl'}" in done.output
+
+
+def test_standard_input_is_a_file_too(tmp_path, monkeypatch):
+    path, _ = kit.write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = servanda("lint", "-", stdin=path.read_text())
+    assert (done.exit_code, done.output.split(",")[0]) == (0, "stdin: ok")
+    done = servanda("lint", "-", stdin="kind: x\n")
+    assert done.exit_code == 2
+    assert done.output.startswith("stdin:1:1: a contract needs the key 'apiVersion'")
+
+
+def test_lint_as_json(tmp_path):
+    good, _ = kit.write(tmp_path / "good")
+    bad, _ = kit.write(tmp_path / "bad", limit=-1)
+    done = servanda("lint", good, bad, "--format", "json")
+    first, second = json.loads(done.output)
+    assert done.exit_code == 2
+    assert (first["name"], first["clauses"], first["cells"], first["problems"]) == ("toy", 1, 3, [])
+    (problem,) = second["problems"]
+    assert problem["message"] == "tv is never negative: a limit of -1 can never hold"
+    assert (problem["file"], problem["line"], problem["column"]) == (str(bad), 17, 52)
+
+
+def test_a_trainers_contract_is_linted_and_says_why_it_has_no_cells(tmp_path):
+    path = tmp_path / "rl.yaml"
+    path.write_text(TRAINER)
+    done = servanda("lint", path)
+    assert done.exit_code == 0
+    assert "1 clause (the tokens of this contract come from a trainer" in done.output
+    assert servanda("check", path).exit_code == 2
+
+
+# explain
+
+
+def test_a_contract_in_plain_english(tmp_path):
+    path, _ = kit.write(
+        tmp_path,
+        slices="slices: [{name: first, split: labels.first}]",
+        golden=kit.golden(tmp_path),
+        more="  - {id: tail, metric: abs_log_ratio_nats, aggregate: p90, at_most: 0.1, slices: all,"
+        " claim: realised}\n"
+        "  - {id: seen, metric: k3_nats, aggregate: mean, at_most: 0.1, mode: monitor}\n"
+        "numerical: [{id: drift, metric: logit_osc_nats, at_most: 2, slices: all}]",
+    )
+    done = servanda("explain", path)
+    text = " ".join(done.output.split())
+    assert done.exit_code == 0
+    for sentence in (
+        "at most 2.5 % for a pass",
+        "shared by 6 pairs of a promise and a slice",
+        "its mean over the tokens that this workload's prompts bring forth, measured or not, is at "
+        "most 0.05.",
+        "holds the data show the mean below the limit (wrong: at most 2.5 %)",
+        "(wrong: at most 0.42 %, a share of 1/6)",
+        "all 2,000 109 758",
+        "first=a 666 109 758",
+        "first=a may end undecided if the truth is half the limit: 2,277 as the second number",
+        "at most 10 % of the tokens that are measured (it says nothing about tomorrow's), may "
+        "exceed 0.1 nat.",
+        "all 12,000 53 364",
+        "at every position of the golden texts is at most 2 nat.",
+        "holds never: the mean of a metric without bound can only be refuted",
+        "Precondition: the served tokens follow the distribution that infer reports",
+        "shown only, never fails the contract",
+    ):
+        assert sentence in text, sentence
+    assert max(map(len, done.output.split("\n"))) <= 120
+
+
+def test_explain_says_what_stands_against_running_it(tmp_path):
+    path, _ = kit.write(tmp_path, limit=1e-3, last=100)
+    done = servanda("explain", path)
+    assert "all cannot hold: " in done.output
+    assert "What stands against running it:" in done.output
+    assert "clause 'tv' cannot hold on slice 'all'" in done.output
+
+
+def test_a_contract_in_which_nothing_is_enforced_is_explained(tmp_path):
+    path, _ = kit.write(tmp_path)
+    path.write_text(path.read_text().replace("at_most: 0.05}", "at_most: 0.05, mode: monitor}"))
+    assert servanda("explain", path).exit_code == 0
+
+
+@pytest.mark.parametrize("name", [*names(), "labels.domain"])
+def test_every_name_has_an_explanation(name):
+    done = servanda("explain", name)
+    assert done.exit_code == 0
+    assert done.output.startswith(f"{name}: ")
+    assert len(done.output.split("\n")) > 2
+
+
+def test_a_name_that_is_none():
+    done = servanda("explain", "k33")
+    assert done.exit_code == 2
+    assert "'k33' is neither a file nor a metric, a guard or a slice field" in done.output
+    assert "did you mean 'k3_nats'?" in done.output
+
+
+def test_every_example_is_explained():
+    for path in EXAMPLES.iterdir():
+        assert servanda("explain", path).exit_code == 0
+
+
+# schema
+
+
+def test_the_schema_is_printed():
+    Draft7Validator.check_schema(json.loads(servanda("schema").output))
+
+
+# init
+
+
+@pytest.mark.parametrize(
+    "model", ["models/m", "a b/ü: {x}", "'", "1e3", "#", "-", "null", "org/m-1"]
+)
+@pytest.mark.parametrize("engine", ["table", "transformers"])
+def test_the_starter_reads_without_a_problem(engine, model):
+    text = starter("x.yaml", "x", engine, model)
+    contract, _ = language.parse(text, "x.yaml", engines=engine_names(), faults=[*FAULTS])
+    assert contract.kernels.train.model == contract.kernels.infer.model == model
+    assert contract.kernels.infer.engine == engine
+
+
+def test_init_writes_a_contract_that_lints_clean_once_its_files_are_there(tmp_path):
+    path = tmp_path / "my model.kernelcontract.yaml"
+    done = servanda("init", path, "--engine", "table", "--model", "t.json")
+    assert done.exit_code == 0
+    assert f"servanda lint {path}" in done.output
+    missing = servanda("lint", path)
+    assert missing.exit_code == 2
+    assert [line for line in missing.output.split("\n") if "there is no" in line]
+    kit.table(tmp_path, "t.json", {"": kit.BASE})
+    line = '{"prompt": "a", "labels": {"domain": "chat"}}\n'
+    (tmp_path / "prompts.jsonl").write_text(line * 10)
+    (tmp_path / "golden.jsonl").write_text(line)
+    linted = servanda("lint", path)
+    assert linted.exit_code == 0, linted.output
+    assert "ok, my-model" in linted.output
+
+
+def test_init_writes_over_nothing(tmp_path):
+    path = tmp_path / "x.kernelcontract.yaml"
+    path.write_text("mine")
+    done = servanda("init", path)
+    assert done.exit_code == 2
+    assert done.output == f"{path} is there already\n  hint: give another name, or --force\n"
+    assert path.read_text() == "mine"
+    assert servanda("init", path, "--force").exit_code == 0
+    assert path.read_text() != "mine"
+
+
+def test_init_knows_its_engines(tmp_path):
+    done = servanda("init", tmp_path / "x", "--engine", "tabel")
+    assert done.exit_code == 2
+    assert "no engine is named 'tabel'\n  hint: did you mean 'table'?" in done.output
+    assert not (tmp_path / "x").exists()
+    assert servanda("init", tmp_path / "no" / "x").exit_code == 4
