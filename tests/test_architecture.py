@@ -17,6 +17,7 @@ FLOORS = (
         "divergence",
         "fields",
         "identity",
+        "plain",
         "sampling",
         "slices",
         "stats",
@@ -27,6 +28,7 @@ FLOORS = (
     {
         "clauses",
         "columns",
+        "contrast",
         "evidence",
         "gates",
         "language",
