@@ -73,7 +73,20 @@ def contrast(portrait: Portrait) -> Contrast | None:
     """
     found = [c for name in FIELDS for c in _of_field(name, portrait.by.get(name, ()))]
     found = [c for c in found if c.ratio >= _RATIO and c.deviance >= _DEVIANCE]
-    return max(found, key=lambda c: c.deviance, default=None)
+    # edges with no token between them tell the same: the one nearest to those that drift
+    return max(found, key=lambda c: (c.deviance, c.edge if c.above else -c.edge), default=None)
+
+
+def parted(portrait: Portrait, like: Contrast) -> float | None:
+    """Mean TV inside over mean TV outside, of other tokens parted as a contrast parts its own.
+
+    None where either side has no token, or none outside drifts.
+    """
+    bins = portrait.by.get(like.field, ())
+    at = EDGES[like.field].index(like.edge) + 1
+    below, above = sum(bins[:at], Sums()), sum(bins[at:], Sums())
+    inside, outside = (above, below) if like.above else (below, above)
+    return _mean(inside) / _mean(outside) if inside.n and outside.tv else None
 
 
 def _of_field(name: str, bins: Sequence[Sums]) -> list[Contrast]:

@@ -24,7 +24,8 @@ class Circumstances:
 
     Args:
         fingerprints: of each kernel by its side, key by key.
-        seconds: from the first round to the last; stopped: "decided", "size" or "time".
+        seconds: from loading the kernels to the last round; None where a run was resumed;
+            stopped: "decided", "size" or "time".
         contract_text: the YAML that was judged, for keeping.
     """
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from servanda.clauses import CellVerdict
 from servanda.contract import WHOLE
-from servanda.contrast import Contrast, contrast
+from servanda.contrast import Contrast, contrast, parted
 from servanda.portrait import Portrait, Worst
 from servanda.report import words
 from servanda.verdict import Verdict
 
+_ALIKE = 4.0  # self-noise that is parted by this much less is parted alike
 _GRADES = {
     "verified": "same weights, tensor by tensor",
     "derived": "same weights, by derivation",
@@ -64,14 +64,13 @@ def _fair(verdict: Verdict) -> list[Line]:
         if cell is not None:
             tone = cell.outcome.replace(" ", "-")
             lines.append(Line(says(cell), words.GLYPH[cell.outcome], tone))
-    selves = {
-        side: verdict.portraits.get(f"self_{side}", Portrait()) for side in ("infer", "train")
-    }
+    peers = {side: verdict.portraits.get(f"self_{side}") for side in ("infer", "train")}
+    selves = {side: peer for side, peer in peers.items() if peer is not None}
     known = {side: p.total.mean("tv") for side, p in selves.items() if p.total.n}
     if known:
         noise = ", ".join(f"{side} {words.number(v)}" for side, v in known.items())
         n = max(p.total.n for p in selves.values())
-        lines.append(Line(f"against itself (mean TV, n {n:,}): {noise}", "✓", "holds"))
+        lines.append(Line(f"each against itself, mean TV: {noise} (n {n:,})", "✓", "holds"))
     else:
         lines.append(Line("self-noise was not measured", "?", "inconclusive"))
     if verdict.lost:
@@ -82,15 +81,15 @@ def _fair(verdict: Verdict) -> list[Line]:
 def _coverage(cell: CellVerdict) -> str:
     if cell.value is None:
         return "logprobs: nothing measured"
-    return f"both logprobs on {words.percent(cell.value)} of tokens, n {cell.n:,}"
+    return f"logprobs on {words.percent(cell.value)} of {cell.n:,} tokens"
 
 
 def _sampler(cell: CellVerdict) -> str:
     told = {
-        "holds": "tokens follow the reported distribution",
-        "violated": "tokens do not follow the reported distribution",
+        "holds": "sampled as reported",
+        "violated": "not sampled as reported",
     }.get(cell.outcome, "sampler not judged")
-    return f"{told}, n {cell.n:,}" if cell.n else told
+    return f"{told}, n {cell.n:,} tokens" if cell.n else told
 
 
 def _sits(verdict: Verdict) -> list[Line]:
@@ -102,8 +101,8 @@ def _sits(verdict: Verdict) -> list[Line]:
         mean = words.number(portrait.total.mean("tv"))
         return [
             Line("Nowhere in particular.", strong=True),
-            Line("Prompt length, position and entropy separate nothing: no edge of theirs doubles"),
-            Line(f"mean TV ({mean} over n {portrait.total.n:,} tokens)."),
+            Line("No edge of prompt length, position or entropy doubles mean TV"),
+            Line(f"({mean} over n {portrait.total.n:,} tokens)."),
         ]
     return _contrast_lines(found, verdict, what)
 
@@ -122,9 +121,11 @@ def _contrast_lines(found: Contrast, verdict: Verdict, what: str) -> list[Line]:
         ),
     ]
     own = verdict.portraits.get("self_infer")
-    if own is not None and own.total.n:
-        noise = words.number(own.total.mean("tv"))
-        lines.append(Line(f"Infer against itself: {noise} (n {own.total.n:,})."))
+    noise = parted(own, found) if own is not None and what == "workload" else None
+    if noise is not None and noise >= found.ratio / _ALIKE:
+        lines.append(Line(f"So is infer against itself ({noise:.3g} times): it looks like noise."))
+    elif noise is not None:
+        lines.append(Line(f"Infer against itself: {noise:.2g} times, so it is not its noise."))
     if what != "workload":
         lines.append(Line(f"On the {what}."))
     return lines
@@ -148,13 +149,15 @@ def _text_of(worst: Worst) -> list[Line]:
 
 def numbers_of(worst: Worst) -> list[Line]:
     """What a worst token shows without its text."""
-    rank = "" if worst.rank is None else f", rank {worst.rank + 1:.0f} for infer"
-    entropy = "" if worst.entropy_nats is None else f"; entropy {worst.entropy_nats:.2f} nats"
+    rank = "" if worst.rank is None else f", rank {worst.rank + 1:.0f}"
+    entropy = "" if worst.entropy_nats is None else f", entropy {worst.entropy_nats:.2f} nats"
     return [
-        Line(f"train {chance(worst.p_train)}, infer {chance(worst.p_infer)}{rank}", strong=True),
+        Line(f"train {chance(worst.p_train)} → infer {chance(worst.p_infer)}{rank}", strong=True),
         Line(f"|log ratio| {words.number(worst.abs_log_ratio)} nats{entropy}"),
-        Line(f"token id {worst.token} at position {worst.position}, after a prompt of "),
-        Line(f"{worst.prompt_tokens:,} tokens (line {worst.row + 1} of the prompts)"),
+        Line(
+            f"token id {worst.token} at position {worst.position}, after a prompt of "
+            f"{worst.prompt_tokens:,} tokens (line {worst.row + 1} of the prompts)"
+        ),
     ]
 
 
@@ -171,21 +174,25 @@ def _missed(verdict: Verdict) -> list[Line]:
     if not reach:
         return [Line("No interval was computed, so nothing is known about what it would miss.")]
     blind = max(reach, key=lambda pair: pair[1] / abs(pair[0].limit or 1.0))
-    lines = [Line("From the widths of this run's intervals, red from about:")]
+    lines = [Line("By the widths of this run's intervals, red from about:")]
     whole = next((pair for pair in reach if pair[0].slice == WHOLE), None)
     for cell, seen in dict.fromkeys(filter(None, (whole, blind))):
         lines.append(
             Line(
-                f"{words.place(cell.slice, 24)}: {words.of_cell(cell, seen)} "
-                f"(limit {words.of_cell(cell, cell.limit)})",
+                f"{words.place(cell.slice, 24)}: {_about(cell, seen)} (limit {words.limit(cell)})",
                 strong=True,
             )
         )
-    lines.append(Line(f"{words.quantity(blind[0])}; the last is the least sensitive slice."))
+    least = "; the last is the least sensitive slice" if blind[0].slice != WHOLE else ""
+    lines.append(Line(f"{words.quantity(blind[0])}{least}"))
     unseen = [c.slice for c in cells if not c.n]
     if unseen:
         lines.append(Line(f"Not seen at all: {len(unseen)} cells that met no token."))
     return lines
+
+
+def _about(cell: CellVerdict, seen: float) -> str:
+    return f"{100 * seen:.2g} %" if cell.threshold is not None else f"{seen:.2g}"
 
 
 def _power(verdict: Verdict) -> list[Line]:

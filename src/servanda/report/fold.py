@@ -49,7 +49,7 @@ def matrix(verdict: Verdict) -> Matrix:
     columns, boxes = [], []
     for cells in clauses.values():
         scale = Scale.of(shown_values(cells))
-        limits = {words.of_cell(c, c.limit) for c in cells if c.limit is not None}
+        limits = {words.limit(c) for c in cells if c.limit is not None}
         limit = f"{words.limit_sign(cells[0])} {limits.pop()}" if len(limits) == 1 else ""
         columns.append((words.line(cells[0].clause), words.quantity(cells[0]), limit))
         boxes.append({c.slice: _box(c, scale) for c in cells})
@@ -197,9 +197,10 @@ def tails(verdict: Verdict) -> Tails | None:
     what, portrait = described(verdict)
     if not portrait.total.n:
         return None
-    named = [(what == "workload" and n or "", t, s) for n, t, s in _TAILS]
-    found = {s: (t, verdict.portraits[n]) for n, t, s in named if n and n in verdict.portraits}
-    found = found or {"infer against train, golden texts": ("infer", portrait)}
+    found = {"infer against train, golden texts": ("infer", portrait)}
+    if what == "workload":
+        of = verdict.portraits
+        found = {said: (tone, of[name]) for name, tone, said in _TAILS if name in of}
     shares = {name: _survival(p) for name, (_, p) in found.items() if p.total.n}
     inside = [x for points in shares.values() for x, _ in points]
     across = Scale.of([x for x in inside if x > 1e-6] or [1e-6, 1.0])
@@ -285,7 +286,7 @@ def _number(cell: CellVerdict) -> Number:
         words.place(cell.slice),
         show(cell.value),
         f"[{show(cell.interval[0])}, {show(cell.interval[1])}]" if cell.interval else "",
-        f"{words.limit_sign(cell)} {show(cell.limit)}" if cell.limit is not None else "",
+        f"{words.limit_sign(cell)} {words.limit(cell)}" if cell.limit is not None else "",
         show(cell.floor),
         show(cell.stable),
         f"{cell.n:,}" if cell.units else "",

@@ -97,8 +97,8 @@ def _names(verdict: Verdict) -> list[tuple[str, str]]:
 def _size(verdict: Verdict) -> str:
     parts = []
     if verdict.sequences:
-        parts += [f"{verdict.tokens:,} tokens", f"{verdict.sequences:,} sequences"]
-    if verdict.golden_tokens:
+        parts += [f"{verdict.tokens:,} tokens", f"{verdict.groups:,} prompt groups"]
+    elif verdict.golden_tokens:
         parts.append(f"{verdict.golden_tokens:,} golden positions")
     seconds = verdict.circumstances.seconds
     if seconds is not None:
@@ -156,5 +156,5 @@ def _ours(verdict: Verdict) -> str:
         return "no enforced clause"
     if cell.value is None or cell.limit is None:
         return f"{words.line(cell.clause, 24)} on {words.place(cell.slice, 24)}"
-    value, limit = words.of_cell(cell, cell.value), words.of_cell(cell, cell.limit)
-    return f"{words.place(cell.slice, 24)}: {value}, limit {limit}"
+    value = words.of_cell(cell, cell.value)
+    return f"{words.place(cell.slice, 24)}: {value}, limit {words.limit(cell)}"

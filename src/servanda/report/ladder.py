@@ -110,7 +110,7 @@ def ladder(verdict: Verdict) -> Ladder | None:
         what=words.quantity(family[0]),
         rows=tuple(_row(c, scale) for c in shown),
         scale=scale,
-        limit="" if same is None else words.of_cell(family[0], same),
+        limit="" if same is None else words.limit(family[0]),
         limit_at=None if same is None else scale.at(same),
         has_floor=any(c.floor is not None for c in family),
         has_ring=any(c.stable is not None for c in family),

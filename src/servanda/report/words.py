@@ -56,11 +56,18 @@ def percent(value: float | None) -> str:
     if value is None or math.isnan(value):
         return ""
     shown = f"{100 * value:.1f}"
-    return (
-        f"{100 * value:.2g} %"
-        if value and shown in ("0.0", "100.0") and value < 1
-        else shown + " %"
-    )
+    if shown == "0.0" and value:
+        shown = f"{100 * value:.2g}"
+    if shown == "100.0" and value != 1:
+        return "> 99.9 %" if value < 1 else "> 100 %"
+    return "100 %" if value == 1 else f"{shown} %"
+
+
+def limit(cell: CellVerdict) -> str:
+    """The limit as it was written."""
+    if cell.limit is None:
+        return ""
+    return f"{100 * cell.limit:.4g} %" if cell.threshold is not None else f"{cell.limit:.4g}"
 
 
 def of_cell(cell: CellVerdict, value: float | None) -> str:
@@ -122,7 +129,7 @@ def meaning(cell: CellVerdict) -> str:
         low, high = (of_cell(cell, end) for end in cell.interval)
         parts.append(f"interval [{low}, {high}]")
     if cell.limit is not None:
-        parts.append(f"limit {limit_sign(cell)} {of_cell(cell, cell.limit)}")
+        parts.append(f"limit {limit_sign(cell)} {limit(cell)}")
     if cell.floor is not None:
         parts.append(f"self-noise floor {of_cell(cell, cell.floor)}")
     if cell.n:
@@ -143,9 +150,9 @@ def headline(verdict: Verdict) -> Headline:
     if not promises:
         text = f"No enforced clause is judged at stage {line(verdict.stage)}."
     elif verdict.outcome == "holds":
-        text = f"Every promise holds: {_extent(promises)}."
+        text = f"Every promise holds, {_extent(promises)}."
     elif verdict.outcome == "violated":
-        text = f"{_broken(bad)} {_rest(cells)}"
+        text = _broken(bad) if _untrusted(bad) else f"{_broken(bad)} {_rest(cells)}"
     elif verdict.outcome == "error":
         text = f"{_names(bad)}: {line(bad[0].note, 120) or 'no usable number'}."
     else:
@@ -155,15 +162,18 @@ def headline(verdict: Verdict) -> Headline:
 
 def _extent(cells: Sequence[CellVerdict]) -> str:
     slices = {c.slice for c in cells}
-    parts = ["on the whole traffic"] if WHOLE in slices else []
+    parts = ["the whole traffic"] if WHOLE in slices else []
     if len(slices - {WHOLE}):
-        parts.append(f"on {_count(len(slices - {WHOLE}), 'slice')}")
-    return f"{_count(len(cells), 'cell')}, {' and '.join(parts)}"
+        parts.append(_count(len(slices - {WHOLE}), "slice"))
+    return f"on {' and '.join(parts)}"
+
+
+def _untrusted(bad: Sequence[CellVerdict]) -> bool:
+    return any(c.metric == "sampler_fidelity" for c in bad)
 
 
 def _broken(bad: Sequence[CellVerdict]) -> str:
-    guard = next((c for c in bad if c.section == "observability"), None)
-    if guard and guard.metric == "sampler_fidelity":
+    if _untrusted(bad):
         return "What it serves does not follow the distribution that it reports."
     if all(c.section == "numerical" for c in bad):
         return f"The infer kernel breaks {_names(bad)}, on the golden texts."
@@ -175,9 +185,8 @@ def _broken(bad: Sequence[CellVerdict]) -> str:
     names = [line(s, 40) for s in slices[:2]]
     if len(slices) > 2:
         return f"The infer kernel breaks {len(slices)} slices: {', '.join(names)} and others."
-    return (
-        f"The infer kernel breaks {'slices' if len(names) > 1 else 'slice'} {' and '.join(names)}."
-    )
+    noun = "slices" if len(names) > 1 else "slice"
+    return f"The infer kernel breaks {noun} {' and '.join(names)}."
 
 
 def _rest(cells: Sequence[CellVerdict]) -> str:
@@ -223,6 +232,8 @@ def impact(verdict: Verdict) -> str:
     cells = counted(verdict.cells)
     bad = worst_first(c for c in cells if c.outcome == verdict.outcome)
     parts = []
+    if _untrusted(bad) and verdict.outcome == "violated":
+        parts.append("Logprobs say nothing about such tokens, so no other promise is judged.")
     if verdict.outcome in ("violated", "inconclusive"):
         parts += _worst_number(bad)
     if verdict.outcome == "violated":
@@ -237,8 +248,16 @@ def _worst_number(bad: Sequence[CellVerdict]) -> list[str]:
     cell = next((c for c in bad if c.value is not None and c.limit is not None), None)
     if cell is None:
         return []
-    value, limit = of_cell(cell, cell.value), of_cell(cell, cell.limit)
-    return [f"{place(cell.slice, 40)}: {value} {quantity(cell)}, limit {limit}."]
+    return [f"{measured(cell)} on {place(cell.slice, 40)}, limit {limit(cell)}."]
+
+
+def measured(cell: CellVerdict) -> str:
+    """The number with its name: "Mean tv 0.0125", or "4.7 % of tokens with ... > 0.03"."""
+    value = of_cell(cell, cell.value)
+    if cell.threshold is not None:
+        return f"{value} of {quantity(cell)}"
+    text = f"{quantity(cell)} {value}"
+    return text[0].upper() + text[1:] if cell.aggregate else text
 
 
 def _nearest(cells: Sequence[CellVerdict]) -> list[str]:
@@ -246,7 +265,8 @@ def _nearest(cells: Sequence[CellVerdict]) -> list[str]:
     cell = max((c for c in judged if c.value is not None), key=excess, default=None)
     if cell is None or not excess(cell):
         return []
-    return [f"Nearest to its limit: {place(cell.slice, 40)}, {100 * excess(cell):.0f} % of it."]
+    found = f"{measured(cell)} on {place(cell.slice, 40)}"
+    return [f"{found} comes nearest to its limit, {limit(cell)}."]
 
 
 def _traffic(bad: Sequence[CellVerdict]) -> list[str]:
