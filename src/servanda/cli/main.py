@@ -12,6 +12,7 @@ import click
 from servanda import __version__
 from servanda.cli.check import check
 from servanda.cli.demo import demo
+from servanda.cli.report import report
 from servanda.errors import ServandaError
 
 _FAILED, _INTERRUPTED = 4, 130
@@ -54,3 +55,4 @@ def main() -> None:
 
 main.add_command(check)
 main.add_command(demo)
+main.add_command(report)

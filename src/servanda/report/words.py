@@ -141,6 +141,26 @@ def meaning(cell: CellVerdict) -> str:
     return "; ".join(parts)
 
 
+def told(cell: CellVerdict) -> str:
+    """A cell in a sentence: what was found, against what, and why it is not decided."""
+    answer = reason(cell) or cell.outcome
+    text = f"{answer if cell.enforced else f'{answer} (monitored)'}: {quantity(cell)}"
+    if cell.value is not None:
+        text += f" is {of_cell(cell, cell.value)}"
+    text += f" on {place(cell.slice)}"
+    if cell.limit is not None:
+        text += f", limit {limit_sign(cell)} {limit(cell)}"
+    if cell.interval:
+        text += f", interval [{', '.join(of_cell(cell, end) for end in cell.interval)}]"
+    if cell.n:
+        text += f", n {cell.n:,} {cell.units}"
+    if cell.note:
+        text += f"; {line(cell.note)}"
+    if cell.outcome == "inconclusive" and cell.more:
+        text += f"; about {cell.more:,} more prompt groups would decide"
+    return f"{text}."
+
+
 def headline(verdict: Verdict) -> Headline:
     """The sentence of every report."""
     glyph, answer = _ANSWERS[verdict.outcome]
