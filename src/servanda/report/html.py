@@ -89,21 +89,29 @@ def view(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _names(verdict: Verdict) -> list[tuple[str, str]]:
+def _names(verdict: Verdict) -> tuple[str, list[tuple[str, str]]]:
+    """What all kernels are called, and what each is called besides."""
     sides = [("infer", verdict.infer), ("train", verdict.train), ("stable", verdict.stable)]
-    return [(side, words.line(name)) for side, name in sides if name]
+    split = {side: words.line(name).split() for side, name in sides if name}
+    same = 0
+    while len({tuple(w[: same + 1]) for w in split.values()}) == 1 and all(
+        len(w) > same + 1 for w in split.values()
+    ):
+        same += 1
+    shared = next(iter(split.values()), [])[:same]
+    return " ".join(shared), [(side, " ".join(w[same:])) for side, w in split.items()]
 
 
 def _size(verdict: Verdict) -> str:
     parts = []
     if verdict.sequences:
-        parts += [f"{verdict.tokens:,} tokens", f"{verdict.groups:,} prompt groups"]
+        parts += [f"{verdict.tokens:,} tokens", f"{verdict.groups:,} groups"]
     elif verdict.golden_tokens:
         parts.append(f"{verdict.golden_tokens:,} golden positions")
     seconds = verdict.circumstances.seconds
     if seconds is not None:
         parts.append(_duration(seconds))
-    stopped = {"decided": "stopped early: decided", "size": "full size", "time": "out of time"}
+    stopped = {"decided": "stopped: decided", "size": "full size", "time": "out of time"}
     if told := stopped.get(verdict.circumstances.stopped):
         parts.append(told)
     if verdict.key.attempt > 1:

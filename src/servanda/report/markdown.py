@@ -13,8 +13,10 @@ from servanda.verdict import Verdict
 
 _WORST = 5
 _ALERTS = {"violated": "CAUTION", "error": "WARNING", "inconclusive": "WARNING", "holds": "TIP"}
-# everything that Markdown, or the HTML in it, could take for its own
-_MARKUP = re.compile(r"([\\`*_{}\[\]()#+!|~<>&@:^$-])")
+# everything inside a line that Markdown, the HTML in it, or GitHub could take for its own
+_MARKUP = re.compile(r"[\\`*_\[\]#|~<>&@$]|:(?! )")
+_ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+_ENTITIES |= {c: f"&#{ord(c)};" for c in "@:$#"}  # mentions, emoji, links, mathematics, issues
 
 
 @FORMATS.register("markdown")
@@ -22,7 +24,8 @@ def render(verdict: Verdict) -> str:
     """GitHub-flavoured Markdown."""
     cells = [c for c in words.worst_first(verdict.cells) if c.outcome != "not applicable"]
     text = f"**{_plain(str(words.headline(verdict)))}**"
-    lines = [f"> [!{_ALERTS[verdict.outcome]}]", f"> {text}", f"> {_plain(words.impact(verdict))}"]
+    lines = [f"> [!{_ALERTS[verdict.outcome]}]", f"> {text}", ">"]
+    lines.append(f"> {_plain(words.impact(verdict))}")
     lines += ["", *_table(cells[:_WORST])]
     if cells[_WORST:]:
         lines += ["", *_folded(f"{len(cells) - _WORST} more cells", _table(cells[_WORST:]))]
@@ -77,10 +80,5 @@ def _small(verdict: Verdict) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that means itself, on one line; @ and : do not notify or turn into emoji."""
-    return _MARKUP.sub(_escaped, words.line(text))
-
-
-def _escaped(match: re.Match[str]) -> str:
-    entity = {"<": "&lt;", ">": "&gt;", "&": "&amp;", "@": "&#64;", ":": "&#58;", "$": "&#36;"}
-    return entity.get(match[0], "\\" + match[0])
+    """Text that means itself, on one line."""
+    return _MARKUP.sub(lambda m: _ENTITIES.get(m[0], f"\\{m[0]}"), words.line(text))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_MOST_TICKS = 7
+_APART = 14.0  # percent of the width that a label needs
 _DECADES = 6  # what lies further below the largest value is drawn at the left edge
 
 
@@ -40,14 +40,15 @@ class Scale:
 
     @property
     def ticks(self) -> tuple[Tick, ...]:
-        """At 1 and 3 of every decade, or at fewer where there are many."""
+        """At every power of ten, and at 3 of its decade, as far as their labels have room."""
         powers = range(math.floor(math.log10(self.low)) - 1, math.ceil(math.log10(self.high)) + 1)
-        steps = [m * 10.0**p for p in powers for m in (1, 3)]
-        inside = [s for s in steps if self.low * 0.999 <= s <= self.high * 1.001]
-        if len(inside) > _MOST_TICKS:
-            inside = [s for s in inside if f"{s:e}".startswith("1")]
-        inside = inside[:: math.ceil(len(inside) / _MOST_TICKS) or 1]
-        return tuple(Tick(self.at(s), f"{s:.3g}") for s in inside)
+        steps = [m * 10.0**p for m in (1, 3) for p in powers]
+        chosen: list[float] = []
+        for step in steps:
+            free = all(abs(self.at(step) - self.at(other)) >= _APART for other in chosen)
+            if free and self.low * 0.999 <= step <= self.high * 1.001:
+                chosen.append(step)
+        return tuple(Tick(self.at(s), f"{s:.3g}") for s in sorted(chosen))
 
 
 def _step_below(value: float) -> float:

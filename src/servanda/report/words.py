@@ -98,7 +98,9 @@ def worst_first(cells: Iterable[CellVerdict]) -> list[CellVerdict]:
 
 
 def excess(cell: CellVerdict) -> float:
-    """The value in units of its limit; 0 where there is none."""
+    """The value in units of its limit; 0 where there is none, and for guards."""
+    if cell.section == "observability":
+        return 0.0
     if cell.value is None or not cell.limit or math.isnan(cell.value):
         return 0.0
     return abs(cell.value) / abs(cell.limit)
