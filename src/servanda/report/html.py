@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from servanda.report.fold import NUMBER_HEADS, curves, fingerprints, matrix, num
 from servanda.report.ladder import deciding, ladder
 from servanda.verdict import Verdict
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _GLOSSARY = (
     ("train, infer", "the kernel that is measured against, and the kernel under test"),
     ("tv", "share of next-token probability that moved (total variation), from 0 to 1"),
@@ -55,9 +57,17 @@ def _environment() -> Any:
         loader=jinja2.PackageLoader("servanda.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=_printable,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _printable(value: Any) -> Any:
+    """Texts without control characters, which HTML has no way to hold; markup as it is."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return _CONTROL.sub("\ufffd", value)
 
 
 def view(verdict: Verdict) -> dict[str, Any]:

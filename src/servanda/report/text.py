@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 from servanda.clauses import CellVerdict
 from servanda.clauses.base import ORDER
 from servanda.report.base import FORMATS
-from servanda.report.words import GLYPH, UNITS, line, number
+from servanda.report.words import GLYPH, UNITS, columns, line, number
 from servanda.verdict import Verdict
 
 _SAYS = {
@@ -23,7 +21,7 @@ def render(verdict: Verdict) -> str:
     cells = sorted(verdict.cells, key=lambda c: rank.get(c.outcome, len(ORDER)))
     rows = [["clause", "slice", "measured", "interval", "limit", "floor", "n"]]
     rows += [_row(cell) for cell in cells]
-    widths = [min(max(map(_width, column)), _WIDEST) for column in zip(*rows, strict=True)]
+    widths = [min(max(map(columns, column)), _WIDEST) for column in zip(*rows, strict=True)]
     lines = [
         f"{line(verdict.contract)}: {line(verdict.infer)}  against  {line(verdict.train)}",
         _measured(verdict),
@@ -102,18 +100,7 @@ def _line(row: list[str], widths: list[int]) -> str:
 
 
 def _space(text: str, width: int) -> str:
-    return " " * (width - _width(text))
-
-
-def _width(text: str) -> int:
-    """Columns of a terminal: two for a wide character, none for one that combines."""
-    return sum(map(_columns, text))
-
-
-def _columns(character: str) -> int:
-    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    return " " * (width - columns(text))
 
 
 def _notes(cell: CellVerdict) -> list[str]:
@@ -135,11 +122,11 @@ def _notes(cell: CellVerdict) -> list[str]:
 
 def _cut(text: str) -> str:
     text = line(text)
-    if _width(text) <= _WIDEST:
+    if columns(text) <= _WIDEST:
         return text
     kept = ""
     for character in text:
-        if _width(kept + character) > _WIDEST - 1:
+        if columns(kept + character) > _WIDEST - 1:
             break
         kept += character
     return kept + "…"

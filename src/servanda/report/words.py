@@ -42,6 +42,14 @@ def line(text: str, longest: int = 0) -> str:
     return text if not longest or len(text) <= longest else text[: longest - 1] + "…"
 
 
+def columns(text: str) -> int:
+    """Columns of a terminal: two for a wide character, none for one that combines."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
 def number(value: float | None) -> str:
     """Four decimals, or two digits where they would not show it."""
     if value is None or math.isnan(value):
@@ -198,7 +206,9 @@ def _broken(bad: Sequence[CellVerdict]) -> str:
     if _untrusted(bad):
         return "What it serves does not follow the distribution that it reports."
     if all(c.section == "numerical" for c in bad):
-        return f"The infer kernel breaks {_names(bad)}, on the golden texts."
+        named = [f"{line(c.clause, 40)}{_of_golden(c)}" for c in bad[:2]]
+        more = f" and {len(bad) - 2} more" if len(bad) > 2 else ""
+        return f"The infer kernel breaks {', '.join(named)}{more} on the golden texts."
     slices = list(dict.fromkeys(c.slice for c in bad))
     if WHOLE in slices:
         others = len(slices) - 1
@@ -209,6 +219,10 @@ def _broken(bad: Sequence[CellVerdict]) -> str:
         return f"The infer kernel breaks {len(slices)} slices: {', '.join(names)} and others."
     noun = "slices" if len(names) > 1 else "slice"
     return f"The infer kernel breaks {noun} {' and '.join(names)}."
+
+
+def _of_golden(cell: CellVerdict) -> str:
+    return "" if cell.slice == WHOLE else f" ({line(cell.slice, 40)})"
 
 
 def _rest(cells: Sequence[CellVerdict]) -> str:
