@@ -205,7 +205,7 @@ def tails(verdict: Verdict) -> Tails | None:
     inside = [x for points in shares.values() for x, _ in points]
     across = Scale.of([x for x in inside if x > 1e-6] or [1e-6, 1.0])
     smallest = min(s for points in shares.values() for _, s in points if s > 0)
-    up = Scale.of([smallest, 0.99])
+    up = Scale(Scale.of([smallest]).low, 1.0)
     lines = [
         Tail(name, found[name][0], f"{found[name][1].total.n:,}", _segments(points, across, up))
         for name, points in shares.items()
@@ -283,7 +283,7 @@ def _number(cell: CellVerdict) -> Number:
     evidence = [_evidence(e) for e in (cell.e_holds, cell.e_violated)]
     columns = (
         f"{words.line(cell.clause)}: {words.quantity(cell)}",
-        words.place(cell.slice),
+        words.where(cell),
         show(cell.value),
         f"[{show(cell.interval[0])}, {show(cell.interval[1])}]" if cell.interval else "",
         f"{words.limit_sign(cell)} {words.limit(cell)}" if cell.limit is not None else "",
@@ -295,7 +295,7 @@ def _number(cell: CellVerdict) -> Number:
         cell.kind,
         cell.claim if cell.kind in ("certificate", "estimate") else "",
         "" if cell.alpha is None else f"{cell.alpha:.3g}",
-        ", ".join(evidence) if any(evidence) else "",
+        ", ".join(evidence) if {*evidence} != {"–"} else "",
     )
     notes = [words.line(cell.note)] if cell.note else []
     if not cell.enforced:
@@ -306,4 +306,4 @@ def _number(cell: CellVerdict) -> Number:
 
 
 def _evidence(nats: float | None) -> str:
-    return "" if nats is None or math.isnan(nats) else f"{nats:.1f}"
+    return "–" if nats is None or not math.isfinite(nats) else f"{nats:.1f}"

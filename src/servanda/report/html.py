@@ -145,7 +145,7 @@ def _gates_title(verdict: Verdict, passes: list[bool | None]) -> str:
     if verdict.outcome == "holds":
         return "What else was checked"
     judged = [p for p in passes if p is not None]
-    if verdict.outcome == "violated" and judged and all(judged):
+    if verdict.outcome == "violated" and 2 * len(judged) > len(passes) and all(judged):
         return "Why nobody would have noticed"
     if not judged:
         return "What the usual gates would say"
@@ -173,6 +173,6 @@ def _ours(verdict: Verdict) -> str:
     if cell is None:
         return "no enforced clause"
     if cell.value is None or cell.limit is None:
-        return f"{words.line(cell.clause, 24)} on {words.place(cell.slice, 24)}"
+        return f"{words.line(cell.clause, 24)} on {words.where(cell, 20)}"
     value = words.of_cell(cell, cell.value)
-    return f"{words.place(cell.slice, 24)}: {value}, limit {words.limit(cell)}"
+    return f"{words.where(cell, 20)}: {value}, limit {words.limit(cell)}"

@@ -122,7 +122,7 @@ def ladder(verdict: Verdict) -> Ladder | None:
 def _row(cell: CellVerdict, scale: Scale) -> Row:
     share = "" if cell.share is None or cell.section == "numerical" else words.percent(cell.share)
     return Row(
-        words.place(cell.slice),
+        words.where(cell),
         cell.slice == WHOLE,
         share,
         words.GLYPH[cell.outcome],

@@ -47,7 +47,7 @@ def _row(cell: CellVerdict) -> list[str]:
     texts = [
         f"{words.GLYPH[cell.outcome]} {answer if cell.enforced else f'{answer} (monitored)'}",
         f"{words.line(cell.clause, 40)}: {words.quantity(cell)}",
-        words.place(cell.slice, 40),
+        words.where(cell, 40),
         f"{words.of_cell(cell, cell.value) or 'no number'}{interval}",
         f"{words.limit_sign(cell)} {words.limit(cell)}" if cell.limit is not None else "",
         words.of_cell(cell, cell.floor),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_APART = 14.0  # percent of the width that a label needs
+_APART = 17.0  # percent of the width that a label needs
 _DECADES = 6  # what lies further below the largest value is drawn at the left edge
 
 

@@ -95,6 +95,13 @@ def place(name: str, longest: int = 0) -> str:
     return "whole traffic" if name == WHOLE else line(name, longest)
 
 
+def where(cell: CellVerdict, longest: int = 0) -> str:
+    """Where a cell was judged: a slice of the traffic, or of the golden texts."""
+    if cell.section != "numerical":
+        return place(cell.slice, longest)
+    return "golden texts" if cell.slice == WHOLE else f"{line(cell.slice, longest)} (golden texts)"
+
+
 def limit_sign(cell: CellVerdict) -> str:
     return "≥" if cell.metric.endswith("_ratio") and cell.section == "observability" else "≤"
 
@@ -132,7 +139,7 @@ def reason(cell: CellVerdict) -> str:
 
 def meaning(cell: CellVerdict) -> str:
     """What a number says and of what: kind, claim, interval, limit, n, alpha (law 3)."""
-    parts = [f"{quantity(cell)} on {place(cell.slice)}", cell.outcome]
+    parts = [f"{quantity(cell)} on {where(cell)}", cell.outcome]
     if cell.kind:
         parts.append(f"{cell.kind}, {cell.claim} claim" if cell.kind != "fact" else "fact")
     if cell.interval:
@@ -157,7 +164,7 @@ def told(cell: CellVerdict) -> str:
     text = f"{answer if cell.enforced else f'{answer} (monitored)'}: {quantity(cell)}"
     if cell.value is not None:
         text += f" is {of_cell(cell, cell.value)}"
-    text += f" on {place(cell.slice)}"
+    text += f" on {where(cell)}"
     if cell.limit is not None:
         text += f", limit {limit_sign(cell)} {limit(cell)}"
     if cell.interval:
@@ -206,9 +213,7 @@ def _broken(bad: Sequence[CellVerdict]) -> str:
     if _untrusted(bad):
         return "What it serves does not follow the distribution that it reports."
     if all(c.section == "numerical" for c in bad):
-        named = [f"{line(c.clause, 40)}{_of_golden(c)}" for c in bad[:2]]
-        more = f" and {len(bad) - 2} more" if len(bad) > 2 else ""
-        return f"The infer kernel breaks {', '.join(named)}{more} on the golden texts."
+        return f"The infer kernel breaks {_names(bad)}."
     slices = list(dict.fromkeys(c.slice for c in bad))
     if WHOLE in slices:
         others = len(slices) - 1
@@ -221,13 +226,11 @@ def _broken(bad: Sequence[CellVerdict]) -> str:
     return f"The infer kernel breaks {noun} {' and '.join(names)}."
 
 
-def _of_golden(cell: CellVerdict) -> str:
-    return "" if cell.slice == WHOLE else f" ({line(cell.slice, 40)})"
-
-
 def _rest(cells: Sequence[CellVerdict]) -> str:
     """What holds beside it: the whole, and how many slices."""
     sampled = [c for c in cells if c.section == "statistical"]
+    if not sampled:
+        return ""
     broken = {c.slice for c in sampled if c.outcome != "holds"}
     fine = {c.slice for c in sampled} - broken
     undecided = len({c.slice for c in sampled if c.outcome == "inconclusive"})
@@ -236,7 +239,7 @@ def _rest(cells: Sequence[CellVerdict]) -> str:
         more = "other " if broken else ""
         parts.append(_count(others, f"{more}slice"))
     if not parts:
-        return f"{_count(undecided, 'slice')} not decided." if undecided else "Nothing else holds."
+        return f"{_count(undecided, 'slice')} not decided." if undecided else "No slice holds."
     verb = "hold" if len(parts) > 1 or others > 1 else "holds"
     text = f"{' and '.join(parts)} {verb}."
     return text[0].upper() + text[1:]
@@ -247,7 +250,7 @@ def _open(bad: Sequence[CellVerdict], more: int | None) -> str:
     why = {
         "unreliable baseline": "beyond its limit, yet within the kernels' own noise",
         "too few data": "too few data",
-    }.get(reason(first), line(first.note, 90) or "nothing decides it")
+    }.get(reason(first), line(first.note, 90) or "neither shown to hold nor to be violated")
     text = f"{_names(bad[:1])}: {why}"
     if len(bad) > 1:
         text += f"; {_count(len(bad) - 1, 'more cell')} open"
@@ -255,7 +258,7 @@ def _open(bad: Sequence[CellVerdict], more: int | None) -> str:
 
 
 def _names(cells: Sequence[CellVerdict]) -> str:
-    names = ", ".join(f"{line(c.clause, 40)} on {place(c.slice, 40)}" for c in cells[:2])
+    names = ", ".join(f"{line(c.clause, 40)} on {where(c, 40)}" for c in cells[:2])
     return names + (f" and {len(cells) - 2} more" if len(cells) > 2 else "")
 
 
@@ -284,7 +287,7 @@ def _worst_number(bad: Sequence[CellVerdict]) -> list[str]:
     cell = next((c for c in bad if c.value is not None and c.limit is not None), None)
     if cell is None:
         return []
-    return [f"{measured(cell)} on {place(cell.slice, 40)}, limit {limit(cell)}."]
+    return [f"{measured(cell)} on {where(cell, 40)}, limit {limit(cell)}."]
 
 
 def measured(cell: CellVerdict) -> str:
@@ -301,7 +304,7 @@ def _nearest(cells: Sequence[CellVerdict]) -> list[str]:
     cell = max((c for c in judged if c.value is not None), key=excess, default=None)
     if cell is None or not excess(cell):
         return []
-    found = f"{measured(cell)} on {place(cell.slice, 40)}"
+    found = f"{measured(cell)} on {where(cell, 40)}"
     return [f"{found} comes nearest to its limit, {limit(cell)}."]
 
 
