@@ -11,6 +11,7 @@ import pytest
 import xmlschema
 
 from servanda.report import FORMATS, words
+from servanda.report.sentence import headline, impact
 from tests.report import made
 
 JUNIT = xmlschema.XMLSchema(Path(__file__).parents[1] / "data" / "junit-10.xsd")
@@ -84,7 +85,7 @@ def test_the_page_is_whole_and_fetches_nothing(name):
 def test_the_page_answers_first(name):
     verdict = made.VERDICTS[name]
     text = " ".join("".join(Page(rendered("html", name)).text).split())
-    head = words.headline(verdict)
+    head = headline(verdict)
     assert f"{head.glyph} {head.answer}" in text
     assert f"Exit code {verdict.exit_code}." in text
     for title in ("Is the comparison fair?", "Where the drift sits", "Worst token, in context"):
@@ -267,7 +268,7 @@ def test_a_name_of_many_lines_is_one_line_of_text():
 
 @each_verdict
 def test_a_sentence_is_one_line(name):
-    head = words.headline(made.VERDICTS[name])
+    head = headline(made.VERDICTS[name])
     assert len(str(head)) < 320 and "\n" not in str(head)
 
 
@@ -305,15 +306,15 @@ def test_a_sentence_is_one_line(name):
     ],
 )
 def test_the_verdict_in_a_sentence(name, sentence):
-    assert str(words.headline(made.VERDICTS[name])) == sentence
+    assert str(headline(made.VERDICTS[name])) == sentence
 
 
 def test_the_line_under_it_says_whom_it_hits():
-    assert words.impact(made.VERDICTS["violated"]) == (
+    assert impact(made.VERDICTS["violated"]) == (
         "Mean tv 0.1700 on long, limit 0.1. 1.0 % of the tokens are affected. There 24.0 % of the "
         "most likely tokens change (whole traffic 2.0 %). Exit code 1."
     )
-    assert "(stable kernel 24.0 %)" in words.impact(made.VERDICTS["stable"])
+    assert "(stable kernel 24.0 %)" in impact(made.VERDICTS["stable"])
 
 
 def test_a_share_that_is_not_whole_is_never_shown_as_whole():

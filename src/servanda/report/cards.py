@@ -10,6 +10,7 @@ from servanda.contract import WHOLE
 from servanda.contrast import Contrast, contrast, parted
 from servanda.portrait import Portrait, Worst
 from servanda.report import words
+from servanda.report.sentence import counted
 from servanda.verdict import Verdict
 
 _ALIKE = 4.0  # self-noise that is parted by this much less is parted alike
@@ -169,7 +170,7 @@ def chance(p: float) -> str:
 def _missed(verdict: Verdict) -> list[Line]:
     if verdict.power:
         return _power(verdict)
-    cells = [c for c in words.counted(verdict.cells) if c.kind == "certificate"]
+    cells = [c for c in counted(verdict.cells) if c.kind == "certificate"]
     reach = [(c, r) for c in cells if (r := least_seen(c, verdict)) is not None]
     if not reach:
         return [Line("No interval was computed, so nothing is known about what it would miss.")]

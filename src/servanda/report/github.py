@@ -5,6 +5,7 @@ from __future__ import annotations
 from servanda.clauses import CellVerdict
 from servanda.report import words
 from servanda.report.base import FORMATS
+from servanda.report.sentence import headline, impact
 from servanda.verdict import Verdict
 
 _MOST = 9  # a step shows ten of a kind, and the summary is one of them
@@ -20,7 +21,7 @@ def render(verdict: Verdict) -> str:
     """
     cells = [c for c in words.worst_first(verdict.cells) if _told(c)]
     lines = [_annotation(cell) for cell in cells[:_MOST]]
-    summary = f"{words.headline(verdict)} {words.impact(verdict)}"
+    summary = f"{headline(verdict)} {impact(verdict)}"
     if len(cells) > _MOST:
         summary += f" {len(cells) - _MOST} more cells are not annotated."
     title = _property(f"servanda: {words.line(verdict.contract)}")

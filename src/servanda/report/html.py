@@ -12,6 +12,7 @@ from servanda.report.base import FORMATS
 from servanda.report.cards import cards, chance, described
 from servanda.report.fold import NUMBER_HEADS, curves, fingerprints, matrix, numbers, tails
 from servanda.report.ladder import deciding, ladder
+from servanda.report.sentence import counted, headline, impact
 from servanda.verdict import Verdict
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -76,8 +77,8 @@ def view(verdict: Verdict) -> dict[str, Any]:
     known = [g.passes for g in gates(verdict.portraits)]
     return {
         "v": verdict,
-        "head": words.headline(verdict),
-        "impact": words.impact(verdict),
+        "head": headline(verdict),
+        "impact": impact(verdict),
         "names": _names(verdict),
         "size": _size(verdict),
         "ladder": ladder(verdict),
@@ -163,7 +164,7 @@ def _answer(verdict: Verdict) -> tuple[str, str]:
 
 
 def _ours(verdict: Verdict) -> str:
-    cells = words.counted(verdict.cells)
+    cells = counted(verdict.cells)
     if verdict.outcome == "holds":
         return f"{len(cells)} of {len(cells)} cells"
     bad = words.worst_first(c for c in cells if c.outcome == verdict.outcome)

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 from servanda.clauses import CellVerdict
 from servanda.report import words
 from servanda.report.base import FORMATS
+from servanda.report.sentence import headline
 from servanda.verdict import Verdict
 
 # what XML 1.0 cannot hold, not even escaped
@@ -50,7 +51,7 @@ def _properties(verdict: Verdict) -> dict[str, str]:
     return {
         "outcome": verdict.outcome,
         "exit_code": str(verdict.exit_code),
-        "summary": str(words.headline(verdict)),
+        "summary": str(headline(verdict)),
         "train": verdict.train,
         "infer": verdict.infer,
         "evidence": verdict.evidence,

@@ -9,6 +9,7 @@ from servanda.clauses import CellVerdict
 from servanda.gates import gates
 from servanda.report import words
 from servanda.report.base import FORMATS
+from servanda.report.sentence import headline, impact
 from servanda.verdict import Verdict
 
 _WORST = 5
@@ -23,9 +24,9 @@ _ENTITIES |= {c: f"&#{ord(c)};" for c in "@:$#"}  # mentions, emoji, links, math
 def render(verdict: Verdict) -> str:
     """GitHub-flavoured Markdown."""
     cells = [c for c in words.worst_first(verdict.cells) if c.outcome != "not applicable"]
-    text = f"**{_plain(str(words.headline(verdict)))}**"
+    text = f"**{_plain(str(headline(verdict)))}**"
     lines = [f"> [!{_ALERTS[verdict.outcome]}]", f"> {text}", ">"]
-    lines.append(f"> {_plain(words.impact(verdict))}")
+    lines.append(f"> {_plain(impact(verdict))}")
     lines += ["", *_table(cells[:_WORST])]
     if cells[_WORST:]:
         lines += ["", *_folded(f"{len(cells) - _WORST} more cells", _table(cells[_WORST:]))]

@@ -10,6 +10,7 @@ from servanda import __version__
 from servanda.clauses import CellVerdict
 from servanda.report import words
 from servanda.report.base import FORMATS
+from servanda.report.sentence import headline
 from servanda.verdict import Verdict
 
 SCHEMA = (
@@ -48,7 +49,7 @@ def render(verdict: Verdict) -> str:
             {
                 "executionSuccessful": verdict.outcome != "error",
                 "exitCode": verdict.exit_code,
-                "exitCodeDescription": str(words.headline(verdict)),
+                "exitCodeDescription": str(headline(verdict)),
             }
         ],
         "results": results,
