@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 OTHER_PYTHONS ?= 3.10 3.12 3.13
 
-.PHONY: demo test check test-all test-slow truth examples model clean
+.PHONY: demo test check test-all test-slow truth examples model pictures clean
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -55,6 +55,9 @@ test-all: test
 model: $(VENV)/.demo  ## trains models/tiny-lm again and writes data/ from it
 	$(BIN)/python scripts/train_tiny_lm.py
 	$(BIN)/python scripts/make_prompts.py
+
+pictures: $(VENV)/.demo  ## docs/*.png: the report of a real run; needs chromium, two minutes
+	$(BIN)/python scripts/pictures.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-* build dist .pytest_cache .ruff_cache .hypothesis runs

@@ -20,6 +20,7 @@ FLOORS = (
         "divergence",
         "fields",
         "identity",
+        "plain",
         "sampling",
         "slices",
         "stats",
@@ -31,6 +32,7 @@ FLOORS = (
     {
         "clauses",
         "columns",
+        "contrast",
         "evidence",
         "explain",
         "gates",

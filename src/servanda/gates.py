@@ -47,7 +47,7 @@ def gates(portraits: Mapping[str, Portrait]) -> tuple[Gate, ...]:
     found.append(_at_most(f"p99 |Δ logp| ≤ {_P99:g}", infer.quantile(0.99), _P99))
     flips = infer.total.mean("flips")
     agreement = None if flips is None else 1 - flips
-    shown = "not measured" if agreement is None else f"{100 * agreement:.1f} %"
+    shown = "not measured" if agreement is None else f"{100 * agreement:.2f} %"
     passes = None if flips is None else flips <= _FLIPS
     return (*found, Gate("top-1 agreement ≥ 98 %", agreement, shown, passes))
 

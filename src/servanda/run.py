@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from servanda.plan import Plan
 from servanda.rounds import read_rounds
 from servanda.rundir import RunDirectory, opened
 from servanda.schedule import Schedule
-from servanda.verdict import Verdict, judge
+from servanda.verdict import Circumstances, Verdict, judge
 
 RUNS = Path("runs")
 T = TypeVar("T", Workload, NamedWorkload, Golden)
@@ -208,7 +209,7 @@ def measure(
         Interrupted: Ctrl-C; what was measured is kept.
     """
     with opened(Path(run_dir), attempt=plan.attempt) as run:
-        key, golden, _ = _measured(plan, run, open, watch)
+        key, golden, _, _ = _measured(plan, run, open, watch)
     return Pairs(key, golden, lambda: read_rounds(plan, run))
 
 
@@ -237,20 +238,32 @@ def check(
     Raises:
         ContractError, MeasurementError, Interrupted: as load, compile and measure do.
     """
-    contract = contract if isinstance(contract, Contract) else load(contract)
+    text = ""
+    if not isinstance(contract, Contract):
+        path, contract = Path(contract), load(contract)
+        text = path.read_text(encoding="utf-8-sig")
     root = Path(run_dir) if run_dir is not None else RUNS / contract.metadata.name
     plan = compile(contract)  # what is wrong with the text is said before anything is touched
     with opened(root, fresh=fresh) as run:
         plan = replace(plan, attempt=run.attempt)
-        _, _, evidence = _measured(plan, run, open, watch)
+        resumed, began = run.begun is not None, time.monotonic()
+        _, _, evidence, fingerprints = _measured(plan, run, open, watch)
         verdict = judge(plan, evidence)
+        circumstances = Circumstances(
+            fingerprints,
+            # what an earlier process took is not known
+            seconds=None if resumed else time.monotonic() - began,
+            stopped="decided" if verdict.decided else "size",
+            contract_text=text,
+        )
+        verdict = replace(verdict, circumstances=circumstances)
         run.finish(json.dumps(verdict.to_dict(), indent=1))
     return verdict
 
 
 def _measured(
     plan: Plan, run: RunDirectory, open_: Open, watch: Watch | None
-) -> tuple[EvidenceKey, GoldenRun | None, Evidence]:
+) -> tuple[EvidenceKey, GoldenRun | None, Evidence, Mapping[str, Mapping[str, str]]]:
     """Measure round by round, and stop when no more rounds could change what counts."""
     watch = watch or unwatched
     try:
@@ -261,7 +274,8 @@ def _measured(
                 evidence += weigh_golden(plan, measurement.key, golden)
             for schedule in plan.schedules:
                 evidence += _until_decided(plan, measurement, evidence, schedule, watch)
-            return measurement.key, golden, evidence
+            fingerprints = {s: d.fingerprint for s, d in measurement.descriptions.items()}
+            return measurement.key, golden, evidence, fingerprints
     except KeyboardInterrupt:
         raise Interrupted(
             f"stopped; what was measured is kept in {run.path}",

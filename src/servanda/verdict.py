@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from servanda.clauses import Cell, CellVerdict, Certificate, Look, MassGap, Outc
 from servanda.errors import EvidenceError
 from servanda.evidence import Evidence, Weighed
 from servanda.identity import EvidenceKey
+from servanda.plain import from_plain, to_plain
 from servanda.plan import Plan
 from servanda.portrait import Portrait, added
 
@@ -24,7 +24,8 @@ class Circumstances:
 
     Args:
         fingerprints: of each kernel by its side, key by key.
-        seconds: from the first round to the last; stopped: "decided", "size" or "time".
+        seconds: from loading the kernels to the last round; None where a run was resumed;
+            stopped: "decided", "size" or "time".
         contract_text: the YAML that was judged, for keeping.
     """
 
@@ -108,7 +109,16 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: a number that does not exist is null, never 0; inf is text."""
-        return _plain({**asdict(self), "exit_code": self.exit_code, "more": self.more})
+        return to_plain({**asdict(self), "exit_code": self.exit_code, "more": self.more})
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Verdict:
+        """The verdict that `to_dict` was called on.
+
+        Raises:
+            EvidenceError: the data is not of a verdict; the message names the first such part.
+        """
+        return from_plain(cls, data)
 
     def __str__(self) -> str:
         from servanda.report.text import render
@@ -193,16 +203,6 @@ def _portraits(evidence: Evidence) -> dict[str, Portrait]:
     for (_, name), portrait in evidence.portraits.items():
         found = added(found, {name: portrait})
     return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
-    return value
 
 
 def _some(part: Weighed | None) -> tuple[Weighed, ...]:

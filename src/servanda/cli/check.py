@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import click
 
 from servanda import run
+from servanda.cli.output import FORMAT, OUTPUT, by_suffix, chosen, clear, show, write
 from servanda.cli.progress import watching
 from servanda.report import FORMATS
 
@@ -21,21 +21,48 @@ from servanda.report import FORMATS
     help="Where to measure; a run there is continued.  [default: runs/NAME]",
 )
 @click.option("--fresh", is_flag=True, help="Open a new attempt, judged at a smaller alpha.")
+@FORMAT
+@OUTPUT
 @click.option(
-    "--format", "format_", type=click.Choice(sorted(FORMATS)), default="text", show_default=True
+    "--report",
+    "reports",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Write this one too; its suffix says the format (.html .json .xml .sarif .md).",
 )
 @click.option("--quiet", is_flag=True, help="No progress.")
-def check(contract: Path, run_dir: Path | None, fresh: bool, format_: str, quiet: bool) -> None:
+def check(
+    contract: Path,
+    run_dir: Path | None,
+    fresh: bool,
+    format_: str | None,
+    output: Path | None,
+    reports: tuple[Path, ...],
+    quiet: bool,
+) -> None:
     """Measure both kernels of CONTRACT on the same tokens and judge every clause.
 
     Stops as soon as everything is decided; Ctrl-C leaves a run that the same command resumes.
+    An old file at a report's place is removed first, so that a run that fails leaves none.
     """
+    printed = chosen(format_, output)
+    files = {path: by_suffix(path) for path in reports}
+    if output is not None:
+        files[output] = printed
+    for path in files:
+        clear(path)
     with watching(quiet) as watch:
         verdict = run.check(contract, run_dir=run_dir, fresh=fresh, watch=watch)
     if not quiet:
         click.echo(f"measured in {run_dir or run.RUNS / verdict.contract}", err=True)
-    try:
-        click.echo(FORMATS[format_](verdict))
-    except BrokenPipeError:  # whoever reads has seen enough; the exit code still counts
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for path, name in files.items():
+        write(verdict, name, path)
+    written = [f"report {path}" for path in files]
+    if output is None:
+        also = written if printed == "text" else []
+        show("\n".join([FORMATS[printed](verdict), *also]))
+        written = [] if also else written
+    if not quiet:
+        for text in written:
+            click.echo(text, err=True)
     sys.exit(verdict.exit_code)

@@ -15,6 +15,7 @@ from servanda.cli.demo import demo
 from servanda.cli.explain import explain
 from servanda.cli.init import init
 from servanda.cli.lint import lint
+from servanda.cli.report import report
 from servanda.cli.schema import schema
 from servanda.errors import ServandaError
 
@@ -65,7 +66,7 @@ def main() -> None:
 
 # heading of the help -> its verbs, the ones that people live in first
 VERBS: dict[str, tuple[click.Command, ...]] = {
-    "Measure and judge": (check,),
+    "Measure and judge": (check, report),
     "Contracts": (init, lint, explain, schema),
     "See it": (demo,),
 }

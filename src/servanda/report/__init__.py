@@ -1,6 +1,16 @@
-# Reports: a verdict as text and as JSON.
+# Reports: a verdict as text, JSON, JUnit, SARIF, annotations, Markdown, or a page.
 
-from servanda.report import json, text
-from servanda.report.base import FORMATS
+from servanda.report import github, html, json, junit, markdown, sarif, text
+from servanda.report.base import FORMATS, format_of
 
-__all__ = ["FORMATS", "json", "text"]
+__all__ = [
+    "FORMATS",
+    "format_of",
+    "github",
+    "html",
+    "json",
+    "junit",
+    "markdown",
+    "sarif",
+    "text",
+]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from servanda.clauses import CellVerdict
 from servanda.clauses.base import ORDER
 from servanda.report.base import FORMATS
+from servanda.report.words import GLYPH, UNITS, columns, line, number
 from servanda.verdict import Verdict
 
-_GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓", "not applicable": "-"}
-_UNITS = {"prompt groups": "groups", "golden positions": "positions"}
 _SAYS = {
     "population": "of tokens that this workload's prompts bring forth",
     "realised": "of the tokens that were measured",
@@ -22,15 +21,15 @@ def render(verdict: Verdict) -> str:
     cells = sorted(verdict.cells, key=lambda c: rank.get(c.outcome, len(ORDER)))
     rows = [["clause", "slice", "measured", "interval", "limit", "floor", "n"]]
     rows += [_row(cell) for cell in cells]
-    widths = [min(max(map(len, column)), _WIDEST) for column in zip(*rows, strict=True)]
+    widths = [min(max(map(columns, column)), _WIDEST) for column in zip(*rows, strict=True)]
     lines = [
-        f"{verdict.contract}: {verdict.infer}  against  {verdict.train}",
+        f"{line(verdict.contract)}: {line(verdict.infer)}  against  {line(verdict.train)}",
         _measured(verdict),
         "",
         "  " + _line(rows[0], widths),
     ]
     for cell, row in zip(cells, rows[1:], strict=True):
-        lines += [f"{_GLYPH[cell.outcome]} {_line(row, widths)}"]
+        lines += [f"{GLYPH[cell.outcome]} {_line(row, widths)}"]
         lines += [f"    {note}" for note in _notes(cell)]
     lines += ["", sentence(verdict), *_small_print(verdict)]
     return "\n".join(line.rstrip() for line in lines)
@@ -56,7 +55,7 @@ def sentence(verdict: Verdict) -> str:
 
 
 def _named(cells: list[CellVerdict]) -> str:
-    names = ", ".join(f"{c.clause} on {c.slice}" for c in cells[:4])
+    names = ", ".join(f"{line(c.clause)} on {line(c.slice)}" for c in cells[:4])
     return names + (f" and {len(cells) - 4} more" if len(cells) > 4 else "")
 
 
@@ -73,7 +72,7 @@ def _measured(verdict: Verdict) -> str:
 
 
 def _row(cell: CellVerdict) -> list[str]:
-    show = _percent if cell.threshold is not None else _number
+    show = _percent if cell.threshold is not None else number
     absent = "not measured" if cell.kind in ("certificate", "fact") else ""
     return [
         _cut(_clause(cell)),
@@ -82,7 +81,7 @@ def _row(cell: CellVerdict) -> list[str]:
         f"[{show(cell.interval[0])}, {show(cell.interval[1])}]" if cell.interval else "",
         show(cell.limit),
         show(cell.floor),
-        f"{cell.n:,} {_UNITS.get(cell.units, cell.units)}" if cell.units else "",
+        f"{cell.n:,} {UNITS.get(cell.units, cell.units)}" if cell.units else "",
     ]
 
 
@@ -94,10 +93,14 @@ def _clause(cell: CellVerdict) -> str:
 def _line(row: list[str], widths: list[int]) -> str:
     """Names to the left, numbers to the right."""
     cells = [
-        text.ljust(width) if i < 2 else text.rjust(width)
+        text + _space(text, width) if i < 2 else _space(text, width) + text
         for i, (text, width) in enumerate(zip(row, widths, strict=True))
     ]
     return "  ".join(cells)
+
+
+def _space(text: str, width: int) -> str:
+    return " " * (width - columns(text))
 
 
 def _notes(cell: CellVerdict) -> list[str]:
@@ -118,13 +121,15 @@ def _notes(cell: CellVerdict) -> list[str]:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.2g}"
+    text = line(text)
+    if columns(text) <= _WIDEST:
+        return text
+    kept = ""
+    for character in text:
+        if columns(kept + character) > _WIDEST - 1:
+            break
+        kept += character
+    return kept + "…"
 
 
 def _percent(value: float | None) -> str:

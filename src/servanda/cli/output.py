@@ -1,0 +1,78 @@
+# Reports on disk: where they may go is checked before anything is measured.
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from servanda.errors import MeasurementError
+from servanda.report import FORMATS, format_of
+from servanda.report.base import SUFFIXES
+from servanda.verdict import Verdict
+
+FORMAT = click.option(
+    "--format",
+    "format_",
+    type=click.Choice(sorted(FORMATS)),
+    help="Of what is printed, or written to -o.  [default: by the suffix of -o, else text]",
+)
+OUTPUT = click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write to FILE instead of printing."
+)
+
+
+def chosen(format_: str | None, output: Path | None) -> str:
+    """The format that was asked for, by name or by the suffix of a file."""
+    return format_ or (format_of(output.name) if output else None) or "text"
+
+
+def by_suffix(path: Path) -> str:
+    """The format that a report's file name asks for.
+
+    Raises:
+        click.BadParameter: none has this suffix.
+    """
+    found = format_of(path.name)
+    if found is None:
+        known = ", ".join(SUFFIXES)
+        raise click.BadParameter(f"{path}: the suffix says the format; known: {known}")
+    return found
+
+
+def clear(path: Path) -> None:
+    """Refuse a file that cannot be written, and remove an old one.
+
+    A report of an earlier run must not be taken for the one of a run that failed.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"cannot be written: no folder {path.parent}"
+        raise click.BadParameter(f"{path} {what}")
+    if path.is_file():
+        path.unlink()
+
+
+def write(verdict: Verdict, format_: str, path: Path) -> None:
+    """One report to its file.
+
+    Raises:
+        MeasurementError: the file cannot be written.
+    """
+    text = FORMATS[format_](verdict)
+    try:
+        path.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise MeasurementError(
+            f"{path} cannot be written: {error.strerror or error}",
+            hint="the verdict is kept in the run directory: servanda report RUN_DIR -o FILE",
+        ) from None
+
+
+def show(text: str) -> None:
+    """Print, though whoever reads may have seen enough; the exit code still counts."""
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,51 @@
+# The verdict as annotations of a GitHub workflow: each open or broken cell at its clause.
+
+from __future__ import annotations
+
+from servanda.clauses import CellVerdict
+from servanda.report import words
+from servanda.report.base import FORMATS
+from servanda.report.sentence import headline, impact
+from servanda.verdict import Verdict
+
+_MOST = 9  # a step shows ten of a kind, and the summary is one of them
+_COMMANDS = {"violated": "error", "error": "error", "inconclusive": "warning"}
+
+
+@FORMATS.register("github")
+def render(verdict: Verdict) -> str:
+    """Workflow commands, worst first, and one notice with the verdict in a sentence.
+
+    Source:
+        GitHub Docs, Workflow commands for GitHub Actions, "Setting an error message".
+    """
+    cells = [c for c in words.worst_first(verdict.cells) if _told(c)]
+    lines = [_annotation(cell) for cell in cells[:_MOST]]
+    summary = f"{headline(verdict)} {impact(verdict)}"
+    if len(cells) > _MOST:
+        summary += f" {len(cells) - _MOST} more cells are not annotated."
+    title = _property(f"servanda: {words.line(verdict.contract)}")
+    return "\n".join([*lines, f"::notice title={title}::{_data(summary)}"])
+
+
+def _told(cell: CellVerdict) -> bool:
+    return cell.outcome in _COMMANDS and (cell.enforced or cell.outcome == "violated")
+
+
+def _annotation(cell: CellVerdict) -> str:
+    command = _COMMANDS[cell.outcome] if cell.enforced else "warning"
+    title = f"{words.line(cell.clause)} on {words.line(cell.slice)}: {cell.outcome}"
+    place = []
+    if cell.where is not None:
+        place = [f"file={_property(cell.where.file)}", f"line={cell.where.line}"]
+        place.append(f"col={cell.where.column}")
+    properties = ",".join([*place, f"title={_property(title)}"])
+    return f"::{command} {properties}::{_data(words.told(cell))}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,179 @@
+# The verdict as one page: no script, nothing fetched, light and dark, on a phone and on paper.
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from servanda.gates import gates
+from servanda.report import words
+from servanda.report.base import FORMATS
+from servanda.report.cards import cards, chance, described
+from servanda.report.fold import NUMBER_HEADS, curves, fingerprints, matrix, numbers, tails
+from servanda.report.ladder import deciding, ladder
+from servanda.report.sentence import counted, headline, impact
+from servanda.verdict import Verdict
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_GLOSSARY = (
+    ("train, infer", "the kernel that is measured against, and the kernel under test"),
+    ("tv", "share of next-token probability that moved (total variation), from 0 to 1"),
+    ("cell", "one clause of the contract on one slice of the traffic"),
+    ("certificate", "a number whose interval stays valid at every look, at the stated alpha"),
+    ("fact", "exact for the recorded positions, and for nothing else"),
+    ("estimate", "a number without a promise"),
+    ("guard", "a precondition; where it fails, certificates say nothing"),
+    ("floor", "what a kernel shows against itself in other batches; red only beyond twice it"),
+    ("claim: population", "speaks of all tokens that this workload's prompts bring forth"),
+    ("claim: realised", "speaks of the tokens that were measured, and of no others"),
+    ("alpha", "how often such a verdict may be wrong, over all its looks together"),
+    ("log ratio", "log probability under train minus log probability under infer, in nats"),
+    ("prompt group", "what was drawn at random: a prompt, or prompts that belong together"),
+    ("inconclusive", "neither shown to hold nor shown to be violated; never a pass"),
+)
+
+
+@dataclass(frozen=True)
+class Known:
+    """One row of the table of other gates."""
+
+    name: str
+    shown: str
+    says: str
+    tone: str
+
+
+@FORMATS.register("html")
+def render(verdict: Verdict) -> str:
+    """One self-contained page of HTML."""
+    page = _environment().get_template("page.html")
+    return page.render(**view(verdict))
+
+
+def _environment() -> Any:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("servanda.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _printable(value: Any) -> Any:
+    """Texts without control characters, which HTML has no way to hold; markup as it is."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return _CONTROL.sub("\ufffd", value)
+
+
+def view(verdict: Verdict) -> dict[str, Any]:
+    """Everything that the page shows, by the names that its template uses."""
+    what, portrait = described(verdict)
+    known = [g.passes for g in gates(verdict.portraits)]
+    return {
+        "v": verdict,
+        "head": headline(verdict),
+        "impact": impact(verdict),
+        "names": _names(verdict),
+        "size": _size(verdict),
+        "ladder": ladder(verdict),
+        "gates_title": _gates_title(verdict, known),
+        "gates": _gates(verdict),
+        "cards": cards(verdict),
+        "matrix": matrix(verdict),
+        "curves": curves(verdict),
+        "tails": tails(verdict),
+        "what": what,
+        "worst": portrait.worst,
+        "prints": fingerprints(verdict),
+        "heads": NUMBER_HEADS,
+        "numbers": numbers(verdict),
+        "glossary": _GLOSSARY,
+        "line": words.line,
+        "number": words.number,
+        "chance": chance,
+    }
+
+
+def _names(verdict: Verdict) -> tuple[str, list[tuple[str, str]]]:
+    """What all kernels are called, and what each is called besides."""
+    sides = [("infer", verdict.infer), ("train", verdict.train), ("stable", verdict.stable)]
+    split = {side: words.line(name).split() for side, name in sides if name}
+    same = 0
+    while len({tuple(w[: same + 1]) for w in split.values()}) == 1 and all(
+        len(w) > same + 1 for w in split.values()
+    ):
+        same += 1
+    shared = next(iter(split.values()), [])[:same]
+    return " ".join(shared), [(side, " ".join(w[same:])) for side, w in split.items()]
+
+
+def _size(verdict: Verdict) -> str:
+    parts = []
+    if verdict.sequences:
+        parts += [f"{verdict.tokens:,} tokens", f"{verdict.groups:,} groups"]
+    elif verdict.golden_tokens:
+        parts.append(f"{verdict.golden_tokens:,} golden positions")
+    seconds = verdict.circumstances.seconds
+    if seconds is not None:
+        parts.append(_duration(seconds))
+    stopped = {"decided": "stopped: decided", "size": "full size", "time": "out of time"}
+    if told := stopped.get(verdict.circumstances.stopped):
+        parts.append(told)
+    if verdict.key.attempt > 1:
+        parts.append(f"attempt {verdict.key.attempt}")
+    return " · ".join([*parts, f"contract {verdict.key.contract[:8]}"])
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(4.2), _duration(140), _duration(7260)
+    ('4 s', '2 min 20 s', '2 h 1 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _gates_title(verdict: Verdict, passes: list[bool | None]) -> str:
+    if verdict.outcome == "holds":
+        return "What else was checked"
+    judged = [p for p in passes if p is not None]
+    if verdict.outcome == "violated" and 2 * len(judged) > len(passes) and all(judged):
+        return "Why nobody would have noticed"
+    if not judged:
+        return "What the usual gates would say"
+    return f"What the usual gates say: {sum(judged)} of {len(judged)} would pass"
+
+
+def _gates(verdict: Verdict) -> list[Known]:
+    says = {True: ("would pass", "plain"), False: ("would fail", "fails"), None: ("–", "plain")}
+    rows = [Known(g.name, g.shown, *says[g.passes]) for g in gates(verdict.portraits)]
+    return [*rows, Known("this contract", _ours(verdict), *_answer(verdict))]
+
+
+def _answer(verdict: Verdict) -> tuple[str, str]:
+    return f"{words.GLYPH[verdict.outcome]} {verdict.outcome}", verdict.outcome
+
+
+def _ours(verdict: Verdict) -> str:
+    cells = counted(verdict.cells)
+    if verdict.outcome == "holds":
+        return f"{len(cells)} of {len(cells)} cells"
+    bad = words.worst_first(c for c in cells if c.outcome == verdict.outcome)
+    cell = deciding(verdict)
+    if cell is None or cell not in bad:
+        cell = next(iter(bad), None)
+    if cell is None:
+        return "no enforced clause"
+    if cell.value is None or cell.limit is None:
+        return f"{words.line(cell.clause, 24)} on {words.where(cell, 20)}"
+    value = words.of_cell(cell, cell.value)
+    return f"{words.where(cell, 20)}: {value}, limit {words.limit(cell)}"

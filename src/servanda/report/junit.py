@@ -1,0 +1,89 @@
+# The verdict as JUnit XML: one test case a cell, for whatever shows test results.
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+from servanda.clauses import CellVerdict
+from servanda.report import words
+from servanda.report.base import FORMATS
+from servanda.report.sentence import headline
+from servanda.verdict import Verdict
+
+# what XML 1.0 cannot hold, not even escaped
+_NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+@FORMATS.register("junit")
+def render(verdict: Verdict) -> str:
+    """JUnit XML in the form that Jenkins and surefire read.
+
+    A violated cell fails; so does one that is not decided (type "inconclusive"), for its exit
+    code is not 0 either.  Cells that are only watched, or do not apply, are skipped.
+    """
+    tags = [_tag(cell) for cell in verdict.cells]
+    name = _text(words.line(verdict.contract))
+    counts = {
+        "tests": str(len(tags)),
+        "failures": str(tags.count("failure")),
+        "errors": str(tags.count("error")),
+        "skipped": str(tags.count("skipped")),
+        "time": f"{verdict.circumstances.seconds or 0:.3f}",
+    }
+    suites = ET.Element("testsuites", {"name": name, **_without_skipped(counts)})
+    suite = ET.SubElement(suites, "testsuite", {"name": name, **counts})
+    properties = ET.SubElement(suite, "properties")
+    for key, value in _properties(verdict).items():
+        ET.SubElement(properties, "property", {"name": key, "value": _text(value)})
+    for cell, tag in zip(verdict.cells, tags, strict=True):
+        _case(suite, name, cell, tag)
+    ET.indent(suites)
+    return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _without_skipped(counts: dict[str, str]) -> dict[str, str]:
+    """The outer element has no such attribute in Jenkins's schema."""
+    return {key: value for key, value in counts.items() if key != "skipped"}
+
+
+def _properties(verdict: Verdict) -> dict[str, str]:
+    return {
+        "outcome": verdict.outcome,
+        "exit_code": str(verdict.exit_code),
+        "summary": str(headline(verdict)),
+        "train": verdict.train,
+        "infer": verdict.infer,
+        "evidence": verdict.evidence,
+    }
+
+
+def _tag(cell: CellVerdict) -> str:
+    if not cell.enforced or cell.outcome == "not applicable":
+        return "skipped"
+    return {"holds": "", "error": "error"}.get(cell.outcome, "failure")
+
+
+def _case(suite: ET.Element, name: str, cell: CellVerdict, tag: str) -> None:
+    case = ET.SubElement(
+        suite,
+        "testcase",
+        {
+            "name": _text(f"{words.line(cell.clause)} on {words.line(cell.slice)}"),
+            "classname": f"{name}.{cell.section}",
+            "time": "0",
+        },
+    )
+    if tag:
+        what = {"message": _text(words.told(cell))}
+        if tag != "skipped":
+            what["type"] = cell.outcome
+        element = ET.SubElement(case, tag, what)
+        if tag != "skipped":
+            element.text = _text("\n".join(filter(None, (words.meaning(cell), cell.note))))
+    else:
+        ET.SubElement(case, "system-out").text = _text(words.meaning(cell))
+
+
+def _text(text: str) -> str:
+    return _NOT_XML.sub("\ufffd", text)

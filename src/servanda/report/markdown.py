@@ -1,0 +1,85 @@
+# The verdict as Markdown, for a pull request: the sentence, five rows, and the rest folded.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from servanda.clauses import CellVerdict
+from servanda.gates import gates
+from servanda.report import words
+from servanda.report.base import FORMATS
+from servanda.report.sentence import headline, impact
+from servanda.verdict import Verdict
+
+_WORST = 5
+_ALERTS = {"violated": "CAUTION", "error": "WARNING", "inconclusive": "WARNING", "holds": "TIP"}
+# everything inside a line that Markdown, the HTML in it, or GitHub could take for its own
+_MARKUP = re.compile(r"[\\`*_\[\]#|~<>&@$]|:(?! )")
+_ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+_ENTITIES |= {c: f"&#{ord(c)};" for c in "@:$#"}  # mentions, emoji, links, mathematics, issues
+
+
+@FORMATS.register("markdown")
+def render(verdict: Verdict) -> str:
+    """GitHub-flavoured Markdown."""
+    cells = [c for c in words.worst_first(verdict.cells) if c.outcome != "not applicable"]
+    text = f"**{_plain(str(headline(verdict)))}**"
+    lines = [f"> [!{_ALERTS[verdict.outcome]}]", f"> {text}", ">"]
+    lines.append(f"> {_plain(impact(verdict))}")
+    lines += ["", *_table(cells[:_WORST])]
+    if cells[_WORST:]:
+        lines += ["", *_folded(f"{len(cells) - _WORST} more cells", _table(cells[_WORST:]))]
+    lines += ["", *_folded("What the usual gates say", _gates(verdict)), "", _small(verdict)]
+    return "\n".join(lines)
+
+
+def _table(cells: Sequence[CellVerdict]) -> list[str]:
+    lines = ["| | clause | slice | measured | limit | floor | n |", "|---|---|---|--:|--:|--:|--:|"]
+    return [*lines, *("| " + " | ".join(_row(cell)) + " |" for cell in cells)]
+
+
+def _row(cell: CellVerdict) -> list[str]:
+    interval = ""
+    if cell.interval:
+        low, high = (words.of_cell(cell, end) for end in cell.interval)
+        interval = f" [{low}, {high}]"
+    answer = words.reason(cell) or cell.outcome
+    texts = [
+        f"{words.GLYPH[cell.outcome]} {answer if cell.enforced else f'{answer} (monitored)'}",
+        f"{words.line(cell.clause, 40)}: {words.quantity(cell)}",
+        words.where(cell, 40),
+        f"{words.of_cell(cell, cell.value) or 'no number'}{interval}",
+        f"{words.limit_sign(cell)} {words.limit(cell)}" if cell.limit is not None else "",
+        words.of_cell(cell, cell.floor),
+        f"{cell.n:,} {words.UNITS.get(cell.units, cell.units)}" if cell.units else "",
+    ]
+    return [_plain(text) for text in texts]
+
+
+def _gates(verdict: Verdict) -> list[str]:
+    says = {True: "would pass", False: "would fail", None: "not measured"}
+    lines = ["| gate | value | |", "|---|--:|---|"]
+    for gate in gates(verdict.portraits):
+        shown = gate.shown if gate.passes is not None else "–"
+        lines.append(f"| {_plain(gate.name)} | {_plain(shown)} | {says[gate.passes]} |")
+    return lines
+
+
+def _folded(title: str, lines: Sequence[str]) -> list[str]:
+    return [f"<details><summary>{title}</summary>", "", *lines, "", "</details>"]
+
+
+def _small(verdict: Verdict) -> str:
+    parts = [f"{_plain(words.line(verdict.infer))} against {_plain(words.line(verdict.train))}"]
+    if verdict.sequences:
+        parts.append(f"{verdict.tokens:,} tokens of {verdict.groups:,} prompt groups")
+    if verdict.golden_tokens:
+        parts.append(f"{verdict.golden_tokens:,} golden positions")
+    parts.append(f"evidence {verdict.evidence[:8]}, exit {verdict.exit_code}")
+    return f"<sub>{' · '.join(parts)}</sub>"
+
+
+def _plain(text: str) -> str:
+    """Text that means itself, on one line."""
+    return _MARKUP.sub(lambda m: _ENTITIES.get(m[0], f"\\{m[0]}"), words.line(text))

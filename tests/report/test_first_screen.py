@@ -1,0 +1,182 @@
+# The first screen: what the ladder draws, and what the cards say.
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servanda.portrait import EDGES, Portrait
+from servanda.report.cards import cards, least_seen
+from servanda.report.fold import bin_label, curves, fingerprints, matrix, tails
+from servanda.report.html import view
+from servanda.report.ladder import ladder
+from servanda.report.scale import Scale
+from tests.report import made
+
+positive = st.floats(1e-12, 1e6)
+
+
+def lines(verdict, card):
+    return " ".join(line.text for line in cards(verdict)[card].lines)
+
+
+@given(st.lists(positive, min_size=1, max_size=8))
+def test_an_axis_keeps_the_order_and_shows_the_largest(values):
+    scale = Scale.of(values)
+    places = [scale.at(v) for v in sorted(values)]
+    assert places == sorted(places) and all(0 <= p < 100 for p in places)
+    assert scale.at(0) == 0 and scale.at(math.inf) == 100
+    assert all(abs(scale.at(float(t.label)) - t.at) < 1 for t in scale.ticks)
+
+
+def test_an_axis_is_logarithmic():
+    scale = Scale(0.01, 1.0)
+    assert (scale.at(0.1), scale.at(0.01), scale.at(2.0)) == (50.0, 0.0, 100.0)
+
+
+@pytest.mark.parametrize("values", [[], [None], [0.0], [math.inf], [-1.0]])
+def test_an_axis_of_nothing_is_still_one(values):
+    scale = Scale.of(values)
+    assert 0 < scale.low < scale.high < math.inf
+
+
+def test_the_ladder_is_worst_first_and_the_whole_last():
+    drawn = ladder(made.VERDICTS["violated"])
+    assert [row.name for row in drawn.rows] == ["long", "domain=json", "whole traffic"]
+    assert [row.glyph for row in drawn.rows] == ["✗", "✓", "✓"]
+    assert drawn.what == "mean tv"
+    bad = drawn.rows[0].track
+    assert bad.floor < bad.limit < bad.low < bad.dot < bad.high
+
+
+def test_one_limit_is_named_once_and_several_row_by_row():
+    assert ladder(made.VERDICTS["violated"]).limit == ""
+    assert ladder(made.VERDICTS["sixty slices"]).limit == "0.03"
+
+
+def test_the_ladder_draws_the_metric_that_decides():
+    tail = {"metric": "abs_log_ratio_nats", "aggregate": "p90", "threshold": 0.03, "limit": 0.1}
+    cells = [made.cell(), made.cell("violated", clause="tail", value=0.2, **tail)]
+    drawn = ladder(made.verdict("violated", cells))
+    assert drawn.what == "tokens with abs_log_ratio_nats > 0.03"
+    assert drawn.rows[0].value == "20.0 %" and drawn.limit == "10 %"
+    assert (
+        ladder(made.verdict(cells=[replace(c, outcome="holds") for c in cells])).what == "mean tv"
+    )
+
+
+def test_two_clauses_on_one_slice_are_one_row_and_the_worse_speaks():
+    cells = [made.cell(), made.cell("violated", clause="strict", limit=0.005)]
+    (row,) = ladder(made.verdict("violated", cells)).rows
+    assert row.outcome == "violated"
+
+
+def test_a_ring_is_there_only_where_stable_was_measured():
+    assert not ladder(made.VERDICTS["violated"]).has_ring
+    drawn = ladder(made.verdict(cells=[made.cell(stable=0.009), made.cell(slice="b")]))
+    assert drawn.has_ring
+    assert [row.track.ring is None for row in drawn.rows] == [True, False]
+
+
+@pytest.mark.parametrize("name", ["no cell", "not judged"])
+def test_without_a_number_there_is_no_ladder(name):
+    assert ladder(made.VERDICTS[name]) is None
+
+
+def test_an_interval_around_zero_starts_at_the_left():
+    (row,) = ladder(made.VERDICTS["negative"]).rows
+    assert row.track.low == 0 < row.track.dot < row.track.high
+
+
+def test_the_gates_are_titled_by_what_they_say():
+    def title(verdict):
+        return view(verdict)["gates_title"]
+
+    assert title(made.VERDICTS["violated"]) == "Why nobody would have noticed"
+    assert title(made.VERDICTS["holds"]) == "What else was checked"
+    loud = made.broken(portraits={"infer": made.portrait(0.5)})
+    assert title(loud).startswith("What the usual gates say: ")
+    assert title(made.VERDICTS["nothing measured"]) == "What the usual gates would say"
+    last = view(made.VERDICTS["violated"])["gates"][-1]
+    assert (last.name, last.shown) == ("this contract", "long: 0.1700, limit 0.1")
+
+
+def test_the_fairness_of_a_comparison():
+    assert "sampled as reported, n 832 tokens" in lines(made.VERDICTS["holds"], 0)
+    assert "infer 0.0010 (n 10,000)" in lines(made.VERDICTS["holds"], 0)
+    assert "not sampled as reported" in lines(made.VERDICTS["unfaithful"], 0)
+    assert "12 sequences lost" in lines(made.VERDICTS["error"], 0)
+    declared = replace(made.VERDICTS["holds"], key=replace(made.KEY, grade="declared"))
+    assert cards(declared)[0].lines[0].glyph == "!"
+
+
+def test_the_drift_sits_where_the_contrast_is():
+    text = lines(made.VERDICTS["violated"], 1)
+    assert "Prompts of 256 tokens and more: mean TV 50 times that of the others." in text
+    assert "0.1000 (n 1,000) against 0.0020 (n 9,000 tokens)" in text
+    assert "it looks like noise" in lines(made.VERDICTS["holds"], 1)  # its self-noise has it too
+    flat = replace(made.portrait(), by={})
+    assert "Nowhere in particular." in lines(made.verdict(portraits={"infer": flat}), 1)
+
+
+def test_the_worst_token_has_its_text_only_where_that_is_kept():
+    assert "(text is not stored: numbers only)" in lines(made.VERDICTS["violated"], 2)
+    worst = replace(made.portrait().worst[0], text=" cat", context_text="the\nblack")
+    told = made.verdict(portraits={"infer": replace(made.portrait(), worst=(worst,))})
+    assert "“…the black” → “cat”" in lines(told, 2)
+
+
+def test_what_a_run_would_have_seen_is_its_limit_and_its_width():
+    verdict = made.verdict(price_cells=1)
+    seen = least_seen(made.cell(), verdict)
+    assert seen == pytest.approx(0.03 + 0.01)  # the wider side, at the price of one cell
+    assert least_seen(made.cell(), replace(verdict, price_cells=20)) > seen
+    assert least_seen(made.cell(floor=0.02), verdict) == pytest.approx(0.04 + 0.01)
+    assert least_seen(made.cell(interval=None), verdict) is None
+
+
+def test_the_matrix_has_every_cell_once():
+    found = matrix(made.VERDICTS["violated"])
+    assert [c[0] for c in found.columns] == ["tv-long", "tv", "finite", "fidelity"]
+    assert sum(box is not None for _, boxes in found.rows for box in boxes) == 5
+
+
+def test_curves_show_bins_that_were_met_with_their_n_and_noise():
+    by_length, by_position = curves(made.VERDICTS["holds"])
+    assert [(b.label, b.n, b.value, b.noise) for b in by_length.bins] == [
+        ("128–255", "9,000", "0.0020", "0.0002"),
+        ("256–511", "1,000", "0.1000", "0.0100"),
+    ]
+    assert [b.label for b in by_position.bins] == ["2–3"]
+    assert curves(made.VERDICTS["nothing measured"]) == ()
+
+
+def test_every_bin_of_a_field_has_a_name_of_its_own():
+    for name, edges in EDGES.items():
+        labels = [bin_label(name, i) for i in range(len(edges) + 1)]
+        assert len({*labels}) == len(labels)
+
+
+def test_tails_fall_and_count_every_token():
+    found = tails(made.VERDICTS["holds"])
+    assert found.below + found.above == 60
+    for line in found.lines:
+        assert all(s.x1 <= s.x2 and s.y1 <= s.y2 for s in line.segments)
+    assert tails(made.verdict(portraits={"infer": Portrait()})) is None
+
+
+def test_fingerprints_differ_row_by_row():
+    found = fingerprints(made.VERDICTS["holds"])
+    assert found.other == (("dtype", ("float32", "bfloat16")),)
+    assert found.same == (("os", ("x", "x")),)
+    assert fingerprints(made.BARE) is None
+
+
+def test_what_all_kernels_are_called_is_said_once():
+    same = replace(made.VERDICTS["holds"], train="hf lm fp32", infer="hf lm bf16 [fault: x]")
+    shared, names = view(same)["names"]
+    assert shared == "hf lm" and names == [("infer", "bf16 [fault: x]"), ("train", "fp32")]
+    alike = replace(same, infer="hf lm fp32")
+    assert view(alike)["names"] == ("hf lm", [("infer", "fp32"), ("train", "fp32")])

@@ -1,0 +1,334 @@
+# Every format, on verdicts of every outcome and with every absence, is what its readers parse.
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import xmlschema
+
+from servanda.report import FORMATS, words
+from servanda.report.sentence import headline, impact
+from tests.report import made
+
+JUNIT = xmlschema.XMLSchema(Path(__file__).parents[1] / "data" / "junit-10.xsd")
+OPEN_TAGS = {"meta", "br", "img", "input", "link", "hr"}  # HTML closes these by itself
+each_verdict = pytest.mark.parametrize("name", made.VERDICTS)
+
+
+def rendered(format_, name):
+    return FORMATS[format_](made.VERDICTS[name])
+
+
+def test_the_formats_are_these():
+    assert sorted(FORMATS) == ["github", "html", "json", "junit", "markdown", "sarif", "text"]
+
+
+@each_verdict
+@pytest.mark.parametrize("format_", sorted(FORMATS))
+def test_a_report_is_a_pure_function_of_its_verdict(format_, name):
+    text = rendered(format_, name)
+    assert text.strip() and text == rendered(format_, name)
+    assert "None" not in text and "nan" not in re.findall(r"\bnan\b", text)
+
+
+# HTML
+
+
+class Page(HTMLParser):
+    """Refuses tags that are not closed in order; keeps what was met."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.links, self.text = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        assert len({name for name, _ in attrs}) == len(attrs), f"an attribute twice on {tag}"
+        assert not any(name.startswith("on") for name, _ in attrs), f"a handler on {tag}"
+        self.links += [v for n, v in attrs if n in ("href", "src", "srcset", "data", "action")]
+        if tag not in OPEN_TAGS:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in OPEN_TAGS:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@each_verdict
+def test_the_page_is_whole_and_fetches_nothing(name):
+    text = rendered("html", name)
+    page = Page(text)
+    assert text.lstrip().startswith("<!doctype html>")
+    assert not {"script", "link", "iframe", "img", "object", "base", "form"} & {*page.tags}
+    assert page.links == []
+    style = text[text.index("<style>") : text.index("</style>")]
+    assert "url(" not in style and "@import" not in style
+    assert page.tags.count("h1") == 1 and page.tags.count("main") == 1
+
+
+@each_verdict
+def test_the_page_answers_first(name):
+    verdict = made.VERDICTS[name]
+    text = " ".join("".join(Page(rendered("html", name)).text).split())
+    head = headline(verdict)
+    assert f"{head.glyph} {head.answer}" in text
+    assert f"Exit code {verdict.exit_code}." in text
+    for title in ("Is the comparison fair?", "Where the drift sits", "Worst token, in context"):
+        assert title in text
+    assert "Could this gate have missed it?" in text
+
+
+def test_names_on_the_page_are_text():
+    text = rendered("html", "hostile")
+    assert "<script" not in text and "&lt;script&gt;" in text
+    assert "\x00" not in text and "\x1b" not in text
+
+
+def luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_every_text_has_contrast_enough_in_light_and_dark():
+    """WCAG 2.2, success criterion 1.4.3: 4.5 to 1."""
+    themes = re.findall(r":root\{(.*?)\}", rendered("html", "holds"))
+    assert len(themes) == 3  # light, dark, print
+    for theme in themes:
+        colours = dict(re.findall(r"--(\w+):(#\w{6})", theme))
+        for ink in ("fg", "mu", "bad", "ok", "open"):
+            for paper in ("bg", "card"):
+                one, other = luminance(colours[ink]), luminance(colours[paper])
+                assert (max(one, other) + 0.05) / (min(one, other) + 0.05) >= 4.5, (ink, paper)
+
+
+def test_sixty_slices_are_ten_rows_and_a_count():
+    text = rendered("html", "sixty slices")
+    assert text.count('class="says') == 10
+    assert "51 more hold" in text
+
+
+# JUnit
+
+
+@each_verdict
+def test_junit_is_valid_against_the_schema_of_jenkins(name):
+    JUNIT.validate(rendered("junit", name))
+
+
+@pytest.mark.parametrize(
+    ("name", "failures", "errors", "skipped"),
+    [
+        ("holds", 0, 0, 0),
+        ("violated", 1, 0, 0),
+        ("inconclusive", 1, 0, 0),
+        ("error", 1, 1, 0),
+        ("not judged", 0, 0, 1),
+        ("watched", 0, 0, 1),
+    ],
+)
+def test_junit_counts_what_gates(name, failures, errors, skipped):
+    suite = ET.fromstring(rendered("junit", name).encode())[0]
+    counts = [int(suite.get(key)) for key in ("tests", "failures", "errors", "skipped")]
+    assert counts == [len(made.VERDICTS[name].cells), failures, errors, skipped]
+    tags = [element.tag for case in suite.iter("testcase") for element in case]
+    assert [tags.count(t) for t in ("failure", "error", "skipped")] == counts[1:]
+
+
+def test_junit_names_cells_and_says_why():
+    suite = ET.fromstring(rendered("junit", "inconclusive").encode())[0]
+    case = next(suite.iter("testcase"))
+    assert case.get("classname") == "toy.statistical" and case.get("name") == "tv on all"
+    assert case[0].get("type") == "inconclusive"
+    assert "too few data" in case[0].get("message")
+    assert "about 3,100 more prompt groups would decide" in case[0].get("message")
+
+
+# SARIF
+
+
+@each_verdict
+def test_sarif_has_what_the_standard_requires(name):
+    """SARIF 2.1.0: 3.13 log, 3.14 run, 3.19 driver, 3.27 result, 3.49 rule.
+
+    A reading of the text of the standard; the published schema is not kept here.
+    """
+    verdict, log = made.VERDICTS[name], json.loads(rendered("sarif", name))
+    assert log["version"] == "2.1.0" and log["$schema"].endswith("sarif-schema-2.1.0.json")
+    (run,) = log["runs"]
+    driver = run["tool"]["driver"]
+    ids = [rule["id"] for rule in driver["rules"]]
+    assert driver["name"] and len({*ids}) == len(ids)
+    assert run["invocations"][0]["exitCode"] == verdict.exit_code
+    assert len(run["results"]) == len(verdict.cells)
+    kinds = {"pass", "open", "informational", "notApplicable", "review", "fail"}
+    for result in run["results"]:
+        assert ids[result["ruleIndex"]] == result["ruleId"]
+        assert result["message"]["text"] and result["kind"] in kinds
+        # 3.27.10: where kind is not "fail", level is "none"
+        assert (result["level"] == "none") == (result["kind"] != "fail")
+        (location,) = result["locations"]
+        if "physicalLocation" in location:
+            physical = location["physicalLocation"]
+            assert physical["region"]["startLine"] >= 1
+            assert not re.search(r"[\s<>\"\\]", physical["artifactLocation"]["uri"])
+
+
+def test_sarif_points_at_the_clause_with_its_severity():
+    verdict = made.verdict("violated", [made.cell("violated", severity="critical")])
+    result = json.loads(FORMATS["sarif"](verdict))["runs"][0]["results"][0]
+    place = result["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "dir%20with%20space/c%3Ax.yaml"
+    assert place["region"] == {"startLine": 29, "startColumn": 5}
+    assert (result["kind"], result["level"]) == ("fail", "error")
+
+
+# GitHub
+
+
+@each_verdict
+def test_github_annotations_are_commands_a_line_each(name):
+    lines = rendered("github", name).splitlines()
+    form = re.compile(r"::(error|warning|notice) ((?:\w+=[^,:\r\n]*,?)+)::[^\r\n]+")
+    assert all(form.fullmatch(line) for line in lines)
+    assert lines[-1].startswith("::notice ") and len(lines) <= 10
+    assert not any("\x00" in line or "\x1b" in line for line in lines)
+
+
+def test_github_annotations_escape_what_the_runner_would_read():
+    first = rendered("github", "violated").splitlines()[0]
+    assert first.startswith(
+        "::error file=dir with space/c%3Ax.yaml,line=29,col=5,title=tv-long on long%3A violated::"
+    )
+    percentile = rendered("github", "percentile").splitlines()[0]
+    assert "is 1.0 %25 on" in percentile
+
+
+# Markdown
+
+
+@each_verdict
+def test_markdown_has_an_alert_a_table_and_no_markup_of_others(name):
+    text = rendered("markdown", name)
+    lines = text.splitlines()
+    assert re.fullmatch(r"> \[!(CAUTION|WARNING|TIP)\]", lines[0])
+    rows = [line for line in lines if line.startswith("|")]
+    widths = {len(re.findall(r"(?<!\\)\|", row)) for row in rows}
+    assert widths <= {8, 4}
+    tags = {*re.findall(r"</?\w+>", text)}
+    assert tags <= {f"{a}{t}>" for t in ("details", "summary", "sub") for a in ("<", "</")}
+    assert "@team" not in text and "http://" not in text
+
+
+def test_markdown_has_its_own_words_for_what_is_not_decided():
+    noisy = made.verdict("inconclusive", [made.cell("inconclusive", value=0.04, floor=0.05)])
+    assert "? unreliable baseline" in FORMATS["markdown"](noisy)
+    assert "? too few data" in rendered("markdown", "inconclusive")
+
+
+def test_markdown_shows_five_rows_and_folds_the_rest():
+    text = rendered("markdown", "sixty slices")
+    before, folded = text.split("<details>", 1)
+    assert before.count("\n| ") == 6 and "58 more cells" in folded
+
+
+# text
+
+
+def test_wide_names_do_not_shift_the_table():
+    cells = [made.cell(slice="領域=日本語"), made.cell(slice="e\u0301=x"), made.cell(slice="plain")]
+    lines = FORMATS["text"](made.verdict(cells=cells)).splitlines()
+    rows = [line for line in lines if line.startswith("✓")]
+    widths = {words.columns(row[: row.index("0.0100")]) for row in rows}
+    assert len(rows) == 3 and len(widths) == 1
+
+
+def test_a_name_of_many_lines_is_one_line_of_text():
+    text = FORMATS["text"](made.verdict(cells=[made.cell(slice="a\nb\x1b[31m")]))
+    assert "a b [31m" in text and "\x1b" not in text
+
+
+# all of them
+
+
+@each_verdict
+def test_a_sentence_is_one_line(name):
+    head = headline(made.VERDICTS[name])
+    assert len(str(head)) < 320 and "\n" not in str(head)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("holds", "✓ May promote. Every promise holds, on the whole traffic."),
+        (
+            "violated",
+            "✗ Do not promote. The infer kernel breaks slice long. "
+            "The whole traffic and 1 other slice hold.",
+        ),
+        (
+            "unfaithful",
+            "✗ Do not promote. What it serves does not follow the distribution that it reports.",
+        ),
+        (
+            "everywhere",
+            "✗ Do not promote. The infer kernel breaks 3 slices: a, b and others. No slice holds.",
+        ),
+        (
+            "whole",
+            "✗ Do not promote. The infer kernel breaks the whole traffic. 1 other slice holds.",
+        ),
+        (
+            "inconclusive",
+            "… Not decided. tv on whole traffic: too few data. "
+            "About 3,100 more prompt groups would decide.",
+        ),
+        ("not judged", "… Not decided. No enforced clause is judged at stage offline."),
+        (
+            "golden only",
+            "✗ Do not promote. The infer kernel breaks drift on golden texts.",
+        ),
+    ],
+)
+def test_the_verdict_in_a_sentence(name, sentence):
+    assert str(headline(made.VERDICTS[name])) == sentence
+
+
+def test_the_line_under_it_says_whom_it_hits():
+    assert impact(made.VERDICTS["violated"]) == (
+        "Mean tv 0.1700 on long, limit 0.1. 1.0 % of the tokens are affected. There 24.0 % of the "
+        "most likely tokens change (whole traffic 2.0 %). Exit code 1."
+    )
+    assert "(stable kernel 24.0 %)" in impact(made.VERDICTS["stable"])
+
+
+def test_a_share_that_is_not_whole_is_never_shown_as_whole():
+    assert [words.percent(x) for x in (1.0, 0.99996, 0.5, 1e-5, 0.0)] == [
+        *("100 %", "> 99.9 %", "50.0 %", "0.001 %", "0.0 %")
+    ]
+
+
+def test_a_gate_that_the_catalogue_was_tried_on_says_what_it_misses():
+    text = rendered("html", "hostile")
+    assert "catches 1 of 2 known faults" in text and "Missed: blind" in text
+
+
+def test_without_the_catalogue_only_this_run_speaks():
+    lone = replace(made.VERDICTS["holds"], power=())
+    assert "red from about" in FORMATS["html"](lone)
+    assert "known faults" not in FORMATS["html"](lone)
