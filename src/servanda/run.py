@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from servanda import language
@@ -20,6 +20,7 @@ from servanda.evidence import weigh as weigh_rounds
 from servanda.faults import FAULTS
 from servanda.identity import EvidenceKey
 from servanda.measurement import Measurement, Open, Progress, Watch, unwatched
+from servanda.once import Once, weigh_once
 from servanda.plan import Plan
 from servanda.rounds import read_rounds
 from servanda.rundir import RunDirectory, opened
@@ -127,11 +128,16 @@ def _corpus(name: str) -> Corpus:
 
 @dataclass(frozen=True)
 class Pairs:
-    """What was measured: the golden texts, and rounds that are read from disk one by one."""
+    """What was measured: the golden texts, and rounds that are read from disk one by one.
+
+    Args:
+        once: timed requests, batches, corners of the envelope, by their source.
+    """
 
     key: EvidenceKey
     golden: GoldenRun | None
     rounds: Callable[[], Iterator[Round]]
+    once: Once = field(default_factory=dict)
 
 
 def measure(
@@ -144,13 +150,14 @@ def measure(
         Interrupted: Ctrl-C; what was measured is kept.
     """
     with opened(Path(run_dir), attempt=plan.attempt) as run:
-        key, golden, _ = _measured(plan, run, open, watch)
-    return Pairs(key, golden, lambda: read_rounds(plan, run))
+        key, golden, once, _ = _measured(plan, run, open, watch)
+    return Pairs(key, golden, lambda: read_rounds(plan, run), once)
 
 
 def weigh(plan: Plan, pairs: Pairs) -> Evidence:
     """Everything that was measured, as evidence."""
     evidence = weigh_rounds(plan, pairs.key, pairs.rounds())
+    evidence += weigh_once(plan, pairs.key, pairs.once)
     return evidence + weigh_golden(plan, pairs.key, pairs.golden) if pairs.golden else evidence
 
 
@@ -178,7 +185,7 @@ def check(
     plan = compile(contract)  # what is wrong with the text is said before anything is touched
     with opened(root, fresh=fresh) as run:
         plan = replace(plan, attempt=run.attempt)
-        _, _, evidence = _measured(plan, run, open, watch)
+        *_, evidence = _measured(plan, run, open, watch)
         verdict = judge(plan, evidence)
         run.finish(json.dumps(verdict.to_dict(), indent=1))
     return verdict
@@ -186,18 +193,19 @@ def check(
 
 def _measured(
     plan: Plan, run: RunDirectory, open_: Open, watch: Watch | None
-) -> tuple[EvidenceKey, GoldenRun | None, Evidence]:
+) -> tuple[EvidenceKey, GoldenRun | None, Once, Evidence]:
     """Measure round by round, and stop when no more rounds could change what counts."""
     watch = watch or unwatched
     try:
         with Measurement(plan, run, open_, watch) as measurement:
             golden = measurement.golden()
-            evidence = Evidence(measurement.key, plan.digest)
+            once = measurement.once()
+            evidence = weigh_once(plan, measurement.key, once)
             if golden:
                 evidence += weigh_golden(plan, measurement.key, golden)
             for schedule in plan.schedules:
                 evidence += _until_decided(plan, measurement, evidence, schedule, watch)
-            return measurement.key, golden, evidence
+            return measurement.key, golden, once, evidence
     except KeyboardInterrupt:
         raise Interrupted(
             f"stopped; what was measured is kept in {run.path}",

@@ -10,24 +10,31 @@ from servanda.clauses.base import (
     View,
     worst,
 )
+from servanda.clauses.batches import BatchInvariance
 from servanda.clauses.certificate import Certificate
+from servanda.clauses.corner import CornerFact, corners_of
 from servanda.clauses.fact import Fact
 from servanda.clauses.feed import Feed, feed_of
 from servanda.clauses.guards import SamplerFidelity, UsableRatio
 from servanda.clauses.later import Later, NotHere
 from servanda.clauses.mass_gap import MassGap
 from servanda.clauses.relative import RelativeCertificate, RelativeToNoise, RelativeToStable
+from servanda.clauses.timing import TIMINGS, LoadOf, ServiceLevel, service_level
 from servanda.contract import Clause, Relative
 
 __all__ = [
     "GUARDS",
+    "TIMINGS",
+    "BatchInvariance",
     "Cell",
     "CellVerdict",
     "Certificate",
+    "CornerFact",
     "Fact",
     "Feed",
     "Kind",
     "Later",
+    "LoadOf",
     "Look",
     "MassGap",
     "NotHere",
@@ -36,10 +43,13 @@ __all__ = [
     "RelativeToNoise",
     "RelativeToStable",
     "SamplerFidelity",
+    "ServiceLevel",
     "UsableRatio",
     "View",
     "certificate_of",
+    "corners_of",
     "feed_of",
+    "service_level",
     "worst",
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from servanda.clauses import GUARDS
+from servanda.clauses import GUARDS, TIMINGS
 from servanda.contract import WHOLE, Clause, Contract, Relative, Section
 from servanda.divergence import DIVERGENCES, Divergence
 from servanda.lint.finding import Finding, nearest, quoted
@@ -28,13 +28,10 @@ KNOWN_LATER = (
     "logit_linf_nats",
     "entropy_nats",
     "calibration",
-    "time_to_first_token_seconds",
-    "inter_token_latency_seconds",
-    "tokens_per_second",
     "rescored_ratio",
-    "batch_invariance",
     "coherence",
 )
+_RUNTIME = (*TIMINGS, "batch_invariance_nats")
 _AN_EXAMPLE = "{id: tv, metric: tv, aggregate: mean, at_most: 0.02}"
 
 
@@ -42,7 +39,7 @@ def clauses(contract: Contract, marks: Marks) -> Iterator[Finding]:
     """Every clause, and that there is one."""
     first: dict[str, Path] = {}
     declared = {WHOLE, *(rule.name for rule in contract.slices)}
-    known = [*DIVERGENCES, *GUARDS, *KNOWN_LATER]
+    known = [*DIVERGENCES, *GUARDS, *_RUNTIME, *KNOWN_LATER]
     for section, path, clause in contract.clauses():
         if clause.id in first:
             line = marks.near((*first[clause.id], "id")).line
@@ -61,6 +58,9 @@ def clauses(contract: Contract, marks: Marks) -> Iterator[Finding]:
             yield from _guard(path, section, clause)
         elif clause.metric in DIVERGENCES:
             yield from _divergence(path, section, clause)
+            yield from _relative(path, contract, clause)
+        elif clause.metric in _RUNTIME:
+            yield from _runtime(path, section, clause)
             yield from _relative(path, contract, clause)
         elif clause.metric in KNOWN_LATER:
             yield from _later(path, clause)
@@ -195,6 +195,22 @@ def _relative(path: Path, contract: Contract, clause: Clause) -> Iterator[Findin
     if isinstance(limit, Relative) and limit.of == "stable" and contract.stable is None:
         message = "the limit is relative to stable, and there is no stable: kernel"
         yield Finding((*path, "at_most"), message, "declare stable:, or write of: self_noise")
+
+
+def _runtime(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
+    """A promise about time, speed or batching: its section, its load, its one limit."""
+    if section != "runtime":
+        message = f"{clause.metric} is a matter of runtime, not of {section}"
+        yield Finding((*path, "metric"), message, "move the clause to runtime.clauses")
+        return
+    wanted, other = "at_most", "at_least"
+    if clause.metric == "tokens_per_second":
+        wanted, other = other, wanted
+    if getattr(clause, wanted) is None or getattr(clause, other) is not None:
+        yield Finding(path, f"{clause.metric} takes {wanted}, and nothing else", f"write {wanted}")
+    if clause.metric in TIMINGS and not isinstance((clause.load or {}).get("concurrency"), int):
+        message = f"clause {clause.id!r} says no load: the same server is fast when idle"
+        yield Finding(path, message, "add load: {concurrency: 8}")
 
 
 def _later(path: Path, clause: Clause) -> Iterator[Finding]:
