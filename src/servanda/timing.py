@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,6 +16,7 @@ from servanda.clauses.base import Look
 from servanda.clauses.timing import LOOKS, RECORDED, SERVED, STABLE, LoadOf, LoadRun, ServiceLevel
 from servanda.corpus import joined
 from servanda.engines.base import Engine
+from servanda.errors import MeasurementError
 from servanda.identity import digest_of
 from servanda.latency import Timing
 from servanda.plan import Plan
@@ -113,8 +115,17 @@ class _Session:
         return {side: timed[side] for side in self._sides}
 
     def _timed(self, side: str, batch: Batch) -> Timing:
-        engine = self._engines[STABLE if side == STABLE else "infer"]
-        return engine.time(batch, self._sampling, self._seed, side == RECORDED)
+        name = STABLE if side == STABLE else "infer"
+        timing = self._engines[name].time(batch, self._sampling, self._seed, side == RECORDED)
+        seconds = (*timing.first_S, *timing.gap_N)
+        sound = all(math.isfinite(s) and s >= 0 for s in seconds) and timing.wall >= 0
+        if not sound or len(timing.first_S) != len(batch):
+            raise MeasurementError(
+                f"the {name} engine timed {len(timing.first_S)} of {len(batch)} requests, and its "
+                f"seconds begin {seconds[:3]}",
+                hint="Engine.time gives finite seconds >= 0, and a first token for each request",
+            )
+        return timing
 
     def _batch(self, number: int) -> Batch:
         """The requests of a block: prompts at random with replacement, decided by the seed."""

@@ -31,11 +31,16 @@ class Metric:
     values: Callable[[Timing], tuple[float, ...]]
 
 
+def _speed(timing: Timing) -> tuple[float, ...]:
+    """Tokens a second of a block; none where its clock did not move."""
+    return (timing.tokens / timing.wall,) if timing.wall else ()
+
+
 TIMINGS: Mapping[str, Metric] = MappingProxyType(
     {
         "time_to_first_token_seconds": Metric("s", "requests", lambda t: t.first_S),
         "inter_token_latency_seconds": Metric("s", "tokens", lambda t: t.gap_N),
-        "tokens_per_second": Metric("1/s", "blocks", lambda t: (t.tokens / t.wall,)),
+        "tokens_per_second": Metric("1/s", "blocks", _speed),
     }
 )
 
@@ -187,12 +192,12 @@ class ServiceLevel:
     def _note(self, cell: Cell, samples: Samples, *, undecided: bool) -> str:
         """What was timed, and what recording logprobs adds to it (law 10)."""
         n = len(samples.served)
-        served = level(samples.served, cell.clause.percentile)
-        change = level(samples.recorded, cell.clause.percentile) / served - 1
-        text = (
-            f"{n} blocks of {self.load.concurrency} requests, served without logprobs; "
-            f"recording them changes this by {change:+.1%}"
+        served, recorded = (
+            level(blocks, cell.clause.percentile) for blocks in (samples.served, samples.recorded)
         )
+        text = f"{n} blocks of {self.load.concurrency} requests, served without logprobs"
+        if served:
+            text += f"; recording them changes this by {recorded / served - 1:+.1%}"
         if undecided and n < LOOKS[-1]:
             text += "; the interval crosses the limit, more blocks follow"
         elif undecided:

@@ -3,7 +3,10 @@
 # Requests of a block share their fate (one slow step is slow for all of them), so blocks are
 # drawn anew, never requests.  A bootstrap over few blocks is too narrow: the percentiles are
 # moved out by what Student's t and the factor n - 1 would cost a mean (Hesterberg, What
-# Teachers Should Know About the Bootstrap, 2015, section 4.3.3: "expanded percentiles").
+# Teachers Should Know About the Bootstrap, 2015: "expanded percentiles"), and an end is the
+# further one of that and of Student's t on the logarithm, since a resample never sees a tail
+# beyond the slowest block.  Simulated at a nominal 95 %: a mean is covered in 92 to 95 % of
+# runs, a p90 or p95 of ten blocks in 90 to 95 %; so this is an estimate, not a certificate.
 # Axes: R resamples, B blocks, N values of all blocks.
 
 from __future__ import annotations
@@ -52,13 +55,21 @@ def block_interval(
     """
     n = len(blocks)
     rng = np.random.default_rng(seed)
+    once_RB = np.ones((1, n), dtype=np.int64)
     counts_RB = rng.multinomial(n, [1 / n] * n, size=resamples)
-    level_R = _levels(blocks, counts_RB, percentile)
+    level_R, at_R = (_levels(blocks, c_RB, percentile) for c_RB in (counts_RB, once_RB))
     if beside:
-        level_R = level_R / _levels(beside, counts_RB, percentile)
-    out = NormalDist().cdf(-math.sqrt(n / (n - 1)) * student_t(1 - tail, n - 1))
+        with np.errstate(divide="ignore", invalid="ignore"):  # tokens that come at once: a gap of 0
+            level_R = level_R / _levels(beside, counts_RB, percentile)
+            at_R = at_R / _levels(beside, once_RB, percentile)
+    reach = math.sqrt(n / (n - 1)) * student_t(1 - tail, n - 1)
+    out = NormalDist().cdf(-reach)
+    if not (np.isfinite(level_R) & (level_R > 0)).all():
+        low, high = np.quantile(level_R, [out, 1 - out], method="inverted_cdf")
+        return float(low), float(high)
     low, high = np.quantile(level_R, [out, 1 - out])
-    return float(low), float(high)
+    factor = math.exp(reach * float(np.log(level_R).std()))
+    return min(float(low), at_R[0] / factor), max(float(high), at_R[0] * factor)
 
 
 def student_t(p: float, freedom: int) -> float:
