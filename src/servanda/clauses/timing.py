@@ -61,10 +61,7 @@ class LoadOf:
 
     @classmethod
     def of(cls, clause: Clause, workload: str, new_tokens: int) -> LoadOf:
-        load: Any = clause.load
-        if load is not None and not isinstance(load, Mapping):
-            load = vars(load)
-        load = load or {}
+        load = load_data(clause)
         return cls(
             workload,
             load["concurrency"],
@@ -75,6 +72,12 @@ class LoadOf:
     def __str__(self) -> str:
         prompt = f"-p{self.prompt_tokens}" if self.prompt_tokens else ""
         return f"{self.workload}-c{self.concurrency}-n{self.new_tokens}{prompt}"
+
+
+def load_data(clause: Clause) -> Mapping[str, Any]:
+    """A clause's load key by key; empty where it says none."""
+    load: Any = clause.load or {}
+    return load if isinstance(load, Mapping) else vars(load)
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ class ServiceLevel:
         verdict = blank(
             cell,
             "inconclusive",
-            f"{n} timed blocks; an answer needs {LOOKS[0]}",
+            f"{n} timed blocks have a value; an answer needs {LOOKS[0]}",
             kind="estimate",
             open=True,
         )

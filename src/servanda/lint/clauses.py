@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from servanda.clauses import GUARDS, TIMINGS
+from servanda.clauses.timing import load_data
 from servanda.contract import WHOLE, Clause, Contract, Relative, Section
 from servanda.divergence import DIVERGENCES, Divergence
 from servanda.lint.finding import Finding, nearest, quoted
@@ -31,6 +32,7 @@ KNOWN_LATER = (
     "rescored_ratio",
     "coherence",
 )
+_LOAD = ("concurrency", "new_tokens", "prompt_tokens")
 _RUNTIME = (*TIMINGS, "batch_invariance_nats")
 _AN_EXAMPLE = "{id: tv, metric: tv, aggregate: mean, at_most: 0.02}"
 
@@ -208,9 +210,24 @@ def _runtime(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
         wanted, other = other, wanted
     if getattr(clause, wanted) is None or getattr(clause, other) is not None:
         yield Finding(path, f"{clause.metric} takes {wanted}, and nothing else", f"write {wanted}")
-    if clause.metric in TIMINGS and not isinstance((clause.load or {}).get("concurrency"), int):
+    limit = getattr(clause, wanted)
+    if isinstance(limit, Relative) and (limit.of != "stable" or clause.metric not in TIMINGS):
+        message = f"{clause.metric} has no {limit.of} to be relative to"
+        yield Finding((*path, wanted), message, "write a number")
+    waits = clause.metric.endswith("_seconds")
+    if (waits and clause.aggregate in (None, "max")) or (
+        not waits and clause.aggregate is not None
+    ):
+        message = f"{clause.metric} takes {'mean, or pN such as p95' if waits else 'no aggregate'}"
+        yield Finding(path, message, "write aggregate: p95" if waits else "remove aggregate")
+    load = load_data(clause)
+    if clause.metric in TIMINGS and "concurrency" not in load:
         message = f"clause {clause.id!r} says no load: the same server is fast when idle"
         yield Finding(path, message, "add load: {concurrency: 8}")
+    for name, n in load.items():
+        if name not in _LOAD or (n is not None and (type(n) is not int or n < 1)):
+            message = f"a load has {', '.join(_LOAD)}, whole numbers >= 1; found {name}: {n}"
+            yield Finding((*path, "load", name), message, "write load: {concurrency: 8}")
 
 
 def _later(path: Path, clause: Clause) -> Iterator[Finding]:
