@@ -1,6 +1,9 @@
 # Slow, obvious and exact: what the tests hold the house against.
 
 import math
+from contextlib import contextmanager
+from decimal import Decimal, localcontext
+from fractions import Fraction
 
 import numpy as np
 
@@ -49,3 +52,89 @@ def group_ratio_e(groups, theta, limit, capacity):
 
 def log_mean_exp(logs):
     return math.log(np.mean(np.exp(np.array(logs))))
+
+
+# Divergences by their textbook definitions, on probabilities of any exact type: Fractions
+# and Decimals lose nothing that floats would.  p is train, q is infer.
+def _log(x):
+    return x.ln() if isinstance(x, Decimal) else math.log(x)
+
+
+def _sqrt(x):
+    return x.sqrt() if isinstance(x, Decimal) else math.sqrt(x)
+
+
+def _kl(p, q):
+    return sum(a * _log(a / b) if b else math.inf for a, b in zip(p, q, strict=True) if a)
+
+
+def _js(p, q):
+    m = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+    return (_kl(p, m) + _kl(q, m)) / 2
+
+
+def _chi2(p, q):
+    parts = ((a - b) ** 2 / b if b else math.inf for a, b in zip(p, q, strict=True) if a or b)
+    return sum(parts)
+
+
+def _le_cam(p, q):
+    return sum((a - b) ** 2 / (a + b) for a, b in zip(p, q, strict=True) if a or b) / 2
+
+
+def entropy(p):
+    return -sum(a * _log(a) for a in p if a)
+
+
+EXACT = {
+    "tv": lambda p, q: sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2,
+    "kl_nats": lambda p, q: _kl(q, p),
+    "kl_reverse_nats": _kl,
+    "chi2": _chi2,
+    "js_nats": _js,
+    "hellinger2": lambda p, q: 1 - sum(_sqrt(a * b) for a, b in zip(p, q, strict=True)),
+    "le_cam": _le_cam,
+    "entropy_nats": lambda p, q: abs(entropy(p) - entropy(q)),
+    "abs_log_ratio_nats": lambda p, q: max(
+        abs(_log(a / b)) if a and b else math.inf for a, b in zip(p, q, strict=True) if a or b
+    ),
+}
+# these three with shared support only
+EXACT["k3_nats"] = EXACT["kl_nats"]
+EXACT["logit_osc_nats"] = lambda p, q: _log(
+    max(a / b for a, b in zip(p, q, strict=True)) / min(a / b for a, b in zip(p, q, strict=True))
+)
+EXACT["logit_linf_nats"] = lambda p, q: EXACT["logit_osc_nats"](p, q) / 2
+
+
+@contextmanager
+def _digits(n):
+    with localcontext() as context:
+        context.prec = n
+        yield
+
+
+def decimal_softmax(logits, digits=50):
+    """Probabilities of one row of logits, as Decimals of so many digits."""
+    with _digits(digits):
+        mass = [Decimal(float(z)).exp() for z in logits]
+        whole = sum(mass)
+        return [m / whole for m in mass]
+
+
+def exactly(name, train_logits, infer_logits, digits=50):
+    """A metric of two rows of logits, by its definition in Decimals."""
+    p, q = (decimal_softmax(row, digits) for row in (train_logits, infer_logits))
+    with _digits(digits):
+        return EXACT[name](p, q)
+
+
+def calibration_error(conf, hit, bins=15):
+    """Expected calibration error, one bin and one position at a time."""
+    total = Fraction(0)
+    for i in range(bins):
+        inside = [
+            n for n, c in enumerate(conf) if i / bins < c <= (i + 1) / bins or (c == 0 and i == 0)
+        ]
+        total += abs(sum(Fraction(float(conf[n])) - Fraction(int(hit[n])) for n in inside))
+    return float(total / len(conf))

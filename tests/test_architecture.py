@@ -37,6 +37,7 @@ FLOORS = (
         "once",
         "plan",
         "portrait",
+        "power",
         "report",
         "schedule",
         "verdict",
@@ -52,7 +53,7 @@ FLOORS = (
         "rundir",
         "timing",
     },
-    {"__main__", "cli", "run"},
+    {"__main__", "cli", "drill", "run"},
 )
 # pure floors: no file, socket, clock, environment, process
 IMPURE = {"os", "io", "pathlib", "socket", "subprocess", "tempfile", "time", "datetime", "random"}

@@ -20,7 +20,6 @@ CAPTURES: Mapping[str, int] = MappingProxyType(
 )
 TYPICAL_NATS = 3.0  # a token of an open text: |logp| in [2, 4), where eta is 2^(1 - t)
 _GRID = 2049
-_CANCELLED = 1e-3  # of its largest value: the errors of a signed metric average out
 
 
 def eta(capture: str, nats: float = TYPICAL_NATS) -> float:
@@ -61,7 +60,7 @@ def capture_floor(metric: str, capture: str, aggregate: str = "mean") -> float:
     error_N = np.linspace(-1.0, 1.0, _GRID) * eta(capture)
     exact_N = np.full_like(error_N, -TYPICAL_NATS)
     values_N = sampled(metric, {"logp_train": exact_N + error_N, "logp_infer": exact_N})
-    largest, mean = float(values_N.max()), float(values_N.mean())
     if aggregate != "mean":
-        return largest
-    return mean if mean > _CANCELLED * largest else 0.0
+        return float(values_N.max())
+    # the errors of a signed metric average out
+    return 0.0 if DIVERGENCES[metric].signed else float(values_N.mean())

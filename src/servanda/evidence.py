@@ -19,7 +19,7 @@ from servanda.corpus import Corpus
 from servanda.errors import EvidenceError
 from servanda.identity import EvidenceKey
 from servanda.plan import Plan
-from servanda.portrait import Portrait, portray
+from servanda.portrait import Portrait, added, portray
 from servanda.sampling import uniforms
 from servanda.schedule import Schedule, Unit
 from servanda.slices import LABEL
@@ -67,7 +67,6 @@ class Weighed:
     Args:
         noise: of each cell, (train, infer), each side against itself.
         stable: of each cell, what the stable kernel has there.
-        portraits: "infer", and one for each peer; "golden" for the golden texts.
     """
 
     statistics: tuple[Any, ...]
@@ -77,7 +76,6 @@ class Weighed:
     tokens: int = 0
     lost: int = 0
     groups: int = 0
-    portraits: Mapping[str, Portrait] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,12 +85,15 @@ class Evidence:
     Args:
         rounds: (workload, index) -> a closed round.
         once: what is measured once, by its source: "golden", "timing".
+        portraits: (workload, "infer" or a peer) or ("", "golden") -> of all rounds; they
+            describe, and no digest is taken of them.
     """
 
     key: EvidenceKey
     plan: str
     rounds: Mapping[tuple[str, int], Weighed] = field(default_factory=dict)
     once: Mapping[str, Weighed] = field(default_factory=dict)
+    portraits: Mapping[tuple[str, str], Portrait] = field(default_factory=dict, compare=False)
 
     def __add__(self, other: Evidence) -> Evidence:
         if (self.key, self.plan) != (other.key, other.plan):
@@ -108,8 +109,13 @@ class Evidence:
                 "such): merged twice it would count twice",
                 hint="give each shard its own rounds",
             )
-        rounds = {**self.rounds, **other.rounds}
-        return Evidence(self.key, self.plan, rounds, {**other.once, **self.once})
+        return Evidence(
+            self.key,
+            self.plan,
+            {**self.rounds, **other.rounds},
+            {**other.once, **self.once},
+            added(self.portraits, other.portraits),
+        )
 
     def closed(self, workload: str) -> tuple[Weighed, ...]:
         """A workload's rounds 0, 1, ... up to the first that is missing."""
@@ -127,8 +133,12 @@ class Evidence:
 
 def weigh(plan: Plan, key: EvidenceKey, rounds: Iterable[Round]) -> Evidence:
     """Closed rounds to evidence; pure, so that shards may be weighed anywhere."""
-    weighed = {(r.workload, r.index): _weigh_round(plan, r) for r in rounds}
-    return Evidence(key, plan.digest, weighed)
+    weighed: dict[tuple[str, int], Weighed] = {}
+    portraits: dict[tuple[str, str], Portrait] = {}
+    for r in rounds:
+        weighed[r.workload, r.index], found = _weigh_round(plan, r)
+        portraits = added(portraits, {(r.workload, name): p for name, p in found.items()})
+    return Evidence(key, plan.digest, weighed, {}, portraits)
 
 
 def weigh_golden(plan: Plan, key: EvidenceKey, run: GoldenRun) -> Evidence:
@@ -145,12 +155,12 @@ def weigh_golden(plan: Plan, key: EvidenceKey, run: GoldenRun) -> Evidence:
         tuple(c and tuple(c.kind.noise(c, v) for v in self_views) for c in cells),
         sequences=len(run.rows),
         tokens=len(run.pair.infer.token_N),
-        portraits={"golden": portray(run.pair, {}, run.rows)},
     )
-    return Evidence(key, plan.digest, once={"golden": weighed})
+    portraits = {("", "golden"): portray(run.pair, {}, run.rows)}
+    return Evidence(key, plan.digest, {}, {"golden": weighed}, portraits)
 
 
-def _weigh_round(plan: Plan, measured: Round) -> Weighed:
+def _weigh_round(plan: Plan, measured: Round) -> tuple[Weighed, dict[str, Portrait]]:
     schedule = next(s for s in plan.schedules if s.name == measured.workload)
     mine = [c if c.workload == measured.workload else None for c in plan.cells]
     cells = [c for c in mine if c is not None]
@@ -164,7 +174,7 @@ def _weigh_round(plan: Plan, measured: Round) -> Weighed:
     own = replace(view(measured.pair), peers=peers)
     selves = [peers[name] for name in ("self_train", "self_infer") if name in peers]
     stable = peers.get("stable")
-    return Weighed(
+    weighed = Weighed(
         tuple(c and c.kind.weigh(c, own) for c in mine),
         tuple(c and tuple(c.kind.noise(c, v) for v in selves) for c in mine),
         tuple(c and c.kind.noise(c, stable) for c in mine) if stable else (),
@@ -172,11 +182,9 @@ def _weigh_round(plan: Plan, measured: Round) -> Weighed:
         tokens=len(measured.pair.infer.token_N),
         lost=int(measured.pair.infer.lost_S.sum()),
         groups=own.launched,
-        portraits={
-            "infer": _portrait(own, measured, cells),
-            **{name: _portrait(peer, measured, cells) for name, peer in peers.items()},
-        },
     )
+    views = {"infer": own, **peers}
+    return weighed, {name: _portrait(v, measured, cells) for name, v in views.items()}
 
 
 def _portrait(view: View, measured: Round, cells: list[Cell]) -> Portrait:

@@ -12,7 +12,7 @@ from servanda.contract import Path
 from servanda.corpus import joined
 from servanda.engines.base import Engine
 from servanda.errors import ContractError
-from servanda.golden import against_itself, both, exact_columns
+from servanda.golden import against_itself, both, exact_columns, kept
 from servanda.plan import Plan
 from servanda.rundir import RunDirectory
 from servanda.sampling import Sampling, uniforms
@@ -120,9 +120,10 @@ def _corner(
     place = f"corners/{corner.batch_size:04d}-{corner.prompt_tokens or 0:06d}"
     sides = {"train": batch, "infer": replace(batch, together=corner.batch_size)}
     paths: dict[str, Path] = {"train": "prefill", "infer": corner.path}
-    pair = run.kept(f"{place}.both", lambda: both(sides, engines, paths))
+    pair = kept(run, f"{place}.both", lambda: both(sides, engines, paths))
     selves = [
-        run.kept(
+        kept(
+            run,
             f"{place}.self_{side}",
             functools.partial(against_itself, sides[side], engines[side], paths[side]),
         )

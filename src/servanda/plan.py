@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from servanda.clauses import (
+    CALIBRATION,
     GUARDS,
     TIMINGS,
     BatchInvariance,
+    Calibration,
     Cell,
     Certificate,
     CornerFact,
@@ -197,6 +199,8 @@ def _kind(section: Section, clause: Clause, stage: Stage, schedule: Schedule | N
         return service_level(clause, load, schedule.seed)
     if clause.metric == "batch_invariance_nats":
         return BatchInvariance()
+    if section == "numerical" and clause.metric == CALIBRATION:
+        return Calibration()
     if clause.metric in DIVERGENCES:
         if section == "numerical":
             return Fact()
@@ -248,7 +252,7 @@ def _out_of_reach(plan: Plan, schedule: Schedule, cell: Cell) -> Iterator[Proble
     if not cell.clause.enforced:
         return
     most = schedule.meeting(cell.cut) * (cell.capacity if cell.claim == "realised" else 1)
-    needed = units_at_best(cell.kind.feed.limit, plan.alpha)
+    needed = units_at_best(cell.kind.feed.limit, plan.alpha, cell.kind.feed.best)
     if needed is not None and needed <= most:
         return
     unit = "tokens" if cell.claim == "realised" else "prompt groups"

@@ -9,7 +9,7 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,6 +141,15 @@ def _largest(worst: Sequence[Worst]) -> tuple[Worst, ...]:
     # ties by sequence, so that the order in which rounds are added does not count
     key = lambda w: (w.abs_log_ratio, -w.sequence, -w.position)  # noqa: E731
     return tuple(heapq.nlargest(KEPT, worst, key=key))
+
+
+_Key = TypeVar("_Key")
+
+
+def added(mine: Mapping[_Key, Portrait], theirs: Mapping[_Key, Portrait]) -> dict[_Key, Portrait]:
+    """Portraits of disjoint rounds, each added to that of the same key."""
+    both = {key: mine[key] + theirs[key] for key in mine.keys() & theirs.keys()}
+    return {**mine, **theirs, **both}
 
 
 def portray(pair: TracePair, masks: Mapping[str, Array], rows: Sequence[int]) -> Portrait:

@@ -65,9 +65,20 @@ def load(path: str | Path) -> Contract:
         for place, name in [*_corpora(contract), *_models(contract)]
         if not Path(name).exists()
     ]
+    missing += _fault_values(contract)
     if missing:
         raise ContractError.all(missing)
     return contract
+
+
+def _fault_values(contract: Contract) -> Iterator[Problem]:
+    """A fault's value is checked here: lint knows the names of faults, and no more."""
+    kernels = {("kernels", side): getattr(contract.kernels, side) for side in ("train", "infer")}
+    for place, kernel in (*kernels.items(), (("stable",), contract.stable)):
+        for name, value in ((kernel and kernel.fault) or {}).items():
+            problem = FAULTS[name].problem(value)
+            if problem is not None:
+                yield replace(problem, where=contract.where(*place, "fault", name))
 
 
 def _corpora(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:

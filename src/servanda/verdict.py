@@ -12,7 +12,7 @@ from servanda.errors import EvidenceError
 from servanda.evidence import Evidence, Weighed
 from servanda.identity import EvidenceKey
 from servanda.plan import Plan
-from servanda.portrait import Portrait
+from servanda.portrait import Portrait, added
 
 EXIT_CODES: Mapping[Outcome, int] = {"holds": 0, "violated": 1, "inconclusive": 3, "error": 4}
 _PRECONDITION = "a precondition failed"
@@ -79,7 +79,7 @@ class Verdict:
     train: str = ""
     infer: str = ""
     stable: str = ""
-    portraits: Mapping[str, Portrait] = field(default_factory=dict)
+    portraits: Mapping[str, Portrait] = field(default_factory=dict, compare=False)
     power: tuple[Caught, ...] = field(default=(), compare=False)
     circumstances: Circumstances = field(default=Circumstances(), compare=False)
 
@@ -146,7 +146,8 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
         floor = cell.kind.floor(cell, [part.noise[i] for part in parts])
         judged = cell.kind.judge(cell, [part.statistics[i] for part in parts], floor, look)
         if intervals and cell.workload:
-            judged = _beside(judged, cell, i, parts)
+            stable = [part.stable[i] for part in parts if part.stable]
+            judged = _beside(judged, cell, evidence.portraits.get((cell.workload, "infer")), stable)
         cells.append(judged.but(where=plan.contract.where(*cell.place)))
     cells = _after_preconditions(plan.cells, cells)
     kernels = plan.contract.kernels
@@ -170,27 +171,27 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
         train=str(kernels.train),
         infer=str(kernels.infer),
         stable=str(plan.stable) if plan.stable else "",
-        portraits=_portraits([*every, *_some(golden)]) if intervals else {},
+        portraits=_portraits(evidence) if intervals else {},
     )
 
 
-def _beside(judged: CellVerdict, cell: Cell, i: int, parts: Sequence[Weighed]) -> CellVerdict:
+def _beside(
+    judged: CellVerdict, cell: Cell, portrait: Portrait | None, stable: Sequence[Any]
+) -> CellVerdict:
     """A cell's verdict with what is shown beside it: its share, and the stable kernel."""
-    portraits = [part.portraits["infer"] for part in parts]
-    tokens = sum(p.total.n for p in portraits)
-    inside = sum(p.slices[cell.cut.name].n for p in portraits if cell.cut.name in p.slices)
-    stable = [part.stable[i] for part in parts if part.stable]
+    known = portrait is not None and portrait.total.n and cell.cut.name in portrait.slices
+    level = cell.kind.level(stable) if stable and isinstance(cell.kind, Certificate) else None
     return judged.but(
-        share=inside / tokens if tokens else None,
-        stable=cell.kind.level(stable) if stable and isinstance(cell.kind, Certificate) else None,
+        share=portrait.slices[cell.cut.name].n / portrait.total.n if portrait and known else None,
+        stable=level,
     )
 
 
-def _portraits(parts: Sequence[Weighed]) -> dict[str, Portrait]:
+def _portraits(evidence: Evidence) -> dict[str, Portrait]:
+    """Of all workloads together, by what they show."""
     found: dict[str, Portrait] = {}
-    for part in parts:
-        for name, portrait in part.portraits.items():
-            found[name] = found[name] + portrait if name in found else portrait
+    for (_, name), portrait in evidence.portraits.items():
+        found = added(found, {name: portrait})
     return found
 
 

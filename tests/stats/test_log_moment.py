@@ -22,9 +22,9 @@ def ratio(xss, capacity=6, missing=0):
     return GroupRatio(
         capacity,
         len(xss),
-        tuple(math.fsum(xs) for xs in xss),
-        tuple(len(xs) for xs in xss),
-        (missing,) * len(xss),
+        np.array([math.fsum(xs) for xs in xss]),
+        np.array([len(xs) for xs in xss]),
+        np.full(len(xss), missing),
     )
 
 

@@ -11,6 +11,7 @@ from servanda.clauses.base import (
     worst,
 )
 from servanda.clauses.batches import BatchInvariance
+from servanda.clauses.calibration import CALIBRATION, Calibration
 from servanda.clauses.certificate import Certificate
 from servanda.clauses.corner import CornerFact, corners_of
 from servanda.clauses.fact import Fact
@@ -23,9 +24,11 @@ from servanda.clauses.timing import TIMINGS, LoadOf, ServiceLevel, service_level
 from servanda.contract import Clause, Relative
 
 __all__ = [
+    "CALIBRATION",
     "GUARDS",
     "TIMINGS",
     "BatchInvariance",
+    "Calibration",
     "Cell",
     "CellVerdict",
     "Certificate",

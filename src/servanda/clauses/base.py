@@ -19,7 +19,6 @@ from servanda.divergence import sampled
 from servanda.errors import Where
 from servanda.registry import Registry
 from servanda.slices import Cut
-from servanda.stats.log_moment import log_mean_exp
 from servanda.trace import TracePair
 
 Array = NDArray[Any]
@@ -50,7 +49,9 @@ def peak(rounds: Sequence[Array]) -> float:
     """
     if not rounds:
         return 0.0
-    return max(map(log_mean_exp, np.cumsum(rounds, axis=0)))
+    grown = np.cumsum(rounds, axis=0)
+    top = grown.max(axis=1)
+    return float((top + np.log(np.exp(grown - top[:, None]).mean(axis=1))).max())
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ class CellVerdict:
     more: int | None = None
     open: bool = False  # more rounds of this run could change the outcome
     note: str = ""
-    where: Where | None = None
+    where: Where | None = field(default=None, compare=False)
 
     def but(self, **changes: Any) -> CellVerdict:
         return replace(self, **changes)

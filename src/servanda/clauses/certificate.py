@@ -13,6 +13,7 @@ from servanda.clauses.base import Array, Cell, CellVerdict, Look, Source, View, 
 from servanda.clauses.feed import Feed
 from servanda.divergence import DIVERGENCES
 from servanda.stats import GroupRatio, LogMoment, interval, units_to_decide
+from servanda.stats.log_moment import log_mean_exp
 
 _LITTLE = 0.25  # a fill of less is worth a word
 WITHIN_NOISE = (
@@ -32,13 +33,12 @@ def process_of(cell: Cell, view: View, x_N: Array) -> Process:
     if cell.claim == "realised":
         return LogMoment.of(x_N[known_N], int(missing_N.sum()) + room * len(lost_S))
     groups = view.launched
-    total_G = np.bincount(view.group_N[known_N], weights=x_N[known_N], minlength=groups)
+    total_G: Array = np.bincount(view.group_N[known_N], weights=x_N[known_N], minlength=groups)
     tokens_G = np.bincount(view.group_N[known_N], minlength=groups)
     missing_G = np.bincount(view.group_N[missing_N], minlength=groups)
     missing_G = missing_G + room * np.bincount(view.group_S[lost_S], minlength=groups)
-    met = np.flatnonzero((tokens_G > 0) | (missing_G > 0))
-    sums = (total_G[met].tolist(), tokens_G[met].tolist(), missing_G[met].tolist())
-    return GroupRatio(cell.capacity, groups, *map(tuple, sums))
+    met_G = (tokens_G > 0) | (missing_G > 0)
+    return GroupRatio(cell.capacity, groups, total_G[met_G], tokens_G[met_G], missing_G[met_G])
 
 
 def total(cell: Cell, rounds: Sequence[Process]) -> Process:
@@ -46,6 +46,46 @@ def total(cell: Cell, rounds: Sequence[Process]) -> Process:
     if cell.claim == "realised":
         return sum(rounds, LogMoment())  # type: ignore[arg-type]
     return GroupRatio.join(cell.capacity, rounds)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Grown:
+    """One round's statistics, and its evidence about the limit, which looks only add up."""
+
+    process: Process
+    below: Array
+    above: Array
+
+    def __repr__(self) -> str:
+        return repr(self.process)  # the rest follows from it
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What the closed rounds hold, without joining them.
+
+    Args:
+        n: units; known, missing: of LogMoment's units or GroupRatio's tokens; total: sum of x.
+    """
+
+    n: int
+    known: int
+    missing: int
+    total: float
+
+    @classmethod
+    def of(cls, processes: Sequence[Process]) -> Tally:
+        return cls(
+            n=sum(p.n for p in processes),
+            known=sum(p.known for p in processes),
+            missing=sum(p.missing for p in processes),
+            total=math.fsum(p.total for p in processes),
+        )
+
+    @property
+    def mean(self) -> float:
+        """NaN where nothing was measured."""
+        return self.total / self.known if self.known else math.nan
 
 
 @dataclass(frozen=True)
@@ -57,8 +97,9 @@ class Certificate:
     source: ClassVar[Source] = "workload"
     peers: ClassVar[tuple[str, ...]] = ()
 
-    def weigh(self, cell: Cell, view: View) -> Process:
-        return self.process(cell, view)
+    def weigh(self, cell: Cell, view: View) -> Grown:
+        process, limit = self.process(cell, view), self.feed.limit
+        return Grown(process, process.below_growth(limit), process.above_growth(limit))
 
     def process(self, cell: Cell, view: View) -> Process:
         """The statistics of one round, of the kernels or of one kernel against itself.
@@ -94,22 +135,24 @@ class Certificate:
         return self.feed.value(mean) if _is_number(mean) else None
 
     def judge(
-        self, cell: Cell, rounds: list[Process], floor: float | None, look: Look
+        self, cell: Cell, rounds: list[Grown], floor: float | None, look: Look
     ) -> CellVerdict:
-        feed, process = self.feed, total(cell, rounds)
-        red_line = self._red_line(floor)
-        e_holds = process.log_e_below(feed.limit) if process.n and feed.proves else 0.0
-        if cell.claim == "realised":
+        feed, met = self.feed, [r for r in rounds if r.process.n]
+        red_line = feed.red_line(floor)
+        below = sum((r.below for r in met), np.zeros(1))
+        # twice the floor is seldom beyond the limit, and moves from look to look
+        at_limit = red_line == feed.limit
+        above = [r.above if at_limit else r.process.above_growth(red_line) for r in met]
+        if cell.claim == "realised" and met:
             # speaks of the tokens measured so far, so what was red may be so no more
-            e_violated = process.log_e_above(red_line) if process.n else 0.0
-        else:
-            e_violated = peak([r.above_growth(red_line) for r in rounds if r.n])
-        verdict = self.described(cell, process, floor, look).but(
-            limit=feed.value(feed.limit),
-            e_holds=e_holds,
-            e_violated=e_violated,
+            above = [sum(above, np.zeros(1))]
+        e_holds = log_mean_exp(below) if met and feed.proves else 0.0
+        e_violated = peak(above)
+        processes = [r.process for r in rounds]
+        verdict = self.described(cell, processes, floor, look).but(
+            limit=feed.value(feed.limit), e_holds=e_holds, e_violated=e_violated
         )
-        if not process.n:
+        if not met:
             return verdict.but(note=f"slice {cell.cut.name!r} met no token; widen the workload")
         if e_violated >= look.log_price_violated:
             return verdict.but(outcome="violated", open=False)
@@ -120,58 +163,44 @@ class Certificate:
                 kind="estimate",
                 note="an estimate: the mean of a metric without bound is never certified",
             )
-        return self._undecided(verdict, process, red_line, look)
+        tally = Tally.of(processes)
+        if feed.limit < tally.mean <= red_line:
+            return verdict.but(note=WITHIN_NOISE)
+        if math.isnan(tally.mean) or tally.mean <= feed.limit:
+            units = units_to_decide(below, tally.n, look.log_price_holds)
+        else:
+            units = units_to_decide(sum(above, np.zeros(1)), tally.n, look.log_price_violated)
+        if units is None:
+            return verdict.but(note="too near the limit to tell; raise the limit or the sizes")
+        # a slice meets only some of the groups: convert its units to launched groups
+        more = math.ceil((units - tally.n) * look.launched / tally.n)
+        return verdict.but(
+            more=max(more, look.first - look.launched, 1), note=_why_so_many(cell, tally)
+        )
 
     def described(
-        self, cell: Cell, process: Process, floor: float | None, look: Look
+        self, cell: Cell, processes: Sequence[Process], floor: float | None, look: Look
     ) -> CellVerdict:
         """A verdict with everything but the answer."""
-        feed = self.feed
+        feed, tally = self.feed, Tally.of(processes)
         verdict = blank(
             cell,
             "inconclusive",
             kind="certificate",
             unit="" if feed.threshold is not None else DIVERGENCES[cell.clause.metric].unit,
-            value=None if math.isnan(process.mean) else feed.value(process.mean),
+            value=None if math.isnan(tally.mean) else feed.value(tally.mean),
             floor=None if floor is None else feed.value(floor),
-            n=process.n,
+            n=tally.n,
             units="tokens" if cell.claim == "realised" else "prompt groups",
-            missing=process.missing,
+            missing=tally.missing,
             threshold=feed.threshold,
             alpha=look.alpha,
             open=True,
         )
-        if look.intervals and process.n:
-            low, high = interval(process, look.alpha)
+        if look.intervals and tally.n:
+            low, high = interval(total(cell, processes), look.alpha)
             verdict = verdict.but(interval=(feed.value(low), feed.value(high)))
         return verdict
-
-    def _red_line(self, floor: float | None) -> float:
-        """The mean of x beyond which a cell is red: the limit, or twice the floor."""
-        if floor is None:
-            return self.feed.limit
-        return max(self.feed.limit, self.feed.x_of(2 * self.feed.value(floor)))
-
-    def _undecided(
-        self, verdict: CellVerdict, process: Process, red_line: float, look: Look
-    ) -> CellVerdict:
-        """Why nothing is said yet, and how many more prompt groups would decide."""
-        limit = self.feed.limit
-        mean = process.mean
-        if limit < mean <= red_line:
-            return verdict.but(note=WITHIN_NOISE)
-        if math.isnan(mean) or mean <= limit:
-            growth, price = process.below_growth(limit), look.log_price_holds
-        else:
-            growth, price = process.above_growth(red_line), look.log_price_violated
-        units = units_to_decide(growth, process.n, price)
-        if units is None:
-            return verdict.but(note="too near the limit to tell; raise the limit or the sizes")
-        # a slice meets only some of the groups: convert its units to launched groups
-        more = math.ceil((units - process.n) * look.launched / process.n)
-        return verdict.but(
-            more=max(more, look.first - look.launched, 1), note=_why_so_many(process)
-        )
 
 
 def _mean(parts: Sequence[tuple[float, int]]) -> float:
@@ -183,14 +212,14 @@ def _is_number(value: float) -> bool:
     return not math.isnan(value)
 
 
-def _why_so_many(process: Process) -> str:
+def _why_so_many(cell: Cell, tally: Tally) -> str:
     """Room that no answer fills is paid for in prompt groups; say so where it is most of it."""
-    if not isinstance(process, GroupRatio):
+    if cell.claim == "realised":
         return ""
-    filled = (process.tokens + process.missing) / process.n
-    if filled >= _LITTLE * process.capacity:
+    filled = (tally.known + tally.missing) / tally.n
+    if filled >= _LITTLE * cell.capacity:
         return ""
     return (
-        f"a prompt group has room for {process.capacity:,} tokens here and fills {filled:,.0f}: "
+        f"a prompt group has room for {cell.capacity:,} tokens here and fills {filled:,.0f}: "
         "a lower max_new_tokens, or claim: realised, decides sooner"
     )

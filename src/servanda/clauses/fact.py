@@ -55,43 +55,51 @@ class Fact:
         sides = [slice_ if slice_.known else whole for part in parts for slice_, whole in part]
         return max((aggregate(cell.clause, s.known) for s in sides if s.known), default=None)
 
-    def _limit(self, cell: Cell, floor: float | None) -> float | None:
-        limit = cell.clause.at_most
-        if isinstance(limit, Relative):
-            return None if floor is None else limit.times * floor
-        return limit
-
     def judge(
         self, cell: Cell, rounds: list[Values], floor: float | None, look: Look
     ) -> CellVerdict:
         values = sum(rounds, Values())
-        limit = self._limit(cell, floor)
-        verdict = blank(
-            cell,
-            "inconclusive",
-            kind="fact",
-            unit=DIVERGENCES[cell.clause.metric].unit,
-            limit=limit,
-            floor=floor,
-            n=len(values.known),
-            units="golden positions",
-            missing=values.missing,
+        value = aggregate(cell.clause, values.known) if values.known else None
+        unit = DIVERGENCES[cell.clause.metric].unit
+        return judged(cell, value, floor, n=len(values.known), missing=values.missing, unit=unit)
+
+
+def judged(
+    cell: Cell, value: float | None, floor: float | None, *, n: int, missing: int, unit: str = ""
+) -> CellVerdict:
+    """A fact against its limit: red only beyond both the limit and twice the self-noise.
+
+    Args:
+        value: None where no position has one.
+        n, missing: golden positions with and without a value.
+    """
+    limit = cell.clause.at_most
+    if isinstance(limit, Relative):
+        limit = None if floor is None else limit.times * floor
+    verdict = blank(
+        cell,
+        "inconclusive",
+        kind="fact",
+        unit=unit,
+        limit=limit,
+        floor=floor,
+        n=n,
+        units="golden positions",
+        missing=missing,
+    )
+    if limit is None:
+        return verdict.but(note="the self-noise was not measured: the corpus is too small")
+    if value is None:
+        if missing:
+            return verdict.but(outcome="error", note="no golden position has finite logits")
+        return verdict.but(note=f"slice {cell.cut.name!r} met no golden position")
+    verdict = verdict.but(value=value)
+    if value > max(limit, 2 * (floor or 0.0)):
+        return verdict.but(outcome="violated")
+    if missing:
+        return verdict.but(
+            outcome="error", note=f"{missing} golden positions have NaN or infinite logits"
         )
-        if limit is None:
-            return verdict.but(note="the self-noise was not measured: the corpus is too small")
-        if not values.known:
-            if values.missing:
-                return verdict.but(outcome="error", note="no golden position has finite logits")
-            return verdict.but(note=f"slice {cell.cut.name!r} met no golden position")
-        value = aggregate(cell.clause, values.known)
-        verdict = verdict.but(value=value)
-        if value > max(limit, 2 * (floor or 0.0)):
-            return verdict.but(outcome="violated")
-        if values.missing:
-            return verdict.but(
-                outcome="error",
-                note=f"{values.missing} golden positions have NaN or infinite logits",
-            )
-        if value > limit:
-            return verdict.but(note=WITHIN_NOISE)
-        return verdict.but(outcome="holds")
+    if value > limit:
+        return verdict.but(note=WITHIN_NOISE)
+    return verdict.but(outcome="holds")

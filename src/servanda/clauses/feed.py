@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ class Feed:
         scale, low: metric units of one x, and of x = 0.
         threshold: a percentile pN at limit L is the promise that at most (100-N) % of the
             tokens exceed L; limit is then that share.
+        best: the smallest mean of x that there is, that of identical kernels.
         proves: whether a small mean of x shows a small mean of the metric; not so where the
             metric is cut though the contract does not say `clip`.
     """
@@ -30,6 +32,7 @@ class Feed:
     scale: float = 1.0
     low: float = 0.0
     threshold: float | None = None
+    best: float = 0.0
     proves: bool = True
 
     def x(self, values_N: Array) -> Array:
@@ -39,32 +42,32 @@ class Feed:
 
     def value(self, x: float) -> float:
         """A mean of x in units of the metric."""
-        return x * self.scale + self.low
+        return self.low + x * self.scale
 
-    def x_of(self, value: float) -> float:
-        """A mean of the metric as a mean of x."""
-        return (value - self.low) / self.scale
+    def red_line(self, floor: float | None) -> float:
+        """The mean of x beyond which a cell is red: the limit, or twice the floor of x."""
+        return max(self.limit, 2 * floor + self.low / self.scale) if floor else self.limit
 
 
 def feed_of(clause: Clause) -> Feed | None:
-    """The feed of a statistical clause; None where it has no limit of its own to be held to."""
-    metric = DIVERGENCES[clause.metric]
-    if clause.at_most is None:
+    """The feed of a statistical clause; None where this version knows no certificate."""
+    metric, limit = DIVERGENCES[clause.metric], clause.at_most
+    if limit is None:
         return None
+    relative = isinstance(limit, Relative)
     if clause.percentile is not None:
-        if isinstance(clause.at_most, Relative):
-            return None
         # 100 - 99.9 carries rounding that nobody wrote
         share = round((100.0 - clause.percentile) / 100.0, 12)
-        return Feed(limit=share, threshold=clause.at_most)
-    # the limit of a relative clause is known only when it is judged
-    limit = 1.0 if isinstance(clause.at_most, Relative) else clause.at_most
-    if clause.clip is not None:
-        low, high = 0.0, clause.clip
-    elif metric.bounded:
-        low, high = metric.span
-    elif isinstance(clause.at_most, Relative):
-        return None
-    else:
+        return None if relative else Feed(limit=share, threshold=limit)
+    low, high = metric.span
+    high = high if clause.clip is None else clause.clip
+    if low == 0.0 and math.isinf(high) and not relative and limit > 0:
         return Feed(limit=1 / _CUT, scale=_CUT * limit, proves=False)
-    return Feed(limit=(limit - low) / (high - low), scale=high - low, low=low)
+    if not math.isfinite(high - low):
+        return None
+    # a sampled value may be negative though no mean of them can be
+    least = metric.span_of("logits")[0] if "logits" in metric.forms else low
+    scale = high - low
+    # the limit of a relative clause is known only when it is judged
+    at = 1.0 if relative else (limit - low) / scale
+    return Feed(at, scale, low=low, best=(least - low) / scale)

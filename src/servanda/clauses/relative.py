@@ -45,27 +45,29 @@ class RelativeCertificate(Certificate):
             total(cell, [r.peers[name] for r in rounds if name in r.peers]) for name in self.peers
         ]
         peers = [peer for peer in peers if peer.n]
-        verdict = self.described(cell, own, floor, look)
+        verdict = self.described(cell, [own], floor, look)
         if not own.n or not peers:
             what = "the slice met no token" if not own.n else f"{self.whose} was not measured there"
             return verdict.but(note=f"{what}; widen the workload")
-        limit = self.times * max(peer.mean for peer in peers)
+        feed = self.feed
+        mean = feed.value(own.mean)
+        limit = self.times * max(feed.value(peer.mean) for peer in peers)
         verdict = verdict.but(
-            limit=self.feed.value(limit),
+            limit=limit,
             note=f"the limit is {self.times:g} times {self.whose}, which was measured beside it",
         )
         share = look.alpha / 2
-        ends = [interval(peer, share / len(peers)) for peer in peers]
-        if interval(own, share)[1] <= self.times * max(low for low, _ in ends):
+        ends = [self._ends(peer, share / len(peers)) for peer in peers]
+        if self._ends(own, share)[1] <= self.times * max(low for low, _ in ends):
             if look.launched >= look.first:
                 return verdict.but(outcome="holds", open=False)
             return verdict
         share /= max(look.cells, 1)
-        ends = [interval(peer, share / len(peers)) for peer in peers]
-        red_line = max(self.times * max(high for _, high in ends), 2 * (floor or 0.0))
-        if interval(own, share)[0] > red_line:
+        ends = [self._ends(peer, share / len(peers)) for peer in peers]
+        noise = 2 * feed.value(floor) if floor else 0.0
+        if self._ends(own, share)[0] > max(self.times * max(high for _, high in ends), noise):
             return verdict.but(outcome="violated", open=False)
-        if limit < own.mean <= 2 * (floor or 0.0):
+        if limit < mean <= noise:
             return verdict.but(note=WITHIN_NOISE)
         if not limit:
             return verdict.but(
@@ -74,6 +76,10 @@ class RelativeCertificate(Certificate):
                 "write a number as the limit",
             )
         return verdict.but(more=self._more(own, look))
+
+    def _ends(self, process: Process, alpha: float) -> tuple[float, float]:
+        low, high = interval(process, alpha)
+        return self.feed.value(low), self.feed.value(high)
 
     def _more(self, own: Process, look: Look) -> int:
         """A doubling: how two intervals will part cannot be told from one look."""

@@ -1,40 +1,48 @@
 # `servanda demo`: two real kernels at identical weights, one that keeps its contract, and one
-# that breaks it on a slice that the aggregate hides.
+# that breaks it on a slice that the aggregate hides; or any fault of the catalogue.
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
 import servanda
 from servanda import run
 from servanda.cli.progress import watching
+from servanda.drill import Drill, drill
 from servanda.errors import MeasurementError
+from servanda.faults import FAULTS
 from servanda.verdict import Verdict
 
 _CONFORMING = "tiny-bf16.kernelcontract.yaml"
 _FAULTY = "tiny-bf16-positions.kernelcontract.yaml"
+_FAULTS = "tiny-faults.kernelcontract.yaml"
 
 
-def _examples() -> Path:
-    """The examples beside the package (installed), or in the repository it was cloned with."""
+def _example(name: str) -> Path:
+    """An example beside the package (installed), or in the repository it was cloned with."""
     package = Path(servanda.__file__).parent
     for root in (package / "_demo", package.parents[1]):
-        if (root / "examples" / _CONFORMING).is_file():
-            return root / "examples"
+        if (root / "examples" / name).is_file():
+            return root / "examples" / name
     raise MeasurementError(
         "the demo's model and contracts are not here",
         hint="install the wheel, or run it in a clone of the repository",
     )
 
 
+def _shown(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def _told(name: str, what: str, quiet: bool) -> Verdict:
-    path = _examples() / name
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    click.secho(f"$ servanda check {shown}", bold=True)
+    path = _example(name)
+    click.secho(f"$ servanda check {_shown(path)}", bold=True)
     click.echo(f"  {what}\n")
     with tempfile.TemporaryDirectory(prefix="servanda-demo-") as folder, watching(quiet) as watch:
         verdict = run.check(path, run_dir=folder, watch=watch)
@@ -43,9 +51,36 @@ def _told(name: str, what: str, quiet: bool) -> Verdict:
 
 
 @click.command()
+@click.option(
+    "--fault",
+    metavar="NAME",
+    help="Inject a fault of the catalogue instead; `list` shows them.",
+)
+@click.option("--value", help="The fault's value, as JSON.  [default: the catalogue's]")
+@click.option(
+    "--contract",
+    type=click.Path(path_type=Path),
+    help="Whose kernels get the fault.  [default: the shipped tiny-faults]",
+)
 @click.option("--quiet", is_flag=True, help="No progress.")
-def demo(quiet: bool) -> None:
-    """Check a kernel that keeps its contract, and one that breaks it on a hidden slice."""
+def demo(fault: str | None, value: str | None, contract: Path | None, quiet: bool) -> None:
+    """Check a kernel that keeps its contract, and one that breaks it on a hidden slice.
+
+    With --fault: check the shipped kernels with that fault in them, and exit as check does.
+    """
+    if fault is None:
+        for name, given in (("--value", value), ("--contract", contract)):
+            if given is not None:
+                raise click.UsageError(f"{name} goes with --fault NAME")
+        _hidden_slice(quiet)
+    elif fault == "list":
+        click.echo(catalogue())
+    else:
+        told = _drilled(fault, _value(fault, value), contract or _example(_FAULTS), quiet)
+        sys.exit(told.exit_code)
+
+
+def _hidden_slice(quiet: bool) -> None:
     kept = _told(_CONFORMING, "bfloat16 serves what float32 trains.", quiet)
     broken = _told(
         _FAULTY, "The same kernel, with position ids kept in bfloat16: a real bug.", quiet
@@ -60,3 +95,63 @@ def demo(quiet: bool) -> None:
         f"every clause on the whole traffic holds, and slice {', '.join(bad)} is violated. "
         "A gate on aggregates would have promoted this kernel."
     )
+
+
+def catalogue() -> str:
+    """Every fault: name, side, default value, meaning, and where it was met."""
+    parts = []
+    for name, fault in FAULTS.items():
+        parts.append(f"{name}  ({fault.side}, default {json.dumps(fault.default)})")
+        parts.append(f"    {fault.summary}")
+        parts += [f"    seen: {fault.seen}"] if fault.seen else []
+    return "\n".join(parts)
+
+
+def _value(name: str, text: str | None) -> Any:
+    """The value of --value, or the default; what is not JSON is a word.
+
+    Raises:
+        click.UsageError: no such fault, or it does not take the value.
+    """
+    if name not in FAULTS:
+        hint = f"{FAULTS.hint(name)} (`servanda demo --fault list` shows them all)"
+        raise click.UsageError(f"there is no fault {name!r}\n  hint: {hint}")
+    if text is None:
+        return FAULTS[name].default
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = text
+    problem = FAULTS[name].problem(value)
+    if problem is not None:
+        default = json.dumps(FAULTS[name].default)
+        raise click.UsageError(f"--value: {problem.message}\n  hint: write --value '{default}'")
+    return value
+
+
+def _drilled(name: str, value: Any, path: Path, quiet: bool) -> Drill:
+    fault = FAULTS[name]
+    click.secho(f"$ servanda check {_shown(path)}", bold=True)
+    injection = f"{fault.side}.fault {{{name}: {json.dumps(value)}}}"
+    click.echo(f"  with kernels.{injection}: {fault.summary}\n")
+    contract = run.load(path)
+    with watching(quiet) as watch:
+        told = drill(contract, name, value, watch=watch)
+    click.echo(f"{told.verdict or told.refused}\n")
+    click.secho("With the field's thresholds: ", bold=True, nl=False)
+    click.echo(_in_the_field(told))
+    return told
+
+
+def _in_the_field(told: Drill) -> str:
+    """One sentence on what thresholds on averages would have said."""
+    if told.refused is not None:
+        return "nothing would have been refused: an average asks for logprobs, not for identity."
+    if not told.gates:
+        return "no token came back, and a mean over none is logged as 0.0."
+    ringing = [gate for gate in told.gates if gate.passes is False]
+    tokens = f"on these {told.tokens:,} tokens"
+    if not ringing:
+        return f"none of {len(told.gates)} rings {tokens}."
+    named = "; ".join(f"{gate.name}: {gate.shown}" for gate in ringing)
+    return f"{len(ringing)} of {len(told.gates)} ring {tokens}: {named}."

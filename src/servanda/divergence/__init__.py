@@ -1,17 +1,56 @@
 # Divergences between two kernels, one file a quantity; the registry is filled on import.
 
-from servanda.divergence import flip, k3, log_ratio, osc, tv
-from servanda.divergence.base import DIVERGENCES, Divergence, LogitRows, exact, sampled
+from servanda.divergence import (
+    chi2,
+    contribution,
+    entropy,
+    flip,
+    hellinger,
+    js,
+    k1,
+    k2,
+    k3,
+    kl,
+    kl_reverse,
+    le_cam,
+    linf,
+    log_ratio,
+    osc,
+    topk,
+    tv,
+)
+from servanda.divergence.base import DIVERGENCES, Divergence, LogitRows, Span, exact, sampled
+from servanda.divergence.calibration import calibration, calibration_error
+from servanda.divergence.topk import interval
+from servanda.divergence.toprows import TopK, TopRows
 
 __all__ = [
     "DIVERGENCES",
     "Divergence",
     "LogitRows",
+    "Span",
+    "TopK",
+    "TopRows",
+    "calibration",
+    "calibration_error",
+    "chi2",
+    "contribution",
+    "entropy",
     "exact",
     "flip",
+    "hellinger",
+    "interval",
+    "js",
+    "k1",
+    "k2",
     "k3",
+    "kl",
+    "kl_reverse",
+    "le_cam",
+    "linf",
     "log_ratio",
     "osc",
     "sampled",
+    "topk",
     "tv",
 ]

@@ -13,12 +13,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from servanda.divergence.pairs import Floats, Pairs
 from servanda.errors import EvidenceError
 from servanda.registry import Registry
 from servanda.sampling import log_softmax
 
-Floats = NDArray[np.float64]
-Form = Literal["logprob", "top1", "logits"]
+Form = Literal["logprob", "top1", "logits", "topk"]
+Span = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -27,39 +28,64 @@ class Divergence:
 
     Args:
         unit: "nat", or "" for a pure number.
-        span: smallest and largest value one token can have.
+        outcome: whether it is defined on a slice of outcomes, by what was sampled.
         forms: "logprob" works on the sampled token's two logprobs, "top1" on the two best
-            tokens, "logits" on whole rows (exact).
-        source: where the form comes from.
+            tokens, "logits" on whole rows (exact), "topk" on the likeliest tokens (an
+            interval that holds the exact value).
+        spans: smallest and largest value that each form can give.
+        sources: where each form comes from.
     """
 
     name: str
     unit: str
-    span: tuple[float, float]
-    source: str
-    forms: dict[Form, Callable[..., Floats]] = field(default_factory=dict)
     outcome: bool = False
+    forms: dict[Form, Callable[..., Floats]] = field(default_factory=dict)
+    spans: dict[Form, Span] = field(default_factory=dict)
+    sources: dict[Form, str] = field(default_factory=dict)
+
+    @property
+    def sampled_form(self) -> Form | None:
+        """The form on sampled tokens; None where full rows are needed."""
+        return next((form for form in ("logprob", "top1") if form in self.forms), None)
+
+    def span_of(self, form: Form) -> Span:
+        """Smallest and largest value that a form can give."""
+        return self.spans[form]
+
+    @property
+    def span(self) -> Span:
+        """Of one sampled token; of a whole row where there is no sampled form."""
+        return self.span_of(self.sampled_form or "logits")
 
     @property
     def bounded(self) -> bool:
-        return bool(np.isfinite(self.span[1]))
+        return bool(np.isfinite(self.span).all())
+
+    @property
+    def signed(self) -> bool:
+        """Whether a value may be negative."""
+        return self.span[0] < 0
 
 
 DIVERGENCES: Registry[Divergence] = Registry("metric")
 
 
 def divergence(
-    name: str, *, needs: Form, unit: str, span: tuple[float, float], source: str
+    name: str, *, needs: Form, unit: str, span: Span, source: str, outcome: bool = False
 ) -> Callable[[Callable[..., Floats]], Callable[..., Floats]]:
     """Register one form of a quantity; a second form of the same name joins the first."""
 
     def decorate(function: Callable[..., Floats]) -> Callable[..., Floats]:
         if name not in DIVERGENCES:
-            DIVERGENCES.add(name, Divergence(name, unit, span, source))
-        forms = DIVERGENCES[name].forms
-        if needs in forms:
+            DIVERGENCES.add(name, Divergence(name, unit, outcome))
+        metric = DIVERGENCES[name]
+        if (metric.unit, metric.outcome) != (unit, outcome):
+            raise ValueError(f"two forms of metric {name!r} differ in unit or outcome")
+        if needs in metric.forms:
             raise ValueError(f"metric {name!r} has its {needs!r} form already")
-        forms[needs] = function
+        metric.forms[needs] = function
+        metric.spans[needs] = span
+        metric.sources[needs] = source
         return function
 
     return decorate
@@ -130,23 +156,32 @@ class LogitRows:
             return np.where(self.neither_RV, 0.0, self.train_RV - self.infer_RV)
 
     @cached_property
+    def pairs(self) -> Pairs:
+        """p, q and what divergences share, [R, V]."""
+        return Pairs(self.train_logp_RV, self.infer_logp_RV, self.log_weight_RV)
+
+    @cached_property
     def log_weight_RV(self) -> Floats:
         """log(p_train / p_infer) of every token, exact to the last digits near 0.
 
         The shift between the two normalisers is log E_infer exp(drift), taken around a
-        drift of the row's own size so that expm1 and log1p keep the small digits.
+        drift of the row's own size so that expm1 and log1p keep the small digits.  0 where
+        neither side has mass.
         """
         q_RV = np.exp(self.infer_logp_RV)
         finite_RV = np.isfinite(self.drift_RV)
         drift_RV = np.where(finite_RV, self.drift_RV, 0.0)
-        centred_RV = drift_RV - (q_RV * drift_RV).sum(axis=-1, keepdims=True)
+        middle_R1 = (q_RV * drift_RV).sum(axis=-1, keepdims=True)
+        centred_RV = np.where(self.neither_RV, 0.0, drift_RV - middle_R1)
         # row by row: a row that differs grossly must not cost its neighbours their digits
         near_R1 = (finite_RV & (np.abs(centred_RV) < 1.0)).all(axis=-1, keepdims=True)
         small_RV = np.where(near_R1, centred_RV, 0.0)
         shift_R1 = np.log1p((q_RV * np.expm1(small_RV)).sum(axis=-1, keepdims=True))
         with np.errstate(invalid="ignore"):
-            plain_RV = np.where(self.neither_RV, 0.0, self.train_logp_RV - self.infer_logp_RV)
-        return np.where(near_R1, small_RV - shift_R1, plain_RV)
+            weight_RV = np.where(
+                near_R1, small_RV - shift_R1, self.train_logp_RV - self.infer_logp_RV
+            )
+        return np.where(self.neither_RV, 0.0, weight_RV)
 
 
 def exact(name: str, rows: LogitRows) -> Floats:
@@ -164,5 +199,6 @@ def sampled(name: str, columns: Mapping[str, Floats]) -> Floats:
     """
     forms = DIVERGENCES[name].forms
     if "logprob" in forms:
-        return forms["logprob"](columns["logp_train"], columns["logp_infer"])
+        with np.errstate(over="ignore"):  # a weight beyond the range of floats is infinite
+            return forms["logprob"](columns["logp_train"], columns["logp_infer"])
     return forms["top1"](columns["top1_train"], columns["top1_infer"])

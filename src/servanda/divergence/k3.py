@@ -6,7 +6,9 @@ import math
 
 import numpy as np
 
-from servanda.divergence.base import Floats, LogitRows, divergence, log_ratio
+from servanda.divergence.base import LogitRows, divergence, log_ratio
+from servanda.divergence.kl import kl_terms
+from servanda.divergence.pairs import Floats
 
 _SPAN = (0.0, math.inf)
 _SOURCE = "J. Schulman, Approximating KL Divergence, 2020, estimator k3"
@@ -43,6 +45,5 @@ def k3_exact(rows: LogitRows) -> Floats:
     Where infer misses tokens that train has, the mean of k3 is KL(infer || train) less
     that mass; with equal supports it is the KL itself.
     """
-    q_RV = np.exp(rows.infer_logp_RV)
-    x_RV = np.where(q_RV > 0, rows.log_weight_RV, 0.0)
-    return (q_RV * (np.expm1(x_RV) - x_RV)).sum(axis=-1)
+    only_train_RV = np.isposinf(rows.log_weight_RV)
+    return np.where(only_train_RV, 0.0, kl_terms(rows.pairs)).sum(axis=-1)

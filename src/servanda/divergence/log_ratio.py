@@ -27,4 +27,4 @@ def abs_log_ratio(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
 @divergence("abs_log_ratio_nats", needs="logits", unit="nat", span=_SPAN, source="definition")
 def abs_log_ratio_exact(rows: LogitRows) -> Floats:
     """max over the vocabulary of |log p/q|, [R], nats: no token can be further off."""
-    return np.abs(rows.log_weight_RV).max(axis=-1)
+    return -rows.pairs.gap.min(axis=-1)

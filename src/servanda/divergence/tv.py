@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from servanda.divergence.base import Floats, LogitRows, divergence, log_ratio
+from servanda.divergence.base import LogitRows, divergence, log_ratio
+from servanda.divergence.pairs import Floats, Pairs
 
 _SPAN = (0.0, 1.0)
 
 
+def tv_terms(pairs: Pairs) -> Floats:
+    """|p - q| / 2 of each token, which loses no digit where p and q are nearly equal."""
+    return -0.5 * pairs.larger * pairs.fall
+
+
 @divergence("tv", needs="logits", unit="", span=_SPAN, source="definition")
 def tv_exact(rows: LogitRows) -> Floats:
-    """TV(train, infer) of each row, [R], in [0, 1].
-
-    Worked as sum q |expm1(log p/q)| / 2 over the tokens infer can draw, plus half the
-    mass that only train has, so that nearly equal rows keep their digits.
-    """
-    q_RV = np.exp(rows.infer_logp_RV)
-    log_weight_RV = rows.log_weight_RV
-    drawn_RV = q_RV > 0
-    difference_RV = np.where(drawn_RV, q_RV * np.expm1(np.where(drawn_RV, log_weight_RV, 0)), 0)
-    only_train_R = np.where(drawn_RV, 0, np.exp(rows.train_logp_RV)).sum(axis=-1)
-    return np.minimum((np.abs(difference_RV).sum(axis=-1) + only_train_R) / 2, 1.0)
+    """TV(train, infer) of each row, [R], in [0, 1]."""
+    return np.minimum(tv_terms(rows.pairs).sum(axis=-1), 1.0)
 
 
 @divergence("tv", needs="logprob", unit="", span=_SPAN, source="TV = E_infer (1 - w)^+")

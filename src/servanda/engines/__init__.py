@@ -52,5 +52,5 @@ def open_engine(kernel: Kernel) -> Engine:
     for fault, value in (kernel.fault or {}).items():
         if fault not in FAULTS:
             raise MeasurementError(f"there is no fault {fault!r}", hint=FAULTS.hint(fault))
-        make = FAULTS[fault](make, value)
+        make = FAULTS[fault].inject(make, value)
     return make(kernel)

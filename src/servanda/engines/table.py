@@ -15,7 +15,15 @@ from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
 from servanda.errors import MeasurementError
 from servanda.identity import Description, digest_of
 from servanda.latency import Timing
-from servanda.sampling import Sampling, draw, observe, processed_logprobs, uniforms
+from servanda.sampling import (
+    Floats,
+    Ints,
+    Sampling,
+    draw,
+    observe,
+    processed_logprobs,
+    uniforms,
+)
 from servanda.tables import Table
 from servanda.trace import Batch, Trace
 
@@ -79,7 +87,7 @@ class TableEngine:
         alive = list(range(len(batch)))
         for step in range(batch.width):
             rows = [self.table.row_of((*batch.prompts[s], *new[s])) for s in alive]
-            tokens = draw(logp_CV[rows], draws_SW[alive, step])
+            tokens = self._draw(logp_CV[rows], draws_SW[alive, step])
             for s, token in zip(alive, tokens.tolist(), strict=True):
                 new[s].append(token)
             alive = [s for s in alive if new[s][-1] != self.table.eos]
@@ -108,6 +116,10 @@ class TableEngine:
 
     def close(self) -> None:
         pass
+
+    def _draw(self, logp_SV: Floats, uniform_S: Floats) -> Ints:
+        """The next token of each row, [S], from its processed logprobs; a fault overrides it."""
+        return draw(logp_SV, uniform_S)
 
     def _rows(self, batch: Batch, new: Sequence[Sequence[int]]) -> list[int]:
         keep = self.table.order

@@ -45,8 +45,8 @@ class TransformersEngine:
     """Draws by real decoding with a cache; scores by decoding or by prefill.
 
     The logits of kernel.batch_size scored sequences are in memory at a time.  Who wraps the
-    engine may replace `model`, the torch module, and override `_positions` and
-    `_load_state`.
+    engine may override `_load_state` and `_finish` (the torch module), `_positions`,
+    `_attended`, `_cache` and `_forward` (how it runs), and `_draw`.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -85,8 +85,7 @@ class TransformersEngine:
         )
         self.clock: Callable[[], float] = time.perf_counter
         self._pad = self._description.eos[0] if self._description.eos else 0
-        if kernel.quantization is not None:
-            quantize_(self.model, kernel.quantization)
+        self._finish(kernel.quantization)
 
     def describe(self) -> Description:
         return self._description
@@ -133,6 +132,11 @@ class TransformersEngine:
         """The checkpoint's tensors, by name, at the precision they are stored in."""
         return checkpoint.read_weights(self.folder)
 
+    def _finish(self, quantization: str | None) -> None:
+        """The last step of loading: `model` is quantised, in place."""
+        if quantization is not None:
+            quantize_(self.model, quantization)
+
     def _fingerprint(self, config_json: Mapping[str, Any]) -> dict[str, str]:
         return {
             "engine": "transformers",
@@ -155,12 +159,27 @@ class TransformersEngine:
         """Position ids, [S, T], of a mask [S, T]: counted from each row's first real token."""
         return (mask.cumsum(dim=-1) - 1).clamp_min(0)
 
+    def _attended(self, mask_ST: Tensor, columns: int) -> Tensor:
+        """The keys that attention sees: a mask [S, T], or one [S, 1, columns, T] a query."""
+        return mask_ST
+
+    def _cache(self) -> Any:
+        """An empty cache of keys and values, for one chunk of sequences."""
+        return transformers.DynamicCache(config=self._config)
+
+    def _draw(self, logp_SV: Floats, uniform_S: Floats) -> Ints:
+        """The next token of each row, [S], from its processed logprobs."""
+        return draw(logp_SV, uniform_S)
+
     def _forward(self, ids_ST: Tensor, mask_ST: Tensor, **options: Any) -> Tensor:
         """Logits of the columns asked for; `mask_ST` also covers what the cache holds."""
         with torch.inference_mode():
             position_ST = self._positions(mask_ST)[:, -ids_ST.shape[1] :]
             return self.model(
-                input_ids=ids_ST, attention_mask=mask_ST, position_ids=position_ST, **options
+                input_ids=ids_ST,
+                attention_mask=self._attended(mask_ST, ids_ST.shape[1]),
+                position_ids=position_ST,
+                **options,
             ).logits
 
     def _decode(self, prompts: Sequence[Sequence[int]]) -> Generator[Tensor, Ints | None, None]:
@@ -168,7 +187,7 @@ class TransformersEngine:
         width = max(map(len, prompts))
         ids_ST = torch.tensor([[self._pad] * (width - len(p)) + [*p] for p in prompts])
         mask_ST = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-        cache = transformers.DynamicCache(config=self._config)
+        cache = self._cache()
         while True:
             logits_S1V = self._forward(
                 ids_ST, mask_ST, past_key_values=cache, use_cache=True, logits_to_keep=1
@@ -192,7 +211,7 @@ class TransformersEngine:
         record_T: list[dict[str, Array]] = []
         for t in range(chunk.width):
             logp_SV = logprobs(steps.send(fed_S), sampling)
-            token_S = draw(logp_SV, uniform_SW[:, t])
+            token_S = self._draw(logp_SV, uniform_SW[:, t])
             columns = columns_of(logp_SV, token_S) if record else {}
             record_T.append(columns | {"token": token_S, "open": open_S})
             stepped()

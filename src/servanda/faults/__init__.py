@@ -1,6 +1,29 @@
 # The catalogue of faults: one function a fault, shared by demo, tests and drills.
 
-from servanda.faults import delivery, identity, positions, sampler
-from servanda.faults.base import FAULTS
+from servanda.faults import (
+    attention,
+    batching,
+    delivery,
+    identity,
+    numerics,
+    positions,
+    record,
+    sampler,
+    training,
+)
+from servanda.faults.base import FAULTS, Fault, injected
 
-__all__ = ["FAULTS", "delivery", "identity", "positions", "sampler"]
+__all__ = [
+    "FAULTS",
+    "Fault",
+    "attention",
+    "batching",
+    "delivery",
+    "identity",
+    "injected",
+    "numerics",
+    "positions",
+    "record",
+    "sampler",
+    "training",
+]

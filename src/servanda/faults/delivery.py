@@ -7,14 +7,19 @@ from typing import Any
 import numpy as np
 
 from servanda.faults.base import fault
+from servanda.faults.values import Between
 from servanda.sampling import Sampling, uniforms
 from servanda.trace import Batch, Trace
 
 
-@fault("lost_sequences")
-def lost_sequences(base: Any, value: Any) -> Any:
-    """A share `value` of the sequences times out; the longer one is, the likelier."""
-
+@fault(
+    "lost_sequences",
+    "A share `value` of the full-length sequences times out; a shorter one less often.",
+    default=0.05,
+    takes=Between(0, 1),
+    seen="NVIDIA-NeMo/RL#4218: what did not come back was read as the logprob 0.0, certainty",
+)
+def lost_sequences(base: Any, value: float) -> Any:
     class Lossy(base):
         def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
             trace = super().generate(batch, sampling, seed)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
-from servanda.clauses import GUARDS, TIMINGS
+from servanda.clauses import CALIBRATION, GUARDS, TIMINGS
 from servanda.clauses.timing import load_data
 from servanda.contract import WHOLE, Clause, Contract, Relative, Section
-from servanda.divergence import DIVERGENCES, Divergence
+from servanda.divergence import DIVERGENCES, Divergence, Span
+from servanda.lint.calibration import calibration
 from servanda.lint.finding import Finding, nearest, quoted
 from servanda.marks import Marks, Path
 
@@ -18,17 +20,6 @@ KNOWN_LATER = (
     "policy_gradient_bias",
     "ratio_budget",
     "support_mass",
-    "le_cam",
-    "kl_nats",
-    "kl_reverse_nats",
-    "chi2",
-    "js_nats",
-    "hellinger2",
-    "k1_nats",
-    "k2_nats",
-    "logit_linf_nats",
-    "entropy_nats",
-    "calibration",
     "rescored_ratio",
     "coherence",
 )
@@ -41,7 +32,7 @@ def clauses(contract: Contract, marks: Marks) -> Iterator[Finding]:
     """Every clause, and that there is one."""
     first: dict[str, Path] = {}
     declared = {WHOLE, *(rule.name for rule in contract.slices)}
-    known = [*DIVERGENCES, *GUARDS, *_RUNTIME, *KNOWN_LATER]
+    known = [*DIVERGENCES, *GUARDS, CALIBRATION, *_RUNTIME, *KNOWN_LATER]
     for section, path, clause in contract.clauses():
         if clause.id in first:
             line = marks.near((*first[clause.id], "id")).line
@@ -63,6 +54,9 @@ def clauses(contract: Contract, marks: Marks) -> Iterator[Finding]:
             yield from _relative(path, contract, clause)
         elif clause.metric in _RUNTIME:
             yield from _runtime(path, section, clause)
+            yield from _relative(path, contract, clause)
+        elif clause.metric == CALIBRATION:
+            yield from calibration(path, section, clause)
             yield from _relative(path, contract, clause)
         elif clause.metric in KNOWN_LATER:
             yield from _later(path, clause)
@@ -155,7 +149,11 @@ def _aggregate(
             message = f"{metric.name} is bounded: there is nothing to clip"
         yield Finding((*path, "clip"), message, "remove clip", key=True)
     unbounded = aggregate == "mean" and not metric.bounded and clause.clip is None
-    if section == "statistical" and unbounded and clause.mode == "enforce":
+    if section == "statistical" and aggregate == "mean" and metric.span[0] == -math.inf:
+        message = f"{metric.name} has no smallest value, so no sample can certify its mean"
+        hint = "promise aggregate: p99, or the mean of a metric that is never negative (k3_nats)"
+        yield Finding((*path, "aggregate"), message, hint)
+    elif section == "statistical" and unbounded and clause.mode == "enforce":
         message = f"the mean of {metric.name} has no bound, so no sample can certify it"
         hint = "add clip: 1.0, or promise aggregate: p99; mode: monitor shows it as an estimate"
         yield Finding((*path, "aggregate"), message, hint)
@@ -176,20 +174,31 @@ def _limit(path: Path, section: Section, clause: Clause, metric: Divergence) -> 
         return
     at = (*path, "at_most")
     clipped = clause.clip is not None and clause.aggregate == "mean" and not metric.bounded
-    top = clause.clip if clipped and clause.clip is not None else metric.span[1]
-    if limit < 0:
+    low, top = _span(section, clause, metric)
+    top = clause.clip if clipped and clause.clip is not None else top
+    if low == 0 and limit < 0:
         message = f"{metric.name} is never negative: a limit of {limit:g} can never hold"
         yield Finding(at, message, "write a limit above 0")
+    elif limit < low:
+        message = f"{metric.name} is at least {low:g}: a limit of {limit:g} can never hold"
+        yield Finding(at, message, f"write a limit above {low:g}")
     elif limit >= top:
         cut = " after clip" if clipped else ""
         message = f"{metric.name} is at most {top:g}{cut}: a limit of {limit:g} can never fail"
         yield Finding(
             at, message, f"write a limit below {top:g}" + (", or raise clip" if cut else "")
         )
-    elif limit == 0 and section == "statistical" and clause.percentile is None:
+    elif limit == low == 0 and section == "statistical" and clause.percentile is None:
         message = "a sample cannot certify 0"
         hint = "move the clause to numerical: on golden texts every position is looked at"
         yield Finding(at, message, hint)
+
+
+def _span(section: Section, clause: Clause, metric: Divergence) -> Span:
+    """Where the number that is held to the limit can lie."""
+    # the mean of the sampled values is the exact one, which may lie closer together
+    exact = section == "numerical" or clause.aggregate == "mean"
+    return metric.span_of("logits") if exact and "logits" in metric.forms else metric.span
 
 
 def _relative(path: Path, contract: Contract, clause: Clause) -> Iterator[Finding]:

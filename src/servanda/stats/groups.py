@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from servanda.stats.log_moment import NEG, POS, log_mean_exp
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GroupRatio:
     """Per prompt group of a slice: sum of x, tokens with a value, tokens without.
 
@@ -33,18 +34,32 @@ class GroupRatio:
 
     capacity: int
     launched: int = 0
-    total_G: tuple[float, ...] = ()
-    tokens_G: tuple[int, ...] = ()
-    missing_G: tuple[int, ...] = ()
+    total_G: Floats = field(default_factory=lambda: np.zeros(0))
+    tokens_G: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    missing_G: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
-        for total, tokens, missing in zip(self.total_G, self.tokens_G, self.missing_G, strict=True):
-            # a hair above is rounding of a sum of ones
-            if not 0.0 <= total <= tokens * (1 + 1e-12) or tokens + missing > self.capacity:
-                raise EvidenceError(
-                    f"a prompt group has sum {total} over {tokens} tokens and {missing} missing "
-                    f"ones, with room for {self.capacity}"
-                )
+        total_G, tokens_G, missing_G = self.total_G, self.tokens_G, self.missing_G
+        # a hair above is rounding of a sum of ones
+        right_G = (total_G >= 0.0) & (total_G <= tokens_G * (1 + 1e-12))
+        right_G &= tokens_G + missing_G <= self.capacity
+        if not right_G.all():
+            g = int(np.flatnonzero(~right_G)[0])
+            raise EvidenceError(
+                f"a prompt group has sum {total_G[g]} over {tokens_G[g]} tokens and "
+                f"{missing_G[g]} missing ones, with room for {self.capacity}"
+            )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GroupRatio) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        """Every digit of every group: a digest of evidence is taken of it."""
+        parts = [a.tolist() for a in (self.total_G, self.tokens_G, self.missing_G)]
+        return f"GroupRatio({self.capacity}, {self.launched}, {', '.join(map(str, parts))})"
 
     @classmethod
     def join(cls, capacity: int, parts: Sequence[GroupRatio]) -> GroupRatio:
@@ -55,12 +70,14 @@ class GroupRatio:
                     f"groups of at most {capacity} and of at most {part.capacity} tokens "
                     "come from two plans"
                 )
+        if not parts:
+            return cls(capacity)
         return cls(
             capacity,
             sum(p.launched for p in parts),
-            tuple(t for p in parts for t in p.total_G),
-            tuple(t for p in parts for t in p.tokens_G),
-            tuple(t for p in parts for t in p.missing_G),
+            np.concatenate([p.total_G for p in parts]),
+            np.concatenate([p.tokens_G for p in parts]),
+            np.concatenate([p.missing_G for p in parts]),
         )
 
     @property
@@ -68,25 +85,30 @@ class GroupRatio:
         """Prompt groups that met the slice."""
         return len(self.tokens_G)
 
-    @property
+    @cached_property
     def missing(self) -> int:
         """Tokens without a value."""
-        return sum(self.missing_G)
+        return int(self.missing_G.sum())
 
-    @property
-    def tokens(self) -> int:
-        return sum(self.tokens_G)
+    @cached_property
+    def known(self) -> int:
+        """Tokens with a value."""
+        return int(self.tokens_G.sum())
+
+    @cached_property
+    def total(self) -> float:
+        """Sum of x over them."""
+        return math.fsum(self.total_G.tolist())
 
     @property
     def mean(self) -> float:
         """Token-weighted mean of what was measured; NaN where nothing was."""
-        return math.fsum(self.total_G) / self.tokens if self.tokens else math.nan
+        return self.total / self.known if self.known else math.nan
 
     def _z(self, limit: float, missing_as: float) -> Floats:
-        total_G, missing_G = np.array(self.total_G), np.array(self.missing_G)
-        tokens_G = np.array(self.tokens_G) + missing_G
-        z_G = limit + (total_G + missing_as * missing_G - limit * tokens_G) / self.capacity
-        return np.clip(z_G, 0.0, 1.0)
+        tokens_G = self.tokens_G + self.missing_G
+        excess_G = self.total_G + missing_as * self.missing_G - limit * tokens_G
+        return np.clip(limit + excess_G / self.capacity, 0.0, 1.0)
 
     def below_growth(self, limit: float) -> Floats:
         """log e-value of each NEG component against "the mean is `limit` or more"."""

@@ -76,13 +76,15 @@ def units_to_decide(growth: Floats, n: int, log_price: float) -> int | None:
     return high
 
 
-def units_at_best(limit: float, alpha: float) -> int | None:
+def units_at_best(limit: float, alpha: float, best: float = 0.0) -> int | None:
     """Units that `holds` needs even if the two kernels were identical and every unit full.
 
     Args:
         limit: of the mean, in (0, 1].
+        best: what every unit of identical kernels is, in [0, 1).
 
     Returns:
-        None where the limit is 0: no sample shows that a mean is 0.
+        None where the limit is not above the best: no sample shows that a mean is there.
     """
-    return units_to_decide(-np.log1p(NEG * limit), 1, math.log(1 / alpha))
+    growth = np.log1p(NEG * best) - np.log1p(NEG * limit)
+    return units_to_decide(growth, 1, math.log(1 / alpha))

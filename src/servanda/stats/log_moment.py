@@ -95,10 +95,14 @@ class LogMoment:
         )
 
     @property
+    def known(self) -> int:
+        """Units that have a value."""
+        return self.n - self.missing
+
+    @property
     def mean(self) -> float:
         """Of the units that have a value; NaN where none has."""
-        known = self.n - self.missing
-        return self.total / known if known else math.nan
+        return self.total / self.known if self.known else math.nan
 
     def below_growth(self, limit: float) -> Floats:
         """log e-value of each NEG component against "the mean is `limit` or more"."""

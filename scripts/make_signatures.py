@@ -1,0 +1,89 @@
+"""Measures every fault of the catalogue on the shipped model, for the power of a gate.
+
+One healthy pair of kernels and each fault at its default: the same seeded prompts, the same
+texts; writes src/servanda/faults/signatures.parquet.  Ten minutes on one core.
+
+    python scripts/make_signatures.py [--prompts 160]
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from servanda import run
+from servanda.errors import IdentityError
+from servanda.faults import FAULTS, injected, signatures
+from servanda.power import Signature
+from servanda.rounds import read_rounds
+from servanda.rundir import RunDirectory
+from servanda.trace import Trace, TracePair
+
+ROOT = Path(__file__).parents[1]
+CONTRACT = """\
+apiVersion: servanda.dev/v1alpha1
+kind: KernelContract
+metadata: {{name: signature}}
+kernels:
+  train: {{engine: transformers, model: {model}, attention: eager, batch_size: 16}}
+  infer: {{engine: transformers, model: {model}, dtype: bfloat16, attention: sdpa}}
+workload:
+  prompts: {root}/data/prompts.jsonl
+  round: 32
+  sampling: {{temperature: 1.0, max_new_tokens: 24, seed: 20}}
+golden: {{prompts: {root}/data/golden.jsonl}}
+numerical:
+  - {{id: drift, metric: logit_osc_nats, at_most: 1000, slices: all}}
+statistical:
+  - {{id: tv, metric: tv, aggregate: mean, at_most: 0.9, slices: all}}
+promotion: {{offline: {{sequences: [{prompts}, {prompts}]}}}}
+"""
+LARGEST = 3  # values of each metric on the golden texts
+
+
+def joined(pairs):
+    return TracePair(Trace.join([p.infer for p in pairs]), Trace.join([p.train for p in pairs]))
+
+
+def measured(contract, folder):
+    """The rounds of a contract as one pair, and the largest exact values on golden texts."""
+    plan = run.compile(contract)
+    pairs = run.measure(plan, folder)
+    rounds = list(read_rounds(plan, RunDirectory(Path(folder), 1)))
+    golden = {
+        name: tuple(np.sort(values[~np.isnan(values)])[-LARGEST:][::-1].tolist())
+        for name, values in pairs.golden.exact.items()
+    }
+    return joined([r.pair for r in rounds]), golden
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prompts", type=int, default=160)
+    options = parser.parse_args()
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "signature.kernelcontract.yaml"
+        path.write_text(
+            CONTRACT.format(root=ROOT, model=ROOT / "models" / "tiny-lm", prompts=options.prompts)
+        )
+        healthy = run.load(path)
+        for name, fault in FAULTS.items():
+            began = time.monotonic()
+            try:
+                pair, golden = measured(injected(healthy, name), f"{folder}/{name}")
+                found.append(Signature(name, fault.summary, pair, golden))
+            except IdentityError:
+                found.append(Signature(name, fault.summary, None, {}))
+            print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    data = signatures.to_bytes(found)
+    out = ROOT / "src" / "servanda" / "faults" / signatures.FILE
+    out.write_bytes(data)
+    print(f"{out.relative_to(ROOT)}: {len(data) / 1e6:.2f} MB, {len(found)} faults")
+
+
+if __name__ == "__main__":
+    main()

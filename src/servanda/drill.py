@@ -1,0 +1,86 @@
+# A drill: one fault of the catalogue injected into a contract's kernels, and the check run.
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from servanda import run
+from servanda.contract import Contract
+from servanda.engines.worker import spawn
+from servanda.errors import IdentityError
+from servanda.faults import FAULTS, injected
+from servanda.gates import Gate, gates
+from servanda.measurement import Open, Watch, unwatched
+from servanda.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Drill:
+    """What came of a check with a fault in it.
+
+    Args:
+        verdict: None where the two sides were refused before anything was measured.
+        refused: why they were.
+        gates: what the field's thresholds say of the tokens the verdict was judged on; empty
+            where there was no token that both sides have a logprob for.
+        tokens: how many those are.
+    """
+
+    fault: str
+    value: Any
+    verdict: Verdict | None
+    refused: IdentityError | None = None
+    gates: tuple[Gate, ...] = ()
+    tokens: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        """That of `servanda check` on the same kernels."""
+        if self.verdict is not None:
+            return self.verdict.exit_code
+        return IdentityError.exit_code
+
+    @property
+    def outcome(self) -> str:
+        return self.verdict.outcome if self.verdict is not None else "refused"
+
+    @property
+    def deciding(self) -> tuple[str, ...]:
+        """The enforced cells that made the outcome, "clause on slice"; nothing where it holds."""
+        if self.verdict is None or self.outcome == "holds":
+            return ()
+        return tuple(
+            f"{c.clause} on {c.slice}"
+            for c in self.verdict.cells
+            if c.enforced and c.outcome == self.outcome
+        )
+
+
+def drill(
+    contract: Contract,
+    name: str,
+    value: Any = None,
+    *,
+    open: Open = spawn,
+    watch: Watch = unwatched,
+) -> Drill:
+    """Check a contract with one fault in the kernel of the fault's side.
+
+    Args:
+        value: None takes the fault's default.
+
+    Raises:
+        MeasurementError: no such fault, a value it does not take, or a failed measurement.
+        ContractError, Interrupted: as `run.check` does.
+    """
+    faulty = injected(contract, name, value)
+    value = FAULTS[name].default if value is None else value
+    with tempfile.TemporaryDirectory(prefix="servanda-drill-") as folder:
+        try:
+            verdict = run.check(faulty, run_dir=folder, open=open, watch=watch)
+        except IdentityError as error:
+            return Drill(name, value, None, error)
+    tokens = verdict.portraits["infer"].total.n if "infer" in verdict.portraits else 0
+    return Drill(name, value, verdict, None, gates(verdict.portraits) if tokens else (), tokens)

@@ -1,0 +1,130 @@
+# A fault injected into a contract's kernels, by the function and by `servanda demo --fault`.
+
+import pytest
+from click.testing import CliRunner
+
+from servanda import run
+from servanda.cli.main import main
+from servanda.drill import drill
+from servanda.errors import IdentityError, MeasurementError
+from servanda.faults import FAULTS
+from tests import kit
+
+SIZES = {"first": 64, "last": 640, "limit": 0.1, "q": {"": kit.BASE}}
+
+
+def injected_by_hand(tmp_path, text):
+    """The verdict where the contract itself says the fault."""
+    path, _ = kit.write(tmp_path / "by hand", infer=f", fault: {text}", **SIZES)
+    return run.check(path, run_dir=tmp_path / "run", open=run.in_process)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "outcome", "deciding"),
+    [
+        ("undisclosed_temperature", 0.3, "violated", ("sampler_fidelity on all",)),
+        ("lost_sequences", 0.9, "error", ("usable_ratio on all",)),
+        ("off_by_one_shift", 1, "violated", ("sampler_fidelity on all",)),  # the ends repeat
+        ("lost_top_token", 1e-6, "holds", ()),
+    ],
+)
+def test_a_drill_ends_as_a_contract_with_that_fault(tmp_path, name, value, outcome, deciding):
+    path, _ = kit.write(tmp_path, **SIZES)
+
+    told = drill(run.load(path), name, value, open=run.in_process)
+
+    by_hand = injected_by_hand(tmp_path, f"{{{name}: {value}}}")
+    assert told.verdict.cells == by_hand.cells
+    assert (told.outcome, told.exit_code) == (by_hand.outcome, by_hand.exit_code)
+    assert told.outcome == outcome
+    assert told.deciding == deciding
+    assert 0 < told.tokens == by_hand.tokens
+    assert all(gate.passes is not None for gate in told.gates)
+
+
+def test_a_drill_of_identity_is_refused_as_the_check_is(tmp_path):
+    path, _ = kit.write(tmp_path, **SIZES)
+
+    told = drill(run.load(path), "permuted_ids", open=run.in_process)
+
+    assert isinstance(told.refused, IdentityError)
+    assert (told.verdict, told.outcome, told.exit_code) == (None, "refused", 4)
+    assert (told.value, told.gates, told.deciding) == (1, (), ())
+
+
+def test_a_drill_measures_nothing_for_a_fault_that_is_none(tmp_path):
+    path, _ = kit.write(tmp_path, **SIZES)
+    with pytest.raises(MeasurementError, match="there is no fault 'none'"):
+        drill(run.load(path), "none", open=run.in_process)
+
+
+# the command line
+
+
+def demo(*arguments):
+    return CliRunner().invoke(main, ["demo", "--quiet", *map(str, arguments)])
+
+
+def test_the_list_shows_every_fault_with_side_default_and_meaning():
+    done = demo("--fault", "list")
+
+    assert done.exit_code == 0
+    for name, fault in FAULTS.items():
+        assert f"{name}  ({fault.side}, default " in done.output
+        assert fault.summary in done.output
+        assert fault.seen in done.output
+
+
+def test_an_unknown_fault_is_a_wrong_call_that_names_the_nearest():
+    done = demo("--fault", "int8")
+
+    assert done.exit_code == 2
+    assert "there is no fault 'int8'" in done.output
+    assert "did you mean 'int4'? (`servanda demo --fault list` shows them all)" in done.output
+
+
+@pytest.mark.parametrize("value", ["2", '"a"', "much", "[]"])
+def test_a_value_it_does_not_take_is_a_wrong_call(value):
+    done = demo("--fault", "lost_sequences", "--value", value)
+
+    assert done.exit_code == 2
+    assert "--value: fault 'lost_sequences' takes a number in (0, 1], found" in done.output
+    assert "hint: write --value '0.05'" in done.output
+
+
+@pytest.mark.parametrize("option", [("--value", "1"), ("--contract", "x.yaml")])
+def test_options_of_a_fault_need_one(option):
+    done = demo(*option)
+    assert done.exit_code == 2
+    assert f"{option[0]} goes with --fault NAME" in done.output
+
+
+def test_the_demo_exits_as_the_check_and_says_what_the_field_would_have(tmp_path):
+    path, _ = kit.write(tmp_path, **SIZES)
+
+    done = demo("--fault", "undisclosed_temperature", "--value", "0.3", "--contract", path)
+
+    assert done.exit_code == 1, done.output
+    assert "with kernels.infer.fault {undisclosed_temperature: 0.3}: The sampler" in done.output
+    assert "VIOLATED: sampler_fidelity on all." in done.output
+    assert "With the field's thresholds: none of 7 rings on these" in done.output
+
+
+def test_the_demo_counts_the_thresholds_that_ring(tmp_path):
+    path, _ = kit.write(tmp_path, **SIZES)
+
+    done = demo("--fault", "off_by_one_shift", "--contract", path)
+
+    assert done.exit_code == 1
+    assert "With the field's thresholds: 5 of 7 ring on these" in done.output
+    assert "(limit 0.1, slime)" in done.output
+
+
+def test_the_demo_exits_4_where_the_two_sides_are_refused(tmp_path):
+    path, _ = kit.write(tmp_path, **SIZES)
+
+    done = demo("--fault", "permuted_ids", "--contract", path)
+
+    assert done.exit_code == 4
+    assert "the tokenizers differ" in done.output
+    assert "nothing would have been refused" in done.output
