@@ -12,6 +12,7 @@ SRC = Path(__file__).parents[1] / "src" / "servanda"
 FLOORS = (
     {"errors", "registry"},
     {
+        "capture",
         "contract",
         "learning",
         "policy",
@@ -21,6 +22,7 @@ FLOORS = (
         "fields",
         "identity",
         "plain",
+        "latency",
         "sampling",
         "slices",
         "stats",
@@ -39,6 +41,7 @@ FLOORS = (
         "language",
         "lint",
         "marks",
+        "once",
         "plan",
         "portrait",
         "power",
@@ -49,7 +52,17 @@ FLOORS = (
         "starter",
         "verdict",
     },
-    {"engines", "faults", "golden", "measurement", "rounds", "rundir"},
+    {
+        "admission",
+        "engines",
+        "faults",
+        "golden",
+        "invariance",
+        "measurement",
+        "rounds",
+        "rundir",
+        "timing",
+    },
     {"__main__", "cli", "drill", "run"},
 )
 # pure floors: no file, socket, clock, environment, process

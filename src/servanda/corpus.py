@@ -82,6 +82,19 @@ class Corpus:
         return cls(file, tuple(prompts), digest)
 
 
+def joined(texts: Sequence[tuple[int, ...]], first: int, length: int) -> tuple[int, ...]:
+    """`length` tokens of texts that are joined from the `first` on, around the end if need be.
+
+    >>> joined([(1, 2), (3,)], 1, 4)
+    (3, 1, 2, 3)
+    """
+    found: list[int] = []
+    while len(found) < length:
+        found += texts[first % len(texts)]
+        first += 1
+    return tuple(found[:length])
+
+
 def _prompt(number: int, line: str) -> Prompt:
     try:
         data = json.loads(line, object_pairs_hook=_object)

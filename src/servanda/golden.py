@@ -65,26 +65,26 @@ def measure_golden(
     traces = []
     for number, rows in enumerate(batches):
         watch(number, total)
-        make = partial(_both, _batch(rows, ids), engines, paths)
-        traces.append(_kept(run, f"golden/{number:06d}", make))
+        make = partial(both, dict.fromkeys(paths, _batch(rows, ids)), engines, paths)
+        traces.append(kept(run, f"golden/{number:06d}", make))
     selves = []
     for number, side in enumerate(sides):
         watch(len(batches) + number, total)
-        make = partial(_against_itself, _batch(again, ids), engines[side], paths[side])
-        selves.append(_kept(run, f"golden/self_{side}", make))
+        make = partial(against_itself, _batch(again, ids), engines[side], paths[side])
+        selves.append(kept(run, f"golden/self_{side}", make))
     watch(total, total)
     whole = Trace.join(traces)
     return GoldenRun(
         rows=tuple(order),
         pair=_pair(whole),
-        exact=_exact(whole),
+        exact=exact_columns(whole),
         self_rows=tuple(again),
         self_pairs=tuple(_pair(t) for t in selves),
-        self_exact=tuple(_exact(t) for t in selves),
+        self_exact=tuple(exact_columns(t) for t in selves),
     )
 
 
-def _kept(run: RunDirectory, name: str, make: Callable[[], Trace]) -> Trace:
+def kept(run: RunDirectory, name: str, make: Callable[[], Trace]) -> Trace:
     """The trace on disk, or a new one: also where a version that knew fewer metrics wrote it.
 
     The texts are fixed, so measuring them again draws nothing a second time.
@@ -109,12 +109,15 @@ def _batch(rows: Sequence[int], ids: Sequence[tuple[int, ...]]) -> Batch:
     )
 
 
-def _both(batch: Batch, engines: Mapping[str, Engine], paths: Mapping[str, Path]) -> Trace:
-    train, infer = (engines[side].logits(batch, paths[side]) for side in ("train", "infer"))
-    return _joint(batch, train, infer)
+def both(
+    batches: Mapping[str, Batch], engines: Mapping[str, Engine], paths: Mapping[str, Path]
+) -> Trace:
+    """Both kernels on the same tokens; a side's batch says how many of them run at once."""
+    train, infer = (engines[side].logits(batches[side], paths[side]) for side in ("train", "infer"))
+    return _joint(batches["infer"], train, infer)
 
 
-def _against_itself(batch: Batch, engine: Engine, path: Path) -> Trace:
+def against_itself(batch: Batch, engine: Engine, path: Path) -> Trace:
     """One side alone: the texts in two batches of their own widths, and all in one."""
     half = len(batch) // 2
     parts = [batch.take(rows) for rows in (range(half), range(half, len(batch))) if rows]
@@ -210,6 +213,7 @@ def _pair(trace: Trace) -> TracePair:
     return TracePair(infer=side(own), train=side({"logp": logp_train}))
 
 
-def _exact(trace: Trace) -> dict[str, NDArray[Any]]:
+def exact_columns(trace: Trace) -> dict[str, NDArray[Any]]:
+    """The joint columns, by metric."""
     names = [n for n in trace.columns if n.startswith(_JOINT)]
     return {n.removeprefix(_JOINT): trace.columns[n] for n in names}

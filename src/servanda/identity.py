@@ -33,7 +33,8 @@ class Description:
         vocab_size: rows of the output distribution.
         eos: ids that end a sequence.
         context: largest number of tokens of a sequence; None where there is no limit.
-        full_logits: whether `Engine.logits` works.
+        full_logits: whether `Engine.logits` works; timed: whether `Engine.time` does.
+        capture: the format that logprobs are recorded in (law 9), see capture.py.
     """
 
     fingerprint: Mapping[str, str]
@@ -43,11 +44,13 @@ class Description:
     eos: tuple[int, ...]
     context: int | None = None
     full_logits: bool = True
+    timed: bool = False
+    capture: str = "float64"
 
     @property
     def digest(self) -> str:
         """Of everything that decides which tokens are drawn and how they are scored."""
-        rules = [self.tokens, self.vocab_size, list(self.eos), self.context, _DRAWS]
+        rules = [self.tokens, self.vocab_size, list(self.eos), self.context, self.capture, _DRAWS]
         return digest_of([dict(self.fingerprint), rules])
 
     @property

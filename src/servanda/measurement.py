@@ -16,26 +16,32 @@ from typing import Any
 
 import numpy as np
 
+from servanda.admission import (
+    as_declared,
+    path_of,
+    refuse_corners,
+    refuse_long,
+    refuse_outside,
+    refuse_unfit,
+    refuse_unresolved,
+)
+from servanda.clauses.base import Source
 from servanda.columns import CLASS_FIELDS
-from servanda.contract import Kernel
+from servanda.contract import Kernel, Path
 from servanda.corpus import Corpus
 from servanda.engines.base import Engine
 from servanda.engines.worker import spawn
-from servanda.errors import (
-    ContractError,
-    IdentityError,
-    MeasurementError,
-    Problem,
-    Where,
-)
+from servanda.errors import ContractError, IdentityError, MeasurementError
 from servanda.evidence import GoldenRun, Round
 from servanda.golden import measure_golden
 from servanda.identity import Description, EvidenceKey, digest_of, same_policy
+from servanda.invariance import measure_batches, measure_corners
 from servanda.plan import Plan
 from servanda.rounds import SIDES, in_order, peers, round_name
 from servanda.rundir import RunDirectory
 from servanda.sampling import Sampling
 from servanda.schedule import Schedule, Unit, noise_rows
+from servanda.timing import measure_timing
 from servanda.token_classes import codes
 from servanda.trace import Batch, Trace, align
 
@@ -86,6 +92,7 @@ class Measurement:
         kernels = {side: getattr(self.plan.contract.kernels, side) for side in SIDES}
         if self.plan.stable is not None:
             kernels["stable"] = self.plan.stable
+        self.kernels = kernels
         self._pools = {side: ThreadPoolExecutor(1, side) for side in kernels}
         for pool in self._pools.values():
             self._stack.callback(pool.shutdown, cancel_futures=True)
@@ -113,8 +120,11 @@ class Measurement:
         )
         if "stable" in kernels:
             same_policy(train, self.descriptions["stable"], "stable")
+        refuse_unresolved(self.plan, self.descriptions)
+        refuse_corners(self.plan, self.descriptions)
         self._claim_directory()
         self.prompts = {s.name: self._encode(s.corpus, s.width) for s in self.plan.schedules}
+        refuse_long(self.plan, self.descriptions, self.prompts)
         self.golden_ids = self._encode(self.plan.golden, 0) if self.plan.golden else []
         self._refuse_empty_slices()
         self._classes = self._token_classes()
@@ -166,35 +176,10 @@ class Measurement:
                     hint="use one tokenizer.json on both sides",
                 )
             ids.append(tuple(train))
-        self._refuse_unfit(corpus, ids, width)
+        refuse_unfit(corpus, ids, width, [*self.descriptions.values()])
+        if corpus is not self.plan.golden:
+            refuse_outside(self.plan.contract, corpus, ids)
         return ids
-
-    def _refuse_unfit(self, corpus: Corpus, ids: Sequence[tuple[int, ...]], width: int) -> None:
-        limits = [d.context for d in self.descriptions.values() if d.context is not None]
-        context = min(limits, default=None)
-        vocabulary = self.descriptions["train"].vocab_size
-        problems = []
-        for prompt, tokens in zip(corpus.prompts, ids, strict=True):
-            where = Where(corpus.file, prompt.line, 1)
-            if not tokens or max(tokens) >= vocabulary:
-                found = f"id {max(tokens)}" if tokens else "no token at all"
-                problems.append(
-                    Problem(f"{found} in a prompt for a vocabulary of {vocabulary} ids", where)
-                )
-            elif context is not None and len(tokens) + width > context:
-                new = f" and {width} new ones" if width else ""
-                problems.append(
-                    Problem(
-                        f"a prompt of {len(tokens)} tokens{new} exceeds the context of {context}",
-                        where,
-                        "shorten or drop the line, or lower max_new_tokens",
-                    )
-                )
-        if problems:
-            shown = problems[:5]
-            if len(problems) > len(shown):
-                shown.append(Problem(f"{corpus.file}: {len(problems) - 5} more lines like these"))
-            raise ContractError.all(shown)
 
     def _refuse_empty_slices(self) -> None:
         """Slices of request.prompt_tokens are known to be empty only now."""
@@ -224,6 +209,26 @@ class Measurement:
             self.golden_ids,
             lambda d, t: self.watch(Progress("golden texts", d, t)),
         )
+
+    def once(self) -> dict[Source, Any]:
+        """What clauses need besides golden texts and rounds; time first, while all is idle."""
+
+        def told(what: str) -> Callable[[int, int], None]:
+            return lambda done, total: self.watch(Progress(what, done, total))
+
+        plan, run, ids = self.plan, self.run, self.golden_ids
+        sources = {cell.kind.source for cell in plan.cells}
+        found: dict[Source, Any] = {}
+        if "timing" in sources:
+            watch = told("timed blocks")
+            found["timing"] = measure_timing(plan, run, self.engines, self.prompts, watch)
+        if "batches" in sources:
+            infer = self.engines["infer"]
+            found["batches"] = measure_batches(plan, run, infer, ids, self.prompts)
+        if "corners" in sources:
+            watch = told("corners of the envelope")
+            found["corners"] = measure_corners(plan, run, self.engines, ids, watch)
+        return found
 
     def _token_classes(self) -> Any:
         """The class of every token id, where a slice is cut by it; else None."""
@@ -271,7 +276,13 @@ class Measurement:
             trace = in_order(batch, engine.generate, sampling, schedule.seed)
             return self._classified(batch, trace)
 
-        return self.run.kept(round_name(schedule, index, side), draw)
+        trace = self.run.kept(round_name(schedule, index, side), draw)
+        return self._declared(trace, schedule, side, "decode")
+
+    def _declared(self, trace: Trace, schedule: Schedule, side: str, path: Path) -> Trace:
+        record = self.plan.contract.observability.record
+        sampling, told = self._sampling(schedule, side), self.descriptions[side]
+        return as_declared(trace, side, self.kernels[side], path, sampling, told, record)
 
     def _classified(self, batch: Batch, trace: Trace) -> Trace:
         """The trace with the class of each token, and of the token before it."""
@@ -300,19 +311,22 @@ class Measurement:
         again = batch.take([r for r in noise_rows(len(units)) if not infer.lost_S[r]])
 
         def score(side: str, what: str, some: Batch) -> Future[Trace]:
-            path = getattr(self.plan.contract.kernels, side).path
-            path = path or ("decode" if side == "infer" else "prefill")
+            path = path_of(self.kernels[side], side)
             engine, sampling = self.engines[side], self._sampling(schedule, side)
-            return self._pools[side].submit(
-                self.run.kept,
-                round_name(schedule, index, what),
-                lambda: in_order(some, engine.score, sampling, path),
-            )
+
+            def make() -> Trace:
+                return in_order(some, engine.score, sampling, path)
+
+            def scored() -> Trace:
+                trace = self.run.kept(round_name(schedule, index, what), make)
+                return self._declared(trace, schedule, side, path)
+
+            return self._pools[side].submit(scored)
 
         scores = {"train": score("train", "train", batch)}
         if len(again):
             scores |= {f"self_{side}": score(side, f"self_{side}", again) for side in SIDES}
-        if "stable" in self.engines:
+        if self.plan.stable_rounds:
             pool = self._pools["stable"]
             scores["stable"] = pool.submit(self._drawn, schedule, index, units, "stable")
             drawn = scores["stable"].result()

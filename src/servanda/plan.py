@@ -11,15 +11,22 @@ from functools import cached_property
 from servanda.clauses import (
     CALIBRATION,
     GUARDS,
+    TIMINGS,
+    BatchInvariance,
     Calibration,
     Cell,
     Certificate,
+    CornerFact,
     Fact,
     Kind,
     Later,
+    LoadOf,
     NotHere,
     RelativeCertificate,
+    ServiceLevel,
     certificate_of,
+    corners_of,
+    service_level,
 )
 from servanda.contract import WHOLE, Clause, Contract, Kernel, Place, Section, Stage
 from servanda.corpus import Corpus
@@ -66,7 +73,7 @@ class Plan:
 
     @cached_property
     def stable(self) -> Kernel | None:
-        """The stable kernel, where a clause is judged against it on the workload."""
+        """The stable kernel, where a clause is judged against it."""
         compared = any("stable" in cell.kind.peers for cell in self.cells)
         return self.contract.stable if compared else None
 
@@ -77,6 +84,21 @@ class Plan:
                 room = cell.capacity if cell.claim == "realised" else 1
                 return schedule.meeting(cell.cut) * room
         return 0
+
+    @cached_property
+    def stable_rounds(self) -> bool:
+        """Whether the stable kernel draws beside infer, and is not only timed."""
+        return any(cell.workload and "stable" in cell.kind.peers for cell in self.cells)
+
+    @cached_property
+    def loads(self) -> Mapping[LoadOf, bool]:
+        """Every load under which requests are timed, and whether on stable as well."""
+        loads: dict[LoadOf, bool] = {}
+        for cell in self.cells:
+            if isinstance(cell.kind, ServiceLevel):
+                beside = "stable" in cell.kind.peers
+                loads[cell.kind.load] = loads.get(cell.kind.load, False) or beside
+        return loads
 
     @cached_property
     def digest(self) -> str:
@@ -145,7 +167,8 @@ def draft(
     for section, place, clause in _clauses(contract, stage, [*schedules]):
         nth = [*schedules].index(clause.workload) if clause.workload else 0
         schedule = [*schedules.values()][nth] if schedules else None
-        kind = _kind(section, clause, stage, schedule is not None)
+        kind = _kind(section, clause, stage, schedule)
+        claim = clause.claim or contract.claim
         for cut in _cuts_for(contract, section, clause, cuts[nth]):
             on_golden = kind.source == "golden"
             corpus = golden if on_golden else schedule.corpus if schedule else None
@@ -155,8 +178,10 @@ def draft(
                 problems.append(_empty(contract, place, cut, clause, corpus))
                 continue
             name = schedule.name if schedule and kind.source == "workload" else ""
-            claim = clause.claim or contract.claim
             cells.append(Cell(clause, section, place, cut, claim, capacity, kind, name))
+        for corner in corners_of(contract) if isinstance(kind, Fact) else ():
+            cut = Cut(corner.name)
+            cells.append(Cell(clause, section, place, cut, claim, 0, CornerFact(corner)))
     plan = Plan(contract, corpora, golden, stage, attempt, tuple(cells))
     for cell in cells:
         problems += _out_of_reach(plan, cell)
@@ -183,11 +208,18 @@ def _clauses(
                 yield "observability", ("observability",), guard.model_copy(update=changes)
 
 
-def _kind(section: Section, clause: Clause, stage: Stage, has_workload: bool) -> Kind:
+def _kind(section: Section, clause: Clause, stage: Stage, schedule: Schedule | None) -> Kind:
     if stage not in clause.stages:
         return NotHere(f"stages: {', '.join(clause.stages)}; this is {stage}")
     if clause.metric in GUARDS:
-        return GUARDS[clause.metric]() if has_workload else NotHere("there is no workload")
+        return GUARDS[clause.metric]() if schedule else NotHere("there is no workload")
+    if clause.metric in TIMINGS:
+        if schedule is None:
+            return NotHere("there is no workload whose prompts could be timed")
+        load = LoadOf.of(clause, schedule.name, schedule.width)
+        return service_level(clause, load, schedule.seed)
+    if clause.metric == "batch_invariance_nats":
+        return BatchInvariance()
     if section == "numerical" and clause.metric == CALIBRATION:
         return Calibration()
     if clause.metric in DIVERGENCES:

@@ -44,7 +44,7 @@ def _read_round(plan: Plan, run: RunDirectory, schedule: Schedule, index: int) -
             hint="it belongs to another run; measure in a run directory of its own",
         )
     again = any(not infer.lost_S[r] for r in noise_rows(len(units)))
-    wanted = [f"self_{side}" for side in SIDES] * again + [*STABLE] * (plan.stable is not None)
+    wanted = [f"self_{side}" for side in SIDES] * again + [*STABLE] * plan.stable_rounds
     paths = {what: round_name(schedule, index, what) for what in wanted}
     if not all(map(run.has, paths.values())):
         return None

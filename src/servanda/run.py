@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from servanda.evidence import weigh as weigh_rounds
 from servanda.faults import FAULTS
 from servanda.identity import EvidenceKey
 from servanda.measurement import Measurement, Open, Progress, Watch, unwatched
+from servanda.once import Once, weigh_once
 from servanda.plan import Plan
 from servanda.rounds import read_rounds
 from servanda.rundir import RunDirectory, opened
@@ -192,11 +193,16 @@ def _corpus(name: str) -> Corpus:
 
 @dataclass(frozen=True)
 class Pairs:
-    """What was measured: the golden texts, and rounds that are read from disk one by one."""
+    """What was measured: the golden texts, and rounds that are read from disk one by one.
+
+    Args:
+        once: timed requests, batches, corners of the envelope, by their source.
+    """
 
     key: EvidenceKey
     golden: GoldenRun | None
     rounds: Callable[[], Iterator[Round]]
+    once: Once = field(default_factory=dict)
 
 
 def measure(
@@ -209,13 +215,14 @@ def measure(
         Interrupted: Ctrl-C; what was measured is kept.
     """
     with opened(Path(run_dir), attempt=plan.attempt) as run:
-        key, golden, _, _ = _measured(plan, run, open, watch)
-    return Pairs(key, golden, lambda: read_rounds(plan, run))
+        key, golden, once, _, _ = _measured(plan, run, open, watch)
+    return Pairs(key, golden, lambda: read_rounds(plan, run), once)
 
 
 def weigh(plan: Plan, pairs: Pairs) -> Evidence:
     """Everything that was measured, as evidence."""
     evidence = weigh_rounds(plan, pairs.key, pairs.rounds())
+    evidence += weigh_once(plan, pairs.key, pairs.once)
     return evidence + weigh_golden(plan, pairs.key, pairs.golden) if pairs.golden else evidence
 
 
@@ -247,7 +254,7 @@ def check(
     with opened(root, fresh=fresh) as run:
         plan = replace(plan, attempt=run.attempt)
         resumed, began = run.begun is not None, time.monotonic()
-        _, _, evidence, fingerprints = _measured(plan, run, open, watch)
+        *_, evidence, fingerprints = _measured(plan, run, open, watch)
         verdict = judge(plan, evidence)
         circumstances = Circumstances(
             fingerprints,
@@ -263,19 +270,20 @@ def check(
 
 def _measured(
     plan: Plan, run: RunDirectory, open_: Open, watch: Watch | None
-) -> tuple[EvidenceKey, GoldenRun | None, Evidence, Mapping[str, Mapping[str, str]]]:
+) -> tuple[EvidenceKey, GoldenRun | None, Once, Evidence, Mapping[str, Mapping[str, str]]]:
     """Measure round by round, and stop when no more rounds could change what counts."""
     watch = watch or unwatched
     try:
         with Measurement(plan, run, open_, watch) as measurement:
             golden = measurement.golden()
-            evidence = Evidence(measurement.key, plan.digest)
+            once = measurement.once()
+            evidence = weigh_once(plan, measurement.key, once)
             if golden:
                 evidence += weigh_golden(plan, measurement.key, golden)
             for schedule in plan.schedules:
                 evidence += _until_decided(plan, measurement, evidence, schedule, watch)
             fingerprints = {s: d.fingerprint for s, d in measurement.descriptions.items()}
-            return measurement.key, golden, evidence, fingerprints
+            return measurement.key, golden, once, evidence, fingerprints
     except KeyboardInterrupt:
         raise Interrupted(
             f"stopped; what was measured is kept in {run.path}",

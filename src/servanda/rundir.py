@@ -4,6 +4,9 @@
 #                       verdict.json              the answer, once there was one
 #                       expired.json              or what changed before there was
 #                       golden/NAME.parquet       the golden texts
+#                       corners/NAME.parquet      and at the corners of the envelope
+#                       batches/NAME.parquet      and alone, where batch invariance is promised
+#                       timing/LOAD/000003.json   blocks of requests, timed
 #                       rounds/000012.infer.parquet   and .train, .self_infer, .self_train
 #
 # A file is written beside its place, flushed, and renamed into it: it is there whole or not
@@ -76,6 +79,21 @@ class RunDirectory:
         trace = make()
         self.write(name, trace)
         return trace
+
+    def kept_data(self, name: str, make: Callable[[], Any]) -> Any:
+        """Plain data from disk, or made now and put there; floats come back bit for bit."""
+        path = self.path / f"{name}.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            data = make()
+            self._write(f"{name}.json", json.dumps(data).encode())
+            return data
+        except (OSError, ValueError) as error:
+            raise MeasurementError(
+                f"{path} cannot be read: {error}",
+                hint="delete that one file: it will be measured again",
+            ) from None
 
     def has(self, name: str) -> bool:
         return (self.path / f"{name}.parquet").exists()

@@ -15,12 +15,25 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from servanda.capture import CAPTURES
 from servanda.errors import MeasurementError
 from servanda.sampling import Sampling, processed_logprobs
 
 Floats = NDArray[np.float64]
 Ids = tuple[int, ...]
 _SUM_SLACK = 1e-9  # rows written as decimals need not add up to the last bit
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """What a table kernel says its tokens take: the first, each next, and recording one."""
+
+    first: float = 0.0
+    next: float = 0.0
+    record: float = 0.0
+
+    def of(self, step: int, record: bool) -> float:
+        return (self.next if step else self.first) + (self.record if record else 0.0)
 
 
 @dataclass(frozen=True)
@@ -34,6 +47,8 @@ class Table:
         rows: context -> probabilities, [V]; the longest known suffix of a context is used,
             and "" must be there.
         weights: name of the policy that this table evaluates.
+        capture: the format that its logprobs are recorded in: rounded to it, for drills.
+        seconds: how long it claims to take, for drills; None: what the clock says.
     """
 
     tokens: tuple[str, ...]
@@ -41,6 +56,8 @@ class Table:
     order: int
     rows: Mapping[str, tuple[float, ...]]
     weights: str = "table"
+    capture: str = "float64"
+    seconds: Seconds | None = None
 
     @classmethod
     def parse(cls, text: str, file: str) -> Table:
@@ -59,6 +76,8 @@ class Table:
                 int(data.get("order", 1)),
                 rows,
                 str(data.get("weights", "table")),
+                str(data.get("capture", "float64")),
+                Seconds(**data["seconds"]) if "seconds" in data else None,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MeasurementError(
@@ -69,6 +88,11 @@ class Table:
         return table
 
     def _check(self, file: str) -> None:
+        if self.capture not in CAPTURES:
+            raise MeasurementError(
+                f"{file}: logprobs cannot be recorded as {self.capture!r}",
+                hint=f"capture is one of {', '.join(CAPTURES)}",
+            )
         if "" not in self.rows:
             raise MeasurementError(f"{file}: the table has no row '' for unknown contexts")
         for context, row in self.rows.items():

@@ -23,12 +23,14 @@ class Batch:
 
     `width` new tokens are reserved for every sequence, so that the shape a kernel runs
     at is fixed by the launch and never by how long a sequence turned out to be.
+    `together` sequences run at once; None: as many as the kernel's batch_size says.
     """
 
     sequence_S: tuple[int, ...]
     prompts: tuple[tuple[int, ...], ...]
     width: int
     continuations: tuple[tuple[int, ...], ...] = ()
+    together: int | None = None
 
     def __len__(self) -> int:
         return len(self.sequence_S)
@@ -40,9 +42,12 @@ class Batch:
             tuple(self.prompts[r] for r in rows),
             self.width,
             tuple(self.continuations[r] for r in rows) if self.continuations else (),
+            self.together,
         )
 
     def chunks(self, size: int) -> list[Batch]:
+        """As they run at once: `together`, or else `size` sequences at a time."""
+        size = self.together or size
         return [self.take(range(i, min(i + size, len(self)))) for i in range(0, len(self), size)]
 
 

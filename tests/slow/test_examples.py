@@ -11,6 +11,7 @@ EXPECTED = {
     "tiny-bf16": (0, "HOLDS: every enforced cell, 13 of 13."),
     "tiny-faults": (0, "HOLDS: every enforced cell, 14 of 14."),
     "tiny-int8": (0, "HOLDS: every enforced cell, 13 of 13."),
+    "tiny-runtime": (0, "HOLDS: every enforced cell, "),
     "tiny-int4": (1, "VIOLATED: "),
     "tiny-bf16-positions": (1, "VIOLATED: tv-long on long. 12 of 13 enforced cells hold."),
     "tiny-top-p": (1, "VIOLATED: fidelity on all."),

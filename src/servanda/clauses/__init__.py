@@ -10,8 +10,10 @@ from servanda.clauses.base import (
     View,
     worst,
 )
+from servanda.clauses.batches import BatchInvariance
 from servanda.clauses.calibration import CALIBRATION, Calibration
 from servanda.clauses.certificate import Certificate
+from servanda.clauses.corner import CornerFact, corners_of
 from servanda.clauses.fact import Fact
 from servanda.clauses.feed import Feed, feed_of
 from servanda.clauses.guards import SamplerFidelity, UsableRatio
@@ -19,19 +21,24 @@ from servanda.clauses.later import Later, NotHere
 from servanda.clauses.mass_gap import MassGap
 from servanda.clauses.relative import RelativeCertificate, RelativeToNoise, RelativeToStable
 from servanda.clauses.steadiness import SelfNoise
+from servanda.clauses.timing import TIMINGS, LoadOf, ServiceLevel, service_level
 from servanda.contract import Clause, Relative
 
 __all__ = [
     "CALIBRATION",
     "GUARDS",
+    "TIMINGS",
+    "BatchInvariance",
     "Calibration",
     "Cell",
     "CellVerdict",
     "Certificate",
+    "CornerFact",
     "Fact",
     "Feed",
     "Kind",
     "Later",
+    "LoadOf",
     "Look",
     "MassGap",
     "NotHere",
@@ -41,10 +48,13 @@ __all__ = [
     "RelativeToStable",
     "SamplerFidelity",
     "SelfNoise",
+    "ServiceLevel",
     "UsableRatio",
     "View",
     "certificate_of",
+    "corners_of",
     "feed_of",
+    "service_level",
     "worst",
 ]
 

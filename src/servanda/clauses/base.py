@@ -23,7 +23,7 @@ from servanda.trace import TracePair
 
 Array = NDArray[Any]
 Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"]
-Source = Literal["workload", "golden", "timing", "none"]
+Source = Literal["workload", "golden", "timing", "batches", "corners", "none"]
 Statistic = Any  # LogMoment, GroupRatio, Fidelity, Values, Counts: frozen, added with +
 
 # one total order everywhere; what is not applicable never counts (law 2)
@@ -228,8 +228,9 @@ class Kind(Protocol):
     """A kind of clause.
 
     `counts`: whether its cells can be violated, and so share in alpha.
-    `source`: what is weighed: the workload's rounds, the golden texts, timed requests, or
-    nothing.  `peers`: names of `View.peers` without which it cannot be judged.
+    `source`: what is weighed: the workload's rounds, the golden texts (a View of either),
+    timed requests, batches, corners of the envelope, or nothing.  `peers`: names of
+    `View.peers` without which it cannot be judged.
     `noise`: of a peer of the view, for reports; `floor`: the larger side's self-noise from
     all parts, each (train, infer); None where nothing was measured.
     """
@@ -238,8 +239,8 @@ class Kind(Protocol):
     source: ClassVar[Source]
     peers: ClassVar[tuple[str, ...]]
 
-    def weigh(self, cell: Cell, view: View, /) -> Statistic: ...
-    def noise(self, cell: Cell, view: View, /) -> Any: ...
+    def weigh(self, cell: Cell, view: Any, /) -> Statistic: ...
+    def noise(self, cell: Cell, view: Any, /) -> Any: ...
     def floor(self, cell: Cell, parts: list[Any], /) -> float | None: ...
     def judge(
         self, cell: Cell, rounds: list[Statistic], floor: float | None, look: Look, /

@@ -1,4 +1,5 @@
-# What an engine is: five verbs over token ids.  Built-ins and plug-ins implement the same.
+# What an engine is: five verbs over token ids, and a sixth for those that can be timed.
+# Built-ins and plug-ins implement the same.
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from servanda.contract import Kernel, Path
 from servanda.identity import Description
+from servanda.latency import Timing
 from servanda.registry import Registry
 from servanda.sampling import Sampling
 from servanda.trace import Batch, Trace
@@ -44,6 +46,14 @@ class Engine(Protocol):
 
     def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.float32]]:
         """Raw logits [R, V] before each continuation token, in pieces, row after row."""
+        ...
+
+    def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
+        """Serve a batch as `generate` does, and say how long its tokens took.
+
+        By the clock of the engine's own process: no pipe is timed.  Without `record` no
+        logprob is kept, as in serving.  Optional: `describe().timed` says whether it works.
+        """
         ...
 
     def close(self) -> None: ...

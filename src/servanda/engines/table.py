@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path as FilePath
 
 import numpy as np
 from numpy.typing import NDArray
 
+from servanda.capture import rounded
 from servanda.contract import Kernel, Path
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
 from servanda.errors import MeasurementError
 from servanda.identity import Description, digest_of
+from servanda.latency import Timing
 from servanda.sampling import (
     Floats,
     Ints,
@@ -44,6 +47,7 @@ class TableEngine:
             ) from None
         self.kernel = kernel
         self.table = Table.parse(text, str(path))
+        self.clock: Callable[[], float] = time.perf_counter
 
     def describe(self) -> Description:
         table = self.table
@@ -52,11 +56,14 @@ class TableEngine:
                 "engine": "table",
                 "order": str(table.order),
                 "rows": digest_of(dict(table.rows)),
+                **({"seconds": digest_of(vars(table.seconds))} if table.seconds else {}),
             },
             tensors={"policy": digest_of(table.weights)},
             tokens=digest_of(table.tokens),
             vocab_size=len(table.tokens),
             eos=(table.eos,),
+            timed=True,
+            capture=table.capture,
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -95,6 +102,18 @@ class TableEngine:
         for start in range(0, len(rows), size):
             yield self.table.logits_CV[rows[start : start + size]]
 
+    def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
+        """By the clock, to which the table's own seconds are added; nobody waits for them."""
+        begun, parts, spent = self.clock(), [], 0.0
+        for chunk in batch.chunks(self.kernel.batch_size):
+            length_S = self.generate(chunk, sampling, seed).length_S.tolist()
+            step_T = []
+            for step in range(max(length_S)):
+                spent += self.table.seconds.of(step, record) if self.table.seconds else 0.0
+                step_T.append(self.clock() + spent)
+            parts.append(Timing.of(begun, step_T, length_S))
+        return Timing.join(parts)
+
     def close(self) -> None:
         pass
 
@@ -116,16 +135,18 @@ class TableEngine:
     ) -> Trace:
         token_N = np.array([t for tokens in new for t in tokens], dtype=np.int64)
         logits_NV = self.table.logits_CV[self._rows(batch, new)]
+        columns = observe(logits_NV, token_N, sampling)
+        columns["logp"] = rounded(columns["logp"], self.table.capture)
         return Trace(
             sequence_S=np.array(batch.sequence_S, dtype=np.int64),
             length_S=np.array([len(tokens) for tokens in new], dtype=np.int64),
             lost_S=np.zeros(len(batch), dtype=bool),
             prompt_tokens_S=np.array([len(p) for p in batch.prompts], dtype=np.int64),
             token_N=token_N,
-            columns=observe(logits_NV, token_N, sampling),
+            columns=columns,
             about={
                 "path": path,
-                "batch_size": str(len(batch)),
+                "batch_size": str(batch.together or self.kernel.batch_size),
                 "sampling": sampling.model_dump_json(),
             },
         )

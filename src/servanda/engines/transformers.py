@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
 from servanda.engines.quantized import check_quantization, quantize_
 from servanda.errors import MeasurementError
 from servanda.identity import Description, digest_of
+from servanda.latency import Timing
 from servanda.sampling import (
     Floats,
     Ints,
@@ -79,7 +81,9 @@ class TransformersEngine:
             vocab_size=text_config.vocab_size,
             eos=checkpoint.end_tokens(self.folder, text_config.to_dict()),
             context=getattr(text_config, "max_position_embeddings", None),
+            timed=True,
         )
+        self.clock: Callable[[], float] = time.perf_counter
         self._pad = self._description.eos[0] if self._description.eos else 0
         self._finish(kernel.quantization)
 
@@ -112,6 +116,12 @@ class TransformersEngine:
             for logits_RV in self._given_logits(chunk, path):
                 if len(logits_RV):
                     yield logits_RV.float().numpy()
+
+    def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
+        self._refuse_misfits(batch)
+        begun = self.clock()
+        chunks = batch.chunks(self.kernel.batch_size)  # requests beyond it wait
+        return Timing.join([self._timed(chunk, sampling, seed, record, begun) for chunk in chunks])
 
     def close(self) -> None:
         self.model = None
@@ -186,7 +196,15 @@ class TransformersEngine:
             ids_ST = torch.from_numpy(token_S)[:, None]
             mask_ST = torch.nn.functional.pad(mask_ST, (0, 1), value=1)
 
-    def _generate(self, chunk: Batch, sampling: Sampling, seed: int) -> Trace:
+    def _generate(
+        self,
+        chunk: Batch,
+        sampling: Sampling,
+        seed: int,
+        record: bool = True,
+        stepped: Callable[[], None] = lambda: None,
+    ) -> Trace:
+        """Draws a chunk; `stepped` is called once all of a step is known, and recorded."""
         uniform_SW = np.stack([uniforms(seed, "draw", s, chunk.width) for s in chunk.sequence_S])
         steps, fed_S = self._decode(chunk.prompts), None
         open_S = np.ones(len(chunk), dtype=bool)
@@ -194,7 +212,9 @@ class TransformersEngine:
         for t in range(chunk.width):
             logp_SV = logprobs(steps.send(fed_S), sampling)
             token_S = self._draw(logp_SV, uniform_SW[:, t])
-            record_T.append(columns_of(logp_SV, token_S) | {"token": token_S, "open": open_S})
+            columns = columns_of(logp_SV, token_S) if record else {}
+            record_T.append(columns | {"token": token_S, "open": open_S})
+            stepped()
             fed_S = np.where(open_S, token_S, self._pad)
             open_S = open_S & ~np.isin(token_S, self._description.eos)
             if not open_S.any():
@@ -204,6 +224,13 @@ class TransformersEngine:
         columns = {name: values_ST[open_ST] for name, values_ST in record_ST.items()}
         length_S = open_ST.sum(axis=1)
         return self._trace(chunk, length_S, columns.pop("token"), columns, "decode", sampling)
+
+    def _timed(
+        self, chunk: Batch, sampling: Sampling, seed: int, record: bool, begun: float
+    ) -> Timing:
+        step_T: list[float] = []
+        drawn = self._generate(chunk, sampling, seed, record, lambda: step_T.append(self.clock()))
+        return Timing.of(begun, step_T, drawn.length_S.tolist())
 
     def _score(self, chunk: Batch, sampling: Sampling, path: Path) -> Trace:
         token_N = np.array([t for given in chunk.continuations for t in given], dtype=np.int64)
@@ -272,7 +299,7 @@ class TransformersEngine:
             columns=columns,
             about={
                 "path": path,
-                "batch_size": str(self.kernel.batch_size),
+                "batch_size": str(chunk.together or self.kernel.batch_size),
                 "sampling": sampling.model_dump_json(),
             },
         )

@@ -28,6 +28,7 @@ from servanda.engines import open_engine
 from servanda.engines.wire import from_bytes, from_table, to_bytes, to_table
 from servanda.errors import MeasurementError, ServandaError
 from servanda.identity import Description
+from servanda.latency import Timing
 from servanda.sampling import Sampling
 from servanda.trace import Batch, Trace
 
@@ -73,13 +74,24 @@ def _pack(batch: Batch) -> bytes:
     return to_bytes(pa.table(columns))
 
 
-def _unpack(body: bytes, width: int) -> Batch:
+def _shape(batch: Batch) -> dict[str, Any]:
+    """What a head says of the batch in the body."""
+    return {"width": batch.width, "together": batch.together}
+
+
+def _unpack(body: bytes, head: dict[str, Any]) -> Batch:
     table = from_bytes(body)
 
     def ids(name: str) -> tuple[tuple[int, ...], ...]:
         return tuple(map(tuple, table[name].to_pylist())) if name in table.column_names else ()
 
-    return Batch(tuple(table["sequence"].to_pylist()), ids("prompt"), width, ids("continuation"))
+    return Batch(
+        tuple(table["sequence"].to_pylist()),
+        ids("prompt"),
+        head["width"],
+        ids("continuation"),
+        head["together"],
+    )
 
 
 class Worker:
@@ -123,18 +135,23 @@ class Worker:
         return self._call("vocabulary")[0]["value"]
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
-        options = {"width": batch.width, "sampling": sampling.model_dump(), "seed": seed}
+        options = {**_shape(batch), "sampling": sampling.model_dump(), "seed": seed}
         return from_table(from_bytes(self._call("generate", options, _pack(batch))[1]))
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
-        options = {"width": batch.width, "sampling": sampling.model_dump(), "path": path}
+        options = {**_shape(batch), "sampling": sampling.model_dump(), "path": path}
         return from_table(from_bytes(self._call("score", options, _pack(batch))[1]))
 
     def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.floating]]:
-        head, body = self._call("logits", {"width": batch.width, "path": path}, _pack(batch))
+        head, body = self._call("logits", {**_shape(batch), "path": path}, _pack(batch))
         while head["more"]:
             yield np.frombuffer(body, dtype=head["dtype"]).reshape(head["shape"])
             head, body = self._reply("logits")
+
+    def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
+        options = {**_shape(batch), "sampling": sampling.model_dump(), "seed": seed}
+        value = self._call("time", {**options, "record": record}, _pack(batch))[0]["value"]
+        return Timing(tuple(value["first_S"]), tuple(value["gap_N"]), value["wall"])
 
     def close(self) -> None:
         """End the child at once; it holds nothing that is worth waiting for."""
@@ -209,7 +226,7 @@ def _serve(calls: IO[bytes], replies: IO[bytes]) -> None:
                 engine = open_engine(Kernel(**head))
                 _send(replies, {"ok": verb})
             elif verb == "logits":
-                for piece in engine.logits(_unpack(body, head["width"]), head["path"]):
+                for piece in engine.logits(_unpack(body, head), head["path"]):
                     about = {"more": True, "shape": piece.shape, "dtype": piece.dtype.str}
                     _send(replies, about, np.ascontiguousarray(piece).tobytes())
                 _send(replies, {"more": False})
@@ -239,7 +256,9 @@ def _answer(
         return {"value": engine.encode(head["texts"])}, b""
     if verb == "vocabulary":
         return {"value": engine.vocabulary()}, b""
-    batch, sampling = _unpack(body, head["width"]), Sampling(**head["sampling"])
+    batch, sampling = _unpack(body, head), Sampling(**head["sampling"])
+    if verb == "time":
+        return {"value": asdict(engine.time(batch, sampling, head["seed"], head["record"]))}, b""
     if verb == "generate":
         trace = engine.generate(batch, sampling, head["seed"])
     else:
