@@ -24,7 +24,7 @@ from servanda.plan import Plan
 from servanda.rounds import read_rounds
 from servanda.rundir import RunDirectory, opened
 from servanda.schedule import Schedule
-from servanda.verdict import Verdict, judge
+from servanda.verdict import Verdict, judge, out_of_time
 
 RUNS = Path("runs")
 
@@ -54,7 +54,7 @@ def load(path: str | Path) -> Contract:
             hint="save it as UTF-8",
         ) from None
     contract, _ = language.parse(text, str(path), engines=engine_names(), faults=[*FAULTS])
-    contract = _beside(contract, path.parent)
+    contract = beside(contract, path.parent)
     missing = [
         Problem(
             f"there is no {name}",
@@ -85,7 +85,7 @@ def _models(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
             yield ("kernels", side, "model"), kernel.model
 
 
-def _beside(contract: Contract, folder: Path) -> Contract:
+def beside(contract: Contract, folder: Path) -> Contract:
     """The contract with its paths resolved against its own folder."""
 
     def kernel(k: Kernel) -> Kernel:
@@ -161,6 +161,7 @@ def check(
     fresh: bool = False,
     open: Open = spawn,
     watch: Watch | None = None,
+    deadline: Callable[[], bool] | None = None,
 ) -> Verdict:
     """Measure and judge a contract at the offline stage.
 
@@ -169,6 +170,7 @@ def check(
         fresh: open a new attempt instead, judged at a smaller alpha; an attempt that was
             interrupted is finished first.
         watch: called with Progress.
+        deadline: whether the time is over; no round starts after that.
 
     Raises:
         ContractError, MeasurementError, Interrupted: as load, compile and measure do.
@@ -178,14 +180,20 @@ def check(
     plan = compile(contract)  # what is wrong with the text is said before anything is touched
     with opened(root, fresh=fresh) as run:
         plan = replace(plan, attempt=run.attempt)
-        _, _, evidence = _measured(plan, run, open, watch)
+        _, _, evidence = _measured(plan, run, open, watch, deadline)
         verdict = judge(plan, evidence)
+        if deadline is not None and deadline():
+            verdict = out_of_time(verdict)
         run.finish(json.dumps(verdict.to_dict(), indent=1))
     return verdict
 
 
 def _measured(
-    plan: Plan, run: RunDirectory, open_: Open, watch: Watch | None
+    plan: Plan,
+    run: RunDirectory,
+    open_: Open,
+    watch: Watch | None,
+    deadline: Callable[[], bool] | None = None,
 ) -> tuple[EvidenceKey, GoldenRun | None, Evidence]:
     """Measure round by round, and stop when no more rounds could change what counts."""
     watch = watch or unwatched
@@ -196,7 +204,7 @@ def _measured(
             if golden:
                 evidence += weigh_golden(plan, measurement.key, golden)
             for schedule in plan.schedules:
-                evidence += _until_decided(plan, measurement, evidence, schedule, watch)
+                evidence += _until_decided(plan, measurement, evidence, schedule, watch, deadline)
             return measurement.key, golden, evidence
     except KeyboardInterrupt:
         raise Interrupted(
@@ -206,19 +214,28 @@ def _measured(
 
 
 def _until_decided(
-    plan: Plan, measurement: Measurement, before: Evidence, schedule: Schedule, watch: Watch
+    plan: Plan,
+    measurement: Measurement,
+    before: Evidence,
+    schedule: Schedule,
+    watch: Watch,
+    deadline: Callable[[], bool] | None,
 ) -> Evidence:
-    """A workload's rounds, as many as it takes."""
+    """A workload's rounds, as many as it takes, and as the time allows."""
     name = schedule.name
     what = "prompt groups" if len(plan.schedules) == 1 else f"prompt groups of {name}"
     watch(Progress(what, 0, schedule.first))
     found = Evidence(before.key, before.plan)
+    if deadline is not None and deadline():
+        return found
     for measured in measurement.rounds(schedule):
         found += weigh_rounds(plan, before.key, [measured])
         look = judge(plan, before + found, intervals=False)
         launched = sum(r.groups for r in found.closed(name))
         watch(Progress(what, launched, min(launched + (look.more_of(name) or 0), schedule.last)))
         if launched >= schedule.first and look.decided_on(name):
+            break
+        if deadline is not None and deadline():
             break
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from servanda.clauses import Cell, CellVerdict, Certificate, Look, MassGap, Outcome, worst
@@ -172,6 +172,18 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
         stable=str(plan.stable) if plan.stable else "",
         portraits=_portraits([*every, *_some(golden)]) if intervals else {},
     )
+
+
+def out_of_time(verdict: Verdict) -> Verdict:
+    """The verdict of a run that its time ended: what is open says so; stopping is valid (law 5)."""
+    if verdict.decided:
+        return verdict
+    over = "the time was over before this was decided"
+    cells = [
+        c.but(note=f"{over}; {c.note}" if c.note else over) if c.open else c for c in verdict.cells
+    ]
+    circumstances = replace(verdict.circumstances, stopped="time")
+    return replace(verdict, cells=tuple(cells), circumstances=circumstances)
 
 
 def _beside(judged: CellVerdict, cell: Cell, i: int, parts: Sequence[Weighed]) -> CellVerdict:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from servanda import run
+from servanda.cli.options import max_time_option, until
 from servanda.cli.progress import watching
 from servanda.report import FORMATS
 
@@ -24,14 +25,23 @@ from servanda.report import FORMATS
 @click.option(
     "--format", "format_", type=click.Choice(sorted(FORMATS)), default="text", show_default=True
 )
+@max_time_option
 @click.option("--quiet", is_flag=True, help="No progress.")
-def check(contract: Path, run_dir: Path | None, fresh: bool, format_: str, quiet: bool) -> None:
+def check(
+    contract: Path,
+    run_dir: Path | None,
+    fresh: bool,
+    format_: str,
+    max_time: float | None,
+    quiet: bool,
+) -> None:
     """Measure both kernels of CONTRACT on the same tokens and judge every clause.
 
     Stops as soon as everything is decided; Ctrl-C leaves a run that the same command resumes.
     """
+    deadline = until(max_time)
     with watching(quiet) as watch:
-        verdict = run.check(contract, run_dir=run_dir, fresh=fresh, watch=watch)
+        verdict = run.check(contract, run_dir=run_dir, fresh=fresh, watch=watch, deadline=deadline)
     if not quiet:
         click.echo(f"measured in {run_dir or run.RUNS / verdict.contract}", err=True)
     try:

@@ -11,7 +11,11 @@ import click
 
 from servanda import __version__
 from servanda.cli.check import check
+from servanda.cli.compare import compare_command
 from servanda.cli.demo import demo
+from servanda.cli.measure import measure_command
+from servanda.cli.plan import plan_command
+from servanda.cli.presets import presets_command
 from servanda.errors import ServandaError
 
 _FAILED, _INTERRUPTED = 4, 130
@@ -53,4 +57,8 @@ def main() -> None:
 
 
 main.add_command(check)
+main.add_command(compare_command)
 main.add_command(demo)
+main.add_command(measure_command)
+main.add_command(plan_command)
+main.add_command(presets_command)
