@@ -95,6 +95,14 @@ def _json(setting: object) -> str:
     return _written(json.dumps(setting))
 
 
+def _quantization_hint(name: str) -> str:
+    """Names are exact: two that begin alike are two kernels."""
+    alike = [q for q in QUANTIZATIONS if name and q.startswith(name)]
+    if len(alike) > 1:
+        return f"which one: {' or '.join(alike)}? They are different kernels"
+    return did_you_mean(name, QUANTIZATIONS)
+
+
 class _Reader:
     """A string with a place in it."""
 
@@ -121,7 +129,7 @@ class _Reader:
             raise self.wrong(
                 len(text),
                 "a kernel is ENGINE:MODEL, and there is no colon",
-                f"did you mean 'transformers:{text}'? or {_EXAMPLE}",
+                f"did you mean 'transformers:{text}'?",
             )
         if engine not in self.engines:
             raise self.wrong(
@@ -184,9 +192,7 @@ class _Reader:
         if plus:
             if quantization not in QUANTIZATIONS:
                 message = f"no quantization is named {quantization!r}"
-                raise self.wrong(
-                    at + len(dtype) + 1, message, did_you_mean(quantization, QUANTIZATIONS)
-                )
+                raise self.wrong(at + len(dtype) + 1, message, _quantization_hint(quantization))
             found["quantization"] = quantization
 
     def _option(self, at: int, found: dict[str, Any], places: dict[str, int]) -> int:

@@ -235,6 +235,8 @@ def _until_decided(
         watch(Progress(what, launched, min(launched + (look.more_of(name) or 0), schedule.last)))
         if launched >= schedule.first and look.decided_on(name):
             break
+        if launched >= max(schedule.first, schedule.last // 10) and look.broken_on(name):
+            break  # slices that are near their limits cannot mend it
         if deadline is not None and deadline():
             break
     return found

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from servanda.contract import Contract, Kernel, SliceRule, WorkloadSampling
+from servanda.contract import Claim, Contract, Kernel, SliceRule, WorkloadSampling
 from servanda.corpus import Corpus
 from servanda.slices import LABEL, Cut, Term
 from servanda.stats import units_at_best
@@ -46,6 +46,7 @@ class Parts:
     sampling: WorkloadSampling
     sizes: tuple[int, int]
     slices: tuple[SliceRule, ...] = ()
+    claim: Claim = "population"
     stable: Kernel | None = None
     golden: str | None = None
     round: int | None = None
@@ -58,6 +59,7 @@ def completed(preset: str, parts: Parts) -> str:
     """The text of a preset with its open parts filled in."""
     kernels = [f"  train: {_kernel(parts.train)}", f"  infer: {_kernel(parts.infer)}"]
     blocks = {
+        "claim": [f"claim: {parts.claim}"],
         "kernels": ["kernels:", *kernels],
         "workload": _workload(parts),
         "slices": ["slices:", *map(_slice, parts.slices)] if parts.slices else [],

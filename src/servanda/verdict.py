@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from servanda.clauses import Cell, CellVerdict, Certificate, Look, MassGap, Outcome, worst
+from servanda.contract import WHOLE
 from servanda.errors import EvidenceError
 from servanda.evidence import Evidence, Weighed
 from servanda.identity import EvidenceKey
@@ -90,6 +91,13 @@ class Verdict:
     def decided_on(self, workload: str) -> bool:
         """Whether more rounds of a workload could change nothing that counts."""
         return not any(c.open and c.enforced and c.workload == workload for c in self.cells)
+
+    def broken_on(self, workload: str) -> bool:
+        """Whether the whole of a workload breaks its contract, whatever its slices say."""
+        return any(
+            c.outcome == "violated" and c.enforced and c.slice == WHOLE and c.workload == workload
+            for c in self.cells
+        )
 
     def more_of(self, workload: str) -> int | None:
         """Prompt groups of a workload that would decide what is open, as a projection."""

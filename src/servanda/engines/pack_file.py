@@ -141,6 +141,7 @@ def write_pack(
         "groups": groups,
         "members": {name: _digest(data) for name, data in sorted(members.items())},
     }
+    manifest = json.loads(json.dumps(manifest))  # as whoever reads it will see it
     manifest["digest"] = digest_of(manifest)
     partial = path.with_name(path.name + ".partial")
     try:
@@ -200,7 +201,11 @@ def read_pack(name: str) -> Pack:
             hint=_ANEW,
         )
     pack = Pack(name, manifest, members)
-    _ = pack.kernel, pack.workload, pack.description
+    try:
+        _ = pack.kernel, pack.workload, pack.description, pack.seed, pack.groups
+    except (ValueError, KeyError, TypeError) as error:
+        said = str(error).splitlines()[0]
+        raise MeasurementError(f"{name} cannot be read: {said}", hint=_ANEW) from None
     return pack
 
 

@@ -50,7 +50,7 @@ def fitting(today: Kernel, candidate: Kernel) -> tuple[str, str]:
     """The serving preset whose limits fit what differs between two kernels, and why.
 
     >>> fitting(Kernel(engine="x"), Kernel(engine="x", quantization="int4_g32"))
-    ('nvfp4', 'B is int4_g32 and A is not')
+    ('nvfp4', 'B is int4_g32 and A is not quantised')
     """
     new, old = candidate.quantization, today.quantization
     if new == old:
@@ -58,4 +58,4 @@ def fitting(today: Kernel, candidate: Kernel) -> tuple[str, str]:
         return "vllm-upgrade", f"{same}: a change of build, not of weights"
     names = [name.split("_", 1)[0] for name in (new, old) if name]
     bits = "nvfp4" if any("4" in name for name in names) else "fp8"
-    return bits, f"B is {new or 'not quantised'} and A is {old or 'not'}"
+    return bits, f"B is {new or 'not quantised'} and A is {old or 'not quantised'}"
