@@ -208,7 +208,10 @@ def test_a_pack_of_other_weights_is_refused(tables):
 
 def test_a_gross_fault_stops_within_a_tenth(tables):
     """A slice that lies on its limit would take the whole budget; the whole breaks long before."""
-    kit.table(tables, "near.json", {"": kit.moved(kit.BASE, 0.3), "c": kit.moved(kit.BASE, 0.08)})
+    stays = [0.0, 0.0, 0.95, 0.0, 0.05]  # who begins with c goes on with c
+    kit.table(tables, "p.json", {"": kit.BASE, "c": stays})
+    near = kit.moved(stays, 0.08, a=2, b=4)
+    kit.table(tables, "near.json", {"": kit.moved(kit.BASE, 0.3), "c": near})
     _, verdict = compared(b="near.json", sequences=20000)
     assert verdict.outcome == "violated" and verdict.groups <= 2048
     assert any(c.open for c in verdict.cells)

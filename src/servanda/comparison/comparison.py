@@ -244,8 +244,8 @@ def _claimed(
     told = ()
     if template.claim == "population":
         told = (
-            f"claim     realised, of the tokens that are measured: {groups:,} prompt groups are too",
-            f"          few to speak of all that such prompts bring forth ({larger} would do)",
+            f"claim     realised, of the tokens that are measured: {groups:,} prompt groups are",
+            f"          too few to speak of all that such prompts bring forth ({larger} would do)",
         )
     return template.model_copy(update={"claim": "realised"}), told
 
