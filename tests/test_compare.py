@@ -94,6 +94,13 @@ def test_labels_of_two_to_eight_values_become_slices(tables):
     assert any("label 'row' has 60 values, more than 8" in line for line in comparison.said)
 
 
+def test_prompts_of_many_lengths_are_sliced_by_length(tables):
+    texts = ["a", "a b " * 20, "c " * 200]
+    (tables / "long.jsonl").write_text("\n".join(json.dumps({"prompt": t}) for t in texts))
+    by_length = ready(prompts=Path("long.jsonl")).parts.slices[0]
+    assert (by_length.split, by_length.at) == ("request.prompt_tokens", (16.0, 64.0))
+
+
 def test_a_slice_that_its_run_could_not_judge_is_left_out_and_said(tables):
     lines = [{"prompt": "a", "labels": {"task": "rare" if i == 0 else "often"}} for i in range(200)]
     (tables / "rare.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -313,6 +320,14 @@ def test_measure_writes_a_pack_and_names_the_next_command(tables):
     assert "next: servanda compare x.pack KERNEL" in done.stdout
     done = servanda("compare", "x.pack", "table:q.json", "--preset", "nvfp4", "--quiet")
     assert done.exit_code == 0, done.output
+
+
+def test_check_stops_when_its_time_is_over(tables):
+    path, _ = kit.write(tables / "k")
+    done = servanda("check", path, "--max-time", "0s", "--quiet")
+    assert done.exit_code == 3 and "INCONCLUSIVE" in done.stdout
+    later = servanda("check", path, "--max-time", "1h", "--quiet")  # the same run goes on
+    assert later.exit_code == 0, later.output
 
 
 def test_presets_are_listed_and_shown():

@@ -139,6 +139,19 @@ def test_other_prompts_are_refused_by_name(made):
         next(iter(engine.logits(Batch((0,), ((0,),), 1, ((1,),)), "prefill")))
 
 
+def test_a_pack_cannot_be_the_side_that_scores(tmp_path, made):
+    path = tmp_path / "train.kernelcontract.yaml"
+    lines = (
+        made[0].read_text().replace("engine: table, model: p.json", "engine: pack, model: p.pack")
+    )
+    path.write_text("\n".join(x for x in lines.splitlines() if not x.startswith("golden:")))
+    with pytest.raises(
+        MeasurementError, match="cannot score tokens that it did not draw"
+    ) as caught:
+        run.check(path, run_dir=tmp_path / "r", open=run.in_process)
+    assert "make it the infer kernel" in caught.value.problems[0].hint
+
+
 def test_a_fresh_attempt_needs_a_fresh_pack(tmp_path, made):
     path = swap(made[0], tmp_path)
     run.check(path, run_dir=tmp_path / "r", open=run.in_process)

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from servanda.contract import Claim, Contract, Kernel, SliceRule, WorkloadSampling
 from servanda.corpus import Corpus
-from servanda.slices import LABEL, Cut, Term
+from servanda.slices import LABEL
 from servanda.stats import units_at_best
 
 _MOST = 8  # values of a label that become slices
@@ -199,7 +201,7 @@ def starting_slices(
             notes.append(f"label {label!r} is no name for a slice")
         else:
             field = f"{LABEL}{label}"
-            units = {v: room.units(Cut(v, (Term(field, "in", (v,)),)), lengths) for v in counts}
+            units = {value: room.labelled(label, value) for value in counts}
             rare = min(units, key=lambda v: units[v])
             if units[rare] < room.needed:
                 notes.append(
@@ -227,20 +229,28 @@ class _Room:
     whole: int  # units of the whole run
     needed: float  # units that a slice needs
 
-    def units(self, cut: Cut, lengths: Sequence[int]) -> float:
-        groups, prompts = self.corpus.groups, self.corpus.prompts
-        met = sum(any(cut.may_meet(prompts[r], lengths[r]) for r in group) for group in groups)
-        return self.whole * met / len(groups)
+    def units(self, met: Callable[[int], bool]) -> float:
+        """Units of the groups of which some row is met."""
+        groups = self.corpus.groups
+        return self.whole * sum(any(map(met, group)) for group in groups) / len(groups)
+
+    def labelled(self, label: str, value: str) -> float:
+        prompts = self.corpus.prompts
+        return self.units(lambda row: prompts[row].labels.get(label) == value)
 
 
 def _edges(room: _Room, lengths: Sequence[int]) -> tuple[float, ...]:
     """Edges that leave every bucket of prompt lengths enough units; none for like lengths."""
     if max(lengths) < 4 * min(lengths):
         return ()
-    field, edges = "request.prompt_tokens", [0.0]
-    for edge in _EDGES:
-        below = Cut("below", (Term(field, "gte", edges[-1]), Term(field, "lt", edge)))
-        above = Cut("above", (Term(field, "gte", edge),))
-        if min(room.units(cut, lengths) for cut in (below, above)) >= room.needed:
+    edges = [0.0]
+    for edge in (edge for edge in _EDGES if edge <= max(lengths)):
+        below = room.units(partial(_within, lengths, edges[-1], edge))
+        above = room.units(partial(_within, lengths, edge, math.inf))
+        if min(below, above) >= room.needed:
             edges.append(edge)
     return tuple(edges[1:])
+
+
+def _within(lengths: Sequence[int], low: float, high: float, row: int) -> bool:
+    return low <= lengths[row] < high

@@ -65,13 +65,15 @@ class PackEngine:
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
         self._refuse(sampling == self._sampling, "sampling", self._sampling, sampling)
-        trace = self._recorded(self.pack.again, batch)
-        if trace.continuations != tuple(batch.continuations):
-            raise MeasurementError(
-                f"the pack {self.pack.file} scored its own tokens, and these are others",
-                hint="a pack is the side that draws; the other kernel re-scores",
-            )
-        return trace
+        again = self.pack.again
+        if set(batch.sequence_S) <= set(again.sequence_S.tolist()):
+            trace = some(again, list(batch.sequence_S))
+            if trace.continuations == tuple(batch.continuations):
+                return trace
+        raise MeasurementError(
+            f"the pack {self.pack.file} cannot score tokens that it did not draw",
+            hint="make it the infer kernel, the side that draws; the other kernel re-scores",
+        )
 
     def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.floating]]:
         raise MeasurementError(
