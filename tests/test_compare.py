@@ -77,7 +77,7 @@ def test_the_contract_keeps_the_reasons_of_its_limits(tables):
     assert "logprobs cannot speak for task quality" in text
     assert "placeholder" not in text and "path/to" not in text
     assert "slices: [task, depth]" in text
-    assert "train: {engine: table, model: p.json}" in text
+    assert "train: {engine: table, model: p.json, path: decode}" in text
 
 
 def test_a_saved_contract_finds_its_files_from_its_own_folder(tables):
@@ -113,7 +113,10 @@ def test_a_slice_that_its_run_could_not_judge_is_left_out_and_said(tables):
 def test_what_is_compared_is_said_first(tables):
     said = ready(preset=None).said
     assert said[0] == "compare   table q.json  (B) against  table p.json  (A, today)"
-    assert said[1].strip() == "B draws, A re-scores the same tokens"
+    assert said[1].strip() == "B draws, A re-scores the same tokens by decoding, as it serves"
+    trained = ready(preset="trl")
+    assert trained.said[1].endswith("re-scores the same tokens by prefill, as a trainer")
+    assert (trained.parts.train.path, ready().parts.train.path) == (None, "decode")
     assert "60 prompts: prompts.jsonl" in said[2]
     assert "preset vllm-upgrade: neither is quantised" in said[3]
 
@@ -236,6 +239,7 @@ def test_a_run_out_of_time_says_what_is_open(tables):
 def test_no_time_at_all_measures_nothing_and_promises_nothing(tables):
     _, verdict = compared(deadline=lambda: True)
     assert (verdict.groups, verdict.outcome, verdict.exit_code) == (0, "inconclusive", 3)
+    assert {c.note for c in verdict.cells} == {"the time was over before this was decided"}
 
 
 def cost_of(**options):

@@ -188,7 +188,9 @@ def out_of_time(verdict: Verdict) -> Verdict:
         return verdict
     over = "the time was over before this was decided"
     cells = [
-        c.but(note=f"{over}; {c.note}" if c.note else over) if c.open else c for c in verdict.cells
+        # where nothing was measured, what a cell says of its workload is not the reason
+        c.but(note=f"{over}; {c.note}" if c.note and c.n else over) if c.open else c
+        for c in verdict.cells
     ]
     circumstances = replace(verdict.circumstances, stopped="time")
     return replace(verdict, cells=tuple(cells), circumstances=circumstances)

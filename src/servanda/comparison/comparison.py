@@ -122,6 +122,8 @@ def prepare(asked: Asked, engines: Engines) -> Comparison:
     drawn_by_pack = sides.pack.workload if sides.pack else None
     name, why = (asked.preset, "as asked") if asked.preset else fitting_preset(sides)
     template, _ = language.parse(presets.preset_text(name), name, engines=engine_names())
+    if presets.PRESETS[name] == "serving":
+        sides = sides.as_served
     corpus, told = prompts_of(asked.prompts, sides)
     sampling = _sampling(asked, template, sides)
     sizes = _sizes(asked, template, sides)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from servanda import presets
@@ -21,6 +21,13 @@ class Sides:
     infer: Kernel
     stable: Kernel | None = None
     pack: Pack | None = None
+
+    @property
+    def as_served(self) -> Sides:
+        """A re-scores as it serves, by decoding: prefill is another path (law 7)."""
+        if self.stable is not None or self.train.path is not None:
+            return self
+        return replace(self, train=self.train.model_copy(update={"path": "decode"}))
 
 
 def sides_of(a_text: str, b_text: str, referee_text: str | None = None) -> Sides:
@@ -103,4 +110,7 @@ def roles(sides: Sides) -> tuple[str, ...]:
             "          A and B each draw, the referee re-scores both; limits are on B, A is shown "
             "beside it",
         )
-    return ("          B draws, A re-scores the same tokens",)
+    how = (
+        "by decoding, as it serves" if sides.train.path == "decode" else "by prefill, as a trainer"
+    )
+    return (f"          B draws, A re-scores the same tokens {how}",)
