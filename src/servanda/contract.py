@@ -115,7 +115,7 @@ class Kernel(Value):
 
     def __str__(self) -> str:
         parts = [self.dtype, self.attention, self.quantization or ""]
-        text = " ".join(p for p in parts if p) if self.engine != "table" else ""
+        text = " ".join(p for p in parts if p) if self.engine not in ("table", "pack") else ""
         name = self.title or f"{self.engine} {PurePath(self.model or '').name} {text}".strip()
         return f"{name} [fault: {', '.join(self.fault)}]" if self.fault else name
 

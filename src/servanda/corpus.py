@@ -34,11 +34,12 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A file of prompts."""
+    """A file of prompts; `text` is all of it."""
 
     file: str
     prompts: tuple[Prompt, ...]
     digest: str
+    text: str = field(default="", compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -79,7 +80,7 @@ class Corpus:
         if not prompts:
             raise ContractError(f"{file}: there is no prompt in this file", hint=_KEYS)
         digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
-        return cls(file, tuple(prompts), digest)
+        return cls(file, tuple(prompts), digest, text)
 
 
 def joined(texts: Sequence[tuple[int, ...]], first: int, length: int) -> tuple[int, ...]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-
-import numpy as np
 
 from servanda.errors import EvidenceError
 from servanda.evidence import Round
 from servanda.plan import Plan
 from servanda.rundir import RunDirectory
 from servanda.schedule import Schedule, noise_rows
-from servanda.trace import Batch, Trace, TracePair, align
+from servanda.trace import Batch, Trace, TracePair, align, some
 
 SIDES = ("train", "infer")
 STABLE = ("stable", "stable_train")  # what the stable kernel drew, and train's scores of it
@@ -75,21 +72,3 @@ def in_order(batch: Batch, verb: Callable[..., Trace], *options: object) -> Trac
     """
     rows = sorted(range(len(batch)), key=lambda row: len(batch.prompts[row]))
     return some(verb(batch.take(rows), *options), list(batch.sequence_S))
-
-
-def some(trace: Trace, sequences: list[int]) -> Trace:
-    """The given sequences of a trace, in the given order."""
-    starts = np.cumsum(trace.length_S) - trace.length_S
-    row_of = {int(s): row for row, s in enumerate(trace.sequence_S)}
-    rows = [row_of[s] for s in sequences]
-    spans = [np.arange(starts[r], starts[r] + trace.length_S[r]) for r in rows]
-    at = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
-    return replace(
-        trace,
-        sequence_S=trace.sequence_S[rows],
-        length_S=trace.length_S[rows],
-        lost_S=trace.lost_S[rows],
-        prompt_tokens_S=trace.prompt_tokens_S[rows],
-        token_N=trace.token_N[at],
-        columns={name: column[at] for name, column in trace.columns.items()},
-    )

@@ -19,15 +19,16 @@ from servanda.engines.worker import spawn
 from servanda.errors import ContractError, Interrupted, Problem
 from servanda.evidence import Evidence, GoldenRun, Round, weigh_golden
 from servanda.evidence import weigh as weigh_rounds
-from servanda.faults import FAULTS
+from servanda.faults import FAULTS, signatures
 from servanda.identity import EvidenceKey
 from servanda.measurement import Measurement, Open, Progress, Watch, unwatched
 from servanda.once import Once, weigh_once
 from servanda.plan import Plan
+from servanda.power import power
 from servanda.rounds import read_rounds
 from servanda.rundir import RunDirectory, opened
 from servanda.schedule import Schedule
-from servanda.verdict import Circumstances, Verdict, judge
+from servanda.verdict import Circumstances, Verdict, judge, out_of_time
 
 RUNS = Path("runs")
 T = TypeVar("T", Workload, NamedWorkload, Golden)
@@ -69,7 +70,7 @@ def read(data: bytes, name: str, folder: Path) -> Contract:
             hint="save it as UTF-8",
         ) from None
     contract, _ = language.parse(text, name, engines=engine_names(), faults=[*FAULTS])
-    contract = _beside(contract, folder)
+    contract = beside(contract, folder)
     missing = [
         Problem(
             f"there is no {name}",
@@ -117,7 +118,7 @@ def _models(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
             yield ("kernels", side, "model"), kernel.model
 
 
-def _beside(contract: Contract, folder: Path) -> Contract:
+def beside(contract: Contract, folder: Path) -> Contract:
     """The contract with its paths resolved against its own folder."""
 
     def kernel(k: Kernel) -> Kernel:
@@ -233,6 +234,7 @@ def check(
     fresh: bool = False,
     open: Open = spawn,
     watch: Watch | None = None,
+    deadline: Callable[[], bool] | None = None,
 ) -> Verdict:
     """Measure and judge a contract at the offline stage.
 
@@ -241,6 +243,7 @@ def check(
         fresh: open a new attempt instead, judged at a smaller alpha; an attempt that was
             interrupted is finished first.
         watch: called with Progress.
+        deadline: whether the time is over; no round starts after that.
 
     Raises:
         ContractError, MeasurementError, Interrupted: as load, compile and measure do.
@@ -254,7 +257,7 @@ def check(
     with opened(root, fresh=fresh) as run:
         plan = replace(plan, attempt=run.attempt)
         resumed, began = run.begun is not None, time.monotonic()
-        *_, evidence, fingerprints = _measured(plan, run, open, watch)
+        *_, evidence, fingerprints = _measured(plan, run, open, watch, deadline)
         verdict = judge(plan, evidence)
         circumstances = Circumstances(
             fingerprints,
@@ -263,13 +266,23 @@ def check(
             stopped="decided" if verdict.decided else "size",
             contract_text=text,
         )
-        verdict = replace(verdict, circumstances=circumstances)
+        verdict = replace(
+            verdict,
+            circumstances=circumstances,
+            power=power(plan, evidence, signatures.catalogue()),
+        )
+        if deadline is not None and deadline():
+            verdict = out_of_time(verdict)
         run.finish(json.dumps(verdict.to_dict(), indent=1))
     return verdict
 
 
 def _measured(
-    plan: Plan, run: RunDirectory, open_: Open, watch: Watch | None
+    plan: Plan,
+    run: RunDirectory,
+    open_: Open,
+    watch: Watch | None,
+    deadline: Callable[[], bool] | None = None,
 ) -> tuple[EvidenceKey, GoldenRun | None, Once, Evidence, Mapping[str, Mapping[str, str]]]:
     """Measure round by round, and stop when no more rounds could change what counts."""
     watch = watch or unwatched
@@ -281,7 +294,7 @@ def _measured(
             if golden:
                 evidence += weigh_golden(plan, measurement.key, golden)
             for schedule in plan.schedules:
-                evidence += _until_decided(plan, measurement, evidence, schedule, watch)
+                evidence += _until_decided(plan, measurement, evidence, schedule, watch, deadline)
             fingerprints = {s: d.fingerprint for s, d in measurement.descriptions.items()}
             return measurement.key, golden, once, evidence, fingerprints
     except KeyboardInterrupt:
@@ -292,19 +305,30 @@ def _measured(
 
 
 def _until_decided(
-    plan: Plan, measurement: Measurement, before: Evidence, schedule: Schedule, watch: Watch
+    plan: Plan,
+    measurement: Measurement,
+    before: Evidence,
+    schedule: Schedule,
+    watch: Watch,
+    deadline: Callable[[], bool] | None,
 ) -> Evidence:
-    """A workload's rounds, as many as it takes."""
+    """A workload's rounds, as many as it takes, and as the time allows."""
     name = schedule.name
     what = "prompt groups" if len(plan.schedules) == 1 else f"prompt groups of {name}"
     watch(Progress(what, 0, schedule.first))
     found = Evidence(before.key, before.plan)
+    if deadline is not None and deadline():
+        return found
     for measured in measurement.rounds(schedule):
         found += weigh_rounds(plan, before.key, [measured])
         look = judge(plan, before + found, intervals=False)
         launched = sum(r.groups for r in found.closed(name))
         watch(Progress(what, launched, min(launched + (look.more_of(name) or 0), schedule.last)))
         if launched >= schedule.first and look.decided_on(name):
+            break
+        if launched >= max(schedule.first, schedule.last // 10) and look.broken_on(name):
+            break  # slices that are near their limits cannot mend it
+        if deadline is not None and deadline():
             break
     return found
 

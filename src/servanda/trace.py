@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,24 @@ class Trace:
             columns={c: np.concatenate([t.columns[c] for t in traces]) for c in first.columns},
             about=first.about,
         )
+
+
+def some(trace: Trace, sequences: Sequence[int]) -> Trace:
+    """The given sequences of a trace, in the given order."""
+    starts = np.cumsum(trace.length_S) - trace.length_S
+    row_of = {int(s): row for row, s in enumerate(trace.sequence_S)}
+    rows = [row_of[s] for s in sequences]
+    spans = [np.arange(starts[r], starts[r] + trace.length_S[r]) for r in rows]
+    at = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
+    return replace(
+        trace,
+        sequence_S=trace.sequence_S[rows],
+        length_S=trace.length_S[rows],
+        lost_S=trace.lost_S[rows],
+        prompt_tokens_S=trace.prompt_tokens_S[rows],
+        token_N=trace.token_N[at],
+        columns={name: column[at] for name, column in trace.columns.items()},
+    )
 
 
 @dataclass(frozen=True)

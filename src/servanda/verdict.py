@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from servanda.clauses import Cell, CellVerdict, Certificate, Look, MassGap, Outcome, worst
+from servanda.contract import WHOLE
 from servanda.errors import EvidenceError
 from servanda.evidence import Evidence, Weighed
 from servanda.identity import EvidenceKey
@@ -91,6 +92,13 @@ class Verdict:
     def decided_on(self, workload: str) -> bool:
         """Whether more rounds of a workload could change nothing that counts."""
         return not any(c.open and c.enforced and c.workload == workload for c in self.cells)
+
+    def broken_on(self, workload: str) -> bool:
+        """Whether the whole of a workload breaks its contract, whatever its slices say."""
+        return any(
+            c.outcome == "violated" and c.enforced and c.slice == WHOLE and c.workload == workload
+            for c in self.cells
+        )
 
     def more_of(self, workload: str) -> int | None:
         """Prompt groups of a workload that would decide what is open, as a projection."""
@@ -183,6 +191,20 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
         stable=str(plan.stable) if plan.stable else "",
         portraits=_portraits(evidence) if intervals else {},
     )
+
+
+def out_of_time(verdict: Verdict) -> Verdict:
+    """The verdict of a run that its time ended: what is open says so; stopping is valid (law 5)."""
+    if verdict.decided:
+        return verdict
+    over = "the time was over before this was decided"
+    cells = [
+        # where nothing was measured, what a cell says of its workload is not the reason
+        c.but(note=f"{over}; {c.note}" if c.note and c.n else over) if c.open else c
+        for c in verdict.cells
+    ]
+    circumstances = replace(verdict.circumstances, stopped="time")
+    return replace(verdict, cells=tuple(cells), circumstances=circumstances)
 
 
 def _beside(

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from servanda import run
+from servanda.cli.options import max_time_option, until
 from servanda.cli.output import FORMAT, OUTPUT, by_suffix, chosen, clear, show, write
 from servanda.cli.progress import watching
 from servanda.report import FORMATS
@@ -30,6 +31,7 @@ from servanda.report import FORMATS
     multiple=True,
     help="Write this one too; its suffix says the format (.html .json .xml .sarif .md).",
 )
+@max_time_option
 @click.option("--quiet", is_flag=True, help="No progress.")
 def check(
     contract: Path,
@@ -38,6 +40,7 @@ def check(
     format_: str | None,
     output: Path | None,
     reports: tuple[Path, ...],
+    max_time: float | None,
     quiet: bool,
 ) -> None:
     """Measure both kernels of CONTRACT on the same tokens and judge every clause.
@@ -51,8 +54,9 @@ def check(
         files[output] = printed
     for path in files:
         clear(path)
+    deadline = until(max_time)
     with watching(quiet) as watch:
-        verdict = run.check(contract, run_dir=run_dir, fresh=fresh, watch=watch)
+        verdict = run.check(contract, run_dir=run_dir, fresh=fresh, watch=watch, deadline=deadline)
     if not quiet:
         click.echo(f"measured in {run_dir or run.RUNS / verdict.contract}", err=True)
     for path, name in files.items():

@@ -11,10 +11,14 @@ import click
 
 from servanda import __version__
 from servanda.cli.check import check
+from servanda.cli.compare import compare_command
 from servanda.cli.demo import demo
 from servanda.cli.explain import explain
 from servanda.cli.init import init
 from servanda.cli.lint import lint
+from servanda.cli.measure import measure_command
+from servanda.cli.plan import plan_command
+from servanda.cli.presets import presets_command
 from servanda.cli.report import report
 from servanda.cli.schema import schema
 from servanda.errors import ServandaError
@@ -66,8 +70,9 @@ def main() -> None:
 
 # heading of the help -> its verbs, the ones that people live in first
 VERBS: dict[str, tuple[click.Command, ...]] = {
-    "Measure and judge": (check, report),
-    "Contracts": (init, lint, explain, schema),
+    "Measure and judge": (check, compare_command, report),
+    "Contracts": (init, lint, explain, schema, plan_command, presets_command),
+    "Pieces": (measure_command,),
     "See it": (demo,),
 }
 for _verbs in VERBS.values():

@@ -16,7 +16,11 @@ __all__ = ["BUILTIN", "Engine", "engine_names", "open_engine"]
 
 # each imports one heavy library, so none is imported before it is asked for
 BUILTIN = MappingProxyType(
-    {"table": "servanda.engines.table", "transformers": "servanda.engines.transformers"}
+    {
+        "pack": "servanda.engines.pack",
+        "table": "servanda.engines.table",
+        "transformers": "servanda.engines.transformers",
+    }
 )
 _PLUGINS = "servanda.engines"
 

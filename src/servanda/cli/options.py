@@ -1,0 +1,44 @@
+# Options that several verbs share.
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from servanda.fields import seconds
+
+
+class DurationType(click.ParamType):
+    """10m, 30s, 1h: in seconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, float):
+            return value
+        try:
+            found = seconds(value)
+        except ValueError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+        assert isinstance(found, float)
+        return found
+
+
+def until(max_time: float | None) -> Callable[[], bool] | None:
+    """Whether the time is over, counted from now; None: there is no end."""
+    if max_time is None:
+        return None
+    end = time.monotonic() + max_time
+    return lambda: time.monotonic() >= end
+
+
+max_time_option = click.option(
+    "--max-time",
+    type=DurationType(),
+    help="Start no new round after this time, such as 30s or 10m; what is open stays inconclusive.",
+)

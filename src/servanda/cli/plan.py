@@ -1,0 +1,30 @@
+# `servanda plan`: what a contract will measure, cost and decide, before it does.
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from servanda import run
+from servanda.cli.costs import plan_lines
+from servanda.cli.progress import watching
+from servanda.comparison import costed
+from servanda.cost import cost_of
+from servanda.engines.worker import spawn
+from servanda.probe import Engines
+
+
+@click.command("plan")
+@click.argument("contract", type=click.Path(path_type=Path))
+@click.option("--no-probe", is_flag=True, help="Open no kernel: no times, tokens estimated.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+def plan_command(contract: Path, no_probe: bool, quiet: bool) -> None:
+    """Show cells, sizes, cost and what CONTRACT is expected to decide; nothing is measured."""
+    found = run.compile(run.load(contract))
+    if no_probe:
+        cost = cost_of(found)
+    else:
+        with Engines(spawn) as engines, watching(quiet) as watch:
+            cost = costed(found, engines, watch=watch)
+    click.echo("\n".join([f"contract  {contract}", *plan_lines(found, cost)]))

@@ -1,0 +1,28 @@
+# Comparing without a contract at hand: kernel strings, presets, reference packs.
+
+from servanda.comparison.comparison import (
+    CONTRACT,
+    Asked,
+    Comparison,
+    compare,
+    costed,
+    plan_of,
+    prepare,
+)
+from servanda.comparison.reference import Alone, alone, measure_pack
+from servanda.comparison.sides import Sides, sides_of
+
+__all__ = [
+    "CONTRACT",
+    "Alone",
+    "Asked",
+    "Comparison",
+    "Sides",
+    "alone",
+    "compare",
+    "costed",
+    "measure_pack",
+    "plan_of",
+    "prepare",
+    "sides_of",
+]

@@ -1,0 +1,59 @@
+# The texts of a comparison: a file, the shipped ones, or those of a pack.
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import servanda
+from servanda.comparison.sides import Sides
+from servanda.corpus import Corpus
+from servanda.errors import ContractError, MeasurementError
+
+SHIPPED = "prompts.jsonl"
+
+
+def shipped(name: str) -> Path:
+    """A corpus that travels with the package, or lies in the repository it was cloned with."""
+    package = Path(servanda.__file__).parent
+    for root in (package / "_demo", package.parents[1]):
+        if (root / "data" / name).is_file():
+            return root / "data" / name
+    raise MeasurementError(
+        "the shipped prompts are not here",
+        hint="install the wheel, or name your own with --prompts FILE",
+    )
+
+
+def prompts_of(file: Path | None, sides: Sides) -> tuple[Corpus, str]:
+    """The prompts, and what they are in words."""
+    if sides.pack is not None:
+        text = sides.pack.prompts
+        own = Corpus.parse(text, f"{sides.pack.file}:prompts.jsonl")
+        if file is not None and read_corpus(file).digest != own.digest:
+            raise ContractError(
+                f"{file} is not what the pack {sides.pack.file} was drawn on",
+                hint="leave --prompts out: the pack has its prompts",
+            )
+        return own, f"the pack's {len(own):,} prompts"
+    path = file or shipped(SHIPPED)
+    corpus = read_corpus(path)
+    whose = f"{path}" if file else "the shipped prompts (--prompts FILE for your own)"
+    return corpus, f"{len(corpus):,} prompts: {whose}"
+
+
+def read_corpus(path: Path) -> Corpus:
+    """A corpus file.
+
+    Raises:
+        ContractError: it cannot be read, or holds lines that are no prompts.
+    """
+    try:
+        return Corpus.parse(path.read_bytes().decode("utf-8-sig"), str(path))
+    except FileNotFoundError:
+        raise ContractError(
+            f"there is no file {path}", hint='name a file of lines such as {"prompt": "..."}'
+        ) from None
+    except OSError as error:
+        raise ContractError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ContractError(f"{path} is not UTF-8 text: {error.reason}") from None
