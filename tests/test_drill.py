@@ -116,8 +116,8 @@ def test_the_demo_counts_the_thresholds_that_ring(tmp_path):
     done = demo("--fault", "off_by_one_shift", "--contract", path)
 
     assert done.exit_code == 1
-    assert "With the field's thresholds: 5 of 7 ring on these" in done.output
-    assert "(limit 0.1, slime)" in done.output
+    assert " of 7 ring on these" in done.output
+    assert "mean |Δ logp| ≤ 0.1 (slime)" in done.output
 
 
 def test_the_demo_exits_4_where_the_two_sides_are_refused(tmp_path):
