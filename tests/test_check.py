@@ -8,6 +8,7 @@ import pytest
 import servanda as sv
 from servanda import run
 from servanda.errors import EvidenceError
+from servanda.report import FORMATS
 from tests import kit
 
 
@@ -395,3 +396,29 @@ def test_few_golden_texts_have_a_floor_and_one_has_none(tmp_path):
         folder.mkdir()
         path, _ = kit.write(folder, golden=kit.golden(folder, texts) + "\n" + numerical)
         assert cell(check(path, folder), "osc").floor == floor
+
+
+def test_a_run_that_is_broken_as_a_whole_is_given_up_and_says_so(tmp_path):
+    """Slice a lies exactly at its limit and is never decided; the whole is far beyond its own."""
+    far, near = kit.moved(kit.BASE, 0.3), kit.moved(kit.BASE, 0.1)
+    more = "  - {id: each, metric: tv, aggregate: mean, at_most: 0.1, slices: [early]}"
+    slices = "slices: [{name: early, match: {context.position: {lt: 1}}}]"
+    path, _ = kit.write(
+        tmp_path,
+        q={"": far, "a": near},
+        prompts=("a",),
+        slices=slices,
+        more=more,
+        limit=0.15,
+        first=32,
+        last=640,
+    )
+
+    verdict = check(path, tmp_path)
+
+    assert verdict.outcome == "violated"
+    assert any(c.open and c.enforced for c in verdict.cells)
+    assert verdict.groups == 64  # a tenth of its budget
+    assert verdict.circumstances.stopped == "broken"
+    assert "stopped early: broken as a whole" in str(verdict)
+    assert "stopped early: broken as a whole" in FORMATS["html"](verdict)

@@ -48,7 +48,8 @@ def test_the_python_of_the_readme_names_what_is_public():
 
 
 def test_the_reference_names_every_metric_field_operator_and_fault():
-    page = "".join((REFERENCE / f"{n}.md").read_text() for n in ("contract", "metrics", "fields"))
+    pages = ("contract", "metrics", "fields", "faults")
+    page = "".join((REFERENCE / f"{name}.md").read_text() for name in pages)
     for name in [*DIVERGENCES, *FIELDS, *OPERATORS, *FAULTS, *engine_names()]:
         assert f"`{name}`" in page, name
 

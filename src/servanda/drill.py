@@ -28,7 +28,7 @@ class Drill:
         tokens: how many those are.
     """
 
-    fault: str
+    fault: str | None
     value: Any
     verdict: Verdict | None
     refused: IdentityError | None = None
@@ -60,7 +60,7 @@ class Drill:
 
 def drill(
     contract: Contract,
-    name: str,
+    name: str | None,
     value: Any = None,
     *,
     open: Open = spawn,
@@ -69,17 +69,19 @@ def drill(
     """Check a contract with one fault in the kernel of the fault's side.
 
     Args:
+        name: None injects nothing: the check that a drill is held against.
         value: None takes the fault's default.
 
     Raises:
         MeasurementError: no such fault, a value it does not take, or a failed measurement.
         ContractError, Interrupted: as `run.check` does.
     """
-    faulty = injected(contract, name, value)
-    value = FAULTS[name].default if value is None else value
+    if name is not None:
+        contract = injected(contract, name, value)
+        value = FAULTS[name].default if value is None else value
     with tempfile.TemporaryDirectory(prefix="servanda-drill-") as folder:
         try:
-            verdict = run.check(faulty, run_dir=folder, open=open, watch=watch)
+            verdict = run.check(contract, run_dir=folder, open=open, watch=watch)
         except IdentityError as error:
             return Drill(name, value, None, error)
     tokens = verdict.portraits["infer"].total.n if "infer" in verdict.portraits else 0

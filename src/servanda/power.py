@@ -3,7 +3,9 @@
 # Each fault was measured once on the shipped model; its prompt groups are drawn again, as
 # many as the run had, and judged by the run's own clauses at the run's own prices.  That is
 # what a gate of these limits and this size sees of such a fault; how large the fault would
-# be on another model nobody knows before it is there.
+# be on another model nobody knows before it is there.  A signature does not hold what a fault
+# does to a kernel against itself: one that makes it noisy moves the red lines with it, and is
+# then red by `self_noise` or by nothing.
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.clauses import Cell, CellVerdict, Fact, Look, RelativeCertificate, View
+from servanda.clauses import Cell, CellVerdict, Fact, Look, View
 from servanda.clauses.fact import Values
 from servanda.columns import CLASS_FIELDS, columns
 from servanda.evidence import Evidence
@@ -104,9 +106,8 @@ def _on_workload(
 
 
 def _computable(cell: Cell) -> bool:
-    """Labels of another corpus, and what needs a second kernel, are not in a signature."""
-    relative = isinstance(cell.kind, RelativeCertificate)
-    return cell.kind.source == "workload" and not relative and cell.cut.fields <= _FIELDS
+    """Labels of another corpus, and what a kernel is beside a peer, are not in a signature."""
+    return cell.kind.source == "workload" and not cell.kind.peers and cell.cut.fields <= _FIELDS
 
 
 def _drawn_again(schedule: Schedule, signature: Signature, n: int, cells: list[Cell]) -> View:

@@ -25,7 +25,7 @@ from servanda.power import power
 from servanda.rounds import read_rounds
 from servanda.rundir import RunDirectory, opened
 from servanda.schedule import Schedule
-from servanda.verdict import Circumstances, Verdict, judge, out_of_time
+from servanda.verdict import Circumstances, Verdict, judge, out_of_time, why_stopped
 
 RUNS = Path("runs")
 
@@ -106,7 +106,7 @@ def check(
             fingerprints,
             # what an earlier process took is not known
             seconds=None if resumed else time.monotonic() - began,
-            stopped="decided" if verdict.decided else "size",
+            stopped=why_stopped(plan, evidence, verdict),
             contract_text=text,
         )
         verdict = replace(

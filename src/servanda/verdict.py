@@ -26,7 +26,8 @@ class Circumstances:
     Args:
         fingerprints: of each kernel by its side, key by key.
         seconds: from loading the kernels to the last round; None where a run was resumed;
-            stopped: "decided", "size" or "time".
+            stopped: "decided", "size", "time", or "broken": given up, for slices that are
+            still open cannot mend the whole.
         contract_text: the YAML that was judged, for keeping.
     """
 
@@ -191,6 +192,18 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
         stable=str(plan.stable) if plan.stable else "",
         portraits=_portraits(evidence) if intervals else {},
     )
+
+
+def why_stopped(plan: Plan, evidence: Evidence, verdict: Verdict) -> str:
+    """What ended a run that its time did not: see `Circumstances.stopped`."""
+    if verdict.decided:
+        return "decided"
+    short = [
+        schedule.name
+        for schedule in plan.schedules
+        if sum(part.groups for part in evidence.closed(schedule.name)) < schedule.last
+    ]
+    return "broken" if any(verdict.broken_on(name) for name in short) else "size"
 
 
 def out_of_time(verdict: Verdict) -> Verdict:

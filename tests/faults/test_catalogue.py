@@ -4,9 +4,9 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from benchmarks import truth_table
 
 from servanda import run
 from servanda.contract import Kernel
@@ -99,12 +99,21 @@ def test_the_place_of_a_wrong_value_is_shown(tmp_path):
     assert caught.value.exit_code == 2
 
 
-def test_the_reference_shows_the_catalogue_as_it_is():
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "contract.md").read_text()
-    for name, entry in FAULTS.items():
-        default = json.dumps(entry.default)
-        row = f"| `{name}` | {entry.side} | {entry.takes} | `{default}` | {entry.summary} |"
-        assert row in page
+def test_the_truth_table_has_every_fault_as_it_is_now_and_none_is_green():
+    rows = truth_table.read(truth_table.DOCS.read_text(encoding="utf-8"))
+
+    assert [*rows] == [truth_table.NONE, *FAULTS]
+    for name, row in rows.items():
+        entry = (row.fault, row.side, row.takes, row.value, row.summary)
+        assert entry == truth_table.described(name)
+        assert row.exit == "0" if name == truth_table.NONE else row.exit in ("1", "4")
+        assert row.verdict in ("holds", "violated", "error", "refused")
+        assert (row.deciding == truth_table.ABSENT) == (name == truth_table.NONE)
+
+
+def test_the_truth_table_is_written_as_it_is_read():
+    page = truth_table.DOCS.read_text(encoding="utf-8")
+    assert truth_table.page(truth_table.read(page).values()) == page
 
 
 # which engines a fault fits

@@ -9,7 +9,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXPECTED = {
     "tiny-bf16": (0, "HOLDS: every enforced cell, 13 of 13."),
-    "tiny-faults": (0, "HOLDS: every enforced cell, 14 of 14."),
+    "tiny-faults": (0, "HOLDS: every enforced cell, 15 of 15."),
     "tiny-int8": (0, "HOLDS: every enforced cell, 13 of 13."),
     "tiny-runtime": (0, "HOLDS: every enforced cell, "),
     "tiny-int4": (1, "VIOLATED: "),

@@ -66,7 +66,11 @@ def _table(fault: str, pair: TracePair) -> pa.Table:
 @cache
 def catalogue() -> tuple[Signature, ...]:
     """The signatures that travel with the package."""
-    data = (files("servanda.faults") / FILE).read_bytes()
+    return from_bytes((files("servanda.faults") / FILE).read_bytes())
+
+
+def from_bytes(data: bytes) -> tuple[Signature, ...]:
+    """The signatures of a file's content."""
     table = pq.read_table(io.BytesIO(data), use_threads=False)
     about = json.loads(table.schema.metadata[_ABOUT])
     fault_S = np.array(table["fault"].to_pylist())

@@ -16,6 +16,12 @@ from servanda.report.sentence import counted, headline, impact
 from servanda.verdict import Verdict
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_STOPPED = {
+    "decided": "stopped: decided",
+    "broken": words.GIVEN_UP,
+    "size": "full size",
+    "time": "out of time",
+}
 _GLOSSARY = (
     ("train, infer", "the kernel that is measured against, and the kernel under test"),
     ("tv", "share of next-token probability that moved (total variation), from 0 to 1"),
@@ -122,8 +128,7 @@ def _size(verdict: Verdict) -> str:
     seconds = verdict.circumstances.seconds
     if seconds is not None:
         parts.append(_duration(seconds))
-    stopped = {"decided": "stopped: decided", "size": "full size", "time": "out of time"}
-    if told := stopped.get(verdict.circumstances.stopped):
+    if told := _STOPPED.get(verdict.circumstances.stopped):
         parts.append(told)
     if verdict.key.attempt > 1:
         parts.append(f"attempt {verdict.key.attempt}")

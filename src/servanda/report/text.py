@@ -5,7 +5,7 @@ from __future__ import annotations
 from servanda.clauses import CellVerdict
 from servanda.clauses.base import ORDER
 from servanda.report.base import FORMATS
-from servanda.report.words import GLYPH, UNITS, columns, line, number
+from servanda.report.words import GIVEN_UP, GLYPH, UNITS, columns, line, number
 from servanda.verdict import Verdict
 
 _SAYS = {
@@ -68,6 +68,8 @@ def _measured(verdict: Verdict) -> str:
         parts.append(f"{verdict.golden_tokens:,} golden positions")
     if verdict.lost:
         parts.append(f"{verdict.lost:,} sequences lost")
+    if verdict.circumstances.stopped == "broken":
+        parts.append(GIVEN_UP)
     return " · ".join(parts)
 
 

@@ -13,6 +13,7 @@ from servanda.contract import WHOLE
 
 GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓", "not applicable": "–"}
 UNITS = {"prompt groups": "groups", "golden positions": "positions"}
+GIVEN_UP = "stopped early: broken as a whole"
 
 
 def line(text: str, longest: int = 0) -> str:
