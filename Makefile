@@ -60,4 +60,4 @@ pictures: $(VENV)/.demo  ## docs/*.png: the report of a real run; needs chromium
 	$(BIN)/python scripts/pictures.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-* build dist .pytest_cache .ruff_cache .hypothesis runs
+	rm -rf $(VENV) $(VENV)-* build dist .pytest_cache .ruff_cache .hypothesis runs servanda-demo.html
