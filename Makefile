@@ -29,8 +29,8 @@ check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-examples: $(VENV)/.dev  ## every example contract, on real kernels, with its exit code
-	$(BIN)/python -m pytest tests/slow/test_examples.py
+examples: $(VENV)/.dev  ## every example contract and slow transcript of the documents, on real kernels
+	$(BIN)/python -m pytest tests/slow/test_examples.py tests/slow/test_docs_slow.py
 
 test-slow: $(VENV)/.dev  ## the truth of verdicts, fifty kills, every example: about an hour
 	$(BIN)/python -m pytest tests/slow
