@@ -104,7 +104,7 @@ def test_prompts_of_many_lengths_are_sliced_by_length(tables):
 def test_a_slice_that_its_run_could_not_judge_is_left_out_and_said(tables):
     lines = [{"prompt": "a", "labels": {"task": "rare" if i == 0 else "often"}} for i in range(200)]
     (tables / "rare.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    comparison = ready(prompts=Path("rare.jsonl"))
+    comparison = ready(prompts=Path("rare.jsonl"), claim="population")
     assert [rule.name for rule in comparison.parts.slices] == ["depth"]
     said = "\n".join(comparison.said)
     assert "not sliced: label 'task': its value 'rare' would have 10 of the" in said
@@ -121,13 +121,12 @@ def test_what_is_compared_is_said_first(tables):
     assert "preset vllm-upgrade: neither is quantised" in said[3]
 
 
-def test_few_prompt_groups_make_the_smaller_claim_and_say_so(tables):
-    comparison = ready(sequences=64)
-    assert comparison.parts.claim == "realised"
-    assert any(line.startswith("claim     realised") for line in comparison.said)
-    assert run.compile(comparison.contract()).contract.claim == "realised"
-    with pytest.raises(ContractError, match="2 prompt groups of 6 new tokens cannot decide"):
-        ready(sequences=2)
+def test_the_claim_is_that_of_the_tokens_measured_unless_asked(tables):
+    assert ready().parts.claim == "realised"
+    assert "claim     realised, of the tokens that are measured" in "\n".join(ready().said)
+    assert ready(sequences=2000, claim="population").parts.claim == "population"
+    with pytest.raises(ContractError, match="64 prompt groups are too few to speak of all"):
+        ready(sequences=64, claim="population")
 
 
 def test_a_referee_judges_the_candidate_and_shows_today(tables):
@@ -262,7 +261,7 @@ def test_the_cost_counts_the_very_tokens_that_a_run_has(tables):
 
 
 def test_what_a_plan_decides_is_what_a_run_decides(tables):
-    _, cost = cost_of(sequences=2000)
+    _, cost = cost_of(sequences=2000, claim="population")
     whole = next(d for d in cost.decides if d.clause == "whole")
     assert 0 < whole.holds < whole.holds_even < whole.limit == 0.04
     assert whole.limit < whole.violated_even < whole.violated

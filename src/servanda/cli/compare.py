@@ -26,6 +26,13 @@ _FILE = click.Path(path_type=Path)
 @click.option("--golden", type=_FILE, help="Fixed texts, compared exactly on full logits.")
 @click.option("--preset", metavar="NAME", help="Limits; `servanda presets` lists them.")
 @click.option("--referee", metavar="KERNEL", help="Re-scores both A and B.")
+@click.option(
+    "--claim",
+    type=click.Choice(["realised", "population"]),
+    default="realised",
+    show_default=True,
+    help="Of the tokens measured, or of all that such prompts bring forth.",
+)
 @click.option("--sequences", type=click.IntRange(1), help="Prompt groups at most.")
 @click.option("--max-new-tokens", type=click.IntRange(1), help="New tokens of a sequence.")
 @click.option("--temperature", type=click.FloatRange(0, 100, min_open=True))

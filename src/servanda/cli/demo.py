@@ -98,7 +98,7 @@ def _hidden_slice(quiet: bool) -> None:
     bad = sorted({c.slice for c in broken.cells if c.outcome == "violated"})
     click.echo(
         f"every clause on the whole traffic holds, and slice {', '.join(bad)} is violated. "
-        "A gate on aggregates would have promoted this kernel."
+        "An average over all traffic hides it."
     )
     click.echo(f"report {_PAGE}")
 

@@ -38,7 +38,7 @@ def _plain() -> Watch:
             print(f"{progress.what} ...", file=sys.stderr, flush=True)
             return
         rate = progress.done / max(now - began, 1e-9)
-        left = (progress.total - progress.done) / rate if rate else 0.0
+        left = max(progress.total - progress.done, 0) / rate if rate else 0.0
         print(
             f"{progress.what}: {progress.done:,} of about {progress.total:,}, "
             f"{now - began:.0f} s, about {left:.0f} s more",

@@ -13,7 +13,7 @@ from servanda import plan as planning
 from servanda.comparison.sides import Sides, fitting_preset, roles, sides_of, who
 from servanda.comparison.texts import SHIPPED, prompts_of, read_corpus, shipped
 from servanda.completion import Parts, completed, starting_slices
-from servanda.contract import Contract, Kernel, WorkloadSampling
+from servanda.contract import Claim, Contract, Kernel, WorkloadSampling
 from servanda.corpus import Corpus
 from servanda.cost import Cost, cost_of
 from servanda.engines import engine_names
@@ -40,6 +40,7 @@ class Asked:
     golden: Path | None = None
     preset: str | None = None
     referee: str | None = None
+    claim: Claim = "realised"
     sequences: int | None = None
     max_new_tokens: int | None = None
     temperature: float | None = None
@@ -130,7 +131,7 @@ def prepare(asked: Asked, engines: Engines) -> Comparison:
     limits = {clause.slices: clause.at_most for clause in template.statistical if clause.enforced}
     whole = min(v for s, v in limits.items() if s and "all" in s and isinstance(v, float))
     sliced = [v for s, v in limits.items() if s and "depth" in s and isinstance(v, float)]
-    template, claimed = _claimed(template, sizes[1], whole, sampling.max_new_tokens, sides)
+    template, claimed = _claimed(template, asked, sizes[1], whole, sampling.max_new_tokens, sides)
     rules, left_out = starting_slices(
         corpus,
         _lengths(corpus, sides, engines),
@@ -229,26 +230,34 @@ def _sizes(asked: Asked, template: Contract, sides: Sides) -> tuple[int, int]:
 
 
 def _claimed(
-    template: Contract, groups: int, limit: float, width: int, sides: Sides
+    template: Contract, asked: Asked, groups: int, limit: float, width: int, sides: Sides
 ) -> tuple[Contract, tuple[str, ...]]:
-    """The preset with a claim that a run of this size can make, and what is said of it."""
+    """The preset with the claim that was asked for, and what is said of it.
+
+    The tokens that are measured are decided in a fraction of the time that a claim about all
+    such prompts takes: that is what a first run is for.
+    """
     needed = units_at_best(limit, 1 - template.confidence)
     assert needed is not None  # no preset promises 0
-    if template.claim == "population" and 2 * needed <= groups:
-        return template, ()
     larger = "a larger pack" if sides.pack is not None else f"--sequences {3 * needed}"
+    if asked.claim == "population":
+        if 2 * needed > groups:
+            raise ContractError(
+                f"{groups:,} prompt groups are too few to speak of all that such prompts bring "
+                f"forth at a limit of {limit:g}",
+                hint=f"use {larger}, or leave --claim out",
+            )
+        return template.model_copy(update={"claim": "population"}), ()
     if needed > groups * width:
         raise ContractError(
             f"{groups:,} prompt groups of {width} new tokens cannot decide a limit of {limit:g}: "
             f"even identical kernels need {needed:,} tokens",
             hint=f"use {larger}, or a preset with wider limits",
         )
-    told = ()
-    if template.claim == "population":
-        told = (
-            f"claim     realised, of the tokens that are measured: {groups:,} prompt groups are",
-            f"          too few to speak of all that such prompts bring forth ({larger} would do)",
-        )
+    told = (
+        "claim     realised, of the tokens that are measured; --claim population speaks of all",
+        "          that such prompts bring forth, and takes longer",
+    )
     return template.model_copy(update={"claim": "realised"}), told
 
 
