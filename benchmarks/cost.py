@@ -60,7 +60,7 @@ slices:
   - {{name: long, match: {{request.prompt_tokens: {{gte: 257}}}}}}
 statistical:
   - {{id: tv, metric: tv, aggregate: mean, at_most: 0.5}}
-  - {{id: tail, metric: abs_log_ratio_nats, aggregate: p90, at_most: 0.03}}
+  - {{id: tail, metric: abs_log_ratio_nats, aggregate: p90, at_most: 0.03, slices: all}}
   - {{id: k3, metric: k3_nats, aggregate: mean, clip: 1.0, at_most: 0.5}}
 promotion: {{offline: {{sequences: [192, 192]}}}}
 """

@@ -203,8 +203,8 @@ def _power(verdict: Verdict) -> list[Line]:
         Line(f"At this size it catches {total - len(missed)} of {total} known faults.", strong=True)
     ]
     if missed:
-        names = "; ".join(words.line(c.summary or c.fault, 48) for c in missed[:2])
-        more = f"; {len(missed) - 2} more" if len(missed) > 2 else ""
+        names = ", ".join(words.line(c.fault, 48) for c in missed[:4])
+        more = f", {len(missed) - 4} more" if len(missed) > 4 else ""
         lines.append(Line(f"Missed: {names}{more}."))
     grounds = sorted({c.grounds for c in verdict.power if c.grounds})
     return [*lines, *(Line(f"Known {words.line(g, 80)}.") for g in grounds[:1])]
