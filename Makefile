@@ -29,8 +29,8 @@ check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-examples: $(VENV)/.dev  ## every example contract, on real kernels, with its exit code
-	$(BIN)/python -m pytest tests/slow/test_examples.py
+examples: $(VENV)/.dev  ## every example contract and slow transcript of the documents, on real kernels
+	$(BIN)/python -m pytest tests/slow/test_examples.py tests/slow/test_docs_slow.py
 
 test-slow: $(VENV)/.dev  ## the truth of verdicts, fifty kills, every example: about an hour
 	$(BIN)/python -m pytest tests/slow
@@ -60,4 +60,4 @@ pictures: $(VENV)/.demo  ## docs/*.png: the report of a real run; needs chromium
 	$(BIN)/python scripts/pictures.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-* build dist .pytest_cache .ruff_cache .hypothesis runs
+	rm -rf $(VENV) $(VENV)-* build dist .pytest_cache .ruff_cache .hypothesis runs servanda-demo.html

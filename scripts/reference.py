@@ -6,11 +6,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
+
+from servanda import language
 from servanda.clauses import GUARDS
+from servanda.cli.main import VERBS, main
 from servanda.divergence import DIVERGENCES
 from servanda.explain.words import of_guard, of_metric
 from servanda.lint import KNOWN_LATER, RUNTIME_METRICS
 from servanda.lint.escalation import BARE, WITH_VALUE
+from servanda.presets import PRESETS, preset_text, title
 from servanda.scope import OUTCOME_METRICS
 from servanda.slices import FIELDS, LABEL, OPERATORS
 
@@ -91,7 +96,71 @@ def fields() -> str:
     )
 
 
-PAGES = {"metrics.md": metrics, "fields.md": fields}
+_EXIT_CODES = (
+    ("code", "says"),
+    ("0", "**holds**: every enforced clause holds on every slice, at the stated confidence"),
+    ("1", "**violated**"),
+    ("2", "the text of the contract, or the call, is wrong: every problem at once, with its place"),
+    ("3", "**inconclusive**: not enough evidence yet, and about how much more would decide"),
+    ("4", "measuring failed, or was refused: other weights, other tokenizer, missing data"),
+    ("130", "interrupted; the same command goes on"),
+)
+
+
+def cli() -> str:
+    """The page of verbs, options and exit codes, from click's own help."""
+    parts = [
+        f"{_HEAD}# The command line\n",
+        "## Exit codes\n\n" + _table(*_EXIT_CODES) + "\n",
+        "`check`, `compare` and `demo --fault` exit so. `report` exits 0 once it has rendered, "
+        "and `lint` exits 0 or 2.\n",
+    ]
+    for heading, verbs in VERBS.items():
+        parts.append(f"## {heading}\n")
+        for name in verbs:
+            parent = click.Context(main, info_name="servanda", **main.context_settings)
+            verb = main.get_command(parent, name)
+            assert verb is not None
+            context = click.Context(verb, info_name=verb.name, parent=parent, terminal_width=100)
+            parts.append(f"### {verb.name}\n\n```text\n{verb.get_help(context)}\n```\n")
+    return "\n".join(parts)
+
+
+def presets() -> str:
+    """The page of presets: what each is for, and every limit in it."""
+    parts = [
+        f"{_HEAD}# Presets\n",
+        "Contracts with limits that have a source, for `servanda compare A B --preset NAME`. "
+        "`--show NAME` of\n`servanda presets` prints one with the reason of each limit; `compare` "
+        "fills in kernels, prompts\nand the splits of your labels.\n",
+    ]
+    for kind in dict.fromkeys(PRESETS.values()):
+        parts.append(f"## {kind.capitalize()}\n")
+        for name in (name for name, of in PRESETS.items() if of == kind):
+            contract, _ = language.parse(
+                preset_text(name), name, engines=["transformers"], faults=[]
+            )
+            rows = [("clause", "promise", "limit", "slices", "enforced")]
+            for clause in (*contract.numerical, *contract.statistical):
+                limit = clause.at_most if clause.at_most is not None else clause.at_least
+                clip = f", clip {clause.clip:g}" if clause.clip is not None else ""
+                monitored = clause.mode != "enforce" or clause.severity == "warning"
+                rows.append(
+                    (
+                        f"`{clause.id}`",
+                        f"{clause.aggregate} `{clause.metric}`{clip}",
+                        f"{limit:g}" if isinstance(limit, float) else str(limit),
+                        ", ".join(clause.slices or ()) or "every one",
+                        "shown only" if monitored else "yes",
+                    )
+                )
+            parts.append(
+                f"### {name}\n\n{title(name)} Claim `{contract.claim}`.\n\n{_table(*rows)}\n"
+            )
+    return "\n".join(parts)
+
+
+PAGES = {"cli.md": cli, "fields.md": fields, "metrics.md": metrics, "presets.md": presets}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -70,7 +70,7 @@ FLOORS = (
         "rundir",
         "timing",
     },
-    {"__main__", "cli", "comparison", "drill", "run"},
+    {"__main__", "cli", "comparison", "drill", "loading", "run"},
 )
 # pure floors: no file, socket, clock, environment, process
 IMPURE = {"os", "io", "pathlib", "socket", "subprocess", "tempfile", "time", "datetime", "random"}

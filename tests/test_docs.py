@@ -1,6 +1,10 @@
-# What the documents say is true: contracts in them parse, links lead somewhere.
+# What the documents say is true: their commands print what they show, their Python runs, their
+# contracts parse, their links lead somewhere.
 
+import ast
 import re
+import shlex
+import shutil
 from pathlib import Path
 from typing import get_args
 
@@ -14,19 +18,18 @@ from servanda.divergence import DIVERGENCES
 from servanda.engines import engine_names
 from servanda.faults import FAULTS
 from servanda.slices import FIELDS, OPERATORS
+from tests import transcripts
+from tests.transcripts import COMMANDS, blocks
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+CALL = re.compile(r"`(servanda [^`]+)`")
 LINK = re.compile(r"\]\(([^)#]+)\)")
 
 
-def blocks(page, kind):
-    return [text for name, text in FENCE.findall(page.read_text(encoding="utf-8")) if name == kind]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_every_link_leads_to_a_file(page):
     for target in LINK.findall(page.read_text(encoding="utf-8")):
         assert target.startswith("http") or (page.parent / target).exists(), target
@@ -39,12 +42,78 @@ def test_the_contract_of_the_readme_is_one():
         language.parse(text, "README.md", engines=engine_names(), faults=[*FAULTS])
 
 
-def test_the_python_of_the_readme_names_what_is_public():
+@pytest.fixture
+def workshop(tmp_path, monkeypatch):
+    """What commands find around them: the examples, and the finished run of the tutorial."""
+    for name in ("examples", "models", "data"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    run = tmp_path / "runs" / "first" / "attempt-1"
+    run.mkdir(parents=True)
+    shutil.copy(ROOT / "tests" / "data" / "first.verdict.json", run / "verdict.json")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def quick(page):
+    return [block for block in transcripts.transcripts(page) if not transcripts.is_slow(block)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if quick(page)], ids=lambda p: p.name)
+def test_quick_commands_print_what_the_page_shows(page, workshop):
+    for block in quick(page):
+        for command in block:
+            output, code = transcripts.in_process(command)
+            assert code == command.expected_code, (command.line, output)
+            if command.shown:
+                missing = transcripts.differing(command.shown, output.split("\n"))
+                assert missing is None, (command.line, missing, output)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_command_of_a_page_exists(page):
+    """Its verb and its options; what it names need not be there."""
+    shown = transcripts.blocks(page, "console", "sh", "yaml")
+    lines = "\n".join(shown).replace("\\\n", " ").split("\n")
+    for line in lines:
+        found = re.match(r"\s*(?:\$ |- run: |run: )?(servanda .*)", line)
+        if found:
+            transcripts.parsed(shlex.split(found[1], comments=True))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_verb_and_option_that_a_sentence_names_exists(page):
+    text = transcripts.FENCE.sub("", page.read_text(encoding="utf-8"))
+    for call in CALL.findall(text.replace("\n", " ")):
+        _, verb, *rest = call.split()
+        if verb.startswith("-") or not verb.isalpha() or verb.isupper():
+            continue
+        assert verb in COMMANDS, call
+        known = {opt for param in COMMANDS[verb].params for opt in param.opts} | {"--help"}
+        assert {word for word in rest if word.startswith("-")} <= known, call
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_the_python_of_a_page_reads_and_names_what_is_public(page):
     import servanda
 
-    (code,) = blocks(PAGES[0], "python")
-    for name in re.findall(r"sv\.(\w+)", code):
-        assert name in servanda.__all__
+    for code in blocks(page, "python"):
+        ast.parse(code)
+        for name in re.findall(r"\bsv\.(\w+)", code):
+            assert name in servanda.__all__, name
+
+
+def test_the_quick_python_of_the_pages_runs(workshop, capsys):
+    """A block that measures nothing: its last lines are comments of what it prints."""
+    ran = 0
+    for page in PAGES:
+        for code in blocks(page, "python"):
+            if "sv.measure" in code or "sv.check" in code:
+                continue
+            exec(compile(code, str(page), "exec"), {})
+            printed = capsys.readouterr().out.strip().split("\n")
+            assert printed == re.findall(r"# prints: (.*)", code)
+            ran += 1
+    assert ran
 
 
 def test_the_reference_names_every_metric_field_operator_and_fault():

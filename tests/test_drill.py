@@ -8,7 +8,9 @@ from servanda.cli.main import main
 from servanda.drill import drill
 from servanda.errors import IdentityError, MeasurementError
 from servanda.faults import FAULTS
+from servanda.report import FORMATS
 from tests import kit
+from tests.report import made
 
 SIZES = {"first": 64, "last": 640, "limit": 0.1, "q": {"": kit.BASE}}
 
@@ -116,8 +118,8 @@ def test_the_demo_counts_the_thresholds_that_ring(tmp_path):
     done = demo("--fault", "off_by_one_shift", "--contract", path)
 
     assert done.exit_code == 1
-    assert "With the field's thresholds: 5 of 7 ring on these" in done.output
-    assert "(limit 0.1, slime)" in done.output
+    assert " of 7 ring on these" in done.output
+    assert "mean |Δ logp| ≤ 0.1 (slime)" in done.output
 
 
 def test_the_demo_exits_4_where_the_two_sides_are_refused(tmp_path):
@@ -128,3 +130,15 @@ def test_the_demo_exits_4_where_the_two_sides_are_refused(tmp_path):
     assert done.exit_code == 4
     assert "the tokenizers differ" in done.output
     assert "nothing would have been refused" in done.output
+
+
+def test_the_demo_leaves_its_second_run_as_a_page(tmp_path, monkeypatch):
+    told = iter([made.VERDICTS["holds"], made.VERDICTS["violated"]])
+    monkeypatch.setattr(run, "check", lambda *_, **__: next(told))
+    monkeypatch.chdir(tmp_path)
+
+    done = demo()
+
+    page = (tmp_path / "servanda-demo.html").read_text(encoding="utf-8")
+    assert page.strip() == FORMATS["html"](made.VERDICTS["violated"]).strip()
+    assert done.output.endswith("report servanda-demo.html\n")

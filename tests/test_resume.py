@@ -1,6 +1,7 @@
 # Nothing measured is lost, doubled or drawn again, whatever stops a run.
 
 import hashlib
+import json
 import os
 import random
 import signal
@@ -33,10 +34,22 @@ def write(folder):
     )[0]
 
 
+def timeless(verdict):
+    """A verdict's JSON without how long it took, which no two runs share."""
+    data = json.loads(verdict)
+    data["circumstances"]["seconds"] = None
+    return json.dumps(data)
+
+
+def content(file):
+    text = file.read_bytes()
+    return timeless(text).encode() if file.name == "verdict.json" else text
+
+
 def files(root):
     """Digest of every file of a run directory but the lock."""
     return {
-        str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest()
+        str(p.relative_to(root)): hashlib.sha256(content(p)).hexdigest()
         for p in sorted(root.rglob("*"))
         if p.is_file() and p.name != ".lock"
     }
@@ -53,7 +66,7 @@ def measured(path, root):
     started = time.monotonic()
     done = subprocess.run(command(path, root), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout, files(root), time.monotonic() - started
+    return timeless(done.stdout), files(root), time.monotonic() - started
 
 
 def killed_at(path, root, moment):

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from servanda.contract import SliceRule
+from servanda.contract import SliceRule, Workload
 from servanda.corpus import Corpus
+from servanda.schedule import Schedule
 from servanda.slices import Cut, Term, column, cuts_of, known
 
 LINES = [
@@ -67,13 +68,17 @@ def test_a_label_that_is_absent_exists_nowhere():
 
 
 def test_capacity_is_the_most_that_one_group_can_have():
-    everywhere = Cut("all")
-    assert everywhere.capacity(CORPUS, samples=3, width=10) == 2 * 3 * 10
+    def capacity(cut, samples, width):
+        sampling = {"max_new_tokens": width}
+        workload = Workload(prompts="p.jsonl", samples=samples, sampling=sampling)
+        return Schedule("workload", workload, CORPUS, 0, 1, 1).capacity(cut)
+
+    assert capacity(Cut("all"), samples=3, width=10) == 2 * 3 * 10
     x = Cut("x", (Term("labels.d", "in", ("x",)),))
-    assert x.capacity(CORPUS, samples=3, width=10) == 1 * 3 * 10
+    assert capacity(x, samples=3, width=10) == 1 * 3 * 10
     late = Cut("late", (Term("context.position", "gte", 8),))
-    assert late.capacity(CORPUS, samples=1, width=10) == 2 * 2
-    assert late.capacity(CORPUS, samples=1, width=8) == 0
+    assert capacity(late, samples=1, width=10) == 2 * 2
+    assert capacity(late, samples=1, width=8) == 0
 
 
 def test_one_request_is_classified_by_the_same_cut():

@@ -267,11 +267,17 @@ def test_times_cross_the_pipe_bit_for_bit(tmp_path):
         ("id: c, metric: time_to_first_token_seconds, at_most: 5, aggregate: mean", "no load"),
         ("id: c, metric: time_to_first_tokens, at_most: 5", "time_to_first_token_seconds"),
         (TTFT.format("at_most: {times: 2, of: stable}"), "there is no stable: kernel"),
-        (TTFT.format("at_most: {times: 2, of: self_noise}"), "no self_noise to be relative to"),
-        (TTFT.format("at_most: 1").replace("p95", "max"), "takes mean, or pN such as p95"),
+        (TTFT.format("at_most: {times: 2, of: self_noise}"), "no self-noise to be relative to"),
+        (
+            TTFT.format("at_most: 1").replace("p95", "max"),
+            "the longest wait of all",
+        ),
         (SPEED.format("at_least: 1, aggregate: mean"), "takes no aggregate"),
-        (SPEED.format("at_least: 1").replace("4}", "0}"), "found concurrency: 0"),
-        (SPEED.format("at_least: 1").replace("4}", "4, tokens: 3}"), "found tokens: 3"),
+        (
+            SPEED.format("at_least: 1").replace("4}", "0}"),
+            "must be at least 1, found 0",
+        ),
+        (SPEED.format("at_least: 1").replace("4}", "4, tokens: 3}"), "a load has no key 'tokens'"),
     ],
 )
 def test_what_is_no_service_level_is_told_before_anything_runs(tmp_path, clause, message):

@@ -28,8 +28,7 @@ def test_the_help_lists_every_verb_under_a_heading():
     for heading, verbs in VERBS.items():
         assert f"{heading}:" in text
         for verb in verbs:
-            assert f"  {verb.name} " in text
-    assert set(main.commands) == {verb.name for verbs in VERBS.values() for verb in verbs}
+            assert f"  {verb} " in text
     assert text.index("check") < text.index("init") < text.index("demo")
     assert "..." not in text.replace("[ARGS]...", "")
 

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
         ServandaError,
     )
     from servanda.evidence import Evidence
+    from servanda.loading import compile, load
     from servanda.plan import Plan
-    from servanda.run import check, compile, judge, load, measure, weigh
-    from servanda.verdict import Verdict
+    from servanda.run import check, measure, weigh
+    from servanda.verdict import Verdict, judge
 
 __version__ = "0.1.0"
 
@@ -33,9 +34,9 @@ _HOME = {
     "ServandaError": "errors",
     "Verdict": "verdict",
     "check": "run",
-    "compile": "run",
-    "judge": "run",
-    "load": "run",
+    "compile": "loading",
+    "judge": "verdict",
+    "load": "loading",
     "measure": "run",
     "weigh": "run",
 }

@@ -159,7 +159,7 @@ def _joint(batch: Batch, train: Pieces, infer: Pieces) -> Trace:
         rows = LogitRows(train_RV, infer_RV)
         tokens_R = token_N[at : at + len(train_RV)]
         at += len(train_RV)
-        parts.append(_reduce(rows, tokens_R))
+        parts.append(reduced(rows, tokens_R))
     if at != len(token_N):
         raise MeasurementError(f"{at} rows of logits for {len(token_N)} golden tokens")
     return Trace(
@@ -173,7 +173,7 @@ def _joint(batch: Batch, train: Pieces, infer: Pieces) -> Trace:
     )
 
 
-def _reduce(rows: LogitRows, tokens_R: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+def reduced(rows: LogitRows, tokens_R: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     at_R = np.arange(len(tokens_R))
     with np.errstate(invalid="ignore", divide="ignore"):
         infer_logp_RV = rows.infer_logp_RV

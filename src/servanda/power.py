@@ -73,7 +73,8 @@ def _on_golden(plan: Plan, evidence: Evidence, signature: Signature) -> Iterator
     golden = evidence.once.get("golden")
     for i, cell in enumerate(plan.cells):
         values = signature.golden.get(cell.clause.metric)
-        whole = isinstance(cell.kind, Fact) and not cell.cut.terms and cell.clause.enforced
+        fact = isinstance(cell.kind, Fact) and cell.kind.source == "golden"
+        whole = fact and not cell.cut.terms and cell.clause.enforced
         # the largest values say what a maximum is, and nothing of a mean or a percentile
         if not whole or golden is None or not values or cell.clause.aggregate not in (None, "max"):
             continue

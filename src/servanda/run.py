@@ -7,20 +7,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
-from servanda import language
-from servanda import plan as planning
-from servanda.contract import Contract, Golden, Kernel, NamedWorkload, Workload
-from servanda.corpus import Corpus
-from servanda.engines import engine_names, open_engine
+from servanda.contract import Contract, Kernel
+from servanda.engines import open_engine
 from servanda.engines.base import Engine
 from servanda.engines.worker import spawn
-from servanda.errors import ContractError, Interrupted, Problem
+from servanda.errors import Interrupted
 from servanda.evidence import Evidence, GoldenRun, Round, weigh_golden
 from servanda.evidence import weigh as weigh_rounds
-from servanda.faults import FAULTS, signatures
+from servanda.faults import signatures
 from servanda.identity import EvidenceKey
+from servanda.loading import beside, compile, corpora, load, read
 from servanda.measurement import Measurement, Open, Progress, Watch, unwatched
 from servanda.once import Once, weigh_once
 from servanda.plan import Plan
@@ -31,165 +28,11 @@ from servanda.schedule import Schedule
 from servanda.verdict import Circumstances, Verdict, judge, out_of_time, why_stopped
 
 RUNS = Path("runs")
-T = TypeVar("T", Workload, NamedWorkload, Golden)
 
 
 def in_process(kernel: Kernel, _: str) -> Engine:
     """Open an engine without a worker; for engines that are pure Python, and for tests."""
     return open_engine(kernel)
-
-
-def load(path: str | Path) -> Contract:
-    """Read a contract; the files it names are found beside it.
-
-    Raises:
-        ContractError: every problem of the text at once, each with its place.
-    """
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ContractError(
-            f"{path} cannot be read: {error.strerror or error}",
-            hint="give the path of a .kernelcontract.yaml file",
-        ) from None
-    return read(data, str(path), path.parent)
-
-
-def read(data: bytes, name: str, folder: Path) -> Contract:
-    """A contract from its bytes; the files it names are found in the folder.
-
-    Raises:
-        ContractError: every problem of the text at once, each with its place.
-    """
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ContractError(
-            f"{name} is not UTF-8 text: {error.reason} at byte {error.start}",
-            hint="save it as UTF-8",
-        ) from None
-    contract, _ = language.parse(text, name, engines=engine_names(), faults=[*FAULTS])
-    contract = beside(contract, folder)
-    missing = [
-        Problem(
-            f"there is no {name}",
-            contract.where(*place),
-            "paths of a contract start from the contract's own folder",
-        )
-        for place, name in [*_corpora(contract), *_models(contract)]
-        if not Path(name).exists()
-    ]
-    missing += _fault_values(contract)
-    if missing:
-        raise ContractError.all(missing)
-    return contract
-
-
-def _fault_values(contract: Contract) -> Iterator[Problem]:
-    """A fault's value is checked here: lint knows the names of faults, and no more."""
-    kernels = {("kernels", side): getattr(contract.kernels, side) for side in ("train", "infer")}
-    for place, kernel in (*kernels.items(), (("stable",), contract.stable)):
-        for name, value in ((kernel and kernel.fault) or {}).items():
-            problem = FAULTS[name].problem(value)
-            if problem is not None:
-                yield replace(problem, where=contract.where(*place, "fault", name))
-
-
-def _corpora(contract: Contract) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Place and name of every file of texts; a trainer's workload has none."""
-    given = contract.workloads or {}
-    named = given.items() if isinstance(given, Mapping) else enumerate(given)
-    parts: list[tuple[tuple[str | int, ...], Workload | Golden | None]] = [
-        (("workload",), contract.workload),
-        *((("workloads", name), workload) for name, workload in named),
-        (("golden",), contract.golden),
-    ]
-    yield from (
-        ((*place, "prompts"), part.prompts) for place, part in parts if part and part.prompts
-    )
-
-
-def _models(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
-    for side in ("train", "infer"):
-        kernel: Kernel = getattr(contract.kernels, side)
-        # an engine without a model is for the engine to refuse
-        if kernel.model is not None:
-            yield ("kernels", side, "model"), kernel.model
-
-
-def beside(contract: Contract, folder: Path) -> Contract:
-    """The contract with its paths resolved against its own folder."""
-
-    def kernel(k: Kernel) -> Kernel:
-        return k.model_copy(update={"model": str(folder / k.model)}) if k.model else k
-
-    changes: dict[str, object] = {
-        "kernels": contract.kernels.model_copy(
-            update={s: kernel(getattr(contract.kernels, s)) for s in ("train", "infer")}
-        )
-    }
-    if contract.stable:
-        changes["stable"] = kernel(contract.stable)
-
-    def texts(part: T) -> T:
-        prompts = str(folder / part.prompts) if part.prompts else ""
-        return part.model_copy(update={"prompts": prompts})
-
-    if contract.workload:
-        changes["workload"] = texts(contract.workload)
-    if contract.golden:
-        changes["golden"] = texts(contract.golden)
-    if isinstance(contract.workloads, Mapping):
-        changes["workloads"] = {name: texts(w) for name, w in contract.workloads.items()}
-    elif contract.workloads:
-        changes["workloads"] = tuple(map(texts, contract.workloads))
-    return contract.model_copy(update=changes)
-
-
-def compile(contract: Contract, *, attempt: int = 1) -> Plan:  # noqa: A001 - the field's word
-    """Fix everything that is decided before the first token: cells, prompts, seeds, alpha.
-
-    Raises:
-        ContractError: an empty slice, a limit out of reach, a corpus that is none, or tokens
-            that only a trainer has.
-    """
-    return planning.make_plan(contract, *corpora(contract), attempt=attempt)
-
-
-def corpora(contract: Contract) -> tuple[dict[str, Corpus], Corpus | None]:
-    """The texts of each workload, and the golden ones.
-
-    Raises:
-        ContractError: a corpus that is none, or tokens that only a trainer has.
-    """
-    if problem := not_measured_here(contract):
-        raise ContractError.all([problem])
-    found = {name: _corpus(w.prompts) for name, w in contract.all_workloads.items() if w.prompts}
-    return found, _corpus(contract.golden.prompts) if contract.golden else None
-
-
-def not_measured_here(contract: Contract) -> Problem | None:
-    """Why a contract that reads well cannot be measured offline."""
-    for name, workload in contract.all_workloads.items():
-        if workload.source == "trainer":
-            place = ("workload",) if contract.workload is not None else ("workloads", name)
-            return Problem(
-                "the tokens of this contract come from a trainer as it runs: there is nothing "
-                "to measure offline",
-                contract.where(*place),
-                "name engines and prompts to measure the kernels here",
-            )
-    return None
-
-
-def _corpus(name: str) -> Corpus:
-    try:
-        return Corpus.parse(Path(name).read_bytes().decode("utf-8-sig"), name)
-    except OSError as error:
-        raise ContractError(f"{name} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ContractError(f"{name} is not UTF-8 text: {error.reason}") from None
 
 
 @dataclass(frozen=True)
@@ -335,11 +178,14 @@ def _until_decided(
 
 __all__ = [
     "Pairs",
+    "beside",
     "check",
     "compile",
+    "corpora",
     "in_process",
     "judge",
     "load",
     "measure",
+    "read",
     "weigh",
 ]

@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from servanda.contract import Workload
 from servanda.corpus import Corpus
 from servanda.sampling import uniforms
@@ -85,14 +88,37 @@ class Schedule:
     def _rows(self, cut: Cut) -> tuple[int, int]:
         """Most lines of one prompt group that can meet a slice, and groups that have any."""
         if cut not in self._met:  # clauses share their slices
-            prompts = self.corpus.prompts
-            rows = [sum(cut.may_meet(prompts[r]) for r in g) for g in self.corpus.groups]
-            self._met[cut] = max(rows, default=0), sum(map(bool, rows))
+            prompts, (kind_R, examples) = self.corpus.prompts, self._kinds
+            meets = np.array([cut.may_meet(prompts[row]) for row in examples])
+            rows_G = np.bincount(self._group_R, weights=meets[kind_R])
+            self._met[cut] = int(rows_G.max()), int(np.count_nonzero(rows_G))
         return self._met[cut]
 
     @cached_property
     def _met(self) -> dict[Cut, tuple[int, int]]:
         return {}
+
+    @cached_property
+    def _kinds(self) -> tuple[NDArray[np.int64], list[int]]:
+        """Lines with the same labels are of one kind: the kind of each, and one line of each."""
+        kinds: dict[tuple[tuple[str, str], ...], int] = {}
+        examples: list[int] = []
+        kind_R = []
+        for row, prompt in enumerate(self.corpus.prompts):
+            labels = tuple(sorted(prompt.labels.items()))
+            if labels not in kinds:
+                kinds[labels] = len(kinds)
+                examples.append(row)
+            kind_R.append(kinds[labels])
+        return np.array(kind_R), examples
+
+    @cached_property
+    def _group_R(self) -> NDArray[np.int64]:
+        """The prompt group of each line."""
+        group_R = np.zeros(len(self.corpus), dtype=np.int64)
+        for group, rows in enumerate(self.corpus.groups):
+            group_R[list(rows)] = group
+        return group_R
 
 
 def noise_rows(n: int) -> list[int]:

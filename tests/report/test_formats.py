@@ -6,12 +6,19 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import xmlschema
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from servanda.clauses import CellVerdict
+from servanda.clauses.base import Outcome, worst
+from servanda.contract import Claim, Section
 from servanda.report import FORMATS, words
 from servanda.report.sentence import headline, impact
+from servanda.verdict import Verdict
 from tests.report import made
 
 JUNIT = xmlschema.XMLSchema(Path(__file__).parents[1] / "data" / "junit-10.xsd")
@@ -265,6 +272,46 @@ def test_a_name_of_many_lines_is_one_line_of_text():
 
 # all of them
 
+names = st.text(max_size=12)
+number = st.none() | st.floats(allow_nan=False)
+cells = st.builds(
+    CellVerdict,
+    clause=names,
+    section=st.sampled_from(get_args(Section)),
+    metric=st.sampled_from(["tv", "usable_ratio", "sampler_fidelity", "seconds"]),
+    aggregate=st.sampled_from(["", "mean", "max", "p99"]),
+    slice=st.just("all") | names,
+    outcome=st.sampled_from(get_args(Outcome)),
+    kind=st.sampled_from(["", "certificate", "fact", "guard", "estimate"]),
+    claim=st.sampled_from(get_args(Claim)),
+    severity=st.sampled_from(["warning", "error", "critical"]),
+    enforced=st.booleans(),
+    value=number,
+    interval=st.none() | st.tuples(st.floats(-2, 2), st.floats(-2, 2)).map(sorted).map(tuple),
+    limit=number,
+    floor=number,
+    stable=number,
+    share=st.none() | st.floats(0, 1),
+    n=st.integers(0, 10**9),
+    alpha=st.none() | st.floats(1e-9, 0.5),
+    e_holds=number,
+    threshold=st.none() | st.floats(0, 10),
+    more=st.none() | st.integers(1, 10**6),
+    note=names,
+)
+
+
+@settings(max_examples=40)  # a page takes a while
+@given(st.lists(cells, max_size=4))
+def test_whatever_a_verdict_holds_every_format_has_a_form_for_it(cells):
+    counted = [c.outcome for c in cells if c.enforced and c.outcome != "not applicable"]
+    verdict = made.verdict(worst(counted), cells)
+    JUNIT.validate(FORMATS["junit"](verdict))
+    Page(FORMATS["html"](verdict))
+    assert Verdict.from_dict(json.loads(FORMATS["json"](verdict))) == verdict
+    for format_ in ("github", "markdown", "sarif", "text"):
+        assert FORMATS[format_](verdict)
+
 
 @each_verdict
 def test_a_sentence_is_one_line(name):
@@ -291,7 +338,8 @@ def test_a_sentence_is_one_line(name):
         ),
         (
             "whole",
-            "✗ Do not promote. The infer kernel breaks the whole traffic. 1 other slice holds.",
+            "✗ Do not promote. The infer kernel breaks tv on the whole traffic. "
+            "1 other slice holds.",
         ),
         (
             "inconclusive",

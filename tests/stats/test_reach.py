@@ -36,8 +36,8 @@ def test_groups_that_fill_half_their_room():
 
     def groups(mean):
         ones = round(mean * n)
-        totals = (float(tokens),) * ones + (0.0,) * (n - ones)
-        return GroupRatio(capacity, n, totals, (tokens,) * n, (0,) * n)
+        totals = np.repeat([float(tokens), 0.0], [ones, n - ones])
+        return GroupRatio(capacity, n, totals, np.full(n, tokens), np.zeros(n, dtype=int))
 
     assert groups(found.holds - 1 / n).log_e_below(limit) >= HOLDS
     assert groups(found.holds + 2 / n).log_e_below(limit) < HOLDS

@@ -13,6 +13,7 @@ import click
 
 import servanda
 from servanda import run
+from servanda.cli.output import clear, write
 from servanda.cli.progress import watching
 from servanda.drill import Drill, drill
 from servanda.errors import MeasurementError
@@ -22,6 +23,7 @@ from servanda.verdict import Verdict
 _CONFORMING = "tiny-bf16.kernelcontract.yaml"
 _FAULTY = "tiny-bf16-positions.kernelcontract.yaml"
 _FAULTS = "tiny-faults.kernelcontract.yaml"
+_PAGE = Path("servanda-demo.html")  # in the current folder: the second run, as a page
 
 
 def _example(name: str) -> Path:
@@ -66,6 +68,7 @@ def _told(name: str, what: str, quiet: bool) -> Verdict:
 def demo(fault: str | None, value: str | None, contract: Path | None, quiet: bool) -> None:
     """Check a kernel that keeps its contract, and one that breaks it on a hidden slice.
 
+    The second run is left as a page, servanda-demo.html, in the current folder.
     With --fault: check the shipped kernels with that fault in them, and exit as check does.
     """
     if fault is None:
@@ -81,10 +84,12 @@ def demo(fault: str | None, value: str | None, contract: Path | None, quiet: boo
 
 
 def _hidden_slice(quiet: bool) -> None:
+    clear(_PAGE)
     kept = _told(_CONFORMING, "bfloat16 serves what float32 trains.", quiet)
     broken = _told(
         _FAULTY, "The same kernel, with position ids kept in bfloat16: a real bug.", quiet
     )
+    write(broken, "html", _PAGE)
     whole = [c for c in broken.cells if c.slice == "all" and c.outcome == "violated"]
     click.secho("What the second run shows: ", bold=True, nl=False)
     if whole or broken.outcome != "violated" or kept.outcome != "holds":
@@ -95,6 +100,7 @@ def _hidden_slice(quiet: bool) -> None:
         f"every clause on the whole traffic holds, and slice {', '.join(bad)} is violated. "
         "A gate on aggregates would have promoted this kernel."
     )
+    click.echo(f"report {_PAGE}")
 
 
 def catalogue() -> str:

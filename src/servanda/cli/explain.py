@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from servanda import loading
 from servanda import plan as planning
-from servanda import run
 from servanda.errors import ContractError
 from servanda.explain import explain_contract, explain_name, names
 from servanda.registry import did_you_mean
@@ -29,8 +29,8 @@ def explain(what: str) -> None:
             )
         click.echo(text)
         return
-    contract = run.load(what)
-    plan, problems = planning.draft(contract, *run.corpora(contract))
+    contract = loading.load(what)
+    plan, problems = planning.draft(contract, *loading.corpora(contract))
     click.echo(explain_contract(plan))
     if problems:
         click.echo("\nWhat stands against running it:")

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from servanda import loading
 from servanda import plan as planning
-from servanda import run
 from servanda.contract import Contract
 from servanda.errors import ContractError, Problem
 
@@ -52,9 +52,9 @@ def read(file: str) -> _Read:
     file, from_stdin = ("stdin", True) if file == _STDIN else (file, False)
     try:
         if from_stdin:
-            contract = run.read(sys.stdin.buffer.read(), file, Path())
+            contract = loading.read(sys.stdin.buffer.read(), file, Path())
         else:
-            contract = run.load(file)
+            contract = loading.load(file)
         cells, note = _cells(contract)
     except ContractError as error:
         return _Read(file, error.problems)
@@ -70,9 +70,9 @@ def read(file: str) -> _Read:
 
 def _cells(contract: Contract) -> tuple[int | None, str]:
     """How many cells `check` would judge, or why it would judge none."""
-    if reason := run.not_measured_here(contract):
+    if reason := loading.not_measured_here(contract):
         return None, reason.message
-    return len(planning.make_plan(contract, *run.corpora(contract)).cells), ""
+    return len(planning.make_plan(contract, *loading.corpora(contract)).cells), ""
 
 
 @click.command(short_help="Print every problem of contracts; nothing is measured.")

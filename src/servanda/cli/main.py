@@ -5,25 +5,24 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from importlib import import_module
 from typing import Any
 
 import click
 
 from servanda import __version__
-from servanda.cli.check import check
-from servanda.cli.compare import compare_command
-from servanda.cli.demo import demo
-from servanda.cli.explain import explain
-from servanda.cli.init import init
-from servanda.cli.lint import lint
-from servanda.cli.measure import measure_command
-from servanda.cli.plan import plan_command
-from servanda.cli.presets import presets_command
-from servanda.cli.report import report
-from servanda.cli.schema import schema
 from servanda.errors import ServandaError
 
 _FAILED, _INTERRUPTED = 4, 130
+
+# heading of the help -> its verbs, the ones that people live in first; each is the command of
+# the module of its name, imported when it is asked for
+VERBS: dict[str, tuple[str, ...]] = {
+    "Measure and judge": ("check", "compare", "report"),
+    "Contracts": ("init", "lint", "explain", "schema", "plan", "presets"),
+    "Pieces": ("measure",),
+    "See it": ("demo",),
+}
 
 
 class _Group(click.Group):
@@ -50,12 +49,21 @@ class _Group(click.Group):
             )
             sys.exit(_FAILED)
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [verb for verbs in VERBS.values() for verb in verbs]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = import_module(f"servanda.cli.{cmd_name}")
+        found = (v for v in vars(module).values() if isinstance(v, click.Command))
+        return next(verb for verb in found if verb.name == cmd_name)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, verbs in VERBS.items():
+            found = [(verb, self.get_command(ctx, verb)) for verb in verbs]
             with formatter.section(heading):
-                formatter.write_dl(
-                    [(verb.name or "", verb.get_short_help_str(100)) for verb in verbs]
-                )
+                formatter.write_dl([(n, v.get_short_help_str(100)) for n, v in found if v])
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -66,15 +74,3 @@ def main() -> None:
     Exit codes: 0 holds, 1 violated, 2 the text or the call is wrong, 3 inconclusive,
     4 measuring failed or was refused, 130 interrupted (the same command resumes).
     """
-
-
-# heading of the help -> its verbs, the ones that people live in first
-VERBS: dict[str, tuple[click.Command, ...]] = {
-    "Measure and judge": (check, compare_command, report),
-    "Contracts": (init, lint, explain, schema, plan_command, presets_command),
-    "Pieces": (measure_command,),
-    "See it": (demo,),
-}
-for _verbs in VERBS.values():
-    for _verb in _verbs:
-        main.add_command(_verb)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _APART = 17.0  # percent of the width that a label needs
+_FAR = 1e30  # beyond it a number is drawn as what is infinite, or zero, is
 _DECADES = 6  # what lies further below the largest value is drawn at the left edge
 
 
@@ -26,7 +27,7 @@ class Scale:
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Scale:
         """The axis that shows some values; those that are not positive stand at the left."""
-        shown = [v for v in values if v is not None and v > 0 and math.isfinite(v)]
+        shown = [v for v in values if v is not None and 1 / _FAR < v < _FAR]
         high = max(shown, default=1.0)
         low = max(min(shown, default=0.1), high / 10**_DECADES)
         return cls(_step_below(low / 1.1), _step_above(high * 1.1))

@@ -78,13 +78,15 @@ def _untrusted(bad: Sequence[CellVerdict]) -> bool:
 def _broken(bad: Sequence[CellVerdict]) -> str:
     if _untrusted(bad):
         return "What it serves does not follow the distribution that it reports."
-    if all(c.section == "numerical" for c in bad):
+    if not any(c.section == "statistical" for c in bad):
         return f"The infer kernel breaks {_names(bad)}."
     slices = list(dict.fromkeys(c.slice for c in bad))
     if WHOLE in slices:
         others = len(slices) - 1
         more = f" and {_count(others, 'slice')}" if others else ""
-        return f"The infer kernel breaks the whole traffic{more}."
+        clauses = {c.clause for c in bad}
+        what = "" if len(clauses) > 1 else f"{line(bad[0].clause, 40)} on "
+        return f"The infer kernel breaks {what}the whole traffic{more}."
     names = [line(s, 40) for s in slices[:2]]
     if len(slices) > 2:
         return f"The infer kernel breaks {len(slices)} slices: {', '.join(names)} and others."

@@ -1,0 +1,208 @@
+# The transcripts of the documents: what a page says that a command prints, held against it.
+#
+# A ```console block is a transcript: "$ " begins a command, the lines below are what it prints.
+#   ...            alone on a line stands for any lines, within a line for any words
+#   a number       may be off by 10 % in a slow transcript (a measurement: other processors
+#                  round otherwise), nowhere else
+#   a digest       of eight hexadecimal digits may be any other in a slow transcript
+#   $ echo $?      prints the exit code of the command above; where it does not follow, the code
+#                  is what a shown last line says ("exit 1"), else 0
+# The commands of a page run in its order in one folder, a copy of examples/, models/ and data/.
+# Of other programs only `cp` is run.  Commands of which nothing is shown stand in ```sh blocks:
+# they are parsed, and not run.
+
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass, field
+
+import click
+from click.testing import CliRunner
+
+from servanda.cli.main import main
+
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+_CONTEXT = click.Context(main)
+COMMANDS = {name: main.get_command(_CONTEXT, name) for name in main.list_commands(_CONTEXT)}
+SLOW_VERBS = ("check", "compare", "measure", "demo", "plan")
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?<!,)")
+_DIGEST = re.compile(r"[0-9a-f]{8}")
+_TOLERANCE = 0.1
+
+
+@dataclass
+class Command:
+    """One line after a "$ ", and what the page says that it prints."""
+
+    line: str
+    shown: list[str] = field(default_factory=list)
+    code: int | None = None
+
+    @property
+    def words(self):
+        words = shlex.split(self.line, comments=True)
+        return ["servanda", "demo"] if words[:2] == ["make", "demo"] else words
+
+    @property
+    def ours(self):
+        return self.words[:1] == ["servanda"]
+
+    @property
+    def runs(self):
+        return self.ours or self.words[:1] == ["cp"]
+
+    @property
+    def slow(self):
+        quick = {"--no-probe", "list", "--help", "-h"} & {*self.words}
+        return self.ours and self.words[1] in SLOW_VERBS and not quick
+
+    @property
+    def expected_code(self):
+        if self.code is not None:
+            return self.code
+        said = [re.search(r"exit (\d)$", line) for line in self.shown]
+        return next((int(found[1]) for found in reversed(said) if found), 0)
+
+
+def blocks(page, *kinds):
+    """The fenced blocks of a page, by their info string."""
+    return [text for kind, text in FENCE.findall(page.read_text(encoding="utf-8")) if kind in kinds]
+
+
+def commands(text):
+    """The commands of one block."""
+    found, echoes = [], False
+    for line in text.rstrip("\n").split("\n"):
+        if line.startswith("$ "):
+            echoes = line == "$ echo $?"
+            if not echoes:
+                found.append(Command(line[2:]))
+        elif echoes:
+            found[-1].code, echoes = int(line), False
+        else:
+            found[-1].shown.append(line)
+    return found
+
+
+def transcripts(page):
+    """The console blocks of a page, each a list of the commands that are run."""
+    listed = [[c for c in commands(text) if c.runs] for text in blocks(page, "console")]
+    return [block for block in listed if block]
+
+
+def is_slow(block):
+    return any(command.slow for command in block)
+
+
+def differing(shown, printed, *, measured=False):
+    """The first shown part that the output does not have where it should, or None.
+
+    >>> differing(["a", "...", "c 1.0"], ["a", "b", "b", "c 1.05"], measured=True)
+    >>> differing(["a", "...", "c 1.0"], ["a", "b", "c 1.05"])
+    'c 1.0'
+    >>> differing(["{", "...", "}"], ["{", "}", "}"])
+    >>> differing(["a"], ["a", "b"])
+    '(nothing), and there is: b'
+    """
+    first, *parts = _parts(_trimmed(shown))
+    printed = _trimmed(printed)
+    if not _found(first, printed, 0, measured):
+        return "\n".join(first)
+    at = len(first)
+    if not parts:
+        return None if at == len(printed) else f"(nothing), and there is: {printed[at]}"
+    for part in parts[:-1]:
+        places = range(at, len(printed) - len(part) + 1)
+        start = next((i for i in places if _found(part, printed, i, measured)), None)
+        if start is None:
+            return "\n".join(part)
+        at = start + len(part)
+    start = len(printed) - len(parts[-1])
+    if start < at or not _found(parts[-1], printed, start, measured):
+        return "\n".join(parts[-1])
+    return None
+
+
+def _parts(lines):
+    """The runs of lines between those that stand for any lines."""
+    parts = [[]]
+    for line in lines:
+        if line.strip() == "...":
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    return parts
+
+
+def _found(part, printed, at, measured):
+    lines = printed[at : at + len(part)]
+    return len(lines) == len(part) and all(
+        agree(a, b, measured) for a, b in zip(part, lines, strict=True)
+    )
+
+
+def _trimmed(lines):
+    return [line for line in lines if line.strip()]
+
+
+def agree(shown, printed, measured=False):
+    """Whether two lines say the same, word by word.
+
+    >>> agree("tv 0.1727  [0.1225, 0.2717]", "tv 0.18 [0.12, 0.28]", measured=True)
+    True
+    >>> agree("wrote ... then", "wrote a b c, then"), agree("at 1.0", "at 1.2", measured=True)
+    (True, False)
+    """
+    return _agree(shown.split(), printed.split(), measured)
+
+
+def _agree(shown, printed, measured):
+    if not shown or not printed:
+        return not printed and all(word == "..." for word in shown)
+    if shown[0] == "...":
+        return any(_agree(shown[1:], printed[i:], measured) for i in range(len(printed) + 1))
+    same = shown[0] == printed[0] or (measured and _as_measured(shown[0], printed[0]))
+    return same and _agree(shown[1:], printed[1:], measured)
+
+
+def _as_measured(shown, printed):
+    if _DIGEST.fullmatch(shown) and _DIGEST.fullmatch(printed):
+        return True
+    if _NUMBER.sub("#", shown) != _NUMBER.sub("#", printed):
+        return False
+    pairs = zip(_NUMBER.findall(shown), _NUMBER.findall(printed), strict=True)
+    return all(_near(_value(a), _value(b)) for a, b in pairs)
+
+
+def _value(text):
+    return float(text.replace(",", ""))
+
+
+def _near(shown, printed):
+    return abs(shown - printed) <= _TOLERANCE * max(abs(shown), abs(printed))
+
+
+def in_process(command):
+    """(output, exit code) of a command, without a process of its own."""
+    if not command.ours:
+        subprocess.run(command.words, check=True)
+        return "", 0
+    done = CliRunner().invoke(main, command.words[1:], prog_name="servanda")
+    return done.output, done.exit_code
+
+
+def parsed(words):
+    """Read a call as the command line would, and run nothing.
+
+    Raises:
+        click.UsageError: no such verb or option, or something is missing.
+    """
+    ends = [i for i, word in enumerate(words) if word in (">", "|", "&&", "||")]
+    verb, *rest = words[1 : ends[0] if ends else None] or ["--help"]
+    if verb.startswith("-"):
+        return
+    if verb not in COMMANDS:
+        raise click.UsageError(f"no verb {verb!r}")
+    if not {"-h", "--help"} & {*rest}:
+        parent = click.Context(main, **main.context_settings)
+        COMMANDS[verb].make_context(verb, rest, parent=parent)
