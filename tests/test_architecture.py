@@ -57,6 +57,7 @@ FLOORS = (
     },
     {
         "admission",
+        "bounds",
         "engines",
         "faults",
         "golden",

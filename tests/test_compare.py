@@ -156,9 +156,15 @@ def test_every_preset_can_be_completed(tables, name):
         assert run.compile(contract).cells
 
 
-def pack(tables, sequences=512):
+def pack(tables, sequences=512, golden=None):
     contract, side = alone(
-        Alone("table:p.json", prompts=Path("prompts.jsonl"), sequences=sequences, max_new_tokens=6)
+        Alone(
+            "table:p.json",
+            prompts=Path("prompts.jsonl"),
+            golden=golden,
+            sequences=sequences,
+            max_new_tokens=6,
+        )
     )
     return measure_pack(contract, side, tables / "p.pack", open=run.in_process)
 
@@ -175,7 +181,7 @@ def test_a_pack_needs_no_prompts_and_says_that_the_roles_are_swapped(tables):
     assert "the pack's reference drew the tokens, B re-scores them" in said
     assert "B's own sampler is not looked at" in said
     text = (comparison.folder / CONTRACT).read_text()
-    assert "# no numerical clauses: not applicable, a pack has no full logits" in text
+    assert "# no numerical clauses: the pack was made without golden texts" in text
     kept = comparison.folder / CONTRACT
     again = run.check(kept, run_dir=comparison.folder, open=run.in_process)
     assert again.evidence == verdict.evidence
@@ -183,9 +189,28 @@ def test_a_pack_needs_no_prompts_and_says_that_the_roles_are_swapped(tables):
     assert broken.outcome == "violated"
 
 
+def test_golden_texts_of_a_pack_bound_the_candidate_without_a_file(tables):
+    kit.golden(tables)
+    pack(tables, golden=Path("golden.jsonl"))
+    (tables / "golden.jsonl").unlink()
+    options = {"a": "p.pack", "prompts": None, "max_new_tokens": None}
+
+    comparison, verdict = compared(**options)
+    _, broken = compared(b="bad.json", **options)
+
+    assert (comparison.folder / "golden.jsonl").is_file()
+    text = (comparison.folder / CONTRACT).read_text()
+    assert "golden: {prompts: golden.jsonl, path: decode}" in text
+    found = next(c for c in verdict.cells if c.clause == "golden")
+    assert (found.kind, found.outcome) == ("bound", "holds")
+    assert found.interval == pytest.approx((0.01, 0.01), abs=1e-5)
+    assert next(c for c in broken.cells if c.clause == "golden").outcome == "violated"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"golden": Path("other.jsonl")}, "is not what the pack p.pack was made with"),
         ({"sequences": 600}, "the pack holds 512 prompt groups, and --sequences asks for 600"),
         ({"max_new_tokens": 9}, "was drawn with max_new_tokens 6, not 9"),
         ({"temperature": 0.5}, "was drawn with temperature 1, not 0.5"),

@@ -7,15 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from servanda import run
+from servanda import packing, run
+from servanda.bounds import BOUNDED
 from servanda.comparison import Alone, alone, measure_pack
 from servanda.contract import Kernel
+from servanda.divergence import LogitRows, exact
 from servanda.engines import open_engine
 from servanda.engines.pack_file import MANIFEST, read_pack
 from servanda.errors import ContractError, MeasurementError, ServandaError
 from servanda.identity import digest_of
 from servanda.sampling import Sampling, log_softmax
 from servanda.trace import Batch
+from servanda.verdict import Verdict
 from tests import kit
 
 
@@ -27,7 +30,7 @@ def made(tmp_path):
     return path, pack, pair
 
 
-def swap(path, folder, pack="p.pack"):
+def swap(path, folder, pack="p.pack", golden=""):
     """The contract with the pack as the side that draws and the other kernel re-scoring."""
     text = path.read_text()
     text = text.replace(
@@ -38,7 +41,7 @@ def swap(path, folder, pack="p.pack"):
     )
     lines = [line for line in text.splitlines() if not line.startswith("golden:")]
     swapped = folder / "swapped.kernelcontract.yaml"
-    swapped.write_text("\n".join(lines))
+    swapped.write_text("\n".join([*lines, golden]))
     return swapped
 
 
@@ -269,3 +272,107 @@ def test_options_of_a_kernel_do_not_go_with_a_contract(tmp_path):
         alone(Alone(str(path), temperature=0.5))
     with pytest.raises(ContractError, match="--side names a side of a contract"):
         alone(Alone(f"table:{tmp_path}/p.json", side="train"))
+
+
+# golden texts: what the best tokens of a pack say of a candidate
+
+GOLDEN = """\
+golden: {{prompts: golden.jsonl}}
+numerical:
+  - {{id: near, metric: {metric}, aggregate: {aggregate}, at_most: {limit}{more}}}
+"""
+
+
+def near(made, folder, metric="tv", aggregate="mean", limit=0.2, more="", run_dir="g"):
+    golden = GOLDEN.format(metric=metric, aggregate=aggregate, limit=limit, more=more)
+    path = swap(made[0], folder, golden=golden)
+    verdict = run.check(path, run_dir=folder / run_dir, open=run.in_process)
+    return next(c for c in verdict.cells if c.clause == "near"), verdict
+
+
+@pytest.fixture
+def cut(monkeypatch, tmp_path):
+    """A contract and a pack that kept only the three best of five tokens."""
+    monkeypatch.setattr(packing, "TOP", 3)
+    q = {"": kit.moved(kit.BASE, 0.1)}
+    path, pair = kit.write(tmp_path, q=q, golden=kit.golden(tmp_path), last=96, limit=0.3)
+    pack = measure_pack(run.load(path), "train", tmp_path / "p.pack", open=run.in_process)
+    return path, pack, pair
+
+
+@pytest.mark.parametrize("metric", BOUNDED)
+@pytest.mark.parametrize("aggregate", ["mean", "max", "p50"])
+def test_the_ends_hold_the_exact_value_and_are_one_where_nothing_is_left_out(
+    tmp_path, made, metric, aggregate
+):
+    """The toy has five tokens, so the pack holds every one, in float32."""
+    found, _ = near(made, tmp_path, metric, aggregate)
+
+    _, _, pair = made
+    infer, train = (np.array([t.logits_CV[t.row_of((0,))]]) for t in (pair.train, pair.infer))
+    truth = exact(metric, LogitRows(train, infer))[0]
+    low, high = found.interval
+    assert (found.kind, found.outcome, found.value) == ("bound", "holds", None)
+    assert low - 1e-6 <= truth <= high + 1e-6
+    assert high - low < 1e-5
+    assert found.n == 10 and found.units == "golden positions"
+
+
+@pytest.mark.parametrize(
+    ("limit", "outcome"), [(0.04, "violated"), (0.15, "inconclusive"), (0.6, "holds")]
+)
+def test_a_limit_between_the_ends_is_left_open(tmp_path, cut, limit, outcome):
+    """p = (.35 .25 .2 | .1 .1), q has .1 moved: the TV is .1, and .2 of the mass is unknown."""
+    found, _ = near(cut, tmp_path, limit=limit)
+
+    low, high = found.interval
+    assert low - 1e-6 <= 0.1 <= high
+    assert low > 0.04 and 0.15 < high < 0.6
+    assert found.outcome == outcome
+    if outcome == "inconclusive":
+        assert found.note == (
+            "the pack's best tokens leave it open (they leave out 0.2 of the mass on average): "
+            "the reference's full logits would decide"
+        )
+
+
+def test_a_divergence_without_an_upper_end_can_be_violated_and_never_holds(tmp_path, cut):
+    found, verdict = near(cut, tmp_path, "kl_nats", limit=5.0)
+    assert found.outcome == "inconclusive" and found.interval[1] == np.inf
+    assert Verdict.from_dict(json.loads(json.dumps(verdict.to_dict()))) == verdict
+    found, _ = near(cut, tmp_path, "kl_nats", limit=1e-4, run_dir="h")
+    assert found.outcome == "violated"
+
+
+@pytest.mark.parametrize(
+    ("more", "outcome"), [("", "not applicable"), (", required: true", "error")]
+)
+def test_a_metric_that_best_tokens_do_not_bound_is_named(tmp_path, made, more, outcome):
+    found, _ = near(made, tmp_path, "logit_osc_nats", "max", more=more)
+    assert found.outcome == outcome
+    assert "a pack holds the best tokens of golden texts" in found.note
+
+
+def test_golden_texts_that_the_pack_lacks_are_refused(tmp_path, made):
+    (tmp_path / "golden.jsonl").write_text('{"token_ids": [3, 3, 3]}\n')
+    with pytest.raises(MeasurementError, match="has other golden texts") as caught:
+        near(made, tmp_path)
+    assert "name the pack's own golden.jsonl" in caught.value.problems[0].hint
+
+
+def test_golden_texts_scored_on_another_path_are_refused(tmp_path, made):
+    golden = GOLDEN.format(metric="tv", aggregate="mean", limit=0.2, more="")
+    golden = golden.replace("golden.jsonl}", "golden.jsonl, path: prefill}")
+    with pytest.raises(MeasurementError, match=r"with other golden\.path: decode, and prefill"):
+        path = swap(made[0], tmp_path, golden=golden)
+        run.check(path, run_dir=tmp_path / "g", open=run.in_process)
+
+
+def test_what_was_bounded_is_read_again_and_crosses_a_worker(tmp_path, made):
+    before, _ = near(made, tmp_path)
+    again, _ = near(made, tmp_path)
+    golden = GOLDEN.format(metric="tv", aggregate="mean", limit=0.2, more="")
+    verdict = run.check(swap(made[0], tmp_path, golden=golden), run_dir=tmp_path / "worker")
+
+    assert before == again
+    assert next(c for c in verdict.cells if c.clause == "near") == before

@@ -32,7 +32,8 @@ class Parts:
     """What a preset leaves open.
 
     Args:
-        prompts, golden: paths as the contract is to name them.
+        prompts, golden: paths as the contract is to name them; golden_path: how infer scores
+            the golden texts, None: as it is by default.
         slices: besides the whole.
         sizes: promotion.offline.sequences.
         round, samples: of the workload; None: as it is by default.
@@ -51,6 +52,7 @@ class Parts:
     claim: Claim = "population"
     stable: Kernel | None = None
     golden: str | None = None
+    golden_path: str | None = None
     round: int | None = None
     samples: int | None = None
     no_golden: str = "no golden texts were given"
@@ -76,7 +78,8 @@ def completed(preset: str, parts: Parts) -> str:
         blocks["golden"] = []
         blocks["numerical"] = [f"# no numerical clauses: {parts.no_golden}"]
     else:
-        blocks["golden"] = [f"golden: {{prompts: {_text(parts.golden)}}}"]
+        path = f", path: {parts.golden_path}" if parts.golden_path else ""
+        blocks["golden"] = [f"golden: {{prompts: {_text(parts.golden)}{path}}}"]
     text = re.sub(r"(?m)^  name: .*$", f"  name: {_text(parts.name)}", preset, count=1)
     lines = [line for line in _replaced(text.splitlines(), blocks) if not _placeholder(line)]
     sliced = _sliced(lines, [rule.name for rule in parts.slices])

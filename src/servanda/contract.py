@@ -34,6 +34,7 @@ from servanda.workload import (
 __all__ = [
     "API_VERSION",
     "EXTERNAL",
+    "PACK",
     "QUANTIZATIONS",
     "RECORDS",
     "SECTIONS",
@@ -77,6 +78,7 @@ SECTIONS = ("numerical", "statistical", "runtime", "observability")
 QUANTIZATIONS = ("int8_weight_only", "int8_dynamic", "w8a8", "int4_g32")
 RECORDS = ("fingerprint", "token_ids", "processed_logprobs", "sampling", "path", "batch_size")
 WHOLE = "all"  # the slice that every clause also has
+PACK = "pack"  # the engine of a kernel that drew elsewhere, and was recorded
 EXTERNAL = "external"  # the engine of a kernel that a trainer runs, and nobody here opens
 
 Section = Literal["numerical", "statistical", "runtime", "observability"]

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from servanda.admission import path_of
+from servanda.bounds import BOUNDED, TAIL, bounded
 from servanda.clauses.calibration import COLUMNS
 from servanda.contract import Path
 from servanda.divergence import DIVERGENCES, LogitRows, exact
@@ -28,6 +30,8 @@ from servanda.trace import Batch, Trace, TracePair
 
 Pieces = Iterator[NDArray[np.floating]]
 _JOINT = "joint."
+EXACT = frozenset(n for n, metric in DIVERGENCES.items() if "logits" in metric.forms) | {*COLUMNS}
+ENDS = frozenset({TAIL, *(f"{name}.{end}" for name in BOUNDED for end in ("low", "high"))})
 
 
 def measure_golden(
@@ -45,8 +49,13 @@ def measure_golden(
                 "a golden text needs at least two tokens: the first is only context",
                 where=Where(plan.golden.file, plan.golden.prompts[row].line, 1),
             )
+    kernels = plan.contract.kernels
     paths: dict[str, Path] = {"train": "prefill", "infer": plan.contract.golden.path}
-    for side in ("train", "infer"):
+    best = engines["infer"].describe().top
+    if best:  # a pack drew, and the candidate re-scores as it serves
+        paths["train"] = path_of(kernels.train, "train")
+    sides = ("train",) if best else ("train", "infer")
+    for side in sides:
         engine = engines[side]
         if not engine.describe().full_logits:
             raise MeasurementError(
@@ -55,18 +64,19 @@ def measure_golden(
             )
     # texts of like length share a batch; facts do not depend on the order
     order = sorted(range(len(ids)), key=lambda row: (len(ids[row]), row))
-    size = plan.contract.kernels.infer.batch_size
+    size = (kernels.train if best else kernels.infer).batch_size
     batches = [order[i : i + size] for i in range(0, len(order), size)]
     # a text alone has no other composition; of few texts the most unlike two are taken
     again = order[::NOISE_STRIDE] if len(order) > NOISE_STRIDE else order[:: len(order) - 1 or 1]
-    sides = ("train", "infer") if len(again) > 1 else ()
+    sides = sides if len(again) > 1 else ()
+    measured, names = (_bounded, ENDS) if best else (both, EXACT)
     total = len(batches) + len(sides)
 
     traces = []
     for number, rows in enumerate(batches):
         watch(number, total)
-        make = partial(both, dict.fromkeys(paths, _batch(rows, ids)), engines, paths)
-        traces.append(kept(run, f"golden/{number:06d}", make))
+        make = partial(measured, dict.fromkeys(paths, _batch(rows, ids)), engines, paths)
+        traces.append(kept(run, f"golden/{number:06d}", make, names))
     selves = []
     for number, side in enumerate(sides):
         watch(len(batches) + number, total)
@@ -84,15 +94,16 @@ def measure_golden(
     )
 
 
-def kept(run: RunDirectory, name: str, make: Callable[[], Trace]) -> Trace:
+def kept(
+    run: RunDirectory, name: str, make: Callable[[], Trace], names: frozenset[str] = EXACT
+) -> Trace:
     """The trace on disk, or a new one: also where a version that knew fewer metrics wrote it.
 
     The texts are fixed, so measuring them again draws nothing a second time.
     """
     if run.has(name):
         trace = run.read(name)
-        exact_names = {_JOINT + n for n, metric in DIVERGENCES.items() if "logits" in metric.forms}
-        if exact_names | {_JOINT + n for n in COLUMNS} <= trace.columns.keys():
+        if names <= {name.removeprefix(_JOINT) for name in trace.columns}:
             return trace
     trace = make()
     run.write(name, trace)
@@ -115,6 +126,16 @@ def both(
     """Both kernels on the same tokens; a side's batch says how many of them run at once."""
     train, infer = (engines[side].logits(batches[side], paths[side]) for side in ("train", "infer"))
     return _joint(batches["infer"], train, infer)
+
+
+def _bounded(
+    batches: Mapping[str, Batch], engines: Mapping[str, Engine], paths: Mapping[str, Path]
+) -> Trace:
+    """Full logits of train against the likeliest tokens of infer."""
+    infer = engines["infer"]
+    train = engines["train"].logits(batches["train"], paths["train"])
+    far = infer.top(batches["infer"], paths["infer"])
+    return bounded(train, far, infer.describe().vocab_size)
 
 
 def against_itself(batch: Batch, engine: Engine, path: Path) -> Trace:

@@ -34,6 +34,7 @@ class Description:
         eos: ids that end a sequence.
         context: largest number of tokens of a sequence; None where there is no limit.
         full_logits: whether `Engine.logits` works; timed: whether `Engine.time` does.
+        top: how many of the likeliest tokens `Engine.top` gives; 0 where it does not work.
         capture: the format that logprobs are recorded in (law 9), see capture.py.
     """
 
@@ -44,6 +45,7 @@ class Description:
     eos: tuple[int, ...]
     context: int | None = None
     full_logits: bool = True
+    top: int = 0
     timed: bool = False
     capture: str = "float64"
 

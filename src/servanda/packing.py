@@ -12,9 +12,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from servanda.contract import Kernel
+from servanda.contract import Path as Scoring
 from servanda.corpus import Corpus
 from servanda.engines.base import Engine
-from servanda.engines.pack_file import Pack, parquet, write_pack
+from servanda.engines.pack_file import GOLDEN_PATH, Pack, parquet, write_pack
 from servanda.errors import ContractError, MeasurementError, Where
 from servanda.measurement import Open, Progress, Watch
 from servanda.plan import Plan
@@ -60,8 +61,10 @@ def make_pack(plan: Plan, kernel: Kernel, out: Path, *, open: Open, watch: Watch
             tokens["golden"] = encoded(plan.golden, engine)
             others["golden.jsonl"] = plan.golden.text.encode()
             watch(Progress("golden texts", 0, len(plan.golden)))
+            assert plan.contract.golden is not None
+            path = kernel.path or plan.contract.golden.path
             others["golden.parquet"] = parquet(
-                _golden(kernel, engine, plan.golden, tokens["golden"])
+                _golden(kernel, engine, plan.golden, tokens["golden"], path)
             )
         others["tokens.json"] = json.dumps(tokens, separators=(",", ":")).encode()
         others["vocabulary.json"] = json.dumps(engine.vocabulary()).encode()
@@ -120,7 +123,11 @@ def _none_of(trace: Trace) -> Trace:
 
 
 def _golden(
-    kernel: Kernel, engine: Engine, golden: Corpus, ids: Sequence[tuple[int, ...]]
+    kernel: Kernel,
+    engine: Engine,
+    golden: Corpus,
+    ids: Sequence[tuple[int, ...]],
+    path: Scoring,
 ) -> pa.Table:
     """What bounds every divergence at a golden position once a candidate's best are known.
 
@@ -143,11 +150,11 @@ def _golden(
     token_N = np.array([token for row in order for token in ids[row][1:]], dtype=np.int64)
     parts: list[tuple[NDArray[Any], ...]] = []
     at = 0
-    for logits_RV in _logits(kernel, engine, order, ids):
+    for logits_RV in _logits(kernel, engine, order, ids, path):
         parts.append(_reduced(logits_RV, token_N[at : at + len(logits_RV)]))
         at += len(logits_RV)
     logp_N, lse_N, top_NK, top_logp_NK = (np.concatenate(p) for p in zip(*parts, strict=True))
-    return pa.table(
+    table = pa.table(
         {
             "text": pa.array(text_N),
             "token": pa.array(token_N.astype(np.int32)),
@@ -157,10 +164,15 @@ def _golden(
             "top_logp": _rows(top_logp_NK.astype(np.float32)),
         }
     )
+    return table.replace_schema_metadata({GOLDEN_PATH: path})
 
 
 def _logits(
-    kernel: Kernel, engine: Engine, order: Sequence[int], ids: Sequence[tuple[int, ...]]
+    kernel: Kernel,
+    engine: Engine,
+    order: Sequence[int],
+    ids: Sequence[tuple[int, ...]],
+    path: Scoring,
 ) -> Iterator[NDArray[np.floating]]:
     for start in range(0, len(order), kernel.batch_size):
         texts = [ids[row] for row in order[start : start + kernel.batch_size]]
@@ -170,7 +182,7 @@ def _logits(
             max(map(len, texts)) - 1,
             tuple(text[1:] for text in texts),
         )
-        yield from engine.logits(batch, kernel.path or "prefill")
+        yield from engine.logits(batch, path)
 
 
 def _reduced(

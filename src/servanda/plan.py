@@ -13,6 +13,7 @@ from servanda.clauses import (
     GUARDS,
     TIMINGS,
     BatchInvariance,
+    BoundedFact,
     Calibration,
     Cell,
     Certificate,
@@ -28,7 +29,7 @@ from servanda.clauses import (
     corners_of,
     service_level,
 )
-from servanda.contract import WHOLE, Clause, Contract, Kernel, Place, Section, Stage
+from servanda.contract import PACK, WHOLE, Clause, Contract, Kernel, Place, Section, Stage
 from servanda.corpus import Corpus
 from servanda.divergence import DIVERGENCES
 from servanda.errors import ContractError, Problem
@@ -164,10 +165,11 @@ def draft(
         if labelled and not any(found[rule.name] for found in cuts)
     ]
     cells: list[Cell] = []
+    packed = contract.kernels.infer.engine == PACK
     for section, place, clause in _clauses(contract, stage, [*schedules]):
         nth = [*schedules].index(clause.workload) if clause.workload else 0
         schedule = [*schedules.values()][nth] if schedules else None
-        kind = _kind(section, clause, stage, schedule)
+        kind = _kind(section, clause, stage, schedule, packed)
         claim = clause.claim or contract.claim
         for cut in _cuts_for(contract, section, clause, cuts[nth]):
             on_golden = kind.source == "golden"
@@ -208,7 +210,18 @@ def _clauses(
                 yield "observability", ("observability",), guard.model_copy(update=changes)
 
 
-def _kind(section: Section, clause: Clause, stage: Stage, schedule: Schedule | None) -> Kind:
+def _of_pack(clause: Clause) -> Kind:
+    """A numerical clause where the infer side is a pack: between the ends that it leaves."""
+    metric = DIVERGENCES.get(clause.metric)
+    if metric is not None and "topk" in metric.forms:
+        return BoundedFact()
+    reason = "a pack holds the best tokens of golden texts, which do not bound this metric"
+    return NotHere(reason, required=bool(clause.required))
+
+
+def _kind(
+    section: Section, clause: Clause, stage: Stage, schedule: Schedule | None, packed: bool
+) -> Kind:
     if stage not in clause.stages:
         return NotHere(f"stages: {', '.join(clause.stages)}; this is {stage}")
     if clause.metric in GUARDS:
@@ -220,6 +233,8 @@ def _kind(section: Section, clause: Clause, stage: Stage, schedule: Schedule | N
         return service_level(clause, load, schedule.seed)
     if clause.metric == "batch_invariance_nats":
         return BatchInvariance()
+    if section == "numerical" and packed:
+        return _of_pack(clause)
     if section == "numerical" and clause.metric == CALIBRATION:
         return Calibration()
     if clause.metric in DIVERGENCES:

@@ -11,6 +11,7 @@ from servanda.clauses.base import (
     worst,
 )
 from servanda.clauses.batches import BatchInvariance
+from servanda.clauses.bound import BoundedFact
 from servanda.clauses.calibration import CALIBRATION, Calibration
 from servanda.clauses.certificate import Certificate
 from servanda.clauses.corner import CornerFact, corners_of
@@ -29,6 +30,7 @@ __all__ = [
     "GUARDS",
     "TIMINGS",
     "BatchInvariance",
+    "BoundedFact",
     "Calibration",
     "Cell",
     "CellVerdict",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from servanda.clauses.base import Cell, CellVerdict, Look, Source, View, blank
 from servanda.clauses.certificate import WITHIN_NOISE
@@ -19,6 +20,12 @@ class Values:
 
     known: tuple[float, ...] = ()
     missing: int = 0
+
+    @classmethod
+    def of(cls, values_N: NDArray[np.floating]) -> Values:
+        """Of a column in which NaN is no value."""
+        known_N = values_N[~np.isnan(values_N)]
+        return cls(tuple(known_N.tolist()), len(values_N) - len(known_N))
 
     def __add__(self, other: Values) -> Values:
         return Values(self.known + other.known, self.missing + other.missing)
@@ -40,15 +47,11 @@ class Fact:
     peers: ClassVar[tuple[str, ...]] = ()
 
     def weigh(self, cell: Cell, view: View) -> Values:
-        values_N = view.exact[cell.clause.metric][view.mask(cell.cut)]
-        known_N = values_N[~np.isnan(values_N)]
-        return Values(tuple(known_N.tolist()), len(values_N) - len(known_N))
+        return Values.of(view.exact[cell.clause.metric][view.mask(cell.cut)])
 
     def noise(self, cell: Cell, view: View) -> tuple[Values, Values]:
         """Of a side against itself: on the slice, and on the whole."""
-        values_N = view.exact[cell.clause.metric]
-        known_N = values_N[~np.isnan(values_N)]
-        return self.weigh(cell, view), Values(tuple(known_N.tolist()))
+        return self.weigh(cell, view), Values.of(view.exact[cell.clause.metric])
 
     def floor(self, cell: Cell, parts: list[tuple[tuple[Values, Values], ...]]) -> float | None:
         """Of the slice, or of the whole where the tenth never met the slice."""

@@ -35,9 +35,13 @@ class Later(_Unmeasured):
 
 @dataclass(frozen=True)
 class NotHere(_Unmeasured):
-    """Does not exist at this stage, or on these engines: shown with the reason, not counted."""
+    """Does not exist at this stage, or on these engines: shown with the reason, not counted.
+
+    Unless the clause is `required`: then its absence is an error.
+    """
 
     reason: str
+    required: bool = False
 
     def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Look) -> CellVerdict:
-        return blank(cell, "not applicable", self.reason)
+        return blank(cell, "error" if self.required else "not applicable", self.reason)

@@ -11,7 +11,7 @@ from pathlib import Path
 from servanda import language, presets, run
 from servanda import plan as planning
 from servanda.comparison.sides import Sides, fitting_preset, roles, sides_of, who
-from servanda.comparison.texts import SHIPPED, prompts_of, read_corpus, shipped
+from servanda.comparison.texts import SHIPPED, golden_of, prompts_of, read_corpus, shipped
 from servanda.completion import Parts, completed, starting_slices
 from servanda.contract import Claim, Contract, Kernel, WorkloadSampling
 from servanda.corpus import Corpus
@@ -62,7 +62,7 @@ class Comparison:
     parts: Parts
     preset: str
     prompts: Corpus
-    golden: Path | None
+    golden: Corpus | None
     folder: Path
     said: tuple[str, ...]
 
@@ -98,13 +98,18 @@ class Comparison:
         return run.beside(found, here)
 
     def save(self, path: Path) -> None:
-        """Write the contract, and the prompts of a pack beside it where no file has them."""
+        """Write the contract, and the texts of a pack beside it where no file has them."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            prompts = Path(self.parts.prompts)
-            if self.sides.pack is not None and self.asked.prompts is None:
-                prompts.parent.mkdir(parents=True, exist_ok=True)
-                prompts.write_bytes(self.prompts.text.encode())
+            if self.sides.pack is not None:
+                given = (
+                    (self.asked.prompts, self.parts.prompts, self.prompts),
+                    (self.asked.golden, self.parts.golden, self.golden),
+                )
+                for asked, name, corpus in given:
+                    if asked is None and name and corpus:
+                        Path(name).parent.mkdir(parents=True, exist_ok=True)
+                        Path(name).write_bytes(corpus.text.encode())
             path.write_text(self.text(path.parent), encoding="utf-8")
         except OSError as error:
             raise MeasurementError(
@@ -157,20 +162,21 @@ def prepare(asked: Asked, engines: Engines) -> Comparison:
     )
     no_golden = "no golden texts were given (--golden)"
     if sides.pack is not None:
-        no_golden = "not applicable, a pack has no full logits"
-        if asked.golden:
-            said += ("          golden: not applicable, a pack has no full logits",)
-    golden = asked.golden if sides.pack is None and template.numerical else None
-    if asked.golden and sides.pack is None and not template.numerical:
+        no_golden = "the pack was made without golden texts"
+    golden = golden_of(asked.golden, sides)
+    if golden is not None and not template.numerical:
         no_golden = f"preset {name} has none"
         said += (f"          golden: left out, preset {name} has no clause on golden texts",)
+        golden = None
+    own_golden = asked.golden or folder / "golden.jsonl"
     parts = Parts(
         name=slug,
         train=sides.train,
         infer=sides.infer,
         stable=sides.stable,
         prompts=str(own),
-        golden=str(golden) if golden else None,
+        golden=str(own_golden) if golden else None,
+        golden_path=sides.pack.golden_path if sides.pack else None,
         sampling=sampling,
         slices=rules,
         claim=template.claim,
@@ -274,8 +280,7 @@ def _slug(text: str) -> str:
 def plan_of(comparison: Comparison) -> Plan:
     """The plan of a comparison that nothing was written of yet."""
     contract = comparison.contract()
-    golden = read_corpus(comparison.golden) if comparison.golden else None
-    return planning.make_plan(contract, {"workload": comparison.prompts}, golden)
+    return planning.make_plan(contract, {"workload": comparison.prompts}, comparison.golden)
 
 
 def costed(plan: Plan, engines: Engines, *, watch: Watch | None = None) -> Cost:

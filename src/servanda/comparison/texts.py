@@ -41,6 +41,20 @@ def prompts_of(file: Path | None, sides: Sides) -> tuple[Corpus, str]:
     return corpus, f"{len(corpus):,} prompts: {whose}"
 
 
+def golden_of(file: Path | None, sides: Sides) -> Corpus | None:
+    """The golden texts: those of the file, or those that a pack was made with."""
+    if sides.pack is None:
+        return read_corpus(file) if file is not None else None
+    text = sides.pack.golden
+    own = None if text is None else Corpus.parse(text, f"{sides.pack.file}:golden.jsonl")
+    if file is not None and (own is None or read_corpus(file).digest != own.digest):
+        raise ContractError(
+            f"{file} is not what the pack {sides.pack.file} was made with",
+            hint="leave --golden out: a pack has its golden texts, or none",
+        )
+    return own
+
+
 def read_corpus(path: Path) -> Corpus:
     """A corpus file.
 

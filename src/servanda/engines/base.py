@@ -48,6 +48,14 @@ class Engine(Protocol):
         """Raw logits [R, V] before each continuation token, in pieces, row after row."""
         ...
 
+    def top(self, batch: Batch, path: Path) -> Trace:
+        """The likeliest tokens before each continuation token, where full logits are not had.
+
+        Columns: "logp" of the token itself; "id.0", "logp.0", "id.1", ... best first, raw.
+        Optional: `describe().top` says how many.
+        """
+        ...
+
     def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
         """Serve a batch as `generate` does, and say how long its tokens took.
 

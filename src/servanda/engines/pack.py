@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from servanda.contract import Kernel, Path
@@ -45,6 +46,7 @@ class PackEngine:
             eos=own.eos,
             context=own.context,
             full_logits=False,
+            top=self._best_NK.shape[1] if self.pack.golden_rows is not None else 0,
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -81,6 +83,35 @@ class PackEngine:
             hint="leave out `golden:` and the numerical section for this kernel",
         )
 
+    def top(self, batch: Batch, path: Path) -> Trace:
+        """What the pack holds of its golden texts, found by their token ids."""
+        rows = self.pack.golden_rows
+        if rows is None:
+            raise MeasurementError(
+                f"the pack {self.pack.file} was made without golden texts",
+                hint=f"leave out `golden:` and the numerical section, or {_ANEW}",
+            )
+        self._refuse(path == self.pack.golden_path, "golden.path", self.pack.golden_path, path)
+        texts = [(*p, *c) for p, c in zip(batch.prompts, batch.continuations, strict=True)]
+        if odd := [text for text in texts if text not in self._golden]:
+            raise MeasurementError(
+                f"the pack {self.pack.file} has other golden texts: none begins {odd[0][:8]}",
+                hint=f"name the pack's own golden.jsonl, or {_ANEW}",
+            )
+        at_N = np.concatenate([self._golden[text] for text in texts])
+        best_NK, logp_NK = self._best_NK[at_N], _lists(rows["top_logp"])[at_N]
+        columns = {"logp": rows["logp"].to_numpy()[at_N]}
+        for k in range(best_NK.shape[1]):
+            columns |= {f"id.{k}": best_NK[:, k].astype(np.float64), f"logp.{k}": logp_NK[:, k]}
+        return Trace(
+            sequence_S=np.array(batch.sequence_S, dtype=np.int64),
+            length_S=np.array([len(c) for c in batch.continuations], dtype=np.int64),
+            lost_S=np.zeros(len(batch), dtype=bool),
+            prompt_tokens_S=np.array([len(p) for p in batch.prompts], dtype=np.int64),
+            token_N=np.array([t for c in batch.continuations for t in c], dtype=np.int64),
+            columns=columns,
+        )
+
     def close(self) -> None:
         pass
 
@@ -93,6 +124,20 @@ class PackEngine:
                 lines = Corpus.parse(text, name).prompts
                 ids |= {p.text: t for p, t in zip(lines, self.pack.tokens[name], strict=True)}
         return ids
+
+    @cached_property
+    def _best_NK(self) -> NDArray[np.int64]:
+        """The best token ids of every golden position, in the pack's order."""
+        assert self.pack.golden_rows is not None
+        return _lists(self.pack.golden_rows["top_ids"]).astype(np.int64)
+
+    @cached_property
+    def _golden(self) -> Mapping[tuple[int, ...], NDArray[np.int64]]:
+        """Token ids of a golden text -> its rows."""
+        assert self.pack.golden_rows is not None
+        text_N = self.pack.golden_rows["text"].to_numpy()
+        ids = self.pack.tokens["golden"]
+        return {tuple(ids[text]): np.flatnonzero(text_N == text) for text in np.unique(text_N)}
 
     @cached_property
     def _sampling(self) -> Sampling:
@@ -139,3 +184,9 @@ class PackEngine:
                     hint=_ANEW,
                 )
         return some(trace, list(batch.sequence_S))
+
+
+def _lists(column: pa.ChunkedArray) -> NDArray[np.floating]:
+    """A column of lists of one length as rows, [N, K]."""
+    values = column.combine_chunks()
+    return values.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)

@@ -32,6 +32,7 @@ from servanda.trace import Trace
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+GOLDEN_PATH = b"path"  # in the metadata of golden.parquet
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same content is the same file, whenever it was written
 _ANEW = "copy the file again, or write it anew with `servanda measure -o`"
 
@@ -99,6 +100,19 @@ class Pack:
     @cached_property
     def again(self) -> Trace:
         return self._trace("again.parquet")
+
+    @cached_property
+    def golden_rows(self) -> pa.Table | None:
+        """One row a golden position; None where the pack was made without golden texts."""
+        data = self.members.get("golden.parquet")
+        return None if data is None else pq.read_table(pa.BufferReader(data), use_threads=False)
+
+    @property
+    def golden_path(self) -> str:
+        """How the golden texts were scored."""
+        rows = self.golden_rows
+        about = (rows.schema.metadata or {}) if rows is not None else {}
+        return about.get(GOLDEN_PATH, b"prefill").decode()
 
     def _trace(self, name: str) -> Trace:
         return from_table(pq.read_table(pa.BufferReader(self.members[name]), use_threads=False))
@@ -226,4 +240,4 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-__all__ = ["Pack", "parquet", "read_pack", "write_pack"]
+__all__ = ["GOLDEN_PATH", "Pack", "parquet", "read_pack", "write_pack"]

@@ -148,6 +148,10 @@ class Worker:
             yield np.frombuffer(body, dtype=head["dtype"]).reshape(head["shape"])
             head, body = self._reply("logits")
 
+    def top(self, batch: Batch, path: Path) -> Trace:
+        body = self._call("top", {**_shape(batch), "path": path}, _pack(batch))[1]
+        return from_table(from_bytes(body))
+
     def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
         options = {**_shape(batch), "sampling": sampling.model_dump(), "seed": seed}
         value = self._call("time", {**options, "record": record}, _pack(batch))[0]["value"]
@@ -256,7 +260,10 @@ def _answer(
         return {"value": engine.encode(head["texts"])}, b""
     if verb == "vocabulary":
         return {"value": engine.vocabulary()}, b""
-    batch, sampling = _unpack(body, head), Sampling(**head["sampling"])
+    batch = _unpack(body, head)
+    if verb == "top":
+        return {"ok": verb}, to_bytes(to_table(engine.top(batch, head["path"])))
+    sampling = Sampling(**head["sampling"])
     if verb == "time":
         return {"value": asdict(engine.time(batch, sampling, head["seed"], head["record"]))}, b""
     if verb == "generate":

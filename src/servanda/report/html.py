@@ -28,6 +28,7 @@ _GLOSSARY = (
     ("cell", "one clause of the contract on one slice of the traffic"),
     ("certificate", "a number whose interval stays valid at every look, at the stated alpha"),
     ("fact", "exact for the recorded positions, and for nothing else"),
+    ("bound", "two ends that hold the exact number of the recorded positions"),
     ("estimate", "a number without a promise"),
     ("guard", "a precondition; where it fails, certificates say nothing"),
     ("floor", "what a kernel shows against itself in other batches; red only beyond twice it"),

@@ -117,7 +117,8 @@ def meaning(cell: CellVerdict) -> str:
     """What a number says and of what: kind, claim, interval, limit, n, alpha (law 3)."""
     parts = [f"{quantity(cell)} on {where(cell)}", cell.outcome]
     if cell.kind:
-        parts.append(f"{cell.kind}, {cell.claim} claim" if cell.kind != "fact" else "fact")
+        exact = cell.kind in ("fact", "bound")  # of these positions, so nothing is claimed
+        parts.append(cell.kind if exact else f"{cell.kind}, {cell.claim} claim")
     if cell.interval:
         low, high = (of_cell(cell, end) for end in cell.interval)
         parts.append(f"interval [{low}, {high}]")
