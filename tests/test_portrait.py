@@ -103,5 +103,5 @@ def test_the_gates_of_the_field():
     assert found["mean KL (k3)"].value == pytest.approx(0.03 * (math.expm1(-d) + d))
     assert not found["p99 |Δ logp|"].passes
     assert not found["top-1 agreement ≥ 98 %"].passes
-    assert not found["perplexity, ±1 %"].passes
-    assert "→" in found["perplexity, ±1 %"].shown
+    assert not found["perplexity of the drawn tokens, ±1 %"].passes
+    assert "→" in found["perplexity of the drawn tokens, ±1 %"].shown

@@ -40,7 +40,7 @@ from servanda.plan import Plan
 from servanda.rounds import SIDES, in_order, peers, round_name
 from servanda.rundir import RunDirectory
 from servanda.sampling import Sampling
-from servanda.schedule import Schedule, Unit, noise_rows
+from servanda.schedule import Schedule, Unit
 from servanda.timing import measure_timing
 from servanda.token_classes import codes
 from servanda.trace import Batch, Trace, align
@@ -308,7 +308,7 @@ class Measurement:
     ) -> dict[str, Future[Trace]]:
         """Train on what infer drew, each side once more on a tenth of it, and stable beside it."""
         batch = self._batch(schedule, units, infer.continuations)
-        again = batch.take([r for r in noise_rows(len(units)) if not infer.lost_S[r]])
+        again = batch.take([r for r in schedule.noise_rows(len(units)) if not infer.lost_S[r]])
 
         def score(side: str, what: str, some: Batch) -> Future[Trace]:
             path = path_of(self.kernels[side], side)

@@ -22,7 +22,7 @@ from servanda.plan import Plan
 from servanda.probe import encoded
 from servanda.rounds import in_order
 from servanda.sampling import log_softmax
-from servanda.schedule import Schedule, Unit, noise_rows
+from servanda.schedule import Schedule, Unit
 from servanda.trace import Batch, Trace
 
 TOP = 64  # best tokens of a golden position that are kept
@@ -98,7 +98,7 @@ def _drawn(
         trace = in_order(batch, engine.generate, sampling, schedule.seed)
         drawn.append(trace)
         given = _batch(units, ids, schedule.width, trace.continuations)
-        rows = [row for row in noise_rows(len(units)) if not trace.lost_S[row]]
+        rows = [row for row in schedule.noise_rows(len(units)) if not trace.lost_S[row]]
         if rows:
             path = kernel.path or "decode"
             again.append(in_order(given.take(rows), engine.score, sampling, path))

@@ -20,6 +20,7 @@ from servanda.clauses.fact import Values
 from servanda.columns import CLASS_FIELDS, columns
 from servanda.evidence import Evidence
 from servanda.plan import Plan
+from servanda.portrait import Portrait
 from servanda.schedule import Schedule
 from servanda.slices import FIELDS
 from servanda.trace import Trace, TracePair
@@ -98,11 +99,21 @@ def _on_workload(
         return
     view = _drawn_again(schedule, signature, launched, [cell for _, cell in cells])
     look = Look(plan.alpha, plan.price_cells, 0, launched, intervals=False)
+    own = evidence.portraits.get((schedule.name, "infer"))
     for i, cell in cells:
+        if own is not None and _rarer(own, cell, view):
+            continue
         floor = cell.kind.floor(cell, [part.noise[i] for part in closed])
         found = cell.kind.judge(cell, [cell.kind.weigh(cell, view)], floor, look)
         if found.outcome in ("violated", "error"):
             yield found
+
+
+def _rarer(own: Portrait, cell: Cell, view: View) -> bool:
+    """Whether the run met a slice more rarely than the signature, which would flatter the gate."""
+    met = own.slices[cell.cut.name].n if cell.cut.name in own.slices else 0
+    inside_N = view.mask(cell.cut)
+    return bool(len(inside_N)) and met < 0.8 * own.total.n * float(inside_N.mean())
 
 
 def _computable(cell: Cell) -> bool:

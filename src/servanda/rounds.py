@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from servanda.errors import EvidenceError
 from servanda.evidence import Round
 from servanda.plan import Plan
 from servanda.rundir import RunDirectory
-from servanda.schedule import Schedule, noise_rows
+from servanda.schedule import Schedule
 from servanda.trace import Batch, Trace, TracePair, align, some
 
 SIDES = ("train", "infer")
@@ -40,7 +41,7 @@ def _read_round(plan: Plan, run: RunDirectory, schedule: Schedule, index: int) -
             f"{run.path / names[0]}.parquet holds other sequences than round {index} launched",
             hint="it belongs to another run; measure in a run directory of its own",
         )
-    again = any(not infer.lost_S[r] for r in noise_rows(len(units)))
+    again = any(not infer.lost_S[r] for r in schedule.noise_rows(len(units)))
     wanted = [f"self_{side}" for side in SIDES] * again + [*STABLE] * plan.stable_rounds
     paths = {what: round_name(schedule, index, what) for what in wanted}
     if not all(map(run.has, paths.values())):
@@ -59,7 +60,11 @@ def peers(infer: Trace, train: Trace, others: Mapping[str, Trace]) -> dict[str, 
     for name, side in (("self_train", train), ("self_infer", infer)):
         if name in others:
             again = others[name]
-            found[name] = align(again, some(side, again.sequence_S.tolist()))
+            rows = again.sequence_S.tolist()
+            own, drawn = some(side, rows), some(infer, rows)
+            # scores carry no classes of tokens: those of the draw, for it is the same tokens
+            own = replace(own, columns={**drawn.columns, **own.columns})
+            found[name] = align(again, own)
     if "stable" in others:
         found["stable"] = align(others["stable_train"], others["stable"])
     return found

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -120,8 +121,17 @@ class Schedule:
             group_R[list(rows)] = group
         return group_R
 
+    def noise_rows(self, n: int) -> list[int]:
+        """Which of a round's n sequences are measured against themselves, in what order.
 
-def noise_rows(n: int) -> list[int]:
+        Every tenth or a little rarer, so that it is each line of a prompt group in turn.
+        """
+        lines = max(map(len, self.corpus.groups)) * self.workload.samples
+        stride = next(s for s in itertools.count(NOISE_STRIDE) if math.gcd(s, lines) == 1)
+        return noise_rows(n, stride)
+
+
+def noise_rows(n: int, stride: int = NOISE_STRIDE) -> list[int]:
     """Which of n sequences are measured against themselves, in what order.
 
     Reversed and without their neighbours: another composition of the batch.  A round of
@@ -129,4 +139,4 @@ def noise_rows(n: int) -> list[int]:
     """
     if n < 2:
         return []
-    return list(range(0, n, NOISE_STRIDE))[::-1]
+    return list(range(0, n, stride))[::-1]

@@ -254,18 +254,19 @@ def _outcome(cells: list[CellVerdict]) -> Outcome:
 
 
 def _after_preconditions(cells: tuple[Cell, ...], verdicts: list[CellVerdict]) -> list[CellVerdict]:
-    """Where a guard fails, the numbers are not what they claim, so certificates say nothing."""
-    failed = [
-        v.clause
-        for v in verdicts
-        if v.section == "observability" and v.enforced and v.outcome in ("violated", "error")
-    ]
-    if not failed:
-        return verdicts
-    note = f"{_PRECONDITION}: {', '.join(dict.fromkeys(failed))}"
-    return [
-        v.but(outcome="inconclusive", open=False, more=None, note=note)
-        if isinstance(cell.kind, Certificate | MassGap)
-        else v
-        for cell, v in zip(cells, verdicts, strict=True)
-    ]
+    """Where a guard fails, the numbers are not what they claim, so certificates say nothing.
+
+    A guard speaks of its own workload.  While it is open, so are they.
+    """
+    failed: dict[str, list[CellVerdict]] = {}
+    for v in verdicts:
+        if v.section == "observability" and v.enforced and v.outcome in ("violated", "error"):
+            failed.setdefault(v.workload, []).append(v)
+    found = []
+    for cell, v in zip(cells, verdicts, strict=True):
+        guards = failed.get(cell.workload, [])
+        if guards and isinstance(cell.kind, Certificate | MassGap):
+            note = f"{_PRECONDITION}: {', '.join(dict.fromkeys(g.clause for g in guards))}"
+            v = v.but(outcome="inconclusive", open=False, more=None, note=note)
+        found.append(v)
+    return found

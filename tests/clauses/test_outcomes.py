@@ -1,5 +1,7 @@
 # Slices of outcomes: what a set of tokens contributes, and the mass it gained or lost.
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -69,3 +71,29 @@ def test_classes_of_tokens_cut_outcomes_and_contexts():
         "digit",
         "end",
     ]
+
+
+def test_an_outcome_that_was_not_recorded_is_missing_and_no_agreement(tmp_path):
+    """Law 1: a kernel that halves the mass of a slice must not hold because ranks were lost."""
+    from servanda.engines.table import TableEngine
+
+    class Silent(TableEngine):
+        def generate(self, batch, sampling, seed):
+            trace = super().generate(batch, sampling, seed)
+            columns = {name: c for name, c in trace.columns.items() if name != "rank"}
+            return dataclasses.replace(trace, columns=columns)
+
+    more = "  - {id: gap, metric: mass_gap, aggregate: mean, at_most: 0.05, slices: [second]}"
+    path, _ = kit.write(
+        tmp_path,
+        q={"": kit.moved(kit.BASE, 0.1, a=1, b=3)},
+        slices=SLICES,
+        more=more,
+        claim="realised",
+        width=1,
+        limit=0.9,
+        last=1500,
+    )
+    verdict = sv.check(path, run_dir=tmp_path / "run", open=lambda kernel, _: Silent(kernel))
+    (gap,) = (c for c in verdict.cells if c.clause == "gap")
+    assert gap.outcome == "inconclusive" and gap.missing == gap.n

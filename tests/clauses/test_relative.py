@@ -120,3 +120,13 @@ def test_a_limit_relative_to_stable_measures_stable_beside(tmp_path, stable_tv, 
     assert verdict.stable == "table s.json"
     plain = next(c for c in verdict.cells if c.clause == "tv")
     assert plain.stable == pytest.approx(stable_tv, abs=0.01)  # shown beside every clause
+
+
+def test_a_plain_break_is_red_though_nothing_is_relative_to_no_noise(tmp_path):
+    """Self-noise of exactly 0 cannot be met, and it can be broken: the run goes on until it is."""
+    more = "  - {id: drift, metric: tv, aggregate: mean, at_most: {times: 3.0, of: self_noise}}"
+    q = {"": kit.moved(kit.BASE, 0.3)}
+    path, _ = kit.write(tmp_path, q=q, limit=0.9, more=more, claim="realised", last=4000)
+    verdict = sv.check(path, run_dir=tmp_path / "run", open=run.in_process)
+    (drift,) = (c for c in verdict.cells if c.clause == "drift")
+    assert drift.outcome == "violated" and verdict.exit_code == 1

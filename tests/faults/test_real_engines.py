@@ -272,7 +272,9 @@ def test_padding_that_is_seen_changes_the_shorter_rows_and_no_longest_one(attent
 @pytest.mark.parametrize("value", ["token", "head"])
 def test_the_cache_holds_integers_of_eight_bits(value):
     """What comes back is k / 127 of the scale's maximum, for whole k."""
-    first, then = torch.randn(2, 2, 5, 8), 3 * torch.randn(2, 2, 1, 8)
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(2, 2, 5, 8, generator=generator)
+    then = 3 * torch.randn(2, 2, 1, 8, generator=generator)
     cache = opened("kv_cache_int8", value)._cache()
 
     held, _ = cache.update(first, first, 0)
@@ -286,7 +288,7 @@ def test_the_cache_holds_integers_of_eight_bits(value):
     integers = held / step
     assert torch.allclose(integers, integers.round(), atol=1e-3)
     assert integers.abs().max() <= 127 + 1e-3
-    inside = whole.abs() <= step * 127
+    inside = whole.abs() <= step * 127 * (1 + 1e-6)
     assert ((held - whole).abs() <= step / 2 + 1e-6)[inside].all()
     assert inside.all() == (value == "token")  # one scale a head clips what came later
 

@@ -97,6 +97,12 @@ class View:
             self._cache[key] = cut.mask(self.columns, len(self.usable_N), unknown=unknown)
         return self._cache[key]
 
+    def inside(self, cut: Cut) -> Array:
+        """1 where a token lies in the slice, 0 where it does not, NaN where nobody knows; [N]."""
+        inside_N = self.mask(cut)
+        unknown_N = self.mask(cut, unknown=True) & ~inside_N & self.mask(cut.given)
+        return np.where(unknown_N, np.nan, inside_N.astype(np.float64))
+
     def values(self, metric: str) -> Array:
         """The metric at each token, [N]; NaN where the token is unusable."""
         key = ("metric", metric)

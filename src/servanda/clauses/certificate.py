@@ -15,6 +15,7 @@ from servanda.divergence import DIVERGENCES
 from servanda.stats import GroupRatio, LogMoment, interval, units_to_decide
 from servanda.stats.log_moment import log_mean_exp
 
+_FLOOR_TOKENS = 50  # of fewer, one odd token would make a floor that nothing can exceed
 _LITTLE = 0.25  # a fill of less is worth a word
 WITHIN_NOISE = (
     "beyond the limit, yet within twice the self-noise floor: no kernel could do better here"
@@ -107,26 +108,28 @@ class Certificate:
         On a slice of outcomes every token of its contexts is a unit, and those whose
         outcome lies outside contribute 0: so the mean is what the slice contributes.
         """
-        values_N = view.values(cell.clause.metric)
-        x_N = np.where(view.mask(cell.cut), self.feed.x(values_N), self.feed.x(np.zeros(1)))
-        return process_of(cell, view, np.where(np.isnan(values_N), np.nan, x_N))
+        values_N, inside_N = view.values(cell.clause.metric), view.inside(cell.cut)
+        x_N = np.where(inside_N == 1, self.feed.x(values_N), self.feed.x(np.zeros(1)))
+        return process_of(cell, view, np.where(np.isnan(values_N + inside_N), np.nan, x_N))
 
     def noise(self, cell: Cell, view: View) -> Noise:
         """(sum of x, tokens) of a peer: on the slice, and on the whole."""
         values_N = view.values(cell.clause.metric)
         x_N, known_N = self.feed.x(values_N), ~np.isnan(values_N)
-        given_N, inside_N = view.mask(cell.cut.given), view.mask(cell.cut)
+        inside_N = view.inside(cell.cut)
+        met_N = known_N & view.mask(cell.cut.given) & ~np.isnan(inside_N)
         return (
-            (math.fsum(x_N[known_N & inside_N].tolist()), int((known_N & given_N).sum())),
+            (math.fsum(x_N[met_N & (inside_N == 1)].tolist()), int(met_N.sum())),
             (math.fsum(x_N[known_N].tolist()), int(known_N.sum())),
         )
 
     def floor(self, cell: Cell, parts: list[tuple[Noise, ...]]) -> float | None:
-        """Of the slice, or of the whole where the tenth never met the slice."""
-        means = [
-            next(filter(_is_number, map(_mean, zip(*side, strict=True))), math.nan)
-            for side in zip(*(p for p in parts if p), strict=True)
-        ]
+        """Of the slice, or of the whole where the tenth hardly met the slice."""
+        means = []
+        for side in zip(*(p for p in parts if p), strict=True):
+            inside, whole = zip(*side, strict=True)
+            enough = sum(n for _, n in inside) >= min(_FLOOR_TOKENS, sum(n for _, n in whole))
+            means.append(_mean(inside if enough else whole))
         return max(filter(_is_number, means), default=None)
 
     def level(self, parts: Sequence[Noise]) -> float | None:

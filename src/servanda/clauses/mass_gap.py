@@ -31,21 +31,22 @@ class MassGap:
     peers: ClassVar[tuple[str, ...]] = ()
 
     def weigh(self, cell: Cell, view: View) -> Sides:
-        inside_N = view.mask(cell.cut)
-        return self._process(cell, view, inside_N), self._process(cell, view, ~inside_N)
+        inside_N = view.inside(cell.cut)
+        return self._process(cell, view, inside_N), self._process(cell, view, 1 - inside_N)
 
     def _process(self, cell: Cell, view: View, inside_N: Array) -> Process:
         """1 - min(w, 2) where inside, else 0; mapped from [-1, 1] to [0, 1]."""
         values_N = view.values("mass_gap")
-        x_N = np.where(inside_N, (1 - np.minimum(values_N, 1.0)) / 2, 0.5)
-        return process_of(cell, view, np.where(np.isnan(values_N), np.nan, x_N))
+        x_N = np.where(inside_N == 1, (1 - np.minimum(values_N, 1.0)) / 2, 0.5)
+        return process_of(cell, view, np.where(np.isnan(values_N + inside_N), np.nan, x_N))
 
     def noise(self, cell: Cell, view: View) -> tuple[float, int]:
         """(sum of w - 1 over the slice, cut at 1; tokens of its contexts) of a peer."""
         values_N = view.values("mass_gap")
-        known_N = view.mask(cell.cut.given) & ~np.isnan(values_N)
-        inside_N = known_N & view.mask(cell.cut)
-        return float(np.minimum(values_N[inside_N], 1.0).sum()), int(known_N.sum())
+        inside_N = view.inside(cell.cut)
+        known_N = view.mask(cell.cut.given) & ~np.isnan(values_N + inside_N)
+        within_N = known_N & (inside_N == 1)
+        return float(np.minimum(values_N[within_N], 1.0).sum()), int(known_N.sum())
 
     def floor(self, cell: Cell, parts: list[tuple[tuple[float, int], ...]]) -> float | None:
         gaps = []

@@ -69,13 +69,16 @@ class RelativeCertificate(Certificate):
             return verdict.but(outcome="violated", open=False)
         if limit < mean <= noise:
             return verdict.but(note=WITHIN_NOISE)
+        more = self._more(own, look)
         if not limit:
+            note = f"{self.whose} is exactly 0 so far: no sample can show that a mean is 0; "
+            # where the kernels differ at all, more rounds can still show that they do
             return verdict.but(
-                open=False,
-                note=f"{self.whose} is exactly 0 so far: no sample can show that a mean is 0; "
-                "write a number as the limit",
+                open=mean > 0,
+                more=more if mean > 0 else None,
+                note=note + "write a number as the limit",
             )
-        return verdict.but(more=self._more(own, look))
+        return verdict.but(more=more)
 
     def _ends(self, process: Process, alpha: float) -> tuple[float, float]:
         low, high = interval(process, alpha)

@@ -63,9 +63,16 @@ class SelfNoise:
             more = max(1, look.first - look.launched)
             return verdict.but(open=True, more=more, note="nothing was measured twice yet")
         tallies = {side: Tally.of([g.process for g in grown]) for side, grown in met.items()}
+        if not all(tally.known for tally in tallies.values()):
+            return verdict.but(open=True, note="no token was measured twice with a usable logprob")
         noisier = max(tallies, key=lambda side: tallies[side].mean)
         # two sides share the price, so that either may be called unsteady
-        e_violated = {s: peak([g.above for g in grown]) - math.log(2) for s, grown in met.items()}
+        e_violated = {}
+        for side, grown in met.items():
+            above = [g.above for g in grown]
+            if cell.claim == "realised":  # speaks of the tokens measured so far
+                above = [sum(above, np.zeros(1))]
+            e_violated[side] = peak(above) - math.log(2)
         e_holds = min(log_mean_exp(sum((g.below for g in gs), np.zeros(1))) for gs in met.values())
         verdict = verdict.but(
             value=tallies[noisier].mean,
@@ -78,8 +85,8 @@ class SelfNoise:
             side = max(e_violated, key=lambda s: e_violated[s]).removeprefix("self_")
             return verdict.but(
                 outcome="violated",
-                note=f"{side} differs from itself in other batches: dropout left on, padding "
-                "that is attended to, or numbers that depend on the batch",
+                note=f"{side} differs from itself in other batches, on the tokens that infer drew: "
+                "dropout left on, padding that is attended to, or numbers that depend on the batch",
             )
         if look.launched < look.first:
             return verdict.but(open=True, more=look.first - look.launched)
