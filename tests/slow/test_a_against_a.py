@@ -6,18 +6,13 @@
 from pathlib import Path
 
 import pytest
+from benchmarks.pairs import KERNELS
 
 from servanda import run
 from servanda.engines import open_engine
 
 ROOT = Path(__file__).parents[2]
 RUNS = 25  # of each kernel
-KERNELS = {
-    "float32": "dtype: float32, attention: eager",
-    "bfloat16": "dtype: bfloat16, attention: sdpa",
-    "int8": "dtype: bfloat16, attention: sdpa, quantization: int8_weight_only",
-    "int4": "dtype: bfloat16, attention: sdpa, quantization: int4_g32",
-}
 CONTRACT = """\
 apiVersion: servanda.dev/v1alpha1
 kind: KernelContract
