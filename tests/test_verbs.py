@@ -23,6 +23,12 @@ def servanda(*arguments, stdin=None):
     return CliRunner().invoke(main, [*map(str, arguments)], input=stdin, catch_exceptions=False)
 
 
+def test_a_verb_that_is_not_there_is_a_wrong_call():
+    done = servanda("chek", "x.yaml")
+    assert done.exit_code == 2
+    assert "there is no command 'chek'\n  hint: did you mean 'check'?" in done.output
+
+
 def test_the_help_lists_every_verb_under_a_heading():
     text = servanda("--help").output
     for heading, verbs in VERBS.items():

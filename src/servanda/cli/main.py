@@ -12,6 +12,7 @@ import click
 
 from servanda import __version__
 from servanda.errors import ServandaError
+from servanda.registry import did_you_mean
 
 _FAILED, _INTERRUPTED = 4, 130
 
@@ -52,9 +53,11 @@ class _Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [verb for verbs in VERBS.values() for verb in verbs]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
-            return None
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        verbs = self.list_commands(ctx)
+        if cmd_name not in verbs:
+            hint = did_you_mean(cmd_name, verbs)
+            raise click.UsageError(f"there is no command {cmd_name!r}\n  hint: {hint}", ctx)
         module = import_module(f"servanda.cli.{cmd_name}")
         found = (v for v in vars(module).values() if isinstance(v, click.Command))
         return next(verb for verb in found if verb.name == cmd_name)
@@ -63,7 +66,7 @@ class _Group(click.Group):
         for heading, verbs in VERBS.items():
             found = [(verb, self.get_command(ctx, verb)) for verb in verbs]
             with formatter.section(heading):
-                formatter.write_dl([(n, v.get_short_help_str(100)) for n, v in found if v])
+                formatter.write_dl([(name, v.get_short_help_str(100)) for name, v in found])
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
