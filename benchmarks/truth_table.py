@@ -121,7 +121,7 @@ _PAGE = """\
 
 The catalogue holds bugs that were met in the field, to be put into a kernel on purpose:
 
-```console
+```sh
 $ servanda demo --fault list             # all of them, and where each was met
 $ servanda demo --fault bf16_positions   # check the shipped kernels with one of them
 $ servanda demo --fault undisclosed_top_p --value 0.95 --contract my.kernelcontract.yaml
