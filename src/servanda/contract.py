@@ -224,12 +224,9 @@ class Contract(Value):
             return {**named, **self.workloads}
         return {**named, **{w.name: w.unnamed for w in self.workloads or ()}}
 
-    def workload_of(self, clause: Clause) -> Workload | None:
-        """What a clause is judged on: the workload it names, or else the first."""
-        workloads = self.all_workloads
-        if clause.workload is not None:
-            return workloads.get(clause.workload)
-        return next(iter(workloads.values()), None)
+    def workload_of(self, clause: Clause) -> str:
+        """Name of what a clause is judged on: the one it says, or else the first; "" of none."""
+        return clause.workload or next(iter(self.all_workloads), "")
 
     def placed(self, near: Callable[[Place], Where]) -> Contract:
         """The same contract, which knows its text."""

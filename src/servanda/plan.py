@@ -157,21 +157,22 @@ def draft(
 ) -> tuple[Plan, list[Problem]]:
     """A plan, and what stands against running it; cells that cannot be met are left out."""
     schedules = {s.name: s for s in _schedules(contract, corpora, attempt)}
-    labelled = [s.corpus for s in schedules.values()] or ([golden] if golden else [])
-    cuts = [cuts_of(contract.slices, corpus) for corpus in labelled] or [{WHOLE: (Cut(WHOLE),)}]
+    labelled = {name: s.corpus for name, s in schedules.items()} or ({"": golden} if golden else {})
+    # golden texts alone have slices of their own, and no texts at all have the whole
+    cuts = {name: cuts_of(contract.slices, s.corpus) for name, s in schedules.items()}
+    cuts[""] = cuts_of(contract.slices, golden) if golden else {WHOLE: (Cut(WHOLE),)}
     problems = [
-        _no_label(contract, i, rule.name, rule.split or "", labelled[0])
+        _no_label(contract, i, rule.name, rule.split or "", next(iter(labelled.values())))
         for i, rule in enumerate(contract.slices)
-        if labelled and not any(found[rule.name] for found in cuts)
+        if labelled and not any(cuts[name][rule.name] for name in labelled)
     ]
     cells: list[Cell] = []
     packed = contract.kernels.infer.engine == PACK
     for section, place, clause in _clauses(contract, stage, [*schedules]):
-        nth = [*schedules].index(clause.workload) if clause.workload else 0
-        schedule = [*schedules.values()][nth] if schedules else None
+        schedule = schedules.get(contract.workload_of(clause))
         kind = _kind(section, clause, stage, schedule, packed)
         claim = clause.claim or contract.claim
-        for cut in _cuts_for(contract, section, clause, cuts[nth]):
+        for cut in _cuts_for(contract, section, clause, cuts[schedule.name if schedule else ""]):
             on_golden = kind.source == "golden"
             corpus = golden if on_golden else schedule.corpus if schedule else None
             capacity = schedule.capacity(cut) if schedule else 0
@@ -197,7 +198,7 @@ def _clauses(
     guarded, certified = set(), set()
     for section, place, clause in contract.clauses():
         yield section, place, clause
-        workload = clause.workload or (workloads or [""])[0]
+        workload = contract.workload_of(clause)
         if section == "statistical":
             certified.add(workload)
         if clause.enforced and stage in clause.stages and WHOLE in (clause.slices or (WHOLE,)):

@@ -17,7 +17,7 @@ from servanda.evidence import Evidence, GoldenRun, Round, weigh_golden
 from servanda.evidence import weigh as weigh_rounds
 from servanda.faults import signatures
 from servanda.identity import EvidenceKey
-from servanda.loading import beside, compile, corpora, load, read
+from servanda.loading import compile, load
 from servanda.measurement import Measurement, Open, Progress, Watch, unwatched
 from servanda.once import Once, weigh_once
 from servanda.plan import Plan
@@ -178,14 +178,11 @@ def _until_decided(
 
 __all__ = [
     "Pairs",
-    "beside",
     "check",
     "compile",
-    "corpora",
     "in_process",
     "judge",
     "load",
     "measure",
-    "read",
     "weigh",
 ]

@@ -108,19 +108,23 @@ class Certificate:
         On a slice of outcomes every token of its contexts is a unit, and those whose
         outcome lies outside contribute 0: so the mean is what the slice contributes.
         """
+        return process_of(cell, view, self._x(cell, view))
+
+    def _x(self, cell: Cell, view: View) -> Array:
+        """x of each token, 0's x outside a slice of outcomes, NaN where nobody knows, [N]."""
         values_N, inside_N = view.values(cell.clause.metric), view.inside(cell.cut)
         x_N = np.where(inside_N == 1, self.feed.x(values_N), self.feed.x(np.zeros(1)))
-        return process_of(cell, view, np.where(np.isnan(values_N + inside_N), np.nan, x_N))
+        return np.where(np.isnan(values_N + inside_N), np.nan, x_N)
 
     def noise(self, cell: Cell, view: View) -> Noise:
         """(sum of x, tokens) of a peer: on the slice, and on the whole."""
         values_N = view.values(cell.clause.metric)
-        x_N, known_N = self.feed.x(values_N), ~np.isnan(values_N)
-        inside_N = view.inside(cell.cut)
-        met_N = known_N & view.mask(cell.cut.given) & ~np.isnan(inside_N)
+        whole_N = self.feed.x(values_N[~np.isnan(values_N)])
+        inside_N = self._x(cell, view)[view.mask(cell.cut.given)]
+        inside_N = inside_N[~np.isnan(inside_N)]
         return (
-            (math.fsum(x_N[met_N & (inside_N == 1)].tolist()), int(met_N.sum())),
-            (math.fsum(x_N[known_N].tolist()), int(known_N.sum())),
+            (math.fsum(inside_N.tolist()), len(inside_N)),
+            (math.fsum(whole_N.tolist()), len(whole_N)),
         )
 
     def floor(self, cell: Cell, parts: list[tuple[Noise, ...]]) -> float | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from servanda import language, presets, run
+from servanda import language, loading, presets, run
 from servanda import plan as planning
 from servanda.comparison.sides import Sides, fitting_preset, roles, sides_of, who
 from servanda.comparison.texts import SHIPPED, golden_of, prompts_of, read_corpus, shipped
@@ -95,7 +95,7 @@ class Comparison:
         here = Path()
         faults, file = [*FAULTS], str(self.folder / CONTRACT)
         found, _ = language.parse(self.text(here), file, engines=engine_names(), faults=faults)
-        return run.beside(found, here)
+        return loading.beside(found, here)
 
     def save(self, path: Path) -> None:
         """Write the contract, and the texts of a pack beside it where no file has them."""
