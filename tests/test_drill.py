@@ -118,7 +118,7 @@ def test_the_demo_counts_the_thresholds_that_ring(tmp_path):
     done = demo("--fault", "off_by_one_shift", "--contract", path)
 
     assert done.exit_code == 1
-    assert " of 7 ring on these" in done.output
+    assert "6 of 7 ring on these 781 tokens: " in done.output
     assert "mean |Δ logp| ≤ 0.1 (slime)" in done.output
 
 
