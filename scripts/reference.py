@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from servanda import language
-from servanda.clauses import GUARDS
+from servanda.clauses import CHAIN, GUARDS
 from servanda.cli.main import VERBS, main
 from servanda.divergence import DIVERGENCES
 from servanda.explain.words import of_guard, of_metric
@@ -57,6 +57,8 @@ def metrics() -> str:
         takes = ["`aggregate`"] * metric.aggregate + ["`load`"] * metric.load
         limit = f"`{metric.limit}: {metric.example}`"
         runtime.append((f"`{name}`", metric.unit, limit, ", ".join(takes), metric.meaning))
+    chain = [("metric", "what it is", "such as")]
+    chain += [(f"`{name}`", m.meaning, f"`{m.example}`") for name, m in CHAIN.items()]
     guards = [("guard", "what it asks"), *((f"`{name}`", of_guard(name)) for name in GUARDS)]
     later = [name for name in (*OUTCOME_METRICS, *KNOWN_LATER) if name not in DIVERGENCES]
     names = ", ".join(f"`{name}`" for name in later)
@@ -66,6 +68,9 @@ def metrics() -> str:
         "## Of the two kernels' tokens\n\n"
         f"{_table(*rows)}\n\n"
         "pN at `at_most: L` is the promise that at most (100 − N) % of such tokens exceed L.\n\n"
+        "## Of rewards and gradients\n\n"
+        "Under `statistical`; what they mean depends on `reward:` and `gradient:`.\n\n"
+        f"{_table(*chain)}\n\n"
         "## Of time, speed and batching\n\nUnder `runtime.clauses`.\n\n"
         f"{_table(*runtime)}\n\n"
         "## Guards\n\nUnder `observability.clauses`.\n\n"

@@ -12,6 +12,7 @@ SRC = Path(__file__).parents[1] / "src" / "servanda"
 FLOORS = (
     {"errors", "registry"},
     {
+        "bounds",
         "capture",
         "contract",
         "learning",
@@ -39,6 +40,7 @@ FLOORS = (
         "cost",
         "evidence",
         "explain",
+        "falsification",
         "gates",
         "kernel_string",
         "language",
@@ -57,7 +59,7 @@ FLOORS = (
     },
     {
         "admission",
-        "bounds",
+        "golden_intervals",
         "engines",
         "faults",
         "golden",

@@ -133,11 +133,11 @@ def test_the_projection_is_near_what_it_takes(tmp_path):
 
 def test_a_clause_of_a_later_version_is_inconclusive_by_name(tmp_path):
     path, _ = kit.write(
-        tmp_path, more="  - {id: drift, metric: reward_drift, at_most: 0.25, slices: all}"
+        tmp_path, more="  - {id: drift, metric: rescored_ratio, at_most: 0.25, slices: all}"
     )
     verdict = check(path, tmp_path)
     assert verdict.exit_code == 3
-    assert "cannot judge 'reward_drift'" in cell(verdict, "drift").note
+    assert "cannot judge 'rescored_ratio'" in cell(verdict, "drift").note
     assert "drift on all" in str(verdict)
 
 

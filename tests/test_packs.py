@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from servanda import packing, run
-from servanda.bounds import BOUNDED
 from servanda.comparison import Alone, alone, measure_pack
 from servanda.contract import Kernel
 from servanda.divergence import LogitRows, exact
 from servanda.engines import open_engine
 from servanda.engines.pack_file import MANIFEST, read_pack
 from servanda.errors import ContractError, MeasurementError, ServandaError
+from servanda.golden_intervals import BOUNDED
 from servanda.identity import digest_of
 from servanda.sampling import Sampling, log_softmax
 from servanda.trace import Batch

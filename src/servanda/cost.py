@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from servanda.clauses import Cell, Certificate, RelativeCertificate
+from servanda.clauses import BySequence, Cell, Certificate, RelativeCertificate
 from servanda.corpus import Corpus
 from servanda.plan import Plan
 from servanda.schedule import NOISE_STRIDE, Schedule
@@ -158,7 +158,7 @@ def _decides(
     return Decides(
         clause=cell.clause.id,
         slice=cell.cut.name,
-        units="tokens" if cell.claim == "realised" else "prompt groups",
+        units=f"{cell.kind.each}s" if cell.claim == "realised" else "prompt groups",
         n=n,
         limit=feed.value(feed.limit),
         threshold=feed.threshold,
@@ -187,9 +187,12 @@ def _expected(
     launched = schedule.rounds * schedule.workload.round
     samples = schedule.workload.samples
     share = len(meeting) / len(groups)
-    tokens = (
-        _mean([len(group) for group in meeting]) * samples * _mean(inside)
-    )  # of a meeting group
+    sequences = _mean([len(group) for group in meeting]) * samples
+    if isinstance(cell.kind, BySequence):
+        if cell.claim == "realised":
+            return int(launched * share * sequences), 1.0
+        return int(launched * share), sequences / cell.capacity if cell.capacity else 1.0
+    tokens = sequences * _mean(inside)  # of a meeting group
     if cell.claim == "realised":
         return int(launched * share * tokens), 1.0
     if not reached or not cell.capacity:

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.admission import path_of
-from servanda.bounds import BOUNDED, TAIL, bounded
 from servanda.clauses.calibration import COLUMNS
 from servanda.contract import Path
 from servanda.divergence import DIVERGENCES, LogitRows, exact
 from servanda.engines.base import Engine
 from servanda.errors import ContractError, MeasurementError, Where
 from servanda.evidence import GoldenRun
+from servanda.golden_intervals import BOUNDED, TAIL, bounded
 from servanda.plan import Plan
 from servanda.rundir import RunDirectory
 from servanda.sampling import entropy_nats

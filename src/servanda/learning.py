@@ -37,11 +37,12 @@ class GroupAdvantage(Value):
 
 
 class Weighting(Value):
-    """A weighting with a bound; one of the four, w being the importance ratio."""
+    """A weighting with a bound; one of these, w being the importance ratio."""
 
     tis: Number | None = Field(None, ge=1, description="min(w, C): truncated.")
     mis: Range | None = Field(None, description="w inside [low, high], else 0: masked.")
     icepop: Range | None = Field(None, description="w inside [low, high], else 0, per token.")
+    reject: Range | None = Field(None, description="1 inside [low, high], else 0.")
     clip: Number | None = Field(None, ge=0, description="w cut to [1 - c, 1 + c].")
 
     @property
@@ -76,7 +77,19 @@ class Gradient(Value):
             Discriminator(form),
         ]
         | None
-    ) = Field(None, description="naive, is, {tis: 2.0}, {mis: [0.5, 2]}, {icepop: ...}, {clip: c}.")
+    ) = Field(None, description="naive, is, {tis: 2.0}, {mis: [0.5, 2]}, {reject: ...}, {clip: c}.")
+    loss: Literal["token_mean", "sequence_sum", "sequence_mean"] = Field(
+        "token_mean",
+        description="What a token's loss is divided by: the tokens of the batch, the answers of "
+        "the batch, or the length of its own answer (GRPO).",
+    )
+    clip_range: Range | None = Field(
+        None, description="[low, high]: the ratio is clipped to [1 - low, 1 + high] (PPO)."
+    )
+    ratio: Literal["bypass", "decoupled"] | None = Field(
+        None,
+        description="bypass: the clipped ratio is new policy over infer; decoupled: over train.",
+    )
 
     @property
     def advantage_bound(self) -> float | None:

@@ -10,10 +10,12 @@ from functools import cached_property
 
 from servanda.clauses import (
     CALIBRATION,
+    CHAIN,
     GUARDS,
     TIMINGS,
     BatchInvariance,
     BoundedFact,
+    BySequence,
     Calibration,
     Cell,
     Certificate,
@@ -167,15 +169,16 @@ def draft(
         if labelled and not any(cuts[name][rule.name] for name in labelled)
     ]
     cells: list[Cell] = []
-    packed = contract.kernels.infer.engine == PACK
     for section, place, clause in _clauses(contract, stage, [*schedules]):
         schedule = schedules.get(contract.workload_of(clause))
-        kind = _kind(section, clause, stage, schedule, packed)
+        kind = _kind(contract, section, clause, stage, schedule)
         claim = clause.claim or contract.claim
         for cut in _cuts_for(contract, section, clause, cuts[schedule.name if schedule else ""]):
             on_golden = kind.source == "golden"
             corpus = golden if on_golden else schedule.corpus if schedule else None
             capacity = schedule.capacity(cut) if schedule else 0
+            if schedule and isinstance(kind, BySequence):
+                capacity = schedule.sequences(cut)
             met = cut.met_by(corpus) if on_golden and corpus else capacity
             if kind.source in ("golden", "workload") and corpus and not met:
                 problems.append(_empty(contract, place, cut, clause, corpus))
@@ -221,7 +224,11 @@ def _of_pack(clause: Clause) -> Kind:
 
 
 def _kind(
-    section: Section, clause: Clause, stage: Stage, schedule: Schedule | None, packed: bool
+    contract: Contract,
+    section: Section,
+    clause: Clause,
+    stage: Stage,
+    schedule: Schedule | None,
 ) -> Kind:
     if stage not in clause.stages:
         return NotHere(f"stages: {', '.join(clause.stages)}; this is {stage}")
@@ -234,10 +241,12 @@ def _kind(
         return service_level(clause, load, schedule.seed)
     if clause.metric == "batch_invariance_nats":
         return BatchInvariance()
-    if section == "numerical" and packed:
+    if section == "numerical" and contract.kernels.infer.engine == PACK:
         return _of_pack(clause)
     if section == "numerical" and clause.metric == CALIBRATION:
         return Calibration()
+    if clause.metric in CHAIN:
+        return CHAIN[clause.metric].of(contract, clause)
     if clause.metric in DIVERGENCES:
         if section == "numerical":
             return Fact()
@@ -283,7 +292,7 @@ def _out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
     needed = units_at_best(cell.kind.feed.limit, plan.alpha, cell.kind.feed.best)
     if needed is not None and needed <= most:
         return
-    unit = "tokens" if cell.claim == "realised" else "prompt groups"
+    unit = f"{cell.kind.each}s" if cell.claim == "realised" else "prompt groups"
     asked = "no number of" if needed is None else f"at least {needed:,}"
     yield Problem(
         f"clause {cell.clause.id!r} cannot hold on slice {cell.cut.name!r}: even identical "

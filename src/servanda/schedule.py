@@ -81,6 +81,11 @@ class Schedule:
         most, _ = self._rows(cut)
         return most * self.workload.samples * cut.positions(self.width)
 
+    def sequences(self, cut: Cut) -> int:
+        """The largest number of sequences of one prompt group that can meet a slice."""
+        most, _ = self._rows(cut)
+        return most * self.workload.samples
+
     def meeting(self, cut: Cut) -> int:
         """Prompt groups of a whole run that are expected to meet a slice."""
         _, groups = self._rows(cut)

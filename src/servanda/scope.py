@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from servanda.clauses import CHAIN
 from servanda.contract import WHOLE, Clause, Contract, Section
 from servanda.divergence import DIVERGENCES
 from servanda.slices import Known, known
@@ -30,6 +31,9 @@ def slices_of(contract: Contract, section: Section, clause: Clause) -> tuple[str
         return clause.slices
     if section in ("observability", "runtime"):
         return (WHOLE,)
-    wanted = of_outcomes(clause.metric)
-    names = known_by_name(contract).items()
-    return tuple(name for name, when in names if (when == "outcome") == wanted)
+    wanted: tuple[Known, ...] = ("request", "context")
+    if of_outcomes(clause.metric):
+        wanted = ("outcome",)
+    elif clause.metric in CHAIN and CHAIN[clause.metric].known == "request":
+        wanted = ("request",)
+    return tuple(name for name, when in known_by_name(contract).items() if when in wanted)

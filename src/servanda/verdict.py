@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from servanda.clauses import Cell, CellVerdict, Certificate, Look, MassGap, Outcome, worst
+from servanda.clauses import Cell, CellVerdict, Certificate, Look, Outcome, Sampled, worst
 from servanda.contract import WHOLE
 from servanda.errors import EvidenceError
 from servanda.evidence import Evidence, Weighed
@@ -265,7 +265,7 @@ def _after_preconditions(cells: tuple[Cell, ...], verdicts: list[CellVerdict]) -
     found = []
     for cell, v in zip(cells, verdicts, strict=True):
         guards = failed.get(cell.workload, [])
-        if guards and isinstance(cell.kind, Certificate | MassGap):
+        if guards and isinstance(cell.kind, Sampled):
             note = f"{_PRECONDITION}: {', '.join(dict.fromkeys(g.clause for g in guards))}"
             v = v.but(outcome="inconclusive", open=False, more=None, note=note)
         found.append(v)

@@ -7,6 +7,7 @@ from servanda.clauses.base import (
     Kind,
     Look,
     Outcome,
+    Sampled,
     View,
     worst,
 )
@@ -14,27 +15,33 @@ from servanda.clauses.batches import BatchInvariance
 from servanda.clauses.bound import BoundedFact
 from servanda.clauses.calibration import CALIBRATION, Calibration
 from servanda.clauses.certificate import Certificate
+from servanda.clauses.chain import CHAIN, ChainMetric
 from servanda.clauses.corner import CornerFact, corners_of
 from servanda.clauses.fact import Fact
 from servanda.clauses.feed import Feed, feed_of
+from servanda.clauses.gradient import WeightGap
 from servanda.clauses.guards import SamplerFidelity, UsableRatio
 from servanda.clauses.later import Later, NotHere
 from servanda.clauses.mass_gap import MassGap
 from servanda.clauses.relative import RelativeCertificate, RelativeToNoise, RelativeToStable
+from servanda.clauses.sequences import BySequence, RewardDrift
 from servanda.clauses.steadiness import SelfNoise
 from servanda.clauses.timing import TIMINGS, LoadOf, ServiceLevel, service_level
 from servanda.contract import Clause, Relative
 
 __all__ = [
     "CALIBRATION",
+    "CHAIN",
     "GUARDS",
     "TIMINGS",
     "BatchInvariance",
     "BoundedFact",
+    "BySequence",
     "Calibration",
     "Cell",
     "CellVerdict",
     "Certificate",
+    "ChainMetric",
     "CornerFact",
     "Fact",
     "Feed",
@@ -48,11 +55,14 @@ __all__ = [
     "RelativeCertificate",
     "RelativeToNoise",
     "RelativeToStable",
+    "RewardDrift",
+    "Sampled",
     "SamplerFidelity",
     "SelfNoise",
     "ServiceLevel",
     "UsableRatio",
     "View",
+    "WeightGap",
     "certificate_of",
     "corners_of",
     "feed_of",

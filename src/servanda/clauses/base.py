@@ -115,6 +115,22 @@ class View:
             self._cache[key] = values_N
         return self._cache[key]
 
+    def log_ratio(self) -> Array:
+        """log p - log q of each token, [N], nats; NaN where it is unusable."""
+        key = ("log_ratio", "")
+        if key not in self._cache:
+            train_N, infer_N = (s.columns["logp"] for s in (self.pair.train, self.pair.infer))
+            with np.errstate(invalid="ignore"):
+                self._cache[key] = np.where(self.usable_N, train_N - infer_N, np.nan)
+        return self._cache[key]
+
+    def over_sequences(self, values_N: Array) -> Array:
+        """The sum over each launched sequence, [S]; NaN where any of its tokens has no value."""
+        infer = self.pair.infer
+        n = len(infer.length_S)
+        sum_S: Array = np.bincount(np.repeat(np.arange(n), infer.length_S), values_N, minlength=n)
+        return np.where(infer.length_S > 0, sum_S, np.nan)
+
     def lost(self, cut: Cut) -> Array:
         """Rows of launched sequences that yielded nothing and may belong to the slice."""
         return np.flatnonzero(self.pair.infer.lost_S & self.may_meet[cut])
@@ -167,7 +183,8 @@ class CellVerdict:
     """The answer for one cell, with everything that a number must carry (law 3).
 
     Args:
-        kind: certificate, fact, guard, or "" where nothing was computed.
+        kind: certificate, conditional bound (a certificate times what the contract declares),
+            fact, estimate, guard, or "" where nothing was computed.
         value, interval, limit, floor: in the clause's own terms: the mean of the metric, or
             for a percentile clause the share of tokens beyond at_most.
         n, units: what was counted, and of what; missing: units or tokens without a value.
@@ -175,6 +192,7 @@ class CellVerdict:
         share: of the workload's tokens that lie in the slice.
         stable: the stable kernel's value, an estimate from the same prompts.
         more: prompt groups that would decide, as a projection.
+        assumptions: names of bounds.ASSUMPTIONS that the number rests on.
         where: the clause in the contract's text.
     """
 
@@ -206,6 +224,7 @@ class CellVerdict:
     more: int | None = None
     open: bool = False  # more rounds of this run could change the outcome
     note: str = ""
+    assumptions: tuple[str, ...] = ()
     where: Where | None = field(default=None, compare=False)
 
     def but(self, **changes: Any) -> CellVerdict:
@@ -228,6 +247,10 @@ def blank(cell: Cell, outcome: Outcome, note: str = "", **more: Any) -> CellVerd
         note=note,
         **more,
     )
+
+
+class Sampled:
+    """Kinds whose numbers come from sampled tokens: where a guard fails, they say nothing."""
 
 
 class Kind(Protocol):

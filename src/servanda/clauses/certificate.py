@@ -5,11 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from servanda.clauses.base import Array, Cell, CellVerdict, Look, Source, View, blank, peak
+from servanda.bounds import Standing
+from servanda.clauses.base import (
+    Array,
+    Cell,
+    CellVerdict,
+    Look,
+    Sampled,
+    Source,
+    View,
+    blank,
+    peak,
+)
 from servanda.clauses.feed import Feed
 from servanda.divergence import DIVERGENCES
 from servanda.stats import GroupRatio, LogMoment, interval, units_to_decide
@@ -89,11 +100,24 @@ class Tally:
         return self.total / self.known if self.known else math.nan
 
 
+def rests_on(cell: Cell, more: Sequence[str] = ()) -> tuple[str, ...]:
+    """What every number from sampled tokens rests on, and what a cell's rests on besides."""
+    drawn = ("independent",) if cell.claim == "population" else ()
+    return ("sampler", "order", "same_tokens", *drawn, *more)
+
+
 @dataclass(frozen=True)
-class Certificate:
-    """`holds` and `violated` by evidence that is valid at every look."""
+class Certificate(Sampled):
+    """`holds` and `violated` by evidence that is valid at every look.
+
+    `standing`: what its number is; `assumes`: what it rests on besides what all do;
+    `each`: what has a value of its own.
+    """
 
     feed: Feed
+    standing: ClassVar[Standing] = "certificate"
+    assumes: ClassVar[tuple[str, ...]] = ()
+    each: ClassVar[Literal["token", "sequence"]] = "token"
     counts: ClassVar[bool] = True
     source: ClassVar[Source] = "workload"
     peers: ClassVar[tuple[str, ...]] = ()
@@ -101,6 +125,14 @@ class Certificate:
     def weigh(self, cell: Cell, view: View) -> Grown:
         process, limit = self.process(cell, view), self.feed.limit
         return Grown(process, process.below_growth(limit), process.above_growth(limit))
+
+    def values(self, cell: Cell, view: View) -> Array:
+        """The metric at each token, [N]; NaN where it has no value."""
+        return view.values(cell.clause.metric)
+
+    def unit(self, cell: Cell) -> str:
+        """Of the metric."""
+        return DIVERGENCES[cell.clause.metric].unit
 
     def process(self, cell: Cell, view: View) -> Process:
         """The statistics of one round, of the kernels or of one kernel against itself.
@@ -112,13 +144,13 @@ class Certificate:
 
     def _x(self, cell: Cell, view: View) -> Array:
         """x of each token, 0's x outside a slice of outcomes, NaN where nobody knows, [N]."""
-        values_N, inside_N = view.values(cell.clause.metric), view.inside(cell.cut)
+        values_N, inside_N = self.values(cell, view), view.inside(cell.cut)
         x_N = np.where(inside_N == 1, self.feed.x(values_N), self.feed.x(np.zeros(1)))
         return np.where(np.isnan(values_N + inside_N), np.nan, x_N)
 
     def noise(self, cell: Cell, view: View) -> Noise:
         """(sum of x, tokens) of a peer: on the slice, and on the whole."""
-        values_N = view.values(cell.clause.metric)
+        values_N = self.values(cell, view)
         whole_N = self.feed.x(values_N[~np.isnan(values_N)])
         inside_N = self._x(cell, view)[view.mask(cell.cut.given)]
         inside_N = inside_N[~np.isnan(inside_N)]
@@ -193,15 +225,16 @@ class Certificate:
         verdict = blank(
             cell,
             "inconclusive",
-            kind="certificate",
-            unit="" if feed.threshold is not None else DIVERGENCES[cell.clause.metric].unit,
+            kind=self.standing,
+            unit="" if feed.threshold is not None else self.unit(cell),
             value=None if math.isnan(tally.mean) else feed.value(tally.mean),
             floor=None if floor is None else feed.value(floor),
             n=tally.n,
-            units="tokens" if cell.claim == "realised" else "prompt groups",
+            units=f"{self.each}s" if cell.claim == "realised" else "prompt groups",
             missing=tally.missing,
             threshold=feed.threshold,
             alpha=look.alpha,
+            assumptions=rests_on(cell, self.assumes),
             open=True,
         )
         if look.intervals and tally.n:

@@ -14,15 +14,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from servanda.clauses.base import Array, Cell, CellVerdict, Look, Source, View, blank
-from servanda.clauses.certificate import WITHIN_NOISE, Process, process_of, total
+from servanda.clauses.base import Array, Cell, CellVerdict, Look, Sampled, Source, View, blank
+from servanda.clauses.certificate import WITHIN_NOISE, Process, process_of, rests_on, total
 from servanda.stats import interval
 
 Sides = tuple[Process, Process]  # of the slice, and of its complement
 
 
 @dataclass(frozen=True)
-class MassGap:
+class MassGap(Sampled):
     """|p(S) - q(S)| of a slice of outcomes, per token of its contexts, is at most the limit."""
 
     limit: float
@@ -71,6 +71,7 @@ class MassGap:
             units="tokens" if cell.claim == "realised" else "prompt groups",
             missing=inside.missing,
             alpha=look.alpha,
+            assumptions=rests_on(cell),
             open=True,
         )
         if not inside.n:

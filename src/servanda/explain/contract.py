@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from servanda.clauses import (
+    CHAIN,
     GUARDS,
     Calibration,
     Cell,
@@ -43,7 +44,6 @@ _GROUPS = (
     " A prompt group whose answers are shorter than max_new_tokens counts for less than one. "
     "claim: realised counts single tokens instead, and speaks of the measured ones only."
 )
-_UNITS = {"population": "prompt groups", "realised": "tokens"}
 _FLOOR = "beyond twice what a kernel differs from itself in other batches"
 _ROWS = 12  # of slices in one table; the rest is counted
 
@@ -93,7 +93,7 @@ def _head(plan: Plan) -> str:
 
 def _legend(plan: Plan) -> str:
     claims = {cell.claim for cell in plan.cells if isinstance(cell.kind, Certificate)}
-    units = " or ".join(_UNITS[claim] for claim in sorted(claims))
+    units = " or ".join(sorted({_unit(cell) for cell in plan.cells if sized(cell)}))
     groups = _GROUPS if "population" in claims else ""
     return _fill(_LEGEND.format(units=units, groups=groups))
 
@@ -126,12 +126,23 @@ def sized(cell: Cell) -> bool:
     return kind.feed.proves
 
 
+def _unit(cell: Cell) -> str:
+    """What is counted."""
+    assert isinstance(cell.kind, Certificate)
+    return f"{cell.kind.each}s" if cell.claim == "realised" else "prompt groups"
+
+
 def promise(cell: Cell) -> str:
     """What a clause promises, as a sentence or two."""
     clause, metric = cell.clause, cell.clause.metric
     if metric in GUARDS:
         return f"Precondition: {of_guard(metric)}."
     meaning = of_metric(metric)
+    if metric in CHAIN:
+        answers = _TOKENS[cell.claim].replace("tokens", "answers").replace("those", "answers")
+        over = answers if CHAIN[metric].known == "request" else _TOKENS[cell.claim]
+        unit = CHAIN[metric].metric_unit
+        return f"{_upper(meaning)}: over {over}, it {_limit(clause, 'at_most', unit)}."
     unit = DIVERGENCES[metric].unit if metric in DIVERGENCES else ""
     if metric in RUNTIME_METRICS:
         unit, which = RUNTIME_METRICS[metric].unit, RUNTIME_METRICS[metric].limit
@@ -202,7 +213,7 @@ def _answers(plan: Plan, cell: Cell) -> Iterator[str]:
 
 def _sizes(plan: Plan, cells: list[Cell]) -> Iterator[str]:
     """What each slice needs and what the run has for it, and what would decide sooner."""
-    unit = _UNITS[cells[0].claim]
+    unit = _unit(cells[0])
     rows: list[tuple[str, ...]] = [
         (
             f"slice ({unit})",

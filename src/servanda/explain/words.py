@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection
 
-from servanda.clauses import GUARDS
+from servanda.clauses import CHAIN, GUARDS
 from servanda.divergence import DIVERGENCES, Divergence
 from servanda.lint import RUNTIME_METRICS
 from servanda.slices import FIELDS, LABEL, field_of
@@ -52,6 +52,8 @@ def of_metric(name: str) -> str:
         return _METRICS[name]
     if name in RUNTIME_METRICS:
         return RUNTIME_METRICS[name].meaning
+    if name in CHAIN:
+        return CHAIN[name].meaning
     if name in DIVERGENCES:
         form = next(iter(DIVERGENCES[name].forms.values()))
         return (inspect.getdoc(form) or name).split("\n")[0].rstrip(".")
@@ -71,6 +73,8 @@ def explain_metric(name: str) -> str | None:
         takes += "; and the load it is measured under" if metric.load else ""
         unit = f"  unit     {metric.unit}\n"
         return f"{name}: {metric.meaning}.\n{unit}  clause   under runtime.clauses; {takes}"
+    if name in CHAIN:
+        return f"{name}: {CHAIN[name].meaning}.\n  promise  statistical: {CHAIN[name].example}"
     if name not in DIVERGENCES:
         return None
     metric = DIVERGENCES[name]
@@ -130,7 +134,7 @@ EXPLAINERS: list[Callable[[str], str | None]] = [explain_metric, explain_guard, 
 
 def names() -> Collection[str]:
     """Everything that has an explanation of its own."""
-    return [*DIVERGENCES, *RUNTIME_METRICS, *GUARDS, *FIELDS, f"{LABEL}<name>"]
+    return [*DIVERGENCES, *CHAIN, *RUNTIME_METRICS, *GUARDS, *FIELDS, f"{LABEL}<name>"]
 
 
 def explain_name(name: str) -> str | None:

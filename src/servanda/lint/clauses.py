@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from servanda.clauses import CALIBRATION, GUARDS
+from servanda.clauses import CALIBRATION, CHAIN, GUARDS
 from servanda.contract import Clause, Contract, Relative, Section
 from servanda.divergence import DIVERGENCES, Divergence, Span
 from servanda.lint.calibration import calibration
+from servanda.lint.chain import chain
 from servanda.lint.finding import Finding, nearest, quoted
 from servanda.lint.outcomes import mass_gap, outcomes
 from servanda.lint.runtime import RUNTIME_METRICS, runtime
@@ -17,9 +18,7 @@ from servanda.marks import Marks, Path
 from servanda.scope import known_by_name
 
 KNOWN_LATER = (
-    "reward_drift",
     "reward_gap",
-    "weight_gap",
     "policy_gradient_bias",
     "ratio_budget",
     "support_mass",
@@ -34,7 +33,7 @@ def clauses(contract: Contract, marks: Marks) -> Iterator[Finding]:
     """Every clause, and that there is one."""
     first: dict[str, Path] = {}
     declared = known_by_name(contract)
-    known = [*DIVERGENCES, *GUARDS, CALIBRATION, *RUNTIME_METRICS, *KNOWN_LATER]
+    known = [*DIVERGENCES, *GUARDS, CALIBRATION, *CHAIN, *RUNTIME_METRICS, *KNOWN_LATER]
     for section, path, clause in contract.clauses():
         if clause.id in first:
             line = marks.near((*first[clause.id], "id")).line
@@ -68,6 +67,8 @@ def clauses(contract: Contract, marks: Marks) -> Iterator[Finding]:
         elif clause.metric == CALIBRATION:
             yield from calibration(path, section, clause)
             yield from _relative(path, section, contract, clause)
+        elif clause.metric in CHAIN:
+            yield from chain(path, section, contract, clause)
         else:
             yield from _later(path, clause)
     if not first:

@@ -1,0 +1,69 @@
+# What a number rests on beside its inputs: each assumption once, in one sentence, with what
+# can test it.  A test can only reject: an assumption is never shown to hold.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """A hypothesis of a theorem.
+
+    Args:
+        text: what is assumed, as a sentence without its full stop.
+        tested_by: guards and metrics that can reject it; () where no data of a run can.
+        kept_by: what in Servanda makes it true of its own runs; "" where nothing does.
+    """
+
+    text: str
+    tested_by: tuple[str, ...] = ()
+    kept_by: str = ""
+
+
+ASSUMPTIONS: Mapping[str, Assumption] = MappingProxyType(
+    {
+        "sampler": Assumption(
+            "the tokens were drawn from the very distribution whose logprobs infer reports",
+            tested_by=("sampler_fidelity", "coherence"),
+        ),
+        "order": Assumption(
+            "what is measured, and in which order, was decided before any outcome",
+            kept_by="units are ordered by launch, in closed rounds, with fresh noise for each",
+        ),
+        "same_tokens": Assumption(
+            "both kernels score the same token ids, the end-of-text step included",
+            kept_by="traces are aligned token by token, or refused",
+        ),
+        "support": Assumption(
+            "infer can draw every token that train can",
+            tested_by=("support_mass",),
+        ),
+        "independent": Assumption(
+            "prompt groups are independent draws from what the claim speaks of",
+            kept_by="prompts are drawn at random, with replacement",
+        ),
+        "reward_range": Assumption(
+            "the reward lies in the declared range",
+            tested_by=("reward_gap",),
+        ),
+        "advantage": Assumption("the advantage of a token is at most the declared one"),
+        "score_norm": Assumption("the norm of grad log p is at most the declared one"),
+        "token_level": Assumption(
+            "the contexts are taken as infer draws them: a bias of the token-level surrogate, "
+            "not of the gradient of the expected reward"
+        ),
+        "every_context": Assumption(
+            "the drift stays within its bound at every context, those that nobody measured included"
+        ),
+        "same_filters": Assumption("both kernels sample from the same kept set of tokens"),
+        "one_ratio": Assumption(
+            "the clipped ratio is train over infer (bypass mode), so that kernel gap and policy "
+            "update share one clip range"
+        ),
+        "true_top_k": Assumption("the tokens returned are the likeliest ones of each kernel"),
+        "normal": Assumption("the log-ratio of a sequence is roughly normal"),
+    }
+)
