@@ -4,6 +4,22 @@
 # enumeration and an adversarial search.
 
 from servanda.bounds.assumptions import ASSUMPTIONS, Assumption
+from servanda.bounds.logits import (
+    abs_log_ratio_from_osc,
+    chi2_from_osc,
+    greedy_flip_impossible,
+    hellinger2_from_osc,
+    kl_from_osc,
+    linf_with_repetition_penalty,
+    log_ratio_bounds,
+    osc_at_temperature,
+    osc_from_linf,
+    osc_from_rounding,
+    rounding_eps,
+    tv_from_log_ratio,
+    tv_from_osc,
+    tv_from_osc_pmax,
+)
 from servanda.bounds.theorem import THEOREMS, Standing, Theorem, theorem
 from servanda.bounds.weighting import PSI, Psi, weight_gap
 
@@ -15,6 +31,20 @@ __all__ = [
     "Psi",
     "Standing",
     "Theorem",
+    "abs_log_ratio_from_osc",
+    "chi2_from_osc",
+    "greedy_flip_impossible",
+    "hellinger2_from_osc",
+    "kl_from_osc",
+    "linf_with_repetition_penalty",
+    "log_ratio_bounds",
+    "osc_at_temperature",
+    "osc_from_linf",
+    "osc_from_rounding",
+    "rounding_eps",
     "theorem",
+    "tv_from_log_ratio",
+    "tv_from_osc",
+    "tv_from_osc_pmax",
     "weight_gap",
 ]
