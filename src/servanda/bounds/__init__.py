@@ -4,18 +4,20 @@
 # enumeration and an adversarial search.
 
 from servanda.bounds.assumptions import ASSUMPTIONS, Assumption
-from servanda.bounds.logits import (
-    abs_log_ratio_from_osc,
-    chi2_from_osc,
+from servanda.bounds.drift import (
     greedy_flip_impossible,
-    hellinger2_from_osc,
-    kl_from_osc,
     linf_with_repetition_penalty,
-    log_ratio_bounds,
     osc_at_temperature,
     osc_from_linf,
     osc_from_rounding,
     rounding_eps,
+)
+from servanda.bounds.logits import (
+    abs_log_ratio_from_osc,
+    chi2_from_osc,
+    hellinger2_from_osc,
+    kl_from_osc,
+    log_ratio_bounds,
     tv_from_log_ratio,
     tv_from_osc,
     tv_from_osc_pmax,
