@@ -23,6 +23,7 @@ from servanda.bounds.logits import (
     tv_from_osc_pmax,
 )
 from servanda.bounds.theorem import THEOREMS, Standing, Theorem, theorem
+from servanda.bounds.truncation import KeptSets, truncation_sets, tv_truncated_interval
 from servanda.bounds.weighting import PSI, Psi, weight_gap
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "PSI",
     "THEOREMS",
     "Assumption",
+    "KeptSets",
     "Psi",
     "Standing",
     "Theorem",
@@ -45,8 +47,10 @@ __all__ = [
     "osc_from_rounding",
     "rounding_eps",
     "theorem",
+    "truncation_sets",
     "tv_from_log_ratio",
     "tv_from_osc",
     "tv_from_osc_pmax",
+    "tv_truncated_interval",
     "weight_gap",
 ]
