@@ -1,0 +1,26 @@
+# What a theorem accepts: numbers of float64 within the range where its proof speaks.
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from servanda.errors import EvidenceError
+
+
+def given(
+    name: str, value: ArrayLike, low: float = 0.0, high: float = math.inf, hint: str = ""
+) -> NDArray[np.float64]:
+    """The value as float64.
+
+    Raises:
+        EvidenceError: some of it is not in [low, high], or is no number.
+    """
+    array = np.asarray(value, dtype=np.float64)
+    outside = ~((array >= low) & (array <= high))
+    if outside.any():
+        found = array[outside].flat[0]
+        raise EvidenceError(f"{name} is {found:g}, and lies in [{low:g}, {high:g}]", hint=hint)
+    return array
