@@ -12,7 +12,9 @@ from servanda.bounds.gaps import (
 )
 from servanda.bounds.gradient import (
     LOGIT_SCORE_NORM,
+    Loss,
     RatioBudget,
+    Std,
     group_advantage_bound,
     loss_weights,
     policy_gradient_bias,
@@ -38,9 +40,11 @@ __all__ = [
     "PSI",
     "THEOREMS",
     "Assumption",
+    "Loss",
     "Psi",
     "RatioBudget",
     "Standing",
+    "Std",
     "Theorem",
     "group_advantage_bound",
     "grpo_bias",
