@@ -4,6 +4,20 @@
 # enumeration and an adversarial search.
 
 from servanda.bounds.assumptions import ASSUMPTIONS, Assumption
+from servanda.bounds.sequence import (
+    SequenceEstimators,
+    is_vacuous,
+    osc_for_reward_drift,
+    reward_drift_from_chi2,
+    reward_drift_from_tv,
+    reward_interval,
+    sequence_estimators,
+    sequence_tv_from_osc,
+    sequence_tv_from_token_tv,
+    sequence_tv_gaussian,
+    shortfall,
+    tv_from_kl,
+)
 from servanda.bounds.theorem import THEOREMS, Standing, Theorem, theorem
 from servanda.bounds.weighting import PSI, Psi, weight_gap
 
@@ -13,8 +27,20 @@ __all__ = [
     "THEOREMS",
     "Assumption",
     "Psi",
+    "SequenceEstimators",
     "Standing",
     "Theorem",
+    "is_vacuous",
+    "osc_for_reward_drift",
+    "reward_drift_from_chi2",
+    "reward_drift_from_tv",
+    "reward_interval",
+    "sequence_estimators",
+    "sequence_tv_from_osc",
+    "sequence_tv_from_token_tv",
+    "sequence_tv_gaussian",
+    "shortfall",
     "theorem",
+    "tv_from_kl",
     "weight_gap",
 ]
