@@ -2,6 +2,7 @@
 
 from servanda.falsification import gaps as _gaps  # noqa: F401 - registers challenges
 from servanda.falsification import gradient as _gradient  # noqa: F401 - registers challenges
+from servanda.falsification import trajectory as _trajectory  # noqa: F401 - registers challenges
 from servanda.falsification import weighting as _weighting  # noqa: F401 - registers challenges
 from servanda.falsification.base import CHALLENGES, Tightness, Trial, challenge, falsify
 
