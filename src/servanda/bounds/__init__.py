@@ -23,6 +23,16 @@ from servanda.bounds.gradient import (
     score_norm2_logits,
     sum_p2_from_top_k,
 )
+from servanda.bounds.partial import (
+    LOGGED,
+    Logged,
+    chi2_from_second_moment,
+    tv_at_least_probs_diff,
+    tv_from_mean_abs_log_ratio,
+    tv_from_mult_prob_error,
+    tv_interval_full,
+    tv_rao_blackwell,
+)
 from servanda.bounds.sequence import (
     SequenceEstimators,
     is_vacuous,
@@ -37,6 +47,7 @@ from servanda.bounds.sequence import (
     shortfall,
     tv_from_kl,
 )
+from servanda.bounds.surrogate import surrogate_error, surrogate_error_from_tv
 from servanda.bounds.theorem import THEOREMS, Standing, Theorem, theorem
 from servanda.bounds.trajectory import (
     grpo_bias,
@@ -50,10 +61,12 @@ from servanda.bounds.weighting import PSI, Psi, weight_gap
 
 __all__ = [
     "ASSUMPTIONS",
+    "LOGGED",
     "LOGIT_SCORE_NORM",
     "PSI",
     "THEOREMS",
     "Assumption",
+    "Logged",
     "Loss",
     "Psi",
     "RatioBudget",
@@ -61,6 +74,7 @@ __all__ = [
     "Standing",
     "Std",
     "Theorem",
+    "chi2_from_second_moment",
     "group_advantage_bound",
     "grpo_bias",
     "is_vacuous",
@@ -84,10 +98,17 @@ __all__ = [
     "sequence_tv_gaussian",
     "shortfall",
     "sum_p2_from_top_k",
+    "surrogate_error",
+    "surrogate_error_from_tv",
     "theorem",
     "tis_gap_from_chi2",
     "token_is_trajectory_bias",
+    "tv_at_least_probs_diff",
     "tv_from_kl",
+    "tv_from_mean_abs_log_ratio",
+    "tv_from_mult_prob_error",
+    "tv_interval_full",
+    "tv_rao_blackwell",
     "weight_gap",
     "weight_gap_from_log_ratio",
     "weight_gap_from_tv",
