@@ -179,4 +179,4 @@ def tv_truncated_interval(
     """
     only = np.maximum(given("alpha", alpha, 0.0, 1.0), given("beta", beta, 0.0, 1.0))
     common = given("tv_common", tv_common, 0.0, 1.0)
-    return np.broadcast_arrays(only * 1.0, common)[0][()], only + (1.0 - only) * common
+    return only + np.zeros_like(common), only + (1.0 - only) * common
