@@ -5,21 +5,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from servanda.bounds.given import given
+from servanda.bounds.ragged import Floats, log_ratios
 from servanda.bounds.sequence import shortfall
 from servanda.bounds.theorem import theorem
 from servanda.divergence.toprows import TopK
 from servanda.errors import EvidenceError
-
-Floats = NDArray[np.float64]
 
 _CHAIN = "derived in docs/explanation/chain.md"
 _SAMPLED = ("sampler", "same_tokens")
@@ -61,7 +61,7 @@ def tv_rao_blackwell(
     train_NK = np.asarray(logp_train_NK, dtype=np.float64)
     infer_NK = np.asarray(logp_infer_NK, dtype=np.float64)
     among_N = np.asarray(among_N, dtype=bool)
-    alone_N = np.where(among_N, 0.0, np.asarray(log_ratio_N, dtype=np.float64))
+    alone_N = log_ratios(np.where(among_N, 0.0, log_ratio_N))
     if train_NK.shape != infer_NK.shape or train_NK.shape[:-1] != among_N.shape:
         raise EvidenceError(
             f"{train_NK.shape} train logprobs and {infer_NK.shape} infer logprobs of returned "
@@ -75,8 +75,6 @@ def tv_rao_blackwell(
         raise EvidenceError("the returned tokens of a row are no part of a distribution")
     if (among_N & (mass_N == 0)).any():
         raise EvidenceError("a sampled token is among the returned ones, and none was returned")
-    if np.isnan(alone_N).any() or np.isposinf(alone_N).any():
-        raise EvidenceError("a sampled token has no usable log ratio")
     drift_NK = np.where(known_NK, train_NK, 0.0) - np.where(known_NK, infer_NK, 0.0)
     lost_N = (q_NK * shortfall(drift_NK)).sum(axis=-1)
     shared_N = np.divide(lost_N, mass_N, out=np.zeros_like(lost_N), where=mass_N > 0)
@@ -112,6 +110,8 @@ def tv_interval_full(logp_train_RV: ArrayLike, infer: TopK) -> Floats:
             f"{rows} train rows of {size} tokens for {len(infer.ids_RK)} infer rows of "
             f"{infer.vocabulary}"
         )
+    if (largest := int(infer.ids_RK.max(initial=-1))) >= size:
+        raise EvidenceError(f"token id {largest} in train rows of {size} tokens")
     q_RV, returned_RV = np.zeros((rows, size)), np.zeros((rows, size), dtype=bool)
     row_M, at_M = np.nonzero(infer.known_RK)
     q_RV[row_M, infer.ids_RK[row_M, at_M]] = infer.p_RK[row_M, at_M]
@@ -195,7 +195,7 @@ def chi2_from_second_moment(second_moment: ArrayLike, largest: ArrayLike) -> Flo
     >>> round(float(chi2_from_second_moment(0.01, 2.0)), 6)
     0.020814
     """
-    most = np.log(given("largest", largest, 1.0))
+    most = np.log(given("largest", largest, 1.0, sys.float_info.max))
     slope = np.divide(np.expm1(most), most, out=np.ones_like(most), where=most > 0)
     return slope**2 * given("second_moment", second_moment)
 
