@@ -123,9 +123,11 @@ def test_whole_rows_of_train_never_say_less_than_its_returned_tokens(p, q, k):
 
 
 def test_an_unusable_row_has_no_interval():
-    infer = TopK([[0, 1], [0, 1]], log(np.array([[0.9, 0.9], [0.5, 0.3]])))
-    ends_R2 = tv_interval_full(log(np.full((2, 3), 1 / 3)), infer)
-    assert np.isnan(ends_R2).tolist() == [[True, True], [False, False]]
+    """Too much mass, nothing known, a NaN; then one that is fine."""
+    p_RK = np.array([[0.9, 0.9], [0.0, 0.0], [math.nan, 0.1], [0.5, 0.3]])
+    infer = TopK([[0, 1], [-1, 1], [0, 1], [0, 1]], log(p_RK))
+    ends_R2 = tv_interval_full(log(np.full((4, 3), 1 / 3)), infer)
+    assert np.isnan(ends_R2).all(axis=1).tolist() == [True, True, True, False]
 
 
 @given(positive, positive)
@@ -200,11 +202,13 @@ ROW = np.log([[0.5, 0.5]])
         ),
         (
             lambda: tv_rao_blackwell(ROW, [[0.0, 0.0]], [0.0], [True]),
-            "the returned tokens of a row are no part of a distribution",
+            "the returned tokens of a row are no part of a distribution\n"
+            "  hint: give the logprobs of the distribution that was sampled, each token once",
         ),
         (
             lambda: tv_rao_blackwell(ROW, np.full((1, 2), -math.inf), [0.0], [True]),
-            "a sampled token is among the returned ones, and none was returned",
+            "a sampled token is among the returned ones, and none was returned\n"
+            "  hint: among says whether the sampled token is in its row of returned ones",
         ),
         (
             lambda: tv_rao_blackwell(ROW, ROW, [math.nan], [False]),
@@ -213,11 +217,13 @@ ROW = np.log([[0.5, 0.5]])
         ),
         (
             lambda: tv_interval_full(ROW, TopK([[0]], [[-0.1]], vocabulary=3)),
-            "1 train rows of 2 tokens for 1 infer rows of 3",
+            "1 train rows of 2 tokens for 1 infer rows of 3\n"
+            "  hint: give whole rows of train at infer's positions",
         ),
         (
             lambda: tv_interval_full(ROW, TopK([[2]], [[-0.1]])),
-            "token id 2 in train rows of 2 tokens",
+            "token id 2 in train rows of 2 tokens\n"
+            "  hint: give whole rows of train, padded ids included",
         ),
         (lambda: tv_from_mean_abs_log_ratio(-1.0), "mean_abs_log_ratio is -1, outside of [0, inf]"),
         (

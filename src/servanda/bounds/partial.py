@@ -72,9 +72,15 @@ def tv_rao_blackwell(
     q_NK = np.where(known_NK, np.exp(infer_NK), 0.0)
     mass_N = q_NK.sum(axis=-1)
     if not (mass_N <= 1 + 1e-3).all() or np.isnan(train_NK[known_NK]).any():
-        raise EvidenceError("the returned tokens of a row are no part of a distribution")
+        raise EvidenceError(
+            "the returned tokens of a row are no part of a distribution",
+            hint="give the logprobs of the distribution that was sampled, each token once",
+        )
     if (among_N & (mass_N == 0)).any():
-        raise EvidenceError("a sampled token is among the returned ones, and none was returned")
+        raise EvidenceError(
+            "a sampled token is among the returned ones, and none was returned",
+            hint="among says whether the sampled token is in its row of returned ones",
+        )
     drift_NK = np.where(known_NK, train_NK, 0.0) - np.where(known_NK, infer_NK, 0.0)
     lost_N = (q_NK * shortfall(drift_NK)).sum(axis=-1)
     shared_N = np.divide(lost_N, mass_N, out=np.zeros_like(lost_N), where=mass_N > 0)
@@ -94,7 +100,7 @@ def tv_interval_full(logp_train_RV: ArrayLike, infer: TopK) -> Floats:
         infer: its likeliest tokens at the same positions.
 
     Returns:
-        [lower, upper], [R, 2]; NaN where a row of infer is unusable.
+        [lower, upper], [R, 2]; NaN where a row is unusable.
 
     Raises:
         EvidenceError: the sides have unequal numbers of rows, or another vocabulary.
@@ -108,10 +114,14 @@ def tv_interval_full(logp_train_RV: ArrayLike, infer: TopK) -> Floats:
     if rows != len(infer.ids_RK) or infer.vocabulary not in (None, size):
         raise EvidenceError(
             f"{rows} train rows of {size} tokens for {len(infer.ids_RK)} infer rows of "
-            f"{infer.vocabulary}"
+            f"{infer.vocabulary}",
+            hint="give whole rows of train at infer's positions",
         )
     if (largest := int(infer.ids_RK.max(initial=-1))) >= size:
-        raise EvidenceError(f"token id {largest} in train rows of {size} tokens")
+        raise EvidenceError(
+            f"token id {largest} in train rows of {size} tokens",
+            hint="give whole rows of train, padded ids included",
+        )
     q_RV, returned_RV = np.zeros((rows, size)), np.zeros((rows, size), dtype=bool)
     row_M, at_M = np.nonzero(infer.known_RK)
     q_RV[row_M, infer.ids_RK[row_M, at_M]] = infer.p_RK[row_M, at_M]
@@ -124,8 +134,9 @@ def tv_interval_full(logp_train_RV: ArrayLike, infer: TopK) -> Floats:
     most_R = np.minimum(tail_R, capped_RV.sum(axis=-1))
     # whole tokens at the cap, then one with what remains; a tail that may be smaller is
     least_tail_R1 = np.maximum(tail_R - 2 * infer.slack, 0.0)[:, None]
-    before_RV = np.arange(size) * infer.least_R1
-    filled_RV = np.clip(least_tail_R1 - before_RV, 0.0, infer.least_R1)
+    with np.errstate(invalid="ignore"):  # a row that returned nothing has no cap
+        before_RV = np.arange(size) * infer.least_R1
+        filled_RV = np.clip(least_tail_R1 - before_RV, 0.0, infer.least_R1)
     least_R = np.minimum(capped_RV, filled_RV).sum(axis=-1)
     ends_R2 = 1.0 - np.stack([overlap_R + most_R, overlap_R + np.minimum(least_R, most_R)], axis=-1)
     return np.where(infer.usable_R[:, None], np.clip(ends_R2, 0.0, 1.0), np.nan)

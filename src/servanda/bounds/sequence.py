@@ -155,7 +155,10 @@ def reward_interval(
 
 
 @theorem(
-    "certificate", source="hybrid argument, prefix by prefix", assumes=("sampler",), sharp=True
+    "certificate",
+    source="hybrid argument, prefix by prefix",
+    assumes=("sampler", "same_tokens"),
+    sharp=True,
 )
 def sequence_tv_from_token_tv(mean_tv: ArrayLike, tokens: ArrayLike) -> Floats:
     """TV(P, Q) is at most the tokens of an answer times the mean TV of infer's own prefixes.
