@@ -4,6 +4,25 @@
 # enumeration and an adversarial search.
 
 from servanda.bounds.assumptions import ASSUMPTIONS, Assumption
+from servanda.bounds.gaps import (
+    missing_mass,
+    tis_gap_from_chi2,
+    weight_gap_from_log_ratio,
+    weight_gap_from_tv,
+)
+from servanda.bounds.gradient import (
+    LOGIT_SCORE_NORM,
+    Loss,
+    RatioBudget,
+    Std,
+    group_advantage_bound,
+    loss_weights,
+    policy_gradient_bias,
+    ppo_clip_bias,
+    ratio_budget,
+    score_norm2_logits,
+    sum_p2_from_top_k,
+)
 from servanda.bounds.partial import (
     LOGGED,
     Logged,
@@ -30,33 +49,60 @@ from servanda.bounds.sequence import (
 )
 from servanda.bounds.surrogate import surrogate_error, surrogate_error_from_tv
 from servanda.bounds.theorem import THEOREMS, Standing, Theorem, theorem
+from servanda.bounds.trajectory import (
+    grpo_bias,
+    rloo_bias,
+    sequence_mis_bias,
+    sequence_naive_bias,
+    sequence_tis_bias,
+    token_is_trajectory_bias,
+)
 from servanda.bounds.weighting import PSI, Psi, weight_gap
 
 __all__ = [
     "ASSUMPTIONS",
     "LOGGED",
+    "LOGIT_SCORE_NORM",
     "PSI",
     "THEOREMS",
     "Assumption",
     "Logged",
+    "Loss",
     "Psi",
+    "RatioBudget",
     "SequenceEstimators",
     "Standing",
+    "Std",
     "Theorem",
     "chi2_from_second_moment",
+    "group_advantage_bound",
+    "grpo_bias",
     "is_vacuous",
+    "loss_weights",
+    "missing_mass",
     "osc_for_reward_drift",
+    "policy_gradient_bias",
+    "ppo_clip_bias",
+    "ratio_budget",
     "reward_drift_from_chi2",
     "reward_drift_from_tv",
     "reward_interval",
+    "rloo_bias",
+    "score_norm2_logits",
     "sequence_estimators",
+    "sequence_mis_bias",
+    "sequence_naive_bias",
+    "sequence_tis_bias",
     "sequence_tv_from_osc",
     "sequence_tv_from_token_tv",
     "sequence_tv_gaussian",
     "shortfall",
+    "sum_p2_from_top_k",
     "surrogate_error",
     "surrogate_error_from_tv",
     "theorem",
+    "tis_gap_from_chi2",
+    "token_is_trajectory_bias",
     "tv_at_least_probs_diff",
     "tv_from_kl",
     "tv_from_mean_abs_log_ratio",
@@ -64,4 +110,6 @@ __all__ = [
     "tv_interval_full",
     "tv_rao_blackwell",
     "weight_gap",
+    "weight_gap_from_log_ratio",
+    "weight_gap_from_tv",
 ]
