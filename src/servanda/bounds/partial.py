@@ -192,7 +192,12 @@ def tv_at_least_probs_diff(mean_probs_diff: ArrayLike) -> Floats:
     return given("mean_probs_diff", mean_probs_diff, high=1.0)
 
 
-@theorem("estimate", source=_CHAIN, assumes=(*_SAMPLED, "support"), sharp=True)
+@theorem(
+    "estimate",
+    source="M2PO, arXiv 2510.01161, with the sharp factor",
+    assumes=(*_SAMPLED, "support"),
+    sharp=True,
+)
 def chi2_from_second_moment(second_moment: ArrayLike, largest: ArrayLike) -> Floats:
     """Chi^2(train || infer) is at most ((R - 1) / log R)^2 E_infer (log w)^2 where w <= R.
 
