@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from servanda.falsification import SCENARIOS, Row, looks, simulate
+from servanda.falsification import SCENARIOS, Row, looks, scenarios, simulate
 from servanda.falsification.looks import Draw
 from servanda.stats import GroupRatio, LogMoment, ShiryaevRoberts
 from servanda.stats.log_moment import NEG, POS
@@ -100,6 +100,29 @@ def test_shares_are_log_moment_of_zeros_and_ones(bets, side):
 
 def test_nothing_of_ours_is_wrong_more_often_than_alpha(rows):
     assert [row for row in rows if row.ours and row.beyond] == []
+
+
+# the others count how many of so many tokens diverge, and draw nothing else
+@pytest.mark.parametrize("name", sorted({*SCENARIOS} - {"retries", "many slices"}))
+def test_what_a_scenario_says_of_its_truth_is_so(name, monkeypatch):
+    """Over 225 runs, x is on average what was expected of it, and its total the truth's."""
+    seen = []
+
+    def noted(gate):
+        return lambda draw, *more: seen.append(draw) or gate(draw, *more)
+
+    for gate in ("log_moment", "group_ratio"):
+        monkeypatch.setattr(scenarios, gate, noted(getattr(scenarios, gate)))
+    for _, ours, _ in SCENARIOS[name].run(np.random.default_rng(9), 225):
+        for draw in seen if ours else ():
+            tokens_R = draw.there_RGT.sum(axis=(1, 2))
+            total_R = draw.x_RGT.sum(axis=(1, 2))
+            excess_R = total_R - (draw.mean_RGT * draw.there_RGT).sum(axis=(1, 2))
+            assert abs(excess_R.mean()) < 4 * excess_R.std() / 15
+            if not math.isnan(draw.truth):
+                beyond_R = total_R - draw.truth * tokens_R
+                assert abs(beyond_R.mean()) < 4 * beyond_R.std() / 15
+        seen.clear()
 
 
 def test_every_scenario_has_ours_and_a_habit(rows):

@@ -96,6 +96,29 @@ def window_gate(draw: Draw, rounds: int = 5, factor: float = 1.5) -> Ever:
     return Ever(np.zeros(len(over_RK), dtype=bool), any_look(over_RK))
 
 
+def bets_from_the_past(draw: Draw, window: int = 64) -> Ever:
+    """prod (1 + bet_i (x_i - limit)), each bet from the tokens just before: betting as usual.
+
+    About a constant mean it is right.  About the mean so far it is not: it bets where the mean
+    is low, and stays away where it is high.  Every token is there.
+    """
+    runs, places = draw.x_RGT.shape[0], draw.every * draw.x_RGT.shape[2]
+    x_RN = draw.x_RGT.reshape(runs, -1)
+    sum_RN = np.concatenate([np.zeros((runs, 1)), x_RN.cumsum(axis=1)], axis=1)
+    first_N = np.maximum(np.arange(x_RN.shape[1]) - window, 0)
+    past_RN = (sum_RN[:, :-1] - sum_RN[:, first_N] + 0.5) / (np.arange(len(first_N)) - first_N + 5)
+    grown: list[tuple[Floats, Floats]] = []
+    for k, limit_R in enumerate(draw.target_RK.T):
+        n, limit_R1 = (k + 1) * places, limit_R[:, None]
+        edge_RN = past_RN[:, :n] - limit_R1
+        bet_RN = edge_RN / (past_RN[:, :n] * (1 - past_RN[:, :n]) + edge_RN**2)
+        below_RN, above_RN = bet_RN.clip(-0.9, 0.0), bet_RN.clip(0.0, 0.9 / limit_R1.max())
+        log_e = [np.log1p(b * (x_RN[:, :n] - limit_R1)).sum(axis=1) for b in (below_RN, above_RN)]
+        grown.append((log_e[0], log_e[1]))
+    below, above = zip(*grown, strict=True)
+    return ever((np.stack(below, axis=1), np.stack(above, axis=1)))
+
+
 def merged_again(draw: Draw, copies: int) -> Ever:
     """LogMoment, into which the same shard was merged more than once."""
     return ever(log_moment_e(draw, draw.running_RK, copies))

@@ -135,6 +135,18 @@ def _adaptive(rng: np.random.Generator, runs: int) -> Answers:
     yield "mean <= limit, watched", HABIT, habits.mean_gate(draw)
 
 
+@scenario("drifting", "the mean goes up and down between 0.02 and 0.18, every 160 tokens")
+def _drifting(rng: np.random.Generator, runs: int) -> Answers:
+    stretch_N = np.arange(GROUPS * TOKENS) // 160 % 2
+    rate_RGT = np.broadcast_to(
+        np.where(stretch_N, 0.18, 0.02).reshape(1, GROUPS, TOKENS), _shape(runs)
+    )
+    draw = Draw.of(_hits(rng, rate_RGT), rate_RGT)
+    yield _REALISED, OURS, log_moment(draw)
+    yield "bets chosen from the last 64 tokens", HABIT, habits.bets_from_the_past(draw)
+    yield "sliding window of 5 rounds", HABIT, habits.sliding_window(draw)
+
+
 @scenario("shared prompts", "eight shards, prompts as in clustered")
 def _shared(rng: np.random.Generator, runs: int) -> Answers:
     yield f"{_POPULATION}, prompts drawn in one", OURS, group_ratio(_clustered_draw(rng, runs))
