@@ -10,5 +10,20 @@ from servanda.falsification import trajectory as _trajectory  # noqa: F401
 from servanda.falsification import truncation as _truncation  # noqa: F401
 from servanda.falsification import weighting as _weighting  # noqa: F401
 from servanda.falsification.base import CHALLENGES, Tightness, Trial, challenge, falsify
+from servanda.falsification.findings import Findings, find
+from servanda.falsification.procedures import Row, simulate
+from servanda.falsification.scenarios import SCENARIOS, Scenario
 
-__all__ = ["CHALLENGES", "Tightness", "Trial", "challenge", "falsify"]
+__all__ = [
+    "CHALLENGES",
+    "SCENARIOS",
+    "Findings",
+    "Row",
+    "Scenario",
+    "Tightness",
+    "Trial",
+    "challenge",
+    "falsify",
+    "find",
+    "simulate",
+]

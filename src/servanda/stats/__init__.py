@@ -1,19 +1,29 @@
 # Sequential statistics that stay valid while someone watches.
 
+from servanda.stats.alarm import ShiryaevRoberts
 from servanda.stats.expected import units_expected
 from servanda.stats.fidelity import Fidelity
 from servanda.stats.groups import GroupRatio
 from servanda.stats.interval import interval, units_at_best, units_to_decide
 from servanda.stats.log_moment import LogMoment
+from servanda.stats.multiplicity import attempt_alpha, e_bh, slice_alpha, step_alpha
 from servanda.stats.reach import Reach, reach
+from servanda.stats.unequal import ByChance, Unequal
 
 __all__ = [
+    "ByChance",
     "Fidelity",
     "GroupRatio",
     "LogMoment",
     "Reach",
+    "ShiryaevRoberts",
+    "Unequal",
+    "attempt_alpha",
+    "e_bh",
     "interval",
     "reach",
+    "slice_alpha",
+    "step_alpha",
     "units_at_best",
     "units_expected",
     "units_to_decide",
