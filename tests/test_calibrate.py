@@ -44,14 +44,14 @@ def good(folder, *, seed=1, last=480, open=run.in_process, **options):
 def done(tmp_path_factory):
     """A finished run, and the contract that was calibrated on it, in the same folder."""
     folder = tmp_path_factory.mktemp("good")
-    run_dir, path = good(folder, slices=SLICES + "\n" + kit_golden(folder))
+    run_dir, path = good(folder, slices=SLICES + "\n" + with_golden(folder))
     new = folder / "new.kernelcontract.yaml"
     answer = call(run_dir, "-o", new)
     assert answer.exit_code == 0, answer.output
     return folder, path, new, answer
 
 
-def kit_golden(folder):
+def with_golden(folder):
     fact = "{id: drift, metric: logit_osc_nats, aggregate: max, at_most: 9, slices: [all]}"
     return f"{kit.golden(folder)}\nnumerical: [{fact}]"
 
@@ -83,9 +83,13 @@ def test_the_table_says_what_decides_and_what_binds(done):
 
     assert re.match(r"toy: limits that a pair like the one of .* keeps", lines[0])
     assert lines[1] == ("drawn 500 times from 480 prompt groups: runs of 480, confidence 0.95")
-    rows = {line.split(":")[0]: line for line in lines if re.match(r"(tv|tail|k3|drift)\b", line)}
+    rows = {line.split(":")[0]: line for line in lines[3:8]}
     assert " first=a " in rows["tv"]
-    assert re.search(r" 0\.5 +0\.1\d+ +1\.00|0\.5 +0\.12", rows["tail"])
+    # the largest log ratio there is: log(.28 / .25), after an a
+    assert re.search(r" 0\.1133 +0 +0\.5 +0\.12 +1\.00 +sampling$", rows["tail"])
+    assert (
+        "tail: no token of the run lies beyond the limit, so what rarer ones do is not in its power"
+    ) in lines
     assert any("fact: true of the golden texts; no sampling, so no power" in x for x in lines)
     assert "shown: left as it is: its limit is relative to what is measured beside it" in lines
     assert re.search(
@@ -175,6 +179,26 @@ def test_no_limit_is_below_twice_the_self_noise(tmp_path):
     assert row["measured"] < row["floor"]
     assert 2 * row["floor"] <= row["limit"] < 2.2 * row["floor"]
     assert "self-noise: twice the floor, within which nothing is red" in call(run_dir).output
+
+
+def test_the_standard_set_is_what_one_would_promise_of_any_pair(tmp_path):
+    more = MORE + "reward: {range: [0, 2]}   # of an answer\n"
+    slices = SLICES + "\n" + with_golden(tmp_path)
+    run_dir, path = good(tmp_path, more=more, slices=slices, claim="realised", last=640)
+    new = tmp_path / "standard.kernelcontract.yaml"
+
+    answer = call(run_dir, "--standard", "-o", new)
+
+    assert answer.exit_code == 0, answer.output
+    contract = sv.load(new)
+    # p99.9 takes more tokens than there are, even of identical kernels
+    assert [c.id for c in contract.numerical] == ["drift"]
+    assert [c.id for c in contract.statistical] == ["tv", "tail", "k3", "reward"]
+    assert all(isinstance(c.at_most, float) for c in contract.statistical)
+    assert "reward: {range: [0, 2]}   # of an answer" in new.read_text()
+    assert contract.kernels == sv.load(path).kernels
+    # before, there was no limit
+    assert re.search(r"^tv: mean tv +first=a +0\.0\d+ +0 +0\.\d+ +\d\.\d+ ", answer.output, re.M)
 
 
 # refusals

@@ -5,6 +5,7 @@ from servanda.calibrate.base import Calibration, Left, Row
 from servanda.calibrate.limits import FEWEST, calibrate
 from servanda.calibrate.rewrite import rewritten
 from servanda.calibrate.seen import Seen, seen
+from servanda.calibrate.standard import standard
 
 __all__ = [
     "FEWEST",
@@ -16,4 +17,5 @@ __all__ = [
     "calibrate",
     "rewritten",
     "seen",
+    "standard",
 ]

@@ -21,6 +21,7 @@ class Row:
         slice: the one that decides: no smaller limit serves it.
         measured, floor: there, in the unit of the limit; of a percentile the percentile of
             what was measured, and of each side against itself.
+        before: the limit that the contract had; None where it had no such clause.
         limit: None where it is refused.
         power: share of the later runs in which the clause holds on all its slices; None for
             a fact, which a sample has no part in.
@@ -34,7 +35,7 @@ class Row:
     place: Place
     measured: float | None
     floor: float | None
-    before: float
+    before: float | None
     limit: float | None
     power: float | None
     binds: Binds

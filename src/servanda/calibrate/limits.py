@@ -24,6 +24,7 @@ from servanda.plan import Plan
 
 FEWEST = 50  # prompt groups of a run, or of a slice: fewer are no ground to draw from
 _FACTS = (Fact, BoundedFact, CalibrationFact)
+_BEYOND = "no token of the run lies beyond the limit, so what rarer ones do is not in its power"
 _RECORD = "let the engine record its logprobs as float32 or float64"
 
 
@@ -78,7 +79,8 @@ class _Promise:
         )
         least = capture_floor(clause.metric, self.capture, clause.aggregate or "mean")
         if limit >= least:
-            return row
+            beyond = again.kind.feed.threshold is not None and limit >= again.largest
+            return replace(row, note=_BEYOND) if beyond else row
         note = (
             f"{limit:g} would do, and logprobs are recorded as {self.capture} (off by up to "
             f"{eta(self.capture):.1e}): rounding alone reads as {least:.1e}; {_RECORD}"

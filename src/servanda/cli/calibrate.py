@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
 import numpy as np
 
-from servanda.calibrate import Calibration, Row, accept, rewritten, seen
+from servanda.calibrate import Calibration, Row, accept, rewritten, seen, standard
 from servanda.calibrate import calibrate as calibrated
+from servanda.clauses import CellVerdict
 from servanda.cli.output import show
 from servanda.cli.report import read
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.faults import signatures
 from servanda.plain import to_plain
+from servanda.plan import Plan
 from servanda.power import power as power_of
 from servanda.report.words import columns, number, percent
 from servanda.reread import Finished, moved, reread
 from servanda.rundir import ATTEMPT
-from servanda.verdict import Caught
+from servanda.verdict import Caught, judge
 
 _SEED = 20260607  # the same run gives the same limits
 _BINDS = {
@@ -56,6 +59,12 @@ _BINDS = {
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Write the contract with them to FILE."
 )
+@click.option(
+    "--standard",
+    "standard_set",
+    is_flag=True,
+    help="Limits of a standard set of clauses, instead of the contract's own.",
+)
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
 @click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text")
 def calibrate(
@@ -64,6 +73,7 @@ def calibrate(
     resamples: int,
     contract: Path | None,
     output: Path | None,
+    standard_set: bool,
     force: bool,
     format_: str,
 ) -> None:
@@ -84,17 +94,12 @@ def calibrate(
     verdict = read(run_dir)
     with reread(run_dir, verdict, contract) as run:
         accept(run.plan, verdict)
-        rng = np.random.Generator(np.random.Philox(key=_SEED))
-        found = calibrated(
-            # a contract with other limits is another one: its first attempt is to come
-            replace(run.plan, attempt=1),
-            seen(run.plan, verdict.key, run.rounds),
-            verdict.cells,
-            power=power,
-            resamples=resamples,
-            rng=rng,
-        )
-        text = rewritten(run.text, {place: f"{limit:g}" for place, limit in found.limits.items()})
+        if standard_set:
+            found, text = _of_standard(run, power, resamples)
+        else:
+            found = _calibrated(run, run.plan, verdict.cells, power, resamples)
+            text = run.text
+        text = rewritten(text, {place: f"{limit:g}" for place, limit in found.limits.items()})
         caught = _caught(run, text)
     if format_ == "json":
         data = {
@@ -109,6 +114,33 @@ def calibrate(
         places = moved(run.plan.contract, run.path.parent, output.parent)
         _write(output, rewritten(text, places))
         click.echo(f"wrote {output}", err=format_ == "json")
+
+
+def _calibrated(
+    run: Finished, plan: Plan, judged: Sequence[CellVerdict], power: float, resamples: int
+) -> Calibration:
+    rounds = seen(plan, run.verdict.key, run.rounds)
+    rng = np.random.Generator(np.random.Philox(key=_SEED))
+    # a contract with other limits is another one: its first attempt is to come
+    plan = replace(plan, attempt=1)
+    return calibrated(plan, rounds, judged, power=power, resamples=resamples, rng=rng)
+
+
+def _of_standard(run: Finished, power: float, resamples: int) -> tuple[Calibration, str]:
+    """The standard set instead of the contract's clauses, without those that get no limit."""
+    without: set[str] = set()
+    while True:
+        text = standard(run.plan, run.text, without)
+        plan = run.planned(text)
+        judged = judge(plan, run.weighed(plan), intervals=False).cells
+        found = _calibrated(run, plan, judged, power, resamples)
+        idle = {one.clause for one in found.left}
+        idle |= {row.clause for row in found.rows if row.limit is None}
+        if not idle:
+            # what stood there before was no limit
+            rows = tuple(replace(row, before=None) for row in found.rows)
+            return replace(found, rows=rows), text
+        without |= idle
 
 
 def _refuse_place(output: Path | None, force: bool) -> None:
@@ -166,7 +198,7 @@ def _row(row: Row) -> list[str]:
         row.slice,
         number(row.measured),
         number(row.floor),
-        f"{row.before:g}",
+        "" if row.before is None else f"{row.before:g}",
         "refused" if row.limit is None else f"{row.limit:g}",
         "" if row.power is None else f"{row.power:.2f}",
         row.binds if row.enforced else f"{row.binds} (monitored)",
