@@ -197,7 +197,8 @@ def _promise(cells: Sequence[Again], power: float, capture: str) -> _Promise | s
         if again.met < FEWEST:
             return (
                 f"{again.met} prompt groups of the run met slice {again.cell.cut.name!r}, and a "
-                f"limit is calibrated on {FEWEST} or more"
+                f"limit is calibrated on {FEWEST} or more: measure more, or give that slice a "
+                "clause of its own"
             )
     highest = _highest(cells)
     clear = [steps.first(steps.LOWEST, highest, again.clear_of_noise) for again in cells]
