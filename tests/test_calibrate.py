@@ -227,6 +227,23 @@ def test_a_limit_that_the_record_cannot_carry_is_refused(tmp_path):
     assert sv.load(tmp_path / "new.yaml").statistical[1].at_most == 0.5
 
 
+def test_no_limit_is_below_the_rounding_of_a_fine_record(tmp_path):
+    tail = "  - {id: tail, metric: abs_log_ratio_nats, aggregate: p90, at_most: 0.5}"
+    answer = call(recorded(tmp_path, "float32", tail))
+
+    # half a unit in the last place of a logprob of 3 nats is 2^-23
+    assert re.search(r"^tail: .* 0\.5 +1\.2e-07 +1\.00 +record$", answer.output, re.M)
+
+
+def test_a_percentile_is_kept_clear_of_noise_that_is_larger_than_the_gap(tmp_path):
+    tail = "  - {id: tail, metric: abs_log_ratio_nats, aggregate: p90, at_most: 0.9}"
+    run_dir, _ = good(tmp_path, open=lambda kernel, _: Noisy(kernel), more=tail, slices="")
+
+    _, row = json.loads(call(run_dir, "--format", "json").stdout)["rows"]
+
+    assert (row["binds"], row["limit"]) == ("self-noise", pytest.approx(0.4, abs=0.01))
+
+
 @pytest.mark.parametrize("capture", ["bfloat16", "float16", "float32", "float64"])
 def test_the_precision_of_a_record_is_read_off_it(capture):
     logp_N = -np.random.default_rng(1).exponential(3.0, 200)

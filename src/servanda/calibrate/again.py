@@ -7,13 +7,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from servanda.calibrate.seen import Seen
-from servanda.clauses import Cell, Certificate
+from servanda.clauses import Cell, Certificate, View
 from servanda.clauses.certificate import Units
 from servanda.clauses.feed import Feed
 from servanda.stats.log_moment import NEG
@@ -144,20 +145,24 @@ class Again:
         found = [self._percentile(side) for side in sides]
         return max((x for x in found if x is not None), default=None)
 
-    @property
-    def largest(self) -> float:
-        """The largest finite value that was measured; 0 where there is none."""
-        values = self._values(self.seen.own)
+    def largest(self, *, selves: bool = False) -> float:
+        """The largest finite value that was measured; 0 where there is none.
+
+        Args:
+            selves: whether a side against itself counts as well.
+        """
+        more = [view for views in self.seen.selves for view in views] if selves else []
+        values = self._values((*self.seen.own, *more))
         return float(values[np.isfinite(values)].max(initial=0.0))
 
-    def _percentile(self, views: tuple) -> float | None:  # type: ignore[type-arg]
+    def _percentile(self, views: Sequence[View]) -> float | None:
         values = self._values(views)
         if not len(values):
             return None
         share = 1 - self.kind.feed.limit
         return float(np.quantile(values, share, method="inverted_cdf"))
 
-    def _values(self, views: tuple) -> Floats:  # type: ignore[type-arg]
+    def _values(self, views: Sequence[View]) -> Floats:
         parts = [self.kind.values(self.cell, v)[v.mask(self.cell.cut)] for v in views]
         values = np.concatenate(parts) if parts else np.zeros(0)
         return values[~np.isnan(values)]

@@ -25,6 +25,7 @@ from servanda.plan import Plan
 FEWEST = 50  # prompt groups of a run, or of a slice: fewer are no ground to draw from
 _FACTS = (Fact, BoundedFact, CalibrationFact)
 _BEYOND = "no token of the run lies beyond the limit, so what rarer ones do is not in its power"
+_COARSE = ("bfloat16", "float16")  # a limit that they reach is of rounding, not of kernels
 _RECORD = "let the engine record its logprobs as float32 or float64"
 
 
@@ -33,8 +34,9 @@ class _Promise:
     """A clause on all its slices, in later runs.
 
     Args:
-        step: of the limit; start: at which it holds often enough by itself.
-        highest: the last step at which the clause could still fail.
+        decides: the slice that needs the limit.
+        step: of the limit; highest: the last one at which the clause could still fail.
+        capture: what logprobs are recorded in.
     """
 
     clause: Clause
@@ -61,8 +63,12 @@ class _Promise:
 
     def row(self) -> Row:
         """The clause's limit, or why there is none."""
-        clause, limit, again = self.clause, self.limit, self.decides
+        clause, again = self.clause, self.decides
         assert isinstance(clause.at_most, float)
+        least = capture_floor(clause.metric, self.capture, clause.aggregate or "mean")
+        wanted = self.limit
+        if wanted < least:
+            self.step, self.binds = steps.at_or_above(least), "record"
         row = Row(
             clause=clause.id,
             metric=clause.metric,
@@ -72,20 +78,19 @@ class _Promise:
             measured=again.measured(),
             floor=again.floor(),
             before=clause.at_most,
-            limit=limit,
+            limit=self.limit,
             power=float(self.holds.mean()),
             binds=self.binds,
             enforced=clause.enforced,
         )
-        least = capture_floor(clause.metric, self.capture, clause.aggregate or "mean")
-        if limit >= least:
-            beyond = again.kind.feed.threshold is not None and limit >= again.largest
-            return replace(row, note=_BEYOND) if beyond else row
-        note = (
-            f"{limit:g} would do, and logprobs are recorded as {self.capture} (off by up to "
-            f"{eta(self.capture):.1e}): rounding alone reads as {least:.1e}; {_RECORD}"
-        )
-        return replace(row, limit=None, power=None, binds="record", note=note)
+        if self.binds == "record" and self.capture in _COARSE:
+            note = (
+                f"{wanted:g} would do, and logprobs are recorded as {self.capture} (off by up to "
+                f"{eta(self.capture):.1e}): rounding alone reads as {least:.1e}; {_RECORD}"
+            )
+            return replace(row, limit=None, power=None, note=note)
+        beyond = again.kind.feed.threshold is not None and self.limit >= again.largest()
+        return replace(row, note=_BEYOND) if beyond else row
 
 
 def calibrate(
@@ -234,7 +239,7 @@ def _highest(cells: Sequence[Again]) -> int:
     if feed.threshold is not None:
         # beyond the largest value nothing changes any more
         most = DIVERGENCES[cells[0].cell.clause.metric].span[1]
-        top = max(again.largest for again in cells)
+        top = max(again.largest(selves=True) for again in cells)
         if 0 < top < most:
             return steps.at_or_above(top)
         if not top:

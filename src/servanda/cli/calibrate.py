@@ -30,7 +30,7 @@ _BINDS = {
     "sampling": "sampling: a smaller one is not shown often enough at these sizes",
     "together": "together: raised, so that all slices and clauses hold in the same runs",
     "self-noise": "self-noise: twice the floor, within which nothing is red",
-    "record": "record: refused, the recorded logprobs are too coarse for it",
+    "record": "record: rounding of the recorded logprobs alone would reach a smaller one",
     "fact": "fact: true of the golden texts; no sampling, so no power",
 }
 
