@@ -59,6 +59,7 @@ FLOORS = (
     },
     {
         "admission",
+        "drawing",
         "golden_intervals",
         "engines",
         "faults",
