@@ -23,6 +23,7 @@ FLOORS = (
         "fields",
         "identity",
         "plain",
+        "rewards",
         "latency",
         "sampling",
         "slices",
@@ -33,6 +34,7 @@ FLOORS = (
         "workload",
     },
     {
+        "answers",
         "clauses",
         "columns",
         "contrast",
@@ -71,6 +73,7 @@ FLOORS = (
         "probe",
         "rounds",
         "rundir",
+        "scoring",
         "timing",
     },
     {"__main__", "cli", "comparison", "drill", "loading", "run"},

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,14 +14,16 @@ from typing import Any
 import numpy as np
 
 from servanda.admission import as_declared, path_of
-from servanda.contract import Kernel, Path
-from servanda.engines.base import Engine
+from servanda.clauses import DRAWS, REWARD
+from servanda.contract import PACK, Kernel, Path
+from servanda.engines.base import Engine, verb_of
 from servanda.identity import Description
 from servanda.plan import Plan
 from servanda.rounds import SIDES, in_order, round_name
 from servanda.rundir import RunDirectory
 from servanda.sampling import Sampling
 from servanda.schedule import Schedule, Unit
+from servanda.scoring import Scorer
 from servanda.trace import Batch, Trace
 
 
@@ -32,6 +35,7 @@ class Drawing:
         kernels, engines, descriptions, pools: of each side; a pool is one thread.
         prompts: workload -> token ids of each line.
         classes: of each token id, [V], or None where no slice is cut by them.
+        scorer: gives whole answers their reward; None where no clause asks for it.
     """
 
     plan: Plan
@@ -42,6 +46,7 @@ class Drawing:
     pools: Mapping[str, ThreadPoolExecutor]
     prompts: Mapping[str, Sequence[tuple[int, ...]]]
     classes: Any
+    scorer: Scorer | None = None
 
     def _batch(self, schedule: Schedule, units: Sequence[Unit], continuations: Any = ()) -> Batch:
         return Batch(
@@ -51,16 +56,28 @@ class Drawing:
             continuations,
         )
 
-    def drawn(self, schedule: Schedule, index: int, units: tuple[Unit, ...], side: str) -> Trace:
-        """The answers of one kernel to a round's prompts, from disk or drawn now."""
+    def drawn(
+        self,
+        schedule: Schedule,
+        index: int,
+        units: tuple[Unit, ...],
+        side: str,
+        what: str | None = None,
+    ) -> Trace:
+        """The answers of one kernel to a round's prompts, from disk or drawn now.
+
+        Args:
+            what: the name they are kept by, where it is not that of the side.
+        """
         batch = self._batch(schedule, units)
-        engine, sampling = self.engines[side], schedule.workload.sampling.transform
+        engine, sampling = self.engines[side], self._sampling(schedule, side)
 
         def draw() -> Trace:
-            trace = in_order(batch, engine.generate, sampling, schedule.seed)
-            return self._classified(batch, trace)
+            # one seed for every kernel: the draws of a sequence are coupled, see reward_gap
+            trace = in_order(batch, verb_of(engine, "generate"), sampling, schedule.seed)
+            return self._rewarded(schedule, units, side, self._classified(batch, trace))
 
-        trace = self.run.kept(round_name(schedule, index, side), draw)
+        trace = self.run.kept(round_name(schedule, index, what or side), draw)
         return self._declared(trace, schedule, side, "decode")
 
     def _declared(self, trace: Trace, schedule: Schedule, side: str, path: Path) -> Trace:
@@ -81,6 +98,39 @@ class Drawing:
         previous_N = self.classes[np.array(before_N, dtype=np.int64)]
         columns = {**trace.columns, "token_class": code_N, "previous_class": previous_N}
         return replace(trace, columns=columns)
+
+    def _rewarded(
+        self, schedule: Schedule, units: Sequence[Unit], side: str, trace: Trace
+    ) -> Trace:
+        """The trace with the reward of each answer that a clause on rewards speaks of."""
+        cuts = self.plan.scored(schedule.name)
+        if self.scorer is None or not cuts or side == "stable":
+            return trace
+        prompts, lost_S = schedule.corpus.prompts, trace.lost_S | (trace.length_S == 0)
+        tokens_S = trace.prompt_tokens_S.tolist()
+        met = [
+            s
+            for s, unit in enumerate(units)
+            if not lost_S[s]
+            if any(cut.may_meet(prompts[unit.row], tokens_S[s]) for cut in cuts)
+        ]
+        answers = trace.continuations
+        texts = self._texts(side, [answers[s] for s in met])
+        reward_S = np.full(len(units), np.nan)
+        for s, text in zip(met, texts, strict=True):
+            reward_S[s] = self.scorer(schedule.corpus, units[s].row, text, side)
+        columns = {**trace.columns, REWARD: np.repeat(reward_S, trace.length_S)}
+        return replace(trace, columns=columns)
+
+    def _texts(self, side: str, answers: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each answer before the token that ends it."""
+        ends = set(self.descriptions[side].eos)
+        ids = [[*itertools.takewhile(lambda t: t not in ends, tokens)] for tokens in answers]
+        if self.kernels[side].engine != PACK:
+            return verb_of(self.engines[side], "decode")(ids)
+        # a pack has no tokenizer, and both sides have one vocabulary
+        decode = verb_of(self.engines["train"], "decode")
+        return self.pools["train"].submit(decode, ids).result()
 
     def _sampling(self, schedule: Schedule, side: str) -> Sampling:
         """The declared transform; the train kernel may have one of its own."""
@@ -110,6 +160,9 @@ class Drawing:
         scores = {"train": score("train", "train", batch)}
         if len(again):
             scores |= {f"self_{side}": score(side, f"self_{side}", again) for side in SIDES}
+        if self.plan.scored(schedule.name):
+            pool = self.pools["train"]
+            scores[DRAWS] = pool.submit(self.drawn, schedule, index, units, "train", DRAWS)
         if self.plan.stable_rounds:
             pool = self.pools["stable"]
             scores["stable"] = pool.submit(self.drawn, schedule, index, units, "stable")

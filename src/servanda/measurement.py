@@ -2,6 +2,7 @@
 #
 # The infer kernel draws; the train kernel re-scores what was drawn; a tenth of the
 # sequences is scored once more by each side in another batch, which is its self-noise.
+# Where rewards are compared, the train kernel draws as well, from the same prompts.
 # While train scores one round, infer draws the next: two processes, two cores.  Whatever a
 # round yields is on disk before it counts, and a resumed run re-reads it and draws nothing
 # twice, for a draw is keyed by (seed, sequence, position).
@@ -37,6 +38,7 @@ from servanda.plan import Plan
 from servanda.rounds import SIDES, peers, round_name
 from servanda.rundir import RunDirectory
 from servanda.schedule import Schedule
+from servanda.scoring import scorer_of
 from servanda.timing import measure_timing
 from servanda.token_classes import codes
 from servanda.trace import Trace, align
@@ -85,6 +87,7 @@ class Measurement:
         self._stack.close()
 
     def _start(self) -> None:
+        scorer = scorer_of(self.plan)  # a reward that cannot be loaded is said at once
         kernels = {side: getattr(self.plan.contract.kernels, side) for side in SIDES}
         if self.plan.stable is not None:
             kernels["stable"] = self.plan.stable
@@ -112,6 +115,7 @@ class Measurement:
             attempt=self.plan.attempt,
             grade=same_policy(train, self.descriptions["infer"]),
             stable=self.descriptions["stable"].digest if "stable" in kernels else "",
+            reward=self.plan.reward,
         )
         if "stable" in kernels:
             same_policy(train, self.descriptions["stable"], "stable")
@@ -131,6 +135,7 @@ class Measurement:
             pools,
             self.prompts,
             self._token_classes(),
+            scorer,
         )
 
     def _refuse_other_tokens(self, other: str) -> None:
