@@ -141,8 +141,7 @@ class RewardGap(BySequence, Sampled):
         )
 
     def noise(self, cell: Cell, view: View) -> None:
-        """None: no answer is drawn again in another batch."""
-        return
+        """Nothing: no answer is drawn again in another batch, so there is no floor."""
 
     def floor(self, cell: Cell, parts: list[None]) -> None:
         return None
