@@ -23,6 +23,7 @@ FLOORS = (
         "fields",
         "identity",
         "plain",
+        "rewards",
         "latency",
         "sampling",
         "slices",
@@ -34,6 +35,7 @@ FLOORS = (
     },
     {
         "calibrate",
+        "answers",
         "clauses",
         "columns",
         "contrast",
@@ -60,6 +62,7 @@ FLOORS = (
     },
     {
         "admission",
+        "drawing",
         "golden_intervals",
         "engines",
         "faults",
@@ -71,6 +74,7 @@ FLOORS = (
         "probe",
         "rounds",
         "rundir",
+        "scoring",
         "timing",
     },
     {"__main__", "cli", "comparison", "drill", "loading", "reread", "run"},

@@ -18,7 +18,6 @@ from servanda.marks import Marks, Path
 from servanda.scope import known_by_name
 
 KNOWN_LATER = (
-    "reward_gap",
     "policy_gradient_bias",
     "ratio_budget",
     "support_mass",
