@@ -62,6 +62,9 @@ ASSUMPTIONS: Mapping[str, Assumption] = MappingProxyType(
         "every_context": Assumption(
             "the drift stays within its bound at every context, those that nobody measured included"
         ),
+        "every_token": Assumption(
+            "the log-ratio stays within its bound for every token, those never drawn included"
+        ),
         "same_filters": Assumption("both kernels sample from the same kept set of tokens"),
         "one_ratio": Assumption(
             "the clipped ratio is train over infer (bypass mode), so that kernel gap and policy "

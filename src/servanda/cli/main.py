@@ -22,7 +22,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "Measure and judge": ("check", "compare", "report"),
     "Contracts": ("init", "lint", "explain", "schema", "plan", "presets"),
     "Pieces": ("measure",),
-    "See it": ("demo",),
+    "See it": ("demo", "bench"),
 }
 
 

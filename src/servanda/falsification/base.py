@@ -38,9 +38,11 @@ class Trial:
 
     @property
     def violated_N(self) -> NDArray[np.bool_]:
-        slack_N = _ABSOLUTE + _RELATIVE * np.maximum(np.abs(self.exact), np.abs(self.bound))
+        # a bound without end has no rounding, and inf - inf would be no number
+        finite_N = np.where(np.isfinite(self.bound), self.bound, 0.0)
+        slack_N = _ABSOLUTE + _RELATIVE * np.maximum(np.abs(self.exact), np.abs(finite_N))
         over_N = self.exact > self.bound + slack_N
-        under_N = self.exact < self.bound - slack_N
+        under_N = self.exact + slack_N < self.bound
         return {"at most": over_N, "at least": under_N, "equal": over_N | under_N}[self.sense]
 
     @property
