@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from servanda import run
-from servanda.bounds import PSI
+from servanda.bounds import PSI, THEOREMS
+from servanda.clauses import CHAIN
+from servanda.clauses.certificate import ALWAYS
 from servanda.explain.contract import explain_contract
 from servanda.loading import compile, load
+from servanda.stats import units_at_best
 from tests import kit
 
 Q = {"": kit.moved(kit.BASE, 0.06)}
@@ -240,3 +243,21 @@ def test_a_loss_by_answers_speaks_of_slices_of_requests_unless_told_otherwise(tm
     )
     cells = compile(load(path)).cells
     assert {cell.cut.name for cell in cells if cell.clause.id == "c"} == {"all"}
+
+
+@pytest.mark.parametrize("metric", ["weight_gap", "policy_gradient_bias", "support_mass"])
+def test_a_clause_is_what_its_theorem_is(metric):
+    theorem, clause = THEOREMS.get(metric) or THEOREMS["missing_mass"], CHAIN[metric]
+    assert clause.standing == theorem.standing
+    assert {*theorem.assumes} - {*ALWAYS} <= {*clause.assumes}
+
+
+def test_the_needs_that_are_explained_are_those_of_a_metric_below_0(tmp_path):
+    """A weight cut at 10 is 0.9 of the way up where the kernels agree, and not at the bottom."""
+    clause = "  - {id: c, metric: support_mass, at_most: 0.05, slices: all}"
+    path, _ = kit.write(tmp_path, more=clause, width=WIDTH)
+    plan = compile(load(path))
+    (cell,) = (cell for cell in plan.cells if cell.clause.id == "c")
+    feed = cell.kind.feed
+    needed = units_at_best(feed.limit, plan.alpha, feed.best)
+    assert f" {needed:,} " in explain_contract(plan)

@@ -63,3 +63,12 @@ def test_it_grows_towards_the_limit_and_is_none_at_it():
 def test_only_a_violation_is_shared_among_cells():
     assert units_expected(0.1, 0.05, 0.05, 1) == units_expected(0.1, 0.05, 0.05, 9)
     assert units_expected(0.1, 0.2, 0.05, 1) < units_expected(0.1, 0.2, 0.05, 9)
+
+
+def test_what_identical_kernels_are_need_not_be_0():
+    """A metric between -9 and 1 is x = 0.9 where the kernels agree."""
+    limit, best = 0.9005, 0.9
+    assert units_expected(limit, best, 0.05, best=best) == units_at_best(limit, 0.05, best)
+    found = units_expected(limit, 0.90025, 0.05, best=best)
+    x = np.repeat([best, 1.0], [round(0.9975 * found), round(0.0025 * found)])
+    assert LogMoment.of(x).log_e_below(limit) == pytest.approx(math.log(1 / 0.05), rel=0.05)
