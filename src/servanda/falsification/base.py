@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 Sense = Literal["at most", "at least", "equal"]
 
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-12  # rounding of float64 sums over small vocabularies
+_TELLING = 1e-8  # of smaller bounds rounding would decide how tight they are
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Trial:
         small, large = self.exact, self.bound
         if self.sense == "at least":
             small, large = large, small
-        meaningful = (large > _ABSOLUTE) & np.isfinite(large)
+        meaningful = (large > _TELLING) & np.isfinite(large)
         return small[meaningful] / large[meaningful]
 
 

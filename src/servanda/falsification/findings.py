@@ -122,8 +122,8 @@ and exits 1 if a theorem is broken or a procedure of ours is wrong more often th
 
 Each is held against exact values: kernels small enough to enumerate, drawn at random and climbed
 towards the bound. Nothing is estimated, so one value beyond its bound by more than rounding is a
-*violation*. *Tightest* is the largest exact value over its bound, 1 where a case attains it (a hair
-more is the rounding of tiny values); *typical* is the median. *Sharp* says that no smaller bound is
+*violation*. *Tightest* is the largest exact value over its bound, 1 where a case attains it;
+*typical* is the median. *Sharp* says that no smaller bound is
 true in general. *Standing* is what a number is once its inputs are certified.
 
 {theorems}
