@@ -11,6 +11,7 @@ from servanda.clauses.base import Array
 from servanda.contract import Clause, Relative
 from servanda.divergence import DIVERGENCES
 
+_HAIR = 1e-9  # below 0 is rounding; more is an error, which the statistics refuse
 _CUT = 20.0  # limits at which the mean of an unbounded metric is cut, to be refuted
 
 
@@ -38,7 +39,8 @@ class Feed:
     def x(self, values_N: Array) -> Array:
         if self.threshold is not None:
             return (values_N > self.threshold).astype(np.float64)
-        return np.minimum((values_N - self.low) / self.scale, 1.0)
+        x_N = np.minimum((values_N - self.low) / self.scale, 1.0)
+        return np.where((x_N < 0) & (x_N > -_HAIR), 0.0, x_N)
 
     def value(self, x: float) -> float:
         """A mean of x in units of the metric."""
@@ -49,6 +51,13 @@ class Feed:
         return max(self.limit, 2 * floor + self.low / self.scale) if floor else self.limit
 
 
+def share_beyond(clause: Clause) -> float:
+    """The share of tokens that a percentile clause allows beyond its limit."""
+    assert clause.percentile is not None
+    # 100 - 99.9 carries rounding that nobody wrote
+    return round((100.0 - clause.percentile) / 100.0, 12)
+
+
 def feed_of(clause: Clause) -> Feed | None:
     """The feed of a statistical clause; None where this version knows no certificate."""
     metric, limit = DIVERGENCES[clause.metric], clause.at_most
@@ -56,9 +65,7 @@ def feed_of(clause: Clause) -> Feed | None:
         return None
     relative = isinstance(limit, Relative)
     if clause.percentile is not None:
-        # 100 - 99.9 carries rounding that nobody wrote
-        share = round((100.0 - clause.percentile) / 100.0, 12)
-        return None if relative else Feed(limit=share, threshold=limit)
+        return None if relative else Feed(limit=share_beyond(clause), threshold=limit)
     low, high = metric.span
     high = high if clause.clip is None else clause.clip
     if low == 0.0 and math.isinf(high) and not relative and limit > 0:

@@ -32,7 +32,7 @@ from servanda.clauses.base import (
     peak,
 )
 from servanda.clauses.certificate import Process, Tally, total
-from servanda.clauses.chain import CHAIN, Lack, limit_of
+from servanda.clauses.chain import CHAIN, ChainMetric, Lack, limit_of
 from servanda.clauses.sequences import BySequence, sequence_units
 from servanda.contract import Clause, Contract
 from servanda.slices import Known
@@ -97,6 +97,10 @@ class RewardGap(BySequence, Sampled):
     example: ClassVar[str] = "{id: reward, metric: reward_gap, at_most: 0.05, slices: [all]}"
     takes: ClassVar[frozenset[str]] = frozenset()
     known: ClassVar[Known] = "request"
+
+    @classmethod
+    def under(cls, _: Contract, /) -> type[ChainMetric]:
+        return cls
 
     @classmethod
     def lacks(cls, contract: Contract, clause: Clause) -> Iterator[Lack]:
