@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.clauses import DRAWS, Cell, View
+from servanda.clauses import DRAWS, SELVES, Cell, View
 from servanda.columns import columns
 from servanda.corpus import Corpus
 from servanda.errors import EvidenceError
@@ -171,9 +171,11 @@ def _weigh_round(plan: Plan, measured: Round) -> tuple[Weighed, dict[str, Portra
         units = tuple(unit_of[int(s)] for s in pair.infer.sequence_S)
         return _round_view(schedule, cells, units, pair)
 
-    peers = {name: view(pair) for name, pair in measured.peers.items()}
+    peers = {
+        name: replace(view(pair), itself=name in SELVES) for name, pair in measured.peers.items()
+    }
     own = replace(view(measured.pair), peers=peers)
-    selves = [peers[name] for name in ("self_train", "self_infer") if name in peers]
+    selves = [peers[name] for name in SELVES if name in peers]
     stable = peers.get("stable")
     weighed = Weighed(
         tuple(c and c.kind.weigh(c, own) for c in mine),

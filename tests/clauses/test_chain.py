@@ -7,11 +7,15 @@ import pytest
 
 from servanda import run
 from servanda.bounds import PSI, THEOREMS
-from servanda.clauses import CHAIN
+from servanda.clauses import CHAIN, Cell, SupportMass, View, WeightGap
 from servanda.clauses.certificate import ALWAYS
+from servanda.clauses.chain import between
+from servanda.contract import Clause
 from servanda.explain.contract import explain_contract
 from servanda.loading import compile, load
+from servanda.slices import Cut
 from servanda.stats import units_at_best
+from servanda.trace import Trace, TracePair
 from tests import kit
 
 Q = {"": kit.moved(kit.BASE, 0.06)}
@@ -261,3 +265,25 @@ def test_the_needs_that_are_explained_are_those_of_a_metric_below_0(tmp_path):
     feed = cell.kind.feed
     needed = units_at_best(feed.limit, plan.alpha, feed.best)
     assert f" {needed:,} " in explain_contract(plan)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        WeightGap(between(0.02, PSI["tis"](2.0).span), PSI["tis"](2.0)),
+        SupportMass(between(0.02, (-9.0, 1.0))),
+    ],
+)
+def test_the_floor_of_a_signed_gap_is_not_made_of_its_scatter(kind):
+    """Log ratios that scatter within the cap leave nothing uncorrected, in any sample."""
+    log_ratio_N = np.random.default_rng(5).normal(0.0, 0.1, 500)
+    kernel = {"sequence_S": np.arange(1), "length_S": np.array([500]), "lost_S": np.zeros(1, bool)}
+    kernel |= {"prompt_tokens_S": np.ones(1), "token_N": np.zeros(500)}
+    infer, train = (Trace(**kernel, columns={"logp": x}) for x in (np.zeros(500), log_ratio_N))
+    groups = {"group_N": np.zeros(500, int), "group_S": np.zeros(1, int), "launched": 1}
+    view = View(TracePair(infer, train), {}, **groups, width=500, itself=True)
+    cut = Cut("all")
+    clause = Clause.model_validate({"id": "c", "metric": "weight_gap", "at_most": 0.02})
+    cell = Cell(clause, "statistical", (), cut, "realised", 500, kind)
+    assert kind.level([kind.noise(cell, view)]) == pytest.approx(0.0, abs=1e-12)
+    assert kind.feed.red_line(kind.floor(cell, [(kind.noise(cell, view),)])) == kind.feed.limit

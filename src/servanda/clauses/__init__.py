@@ -27,7 +27,7 @@ from servanda.clauses.mass_gap import MassGap
 from servanda.clauses.relative import RelativeCertificate, RelativeToNoise, RelativeToStable
 from servanda.clauses.reward_gap import DRAWS, REWARD, RewardGap
 from servanda.clauses.sequences import BySequence, RewardDrift
-from servanda.clauses.steadiness import SelfNoise
+from servanda.clauses.steadiness import SELVES, SelfNoise
 from servanda.clauses.support import SupportMass
 from servanda.clauses.timing import TIMINGS, LoadOf, ServiceLevel, service_level
 from servanda.contract import Clause, Relative
@@ -38,6 +38,7 @@ __all__ = [
     "DRAWS",
     "GUARDS",
     "REWARD",
+    "SELVES",
     "TIMINGS",
     "BatchInvariance",
     "BoundedFact",

@@ -69,6 +69,7 @@ class View:
         peers: what these numbers are compared with: "self_train" and "self_infer", a tenth
             of the sequences on each side against itself; "stable", the stable kernel on
             the same prompts; "train_draws", train's own answers to them, on both sides.
+        itself: whether both sides are one kernel, in other batches.
     """
 
     pair: TracePair
@@ -81,6 +82,7 @@ class View:
     uniform_N: Array | None = None
     exact: Mapping[str, Array] = field(default_factory=dict)
     peers: Mapping[str, View] = field(default_factory=dict)
+    itself: bool = False
 
     @cached_property
     def usable_N(self) -> Array:

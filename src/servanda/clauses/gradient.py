@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from servanda.bounds import (
     LOGIT_SCORE_NORM,
     PSI,
@@ -107,7 +109,19 @@ class Gap(ChainCertificate):
         return f"{self.meaning}, {_SUMS[self.loss]}"
 
     def values(self, cell: Cell, view: View) -> Array:
-        return self.factor * weight_gap(view.log_ratio(), self.psi)
+        return self.factor * self.gap(view)
+
+    def gap(self, view: View) -> Array:
+        """g(w) of each token, [N]; of a kernel with itself |psi - w|, of the same mean.
+
+        A kernel can draw whatever it can draw, so E w = 1 there, and its noise would only
+        blur a floor that is near 0.
+        """
+        if not view.itself:
+            return weight_gap(view.log_ratio(), self.psi)
+        with np.errstate(over="ignore"):
+            w_N = np.exp(view.log_ratio())
+        return np.abs(self.psi.weight(w_N) - w_N)
 
 
 class BiasGap(Gap):
@@ -152,8 +166,7 @@ class AnswerGap(SequenceCertificate, Gap):
         """[S]; NaN where an answer was lost or has a token without a logprob."""
         length_S = view.pair.infer.length_S
         weight_N = loss_weights(self.loss, length_S[length_S > 0])
-        gap_N = self.factor * weight_gap(view.log_ratio(), self.psi)
-        return view.over_sequences(weight_N * gap_N)
+        return view.over_sequences(weight_N * self.factor * self.gap(view))
 
 
 @CHAIN.register("weight_gap")

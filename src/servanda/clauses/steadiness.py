@@ -17,7 +17,7 @@ from servanda.clauses.base import GUARDS, Cell, CellVerdict, Look, Source, View,
 from servanda.clauses.certificate import Grown, Tally, process_of
 from servanda.stats.log_moment import log_mean_exp
 
-SIDES = ("self_train", "self_infer")
+SELVES = ("self_train", "self_infer")
 
 
 @GUARDS.register("self_noise")
@@ -27,12 +27,12 @@ class SelfNoise:
 
     counts: ClassVar[bool] = True
     source: ClassVar[Source] = "workload"
-    peers: ClassVar[tuple[str, ...]] = SIDES
+    peers: ClassVar[tuple[str, ...]] = SELVES
 
     def weigh(self, cell: Cell, view: View) -> Mapping[str, Grown]:
         limit = _limit(cell)
         found = {}
-        for side in SIDES:
+        for side in SELVES:
             if side in view.peers:
                 peer = view.peers[side]
                 process = process_of(cell, peer, peer.values("tv"))
@@ -57,7 +57,9 @@ class SelfNoise:
             units="tokens" if cell.claim == "realised" else "prompt groups",
             alpha=look.alpha,
         )
-        met = {side: [r[side] for r in rounds if side in r and r[side].process.n] for side in SIDES}
+        met = {
+            side: [r[side] for r in rounds if side in r and r[side].process.n] for side in SELVES
+        }
         met = {side: grown for side, grown in met.items() if grown}
         if not met:
             more = max(1, look.first - look.launched)

@@ -45,5 +45,8 @@ class SupportMass(ChainCertificate):
         return cls(between(limit_of(clause), (1.0 - cap, 1.0)), cap)
 
     def values(self, cell: Cell, view: View) -> Array:
-        """1 - min(w, C) of each token, [N]."""
+        """1 - min(w, C) of each token, [N]; of a kernel with itself (w - C)^+ (see `Gap.gap`)."""
+        if view.itself:
+            with np.errstate(over="ignore"):
+                return np.maximum(np.exp(view.log_ratio()) - self.cap, 0.0)
         return -np.expm1(np.minimum(view.log_ratio(), np.log(self.cap)))

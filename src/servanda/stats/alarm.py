@@ -5,10 +5,16 @@
 #
 #     S_j <- (1 + S_j) exp(db_j - dn log1p(POS_j limit))        for each bet POS_j
 #
-# is the sum of the evidence over all those beginnings.  While the mean of every round is
-# within the limit each factor is at most 1 in expectation, so mean_j S_j - rounds is a
-# supermartingale: an alarm at mean S >= threshold comes after `threshold` rounds or more on
-# average, and within k rounds with a chance of at most k / threshold.
+# is the sum of the evidence over all those beginnings.  While the mean of every round, given
+# all that came before each of its units, is within the limit, each factor is at most 1 in
+# expectation, so mean_j S_j - rounds is a supermartingale: an alarm at mean S >= threshold
+# comes after `threshold` rounds or more on average, and within k rounds with a chance of at
+# most k / threshold.
+#
+# "Given all that came before" is strict.  The tokens of one answer follow its prompt: after a
+# hot prompt's first tokens the next ones are expected beyond the limit, though no traffic
+# changed, and an alarm fed with tokens rings within a few rounds.  Where prompts differ, a unit
+# is a prompt group: one value in [0, 1] for each, such as GroupRatio's Z, drawn at random.
 
 from __future__ import annotations
 
@@ -29,7 +35,8 @@ class ShiryaevRoberts:
     know does not make up what the whole would.  One leader sees every closed round in turn.
 
     Args:
-        limit: that the mean of every round keeps before the change, in [0, 1].
+        limit: within which the mean of every round is before the change, whatever came
+            before each of its units, in [0, 1].
         threshold: rounds to a false alarm, on average, at least.  It counts rounds, not
             seconds: for one false alarm in 30 days at a round a minute it is 43,200.
         rounds: seen so far.
