@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from servanda.bounds import group_advantage_bound
 from servanda.fields import Number, Range, Value, Whole
 from servanda.promise import form
 
@@ -32,8 +32,7 @@ class GroupAdvantage(Value):
         >>> round(GroupAdvantage(group_size=8).bound, 3)
         2.475
         """
-        n = self.group_size
-        return (n - 1) / math.sqrt(n) if self.std == "sample" else math.sqrt(n - 1)
+        return group_advantage_bound(self.group_size, self.std)
 
 
 class Weighting(Value):

@@ -55,6 +55,10 @@ ASSUMPTIONS: Mapping[str, Assumption] = MappingProxyType(
             "the contexts are taken as infer draws them: a bias of the token-level surrogate, "
             "not of the gradient of the expected reward"
         ),
+        "constant_divisor": Assumption(
+            "what the loss of a batch is divided by does not depend on the tokens drawn, or the "
+            "batch is so large that it hardly does"
+        ),
         "every_context": Assumption(
             "the drift stays within its bound at every context, those that nobody measured included"
         ),

@@ -34,12 +34,14 @@ class Psi:
         weight: psi of importance weights [N], which may be inf, to [N].
         largest: sup psi; inf where it has none, and no sample can then bound the gap.
         span: smallest and largest g(w).
+        bends: where psi bends or jumps; between them it is a straight line.
     """
 
     name: str
     weight: Callable[[Floats], NDArray[np.floating]]
     largest: float
     span: tuple[float, float]
+    bends: tuple[float, ...] = ()
 
 
 PSI: Registry[Callable[..., Psi]] = Registry("weighting")
@@ -60,7 +62,7 @@ def importance() -> Psi:
 @PSI.register("tis")
 def truncated(cap: float) -> Psi:
     """psi = min(w, cap): D = E_p (1 - cap/w)^+ and the mass that infer cannot draw."""
-    return Psi("tis", lambda w_N: np.minimum(w_N, cap), cap, (1.0 - cap, 1.0))
+    return Psi("tis", lambda w_N: np.minimum(w_N, cap), cap, (1.0 - cap, 1.0), (cap,))
 
 
 def _inside(band: tuple[float, float]) -> Callable[[Floats], Floats]:
@@ -71,20 +73,20 @@ def _inside(band: tuple[float, float]) -> Callable[[Floats], Floats]:
 @PSI.register("mis")
 def masked(band: tuple[float, float]) -> Psi:
     """psi = w inside the band, else 0: D is train's mass outside it."""
-    return Psi("mis", _inside(band), band[1], (1.0 - band[1], 1.0))
+    return Psi("mis", _inside(band), band[1], (1.0 - band[1], 1.0), band)
 
 
 @PSI.register("icepop")
 def icepop(band: tuple[float, float]) -> Psi:
     """IcePop: the token-level mask, the same function as mis."""
-    return Psi("icepop", _inside(band), band[1], (1.0 - band[1], 1.0))
+    return Psi("icepop", _inside(band), band[1], (1.0 - band[1], 1.0), band)
 
 
 @PSI.register("reject")
 def rejected(band: tuple[float, float]) -> Psi:
     """psi = 1 inside the band, else 0; the divisor counts all tokens."""
     low, high = band
-    return Psi("reject", lambda w_N: ((w_N >= low) & (w_N <= high)) * 1.0, 1.0, (0.0, 2.0))
+    return Psi("reject", lambda w_N: ((w_N >= low) & (w_N <= high)) * 1.0, 1.0, (0.0, 2.0), band)
 
 
 @PSI.register("clip")
@@ -92,7 +94,7 @@ def clipped(c: float) -> Psi:
     """psi = w cut to [1 - c, 1 + c]; c = 0 is naive, and D falls as c grows."""
     low, high = max(1.0 - c, 0.0), 1.0 + c
     # g is 1 - 2w + psi below the band, 1 - psi in it and above
-    return Psi("clip", lambda w_N: np.clip(w_N, low, high), high, (-c, 1.0 + low))
+    return Psi("clip", lambda w_N: np.clip(w_N, low, high), high, (-c, 1.0 + low), (low, high))
 
 
 @theorem(
