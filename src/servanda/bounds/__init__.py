@@ -7,6 +7,7 @@ from servanda.bounds.assumptions import (
     ASSUMPTIONS,
     Assumption,
 )
+from servanda.bounds.exceedance import tv_from_exceedance
 from servanda.bounds.gaps import (
     missing_mass,
     tis_gap_from_chi2,
@@ -122,6 +123,7 @@ __all__ = [
     "theorem",
     "tis_gap_from_chi2",
     "token_is_trajectory_bias",
+    "tv_from_exceedance",
     "tv_from_kl",
     "tv_from_log_ratio",
     "tv_from_osc",

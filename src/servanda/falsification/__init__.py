@@ -1,5 +1,6 @@
 # Falsification: what tries to break the theorems and the procedures that Servanda rests on.
 
+from servanda.falsification import exceedance as _exceedance  # noqa: F401 - registers challenges
 from servanda.falsification import gaps as _gaps  # noqa: F401 - registers challenges
 from servanda.falsification import gradient as _gradient  # noqa: F401 - registers challenges
 from servanda.falsification import weighting as _weighting  # noqa: F401 - registers challenges
