@@ -33,11 +33,13 @@ FLOORS = (
         "workload",
     },
     {
+        "chain",
         "clauses",
         "columns",
         "contrast",
         "completion",
         "cost",
+        "derive",
         "evidence",
         "explain",
         "falsification",
