@@ -7,7 +7,17 @@ from servanda.bounds.assumptions import (
     ASSUMPTIONS,
     Assumption,
 )
-from servanda.bounds.exceedance import tv_from_exceedance
+from servanda.bounds.drift import (
+    greedy_flip_impossible,
+    linf_with_repetition_penalty,
+    osc_at_temperature,
+    osc_from_linf,
+    osc_from_rounding,
+    rounding_eps,
+)
+from servanda.bounds.exceedance import (
+    tv_from_exceedance,
+)
 from servanda.bounds.gaps import (
     missing_mass,
     tis_gap_from_chi2,
@@ -16,7 +26,9 @@ from servanda.bounds.gaps import (
 )
 from servanda.bounds.gradient import (
     LOGIT_SCORE_NORM,
+    Loss,
     RatioBudget,
+    Std,
     group_advantage_bound,
     loss_weights,
     policy_gradient_bias,
@@ -41,6 +53,16 @@ from servanda.bounds.logits import (
     tv_from_osc,
     tv_from_osc_pmax,
 )
+from servanda.bounds.partial import (
+    LOGGED,
+    Logged,
+    chi2_from_second_moment,
+    tv_at_least_probs_diff,
+    tv_from_mean_abs_log_ratio,
+    tv_from_mult_prob_error,
+    tv_interval_full,
+    tv_rao_blackwell,
+)
 from servanda.bounds.sequence import (
     SequenceEstimators,
     is_vacuous,
@@ -54,6 +76,10 @@ from servanda.bounds.sequence import (
     sequence_tv_gaussian,
     shortfall,
     tv_from_kl,
+)
+from servanda.bounds.surrogate import (
+    surrogate_error,
+    surrogate_error_from_tv,
 )
 from servanda.bounds.theorem import (
     THEOREMS,
@@ -69,6 +95,11 @@ from servanda.bounds.trajectory import (
     sequence_tis_bias,
     token_is_trajectory_bias,
 )
+from servanda.bounds.truncation import (
+    KeptSets,
+    truncation_sets,
+    tv_truncated_interval,
+)
 from servanda.bounds.weighting import (
     PSI,
     Psi,
@@ -77,17 +108,23 @@ from servanda.bounds.weighting import (
 
 __all__ = [
     "ASSUMPTIONS",
+    "LOGGED",
     "LOGIT_SCORE_NORM",
     "PSI",
     "THEOREMS",
     "Assumption",
+    "KeptSets",
+    "Logged",
+    "Loss",
     "Psi",
     "RatioBudget",
     "SequenceEstimators",
     "Standing",
+    "Std",
     "Theorem",
     "abs_log_ratio_from_osc",
     "chi2_from_osc",
+    "chi2_from_second_moment",
     "greedy_flip_impossible",
     "group_advantage_bound",
     "grpo_bias",
@@ -120,14 +157,23 @@ __all__ = [
     "sequence_tv_gaussian",
     "shortfall",
     "sum_p2_from_top_k",
+    "surrogate_error",
+    "surrogate_error_from_tv",
     "theorem",
     "tis_gap_from_chi2",
     "token_is_trajectory_bias",
+    "truncation_sets",
+    "tv_at_least_probs_diff",
     "tv_from_exceedance",
     "tv_from_kl",
     "tv_from_log_ratio",
+    "tv_from_mean_abs_log_ratio",
+    "tv_from_mult_prob_error",
     "tv_from_osc",
     "tv_from_osc_pmax",
+    "tv_interval_full",
+    "tv_rao_blackwell",
+    "tv_truncated_interval",
     "weight_gap",
     "weight_gap_from_log_ratio",
     "weight_gap_from_tv",

@@ -24,5 +24,5 @@ def given(
     outside = ~((array >= low - _ROUNDING) & (array <= high + _ROUNDING))
     if outside.any():
         found = array[outside].flat[0]
-        raise EvidenceError(f"{name} is {found:g}, and lies in [{low:g}, {high:g}]", hint=hint)
+        raise EvidenceError(f"{name} is {found:g}, outside of [{low:g}, {high:g}]", hint=hint)
     return np.clip(array, low, high)

@@ -19,6 +19,7 @@ from servanda.errors import EvidenceError
 
 Floats = NDArray[np.float64]
 Loss = Literal["token_mean", "sequence_sum", "sequence_mean"]
+Std = Literal["sample", "population"]
 
 _DERIVED = "derived in docs/explanation/chain.md"
 # the largest norm of grad log p in the space of logits, |e_a - p|
@@ -231,9 +232,7 @@ def sum_p2_from_top_k(logp_NK: ArrayLike) -> tuple[Floats, Floats]:
 
 
 @theorem("fact", source=_DERIVED, sharp=True)
-def group_advantage_bound(
-    group_size: int, std: Literal["sample", "population"] = "sample"
-) -> float:
+def group_advantage_bound(group_size: int, std: Std = "sample") -> float:
     """The largest |advantage| normalised in a group of n: (n-1)/sqrt(n), or sqrt(n-1).
 
     Args:

@@ -10,16 +10,19 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from servanda.bounds.inputs import Floats, sampled_log_ratios, sequence_of_token, within
+from servanda.bounds.given import given
+from servanda.bounds.ragged import Floats, lengths, log_ratios, over_sequences
 from servanda.bounds.theorem import theorem
 from servanda.errors import EvidenceError
 
 _CHAIN = "derived in docs/explanation/chain.md"
+_FINITE = sys.float_info.max
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -63,16 +66,12 @@ def sequence_estimators(log_ratio_N: ArrayLike, length_S: ArrayLike) -> Sequence
     >>> sequence_estimators(np.log([0.5, 2.0, 0.5]), [2, 1]).coupling.tolist()
     [0.5, 0.5]
     """
-    log_ratio_N = sampled_log_ratios(log_ratio_N)
-    sequence_N = sequence_of_token(log_ratio_N, length_S)
-
-    def total_of(x_N: Floats) -> Floats:
-        return np.bincount(sequence_N, x_N, np.size(length_S)).astype(np.float64)
-
+    log_ratio_N = log_ratios(log_ratio_N)
+    length_S = lengths(length_S, len(log_ratio_N))
     return SequenceEstimators(
-        exact=shortfall(total_of(log_ratio_N)),
-        coupling=shortfall(total_of(np.minimum(log_ratio_N, 0.0))),
-        total=total_of(shortfall(log_ratio_N)),
+        exact=shortfall(over_sequences(log_ratio_N, length_S)),
+        coupling=shortfall(over_sequences(np.minimum(log_ratio_N, 0.0), length_S)),
+        total=over_sequences(shortfall(log_ratio_N), length_S),
     )
 
 
@@ -96,7 +95,7 @@ def reward_drift_from_tv(tv: ArrayLike, low: float, high: float) -> Floats:
     >>> float(reward_drift_from_tv(0.25, -1.0, 1.0))
     0.5
     """
-    return np.minimum(within(tv, "tv", endless=True), 1.0) * _range(low, high)
+    return np.minimum(given("tv", tv), 1.0) * _range(low, high)
 
 
 @theorem("estimate", source="Cauchy-Schwarz inequality", sharp=True)
@@ -110,8 +109,8 @@ def reward_drift_from_chi2(chi2: ArrayLike, std: ArrayLike) -> Floats:
     >>> float(reward_drift_from_chi2(0.04, 0.5))
     0.1
     """
-    chi2 = within(chi2, "chi2", endless=True)
-    std = within(std, "std")
+    chi2 = given("chi2", chi2)
+    std = given("std", std, high=_FINITE)
     endless = np.isposinf(chi2)  # a reward that is constant on infer's answers may vary off them
     return np.where(endless, np.inf, np.sqrt(np.where(endless, 0.0, chi2)) * std)[()]
 
@@ -143,10 +142,9 @@ def reward_interval(
     ([-0.5, 0.0], [0.0, 0.0])
     """
     hint = "map the rewards to [0, 1] by the declared range"
-    reward_S = within(reward_S, "reward", 0.0, 1.0, hint=hint)
-    if not 1.0 <= cap < math.inf:
-        raise EvidenceError(f"cap is {cap:g}; it is finite, and at least 1")
-    log_weight_S = sampled_log_ratios(log_weight_S)
+    reward_S = given("reward", reward_S, high=1.0, hint=hint)
+    cap = float(given("cap", cap, 1.0, _FINITE))
+    log_weight_S = log_ratios(log_weight_S)
     left_S = 0.0 - np.expm1(np.minimum(log_weight_S, math.log(cap)))
     return 0.0 - left_S * reward_S, left_S * (1.0 - reward_S)
 
@@ -164,8 +162,8 @@ def sequence_tv_from_token_tv(mean_tv: ArrayLike, tokens: ArrayLike) -> Floats:
     >>> float(sequence_tv_from_token_tv(0.001, 128))
     0.128
     """
-    tokens = within(tokens, "tokens", 1.0)
-    return np.minimum(within(mean_tv, "mean_tv", 0.0, 1.0) * tokens, 1.0)
+    tokens = given("tokens", tokens, 1.0, _FINITE)
+    return np.minimum(given("mean_tv", mean_tv, high=1.0) * tokens, 1.0)
 
 
 @theorem(
@@ -176,6 +174,8 @@ def sequence_tv_from_token_tv(mean_tv: ArrayLike, tokens: ArrayLike) -> Floats:
 def tv_from_kl(kl: ArrayLike) -> Floats:
     """TV is at most sqrt(KL / 2) and sqrt(1 - exp(-KL)), for tokens and for whole answers.
 
+    Both are concave: a mean of KL over contexts bounds the mean of their TV.
+
     Args:
         kl: either direction, nats.  Of whole answers, KL(Q || P) is the expected sum of the
             KL of infer's tokens.
@@ -183,7 +183,7 @@ def tv_from_kl(kl: ArrayLike) -> Floats:
     >>> float(tv_from_kl(0.02))
     0.1
     """
-    kl = within(kl, "kl", endless=True)
+    kl = given("kl", kl)
     return np.minimum(np.sqrt(kl / 2.0), np.sqrt(-np.expm1(-kl)))
 
 
@@ -201,8 +201,8 @@ def sequence_tv_from_osc(osc: ArrayLike, tokens: ArrayLike) -> Floats:
     >>> round(float(sequence_tv_from_osc(0.125, 1000)), 2)
     0.79
     """
-    drift = np.tanh(within(osc, "osc", endless=True) / 4.0)
-    tokens = within(tokens, "tokens", 1.0)
+    drift = np.tanh(given("osc", osc) / 4.0)
+    tokens = given("tokens", tokens, 1.0, _FINITE)
     with np.errstate(divide="ignore"):  # endless drift: sech is 0
         return np.sqrt(-np.expm1(tokens * np.log1p(-(drift**2))))
 
@@ -223,8 +223,8 @@ def osc_for_reward_drift(
     >>> osc_for_reward_drift(0.05, [1, 128, 1024, 8192]).round(4).tolist()
     [0.2002, 0.0177, 0.0063, 0.0022]
     """
-    share = within(drift, "drift") / _range(low, high)
-    tokens = within(tokens, "tokens", 1.0)
+    share = given("drift", drift) / _range(low, high)
+    tokens = given("tokens", tokens, 1.0, _FINITE)
     with np.errstate(divide="ignore"):
         step = np.sqrt(-np.expm1(np.log1p(-(np.minimum(share, 1.0) ** 2)) / tokens))
         return 4.0 * np.arctanh(step)
@@ -240,7 +240,7 @@ def sequence_tv_gaussian(kl: ArrayLike) -> Floats:
     >>> round(float(sequence_tv_gaussian(8192 * 0.02**2 / 2)), 3)
     0.635
     """
-    return _erf(np.sqrt(within(kl, "kl", endless=True)) / 2.0)[()]
+    return _erf(np.sqrt(given("kl", kl)) / 2.0)[()]
 
 
 def is_vacuous(bound: float, most: float) -> bool:

@@ -8,13 +8,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from servanda.bounds.given import given
-from servanda.bounds.gradient import group_advantage_bound
+from servanda.bounds.gradient import Std, group_advantage_bound
 from servanda.bounds.theorem import theorem
 
 Floats = NDArray[np.float64]
@@ -125,7 +124,7 @@ def grpo_bias(
     tv_seq: ArrayLike,
     group_size: int,
     score_norm_sum: ArrayLike,
-    std: Literal["sample", "population"] = "sample",
+    std: Std = "sample",
     *,
     whole_group: bool = False,
 ) -> Floats:

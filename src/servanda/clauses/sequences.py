@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from servanda.bounds import shortfall
 from servanda.clauses.base import Array, Cell, View
 from servanda.clauses.certificate import Certificate, Noise, Process
 from servanda.clauses.chain import CHAIN, ChainCertificate, Lack, between, limit_of
@@ -87,4 +88,4 @@ class RewardDrift(SequenceCertificate):
     def values(self, cell: Cell, view: View) -> Array:
         """(R_max - R_min)(1 - W)^+ of each sequence, [S]; W is the product of its weights."""
         log_weight_S = view.over_sequences(view.log_ratio())
-        return -np.expm1(np.minimum(log_weight_S, 0.0)) * self.feed.scale
+        return shortfall(log_weight_S) * self.feed.scale

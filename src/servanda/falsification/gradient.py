@@ -9,6 +9,7 @@ import numpy as np
 
 from servanda.bounds import (
     LOGIT_SCORE_NORM,
+    Std,
     group_advantage_bound,
     policy_gradient_bias,
     ppo_clip_bias,
@@ -20,6 +21,8 @@ from servanda.falsification.base import Floats, Trial, challenge
 from servanda.falsification.gaps import exact_gap, pairs, ratios
 from servanda.falsification.kernels import distributions
 from servanda.falsification.weighting import psis
+
+STDS: tuple[Std, ...] = ("sample", "population")
 
 
 def logit_scores(p_NV: Floats) -> Floats:
@@ -78,7 +81,8 @@ def _ppo_clip_bias(rng: np.random.Generator, n: int) -> Iterator[Trial]:
     for low, high in ((0.2, 0.28), (0.0, 3.0), (1.0, 0.1)):
         clipped_NV = (sign_NV > 0) & (w_NV > 1 + high) | (sign_NV < 0) & (w_NV < 1 - low)
         lost_NV = np.where(drawn_NV & ~clipped_NV, 0.0, p_NV)
-        for largest, sense in ((np.inf, "equal"), (2.0, "at most"), (1.0, "at most")):
+        for largest in (np.inf, 2.0, 1.0):
+            sense = "equal" if largest == np.inf else "at most"
             g_NV = ppo_clip_bias(log_ratio_NV, sign_NV, low, high, largest)
             said_N = np.where(drawn_NV, q_NV * g_NV, 0.0).sum(axis=1)
             yield Trial(lost_NV.sum(axis=1), said_N, sense, f"clip range {low:g}, {high:g}")
@@ -143,7 +147,8 @@ def _group_advantage_bound(rng: np.random.Generator, n: int) -> Iterator[Trial]:
         reward_NG = rng.standard_t(2, (n // 8, size))
         reward_NG[: n // 16] = rng.random((n // 16, 1)) * (np.arange(size) == 0)  # one answer wins
         centred_NG = reward_NG - reward_NG.mean(axis=1, keepdims=True)
-        for std, ddof in (("sample", 1), ("population", 0)):
+        for std in STDS:
+            ddof = 1 if std == "sample" else 0
             spread_N1 = reward_NG.std(axis=1, ddof=ddof, keepdims=True)
             advantage_N = np.abs(centred_NG / spread_N1).max(axis=1)
             bound = group_advantage_bound(size, std)
