@@ -15,9 +15,7 @@ from servanda.bounds.drift import (
     osc_from_rounding,
     rounding_eps,
 )
-from servanda.bounds.exceedance import (
-    tv_from_exceedance,
-)
+from servanda.bounds.exceedance import tv_from_exceedance
 from servanda.bounds.gaps import (
     missing_mass,
     tis_gap_from_chi2,
@@ -40,15 +38,9 @@ from servanda.bounds.gradient import (
 from servanda.bounds.logits import (
     abs_log_ratio_from_osc,
     chi2_from_osc,
-    greedy_flip_impossible,
     hellinger2_from_osc,
     kl_from_osc,
-    linf_with_repetition_penalty,
     log_ratio_bounds,
-    osc_at_temperature,
-    osc_from_linf,
-    osc_from_rounding,
-    rounding_eps,
     tv_from_log_ratio,
     tv_from_osc,
     tv_from_osc_pmax,
