@@ -247,7 +247,7 @@ class _Path:
         yield tv
         yield from self._after_mean(tv)
         rest = replace(share, number=beyond)
-        yield from self._clip(rest, f", by all but {100 * share.number:.2g} % of tokens")
+        yield from self._clip(rest, f", all but {100 * share.number:.2g} % of tokens")
 
     def _from_reward_drift(self) -> Iterator[Step]:
         what, most = self._reward()
@@ -332,7 +332,7 @@ class _Path:
         yield replace(
             ratio,
             level=ratio.level + 1,
-            what=f"share of the clip range used{of}",
+            what=f"share of clip range used{of}",
             number=max(float(budget.used_up), float(budget.used_down)),
             unit="",
             theorem=law.name,

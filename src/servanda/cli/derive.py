@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from pydantic import ValidationError
 
+from servanda import language
 from servanda.capture import CAPTURES
 from servanda.comparison.sides import refuse_missing
 from servanda.comparison.texts import read_corpus
@@ -17,6 +18,7 @@ from servanda.derive import derive as derived
 from servanda.engines import engine_names
 from servanda.engines.table import TableEngine
 from servanda.errors import ContractError, MeasurementError
+from servanda.faults import FAULTS
 from servanda.kernel_string import parse_kernel
 from servanda.registry import did_you_mean
 from servanda.starter import name_of
@@ -31,7 +33,9 @@ _WEIGHTINGS = ("naive", *Weighting.model_fields)
 @click.option("--infer", required=True, metavar="KERNEL", help="What draws the answers.")
 @click.option("--prompts", required=True, type=_FILE, help="Lines of prompts.")
 @click.option("--golden", type=_FILE, help="Fixed texts, for the drift of logits.")
-@click.option("--max-new-tokens", required=True, type=click.IntRange(1), help="Of an answer.")
+@click.option(
+    "--max-new-tokens", required=True, type=click.IntRange(1, 1_000_000), help="Of an answer."
+)
 @click.option("--reward-drift", type=float, metavar="R", help="Of any reward of whole answers.")
 @click.option(
     "--reward-range", type=(float, float), default=(0.0, 1.0), show_default="0 1", metavar="LO HI"
@@ -114,7 +118,7 @@ def derive(
     ]
     found = derived(
         Asked(
-            name=name_of((output or prompts).name.removesuffix(_SUFFIX).removesuffix(".jsonl")),
+            name=name_of(output.name.removesuffix(_SUFFIX)) if output else "derived",
             train=there[0],
             infer=there[1],
             prompts=_beside(prompts, place),
@@ -137,6 +141,8 @@ def derive(
             most=most,
         )
     )
+    # what lint has to say of the declarations comes before anything is written
+    language.parse(found.text, "the derived contract", engines=engine_names(), faults=[*FAULTS])
     if output is None:
         click.echo(found.text, nl=False)
     else:

@@ -135,9 +135,9 @@ def refuse_nonsense(asked: Asked) -> None:
 
 def _refuse_reward(asked: Asked) -> None:
     low, high = asked.reward_range
-    if not low < high:
+    if not (low < high and math.isfinite(asked.span)):
         raise ContractError(
-            f"the range of the reward, [{low:g}, {high:g}], is empty",
+            f"the range of the reward, [{low:g}, {high:g}], is empty or endless",
             hint="give --reward-range LOW HIGH, such as 0 1",
         )
     if asked.reward_drift is not None and asked.reward_drift >= asked.span:
@@ -162,8 +162,11 @@ def _refuse_bias(asked: Asked) -> None:
             f"norm, and something is not declared: {'; '.join(lacking)}",
             hint="Servanda measures neither: both are declared, and the verdict says so",
         )
-    if min(asked.factor, math.inf) <= 0:
-        raise ContractError("an advantage and a score norm are above 0")
+    if not 0 < asked.factor < math.inf:
+        raise ContractError(
+            f"an advantage times a score norm of {asked.factor:g} bounds nothing",
+            hint="both are finite, and above 0",
+        )
     most = asked.psi.span[1] * asked.factor
     if asked.bias >= most:
         raise ContractError(
@@ -181,7 +184,7 @@ def _refuse_ratio(asked: Asked) -> None:
         )
     if asked.clip_range is None or asked.ratio_share is None:
         return
-    if min(asked.clip_range) <= 0:
+    if not 0 < min(asked.clip_range) <= max(asked.clip_range) < math.inf:
         raise ContractError(
             f"a clip range of [{asked.clip_range[0]:g}, {asked.clip_range[1]:g}] has no width "
             "on one side",

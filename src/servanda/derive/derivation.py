@@ -151,7 +151,7 @@ def _monitored(asked: Asked) -> Iterator[Line]:
             "tv",
             _down(asked.share / asked.tokens),
             f"Would suffice: {asked.share:g} over {asked.tokens:,} tokens, the union bound "
-            "(sequence_tv_from_token_tv). Not needed: the drifts of an answer's tokens partly cancel.",
+            "(sequence_tv_from_token_tv). Not needed: the drifts of tokens partly cancel.",
             aggregate="mean",
             monitor=True,
         )
@@ -214,20 +214,19 @@ def _untouched(asked: Asked) -> float:
 
 
 def _logit_route(asked: Asked) -> tuple[Line | None, str]:
-    """The clause on golden texts that would suffice, or why there is none."""
+    """The clause on golden texts that would suffice for every budget, or why there is none."""
     if asked.golden is None:
         return None, "no golden texts were given"
-    if asked.reward_drift is None or asked.reward_gap:
+    ways = [*_oscs(asked)]
+    if not ways:
         return None, "no drift of logits suffices for this budget"
-    osc = float(osc_for_reward_drift(asked.reward_drift, asked.tokens, *asked.reward_range))
-    kernels = {asked.train.dtype, asked.infer.dtype}
+    osc, theorem = min(ways)
     rounding = sum(_rounding(kernel.dtype) for kernel in (asked.train, asked.infer))
     if osc <= rounding:
-        coarse = min(kernels, key=lambda dtype: CAPTURES[dtype])
+        coarse = min((asked.train.dtype, asked.infer.dtype), key=lambda dtype: CAPTURES[dtype])
         return None, (
-            f"{osc:.2g} nats would suffice for answers of {asked.tokens:,} tokens, and rounding "
-            f"logits of {_LOGITS:g} to {2 * _LOGITS:g} to {coarse} alone drifts by {rounding:.3g} "
-            "(osc_from_rounding)"
+            f"{osc:.2g} nats would suffice ({theorem}), and rounding logits of {_LOGITS:g} to "
+            f"{2 * _LOGITS:g} to {coarse} alone drifts by {rounding:.3g} (osc_from_rounding)"
         )
     return (
         Line(
@@ -235,13 +234,26 @@ def _logit_route(asked: Asked) -> tuple[Line | None, str]:
             "logit_osc_nats",
             _down(osc),
             f"Would suffice if it were so at every context, and not only at golden ones "
-            f"(osc_for_reward_drift, answers of {asked.tokens:,} tokens). Assumes: same_filters, "
-            "every_context, reward_range.",
+            f"({theorem}). Assumes: same_filters, every_context.",
             aggregate="max",
             monitor=True,
         ),
         "",
     )
+
+
+def _oscs(asked: Asked) -> Iterator[tuple[float, str]]:
+    """The drift of logits that suffices for each budget, by which theorem."""
+    if asked.reward_drift is not None and not asked.reward_gap:
+        osc = osc_for_reward_drift(asked.reward_drift, asked.tokens, *asked.reward_range)
+        yield float(osc), f"osc_for_reward_drift, answers of {asked.tokens:,} tokens"
+    if asked.bias is not None and asked.psi.name == "naive":
+        # 2 TV <= gap, and TV <= tanh(osc / 4)
+        yield 4 * math.atanh(asked.gap / 2), "tv_from_osc, weight_gap_from_tv"
+    elif asked.bias is not None and _untouched(asked) > 0:
+        yield _untouched(asked), "abs_log_ratio_from_osc, weight_gap_from_log_ratio"
+    if asked.ratio_share is not None:
+        yield asked.rho, "abs_log_ratio_from_osc, ratio_budget"
 
 
 def _rounding(dtype: str) -> float:
