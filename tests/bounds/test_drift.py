@@ -110,35 +110,35 @@ def test_a_sole_token_stays_greedy_unless_the_other_side_has_more():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: osc_from_linf(-1.0), "linf is -1, and lies in [0, inf]"),
-        (lambda: osc_at_temperature(-1.0, 1.0), "osc is -1, and lies in [0, inf]"),
+        (lambda: osc_from_linf(-1.0), "linf is -1, outside of [0, inf]"),
+        (lambda: osc_at_temperature(-1.0, 1.0), "osc is -1, outside of [0, inf]"),
         (
             lambda: osc_at_temperature(1.0, 0.0),
-            "tau is 0, and is finite and above 0\n"
+            "tau is 0, and must be finite and above 0\n"
             "  hint: a greedy kernel flips or not: greedy_flip_impossible",
         ),
         (
             lambda: osc_at_temperature(1.0, [1.0, math.nan]),
-            "tau is nan, and is finite and above 0\n"
+            "tau is nan, and must be finite and above 0\n"
             "  hint: a greedy kernel flips or not: greedy_flip_impossible",
         ),
         (
             lambda: linf_with_repetition_penalty(1.0, -2.0),
-            "theta is -2, and is finite and above 0\n"
+            "theta is -2, and must be finite and above 0\n"
             "  hint: a repetition penalty of 1 changes nothing",
         ),
-        (lambda: linf_with_repetition_penalty(math.nan, 1.0), "linf is nan, and lies in [0, inf]"),
-        (lambda: greedy_flip_impossible(-0.5, 1.0), "margin is -0.5, and lies in [0, inf]"),
-        (lambda: greedy_flip_impossible(0.5, math.nan), "osc is nan, and lies in [0, inf]"),
-        (lambda: rounding_eps(-3.0, 8), "abs_logit is -3, and lies in [0, inf]"),
+        (lambda: linf_with_repetition_penalty(math.nan, 1.0), "linf is nan, outside of [0, inf]"),
+        (lambda: greedy_flip_impossible(-0.5, 1.0), "margin is -0.5, outside of [0, inf]"),
+        (lambda: greedy_flip_impossible(0.5, math.nan), "osc is nan, outside of [0, inf]"),
+        (lambda: rounding_eps(-3.0, 8), "abs_logit is -3, outside of [0, inf]"),
         (
             lambda: osc_from_rounding(3.0, 0),
-            "bits is 0, and is a whole number above 0\n"
+            "bits is 0, and must be a whole number above 0\n"
             "  hint: 24 for float32, 11 for float16, 8 for bfloat16: the hidden bit counts",
         ),
         (
             lambda: rounding_eps(3.0, 8.0),
-            "bits is 8.0, and is a whole number above 0\n"
+            "bits is 8.0, and must be a whole number above 0\n"
             "  hint: 24 for float32, 11 for float16, 8 for bfloat16: the hidden bit counts",
         ),
     ],

@@ -245,7 +245,7 @@ def test_a_negative_osc_is_refused(bound, osc):
         bound(osc)
     found = "nan" if osc is math.nan else "-0.1"
     assert str(refused.value) == (
-        f"osc is {found}, and lies in [0, inf]\n"
+        f"osc is {found}, outside of [0, inf]\n"
         "  hint: max - min of a drift, as the metric logit_osc_nats"
     )
 
@@ -253,18 +253,18 @@ def test_a_negative_osc_is_refused(bound, osc):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: tv_from_log_ratio(-1.0), "rho is -1, and lies in [0, inf]"),
+        (lambda: tv_from_log_ratio(-1.0), "rho is -1, outside of [0, inf]"),
         (
             lambda: log_ratio_bounds(0.1, 1.0, -2.0),
-            "logp is 0.1, and lies in [-inf, 0]\n  hint: logprobs of the processed row, in nats",
+            "logp is 0.1, outside of [-inf, 0]\n  hint: logprobs of the processed row, in nats",
         ),
         (
             lambda: log_ratio_bounds(-0.1, 1.0, 0.9),
-            "log1mp is 0.9, and lies in [-inf, 0]\n  hint: logprobs of the processed row, in nats",
+            "log1mp is 0.9, outside of [-inf, 0]\n  hint: logprobs of the processed row, in nats",
         ),
         (
             lambda: tv_from_osc_pmax(1.0, 1.5),
-            "rest is 1.5, and lies in [0, 1]\n  hint: rest is 1 - p_max",
+            "rest is 1.5, outside of [0, 1]\n  hint: rest is 1 - p_max",
         ),
     ],
 )

@@ -184,12 +184,12 @@ def test_a_real_vocabulary_is_bounded_whatever_its_tail(osc):
             "a logit is NaN or +inf\n  hint: -inf alone has a meaning: no mass",
         ),
         ([-math.inf], {}, "a row of logits gives no token any mass"),
-        ([0.0], {"osc": -1.0}, "osc is -1, and lies in [0, inf]"),
-        ([0.0], {"top_k": 0}, "top_k is 0, and is a whole number above 0"),
-        ([0.0], {"top_k": 1.5}, "top_k is 1.5, and is a whole number above 0"),
-        ([0.0], {"top_p": 0.0}, "top_p is 0, and lies in (0, 1]"),
-        ([0.0], {"top_p": math.nan}, "top_p is nan, and lies in (0, 1]"),
-        ([0.0], {"min_p": 1.0}, "min_p is 1, and lies in [0, 1)"),
+        ([0.0], {"osc": -1.0}, "osc is -1, outside of [0, inf]"),
+        ([0.0], {"top_k": 0}, "top_k is 0, and must be a whole number above 0"),
+        ([0.0], {"top_k": 1.5}, "top_k is 1.5, and must be a whole number above 0"),
+        ([0.0], {"top_p": 0.0}, "top_p is 0, outside of (0, 1]"),
+        ([0.0], {"top_p": math.nan}, "top_p is nan, outside of (0, 1]"),
+        ([0.0], {"min_p": 1.0}, "min_p is 1, outside of [0, 1)"),
     ],
 )
 def test_what_is_no_row_or_no_filter_is_refused(row, options, text):
@@ -234,9 +234,9 @@ def test_kernels_that_keep_nothing_in_common_differ_wholly():
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ((-0.1, 0.0, 0.0), "alpha is -0.1, and lies in [0, 1]"),
-        ((0.0, 1.1, 0.0), "beta is 1.1, and lies in [0, 1]"),
-        ((0.0, 0.0, math.nan), "tv_common is nan, and lies in [0, 1]"),
+        ((-0.1, 0.0, 0.0), "alpha is -0.1, outside of [0, 1]"),
+        ((0.0, 1.1, 0.0), "beta is 1.1, outside of [0, 1]"),
+        ((0.0, 0.0, math.nan), "tv_common is nan, outside of [0, 1]"),
     ],
 )
 def test_what_is_no_mass_is_refused(values, text):

@@ -22,7 +22,7 @@ def _above_zero(name: str, value: ArrayLike, hint: str) -> Floats:
     outside = ~((array > 0.0) & np.isfinite(array))
     if outside.any():
         found = array[outside].flat[0]
-        raise EvidenceError(f"{name} is {found:g}, and is finite and above 0", hint=hint)
+        raise EvidenceError(f"{name} is {found:g}, and must be finite and above 0", hint=hint)
     return array
 
 
@@ -135,7 +135,7 @@ def rounding_eps(abs_logit: ArrayLike, bits: int) -> Floats:
     size = given("abs_logit", abs_logit)
     if not (isinstance(bits, (int, np.integer)) and bits >= 1):
         raise EvidenceError(
-            f"bits is {bits!r}, and is a whole number above 0",
+            f"bits is {bits!r}, and must be a whole number above 0",
             hint="24 for float32, 11 for float16, 8 for bfloat16: the hidden bit counts",
         )
     _, exponent = np.frexp(size)

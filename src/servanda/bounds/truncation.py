@@ -44,11 +44,11 @@ class KeptSets:
 
 def _sampling(top_k: int | None, top_p: float | None, min_p: float | None) -> Sampling:
     if top_k is not None and not (isinstance(top_k, (int, np.integer)) and top_k >= 1):
-        raise EvidenceError(f"top_k is {top_k!r}, and is a whole number above 0")
+        raise EvidenceError(f"top_k is {top_k!r}, and must be a whole number above 0")
     if top_p is not None and not 0.0 < top_p <= 1.0:
-        raise EvidenceError(f"top_p is {top_p:g}, and lies in (0, 1]")
+        raise EvidenceError(f"top_p is {top_p:g}, outside of (0, 1]")
     if min_p is not None and not 0.0 <= min_p < 1.0:
-        raise EvidenceError(f"min_p is {min_p:g}, and lies in [0, 1)")
+        raise EvidenceError(f"min_p is {min_p:g}, outside of [0, 1)")
     return Sampling(
         temperature=1.0,
         top_k=None if top_k is None else int(top_k),
@@ -179,4 +179,4 @@ def tv_truncated_interval(
     """
     only = np.maximum(given("alpha", alpha, 0.0, 1.0), given("beta", beta, 0.0, 1.0))
     common = given("tv_common", tv_common, 0.0, 1.0)
-    return np.broadcast_arrays(only * 1.0, common)[0][()], only + (1.0 - only) * common
+    return only + np.zeros_like(common), only + (1.0 - only) * common
