@@ -31,7 +31,8 @@ def bounded(train: Iterable[NDArray[np.floating]], infer: Trace, vocabulary: int
     Raises:
         MeasurementError: other numbers of rows or tokens.
     """
-    far_ids_NK, far_logp_NK = _best(infer)
+    assert infer.best is not None  # what `Engine.top` is for
+    far_ids_NK, far_logp_NK = infer.best
     parts: list[dict[str, NDArray[np.float64]]] = []
     at = 0
     for logits_RV in train:
@@ -69,14 +70,6 @@ def bounded(train: Iterable[NDArray[np.floating]], infer: Trace, vocabulary: int
         },
         infer.about,
     )
-
-
-def _best(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Ids and logprobs of a trace of `Engine.top`, [N, K] each."""
-    k = sum(name.startswith("id.") for name in trace.columns)
-    ids_NK = np.stack([trace.columns[f"id.{i}"] for i in range(k)], axis=-1)
-    logp_NK = np.stack([trace.columns[f"logp.{i}"] for i in range(k)], axis=-1)
-    return ids_NK.astype(np.int64), logp_NK
 
 
 def _near(logp_RV: NDArray[np.float64], vocabulary: int) -> TopK:

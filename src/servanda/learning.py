@@ -49,6 +49,12 @@ class Weighting(Value):
         """What was written; lint sees to it that it is one."""
         return {name: value for name, value in self if value is not None}
 
+    @property
+    def sound(self) -> bool:
+        """Whether it is one weighting, which leaves a ratio of 1 alone; lint refuses others."""
+        bands = [value for value in self.given.values() if isinstance(value, tuple)]
+        return len(self.given) == 1 and all(low < high and low <= 1 <= high for low, high in bands)
+
 
 class Gradient(Value):
     """What turns a gap of weights into a bias of the policy gradient."""

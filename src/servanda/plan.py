@@ -28,6 +28,7 @@ from servanda.clauses import (
     RelativeCertificate,
     ServiceLevel,
     certificate_of,
+    chain_metric,
     corners_of,
     service_level,
 )
@@ -43,7 +44,7 @@ from servanda.slices import LABEL, Cut, cuts_of
 from servanda.stats import units_at_best
 
 # Preconditions that every statistical clause needs, added where a contract has none.
-_DEFAULT_GUARDS = (
+DEFAULT_GUARDS = (
     Clause.model_validate({"id": "sampler_fidelity", "metric": "sampler_fidelity"}),
     Clause.model_validate({"id": "usable_ratio", "metric": "usable_ratio", "at_least": 0.999}),
 )
@@ -207,7 +208,7 @@ def _clauses(
         if clause.enforced and stage in clause.stages and WHOLE in (clause.slices or (WHOLE,)):
             guarded.add((clause.metric, workload))
     for workload in workloads:
-        for guard in _DEFAULT_GUARDS:
+        for guard in DEFAULT_GUARDS:
             if workload in certified and (guard.metric, workload) not in guarded:
                 name = guard.id if workload == workloads[0] else f"{guard.id}.{workload}"
                 changes = {"id": name, "workload": workload}
@@ -246,7 +247,7 @@ def _kind(
     if section == "numerical" and clause.metric == CALIBRATION:
         return Calibration()
     if clause.metric in CHAIN:
-        return CHAIN[clause.metric].of(contract, clause)
+        return chain_metric(contract, clause).of(contract, clause)
     if clause.metric in DIVERGENCES:
         if section == "numerical":
             return Fact()

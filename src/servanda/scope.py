@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from servanda.clauses import CHAIN
+from servanda.clauses import CHAIN, chain_metric
 from servanda.contract import WHOLE, Clause, Contract, Section
 from servanda.divergence import DIVERGENCES
 from servanda.slices import Known, known
@@ -34,6 +34,6 @@ def slices_of(contract: Contract, section: Section, clause: Clause) -> tuple[str
     wanted: tuple[Known, ...] = ("request", "context")
     if of_outcomes(clause.metric):
         wanted = ("outcome",)
-    elif clause.metric in CHAIN and CHAIN[clause.metric].known == "request":
+    elif clause.metric in CHAIN and chain_metric(contract, clause).known == "request":
         wanted = ("request",)
     return tuple(name for name, when in known_by_name(contract).items() if when in wanted)

@@ -90,6 +90,19 @@ class Trace:
         parts = np.split(self.token_N, np.cumsum(self.length_S)[:-1])
         return tuple(tuple(int(t) for t in part) for part in parts)
 
+    @property
+    def best(self) -> tuple[Array, Array] | None:
+        """Ids and logprobs of the likeliest tokens, [N, K] each; None where none are recorded.
+
+        Columns "id.0", "logp.0", "id.1", ..., as `Engine.top` names them.
+        """
+        k = sum(name.startswith("id.") for name in self.columns)
+        if not k:
+            return None
+        ids_NK = np.stack([self.columns[f"id.{i}"] for i in range(k)], axis=-1)
+        logp_NK = np.stack([self.columns[f"logp.{i}"] for i in range(k)], axis=-1)
+        return np.where(np.isnan(ids_NK), -1, ids_NK).astype(np.int64), logp_NK
+
     @classmethod
     def join(cls, traces: Sequence[Trace]) -> Trace:
         """Traces of consecutive batches as one."""

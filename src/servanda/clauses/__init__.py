@@ -13,19 +13,21 @@ from servanda.clauses.base import (
 )
 from servanda.clauses.batches import BatchInvariance
 from servanda.clauses.bound import BoundedFact
+from servanda.clauses.budget import RatioBudget
 from servanda.clauses.calibration import CALIBRATION, Calibration
 from servanda.clauses.certificate import Certificate
-from servanda.clauses.chain import CHAIN, ChainMetric
+from servanda.clauses.chain import CHAIN, ChainCertificate, ChainMetric, chain_metric
 from servanda.clauses.corner import CornerFact, corners_of
 from servanda.clauses.fact import Fact
 from servanda.clauses.feed import Feed, feed_of
-from servanda.clauses.gradient import WeightGap
-from servanda.clauses.guards import SamplerFidelity, UsableRatio
+from servanda.clauses.gradient import PolicyGradientBias, WeightGap
+from servanda.clauses.guards import Coherent, SamplerFidelity, UsableRatio
 from servanda.clauses.later import Later, NotHere
 from servanda.clauses.mass_gap import MassGap
 from servanda.clauses.relative import RelativeCertificate, RelativeToNoise, RelativeToStable
 from servanda.clauses.sequences import BySequence, RewardDrift
 from servanda.clauses.steadiness import SelfNoise
+from servanda.clauses.support import SupportMass
 from servanda.clauses.timing import TIMINGS, LoadOf, ServiceLevel, service_level
 from servanda.contract import Clause, Relative
 
@@ -41,7 +43,9 @@ __all__ = [
     "Cell",
     "CellVerdict",
     "Certificate",
+    "ChainCertificate",
     "ChainMetric",
+    "Coherent",
     "CornerFact",
     "Fact",
     "Feed",
@@ -52,6 +56,8 @@ __all__ = [
     "MassGap",
     "NotHere",
     "Outcome",
+    "PolicyGradientBias",
+    "RatioBudget",
     "RelativeCertificate",
     "RelativeToNoise",
     "RelativeToStable",
@@ -60,10 +66,12 @@ __all__ = [
     "SamplerFidelity",
     "SelfNoise",
     "ServiceLevel",
+    "SupportMass",
     "UsableRatio",
     "View",
     "WeightGap",
     "certificate_of",
+    "chain_metric",
     "corners_of",
     "feed_of",
     "service_level",

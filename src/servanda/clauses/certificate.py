@@ -100,10 +100,13 @@ class Tally:
         return self.total / self.known if self.known else math.nan
 
 
+# what every number from sampled tokens rests on; a population's on the last besides
+ALWAYS = ("sampler", "order", "same_tokens", "independent")
+
+
 def rests_on(cell: Cell, more: Sequence[str] = ()) -> tuple[str, ...]:
     """What every number from sampled tokens rests on, and what a cell's rests on besides."""
-    drawn = ("independent",) if cell.claim == "population" else ()
-    return ("sampler", "order", "same_tokens", *drawn, *more)
+    return (*(ALWAYS if cell.claim == "population" else ALWAYS[:-1]), *more)
 
 
 @dataclass(frozen=True)

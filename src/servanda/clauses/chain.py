@@ -29,9 +29,9 @@ class Lack(NamedTuple):
 class ChainMetric(Protocol):
     """A metric of the chain, as the language sees it.
 
-    `meaning`: the middle of a sentence; `limits`: the clause as one would write it;
+    `meaning`: the middle of a sentence; `example`: the clause as one would write it;
     `takes`: keys of a clause besides the limit; `known`: the latest kind of slice that it is
-    defined on.
+    defined on.  What the contract declares may narrow both: see `under`.
     """
 
     meaning: ClassVar[str]
@@ -39,6 +39,11 @@ class ChainMetric(Protocol):
     example: ClassVar[str]
     takes: ClassVar[frozenset[str]]
     known: ClassVar[Known]
+
+    @classmethod
+    def under(cls, contract: Contract, /) -> type[ChainMetric]:
+        """The metric as this contract means it: what its parts declare may change the unit."""
+        ...
 
     @classmethod
     def lacks(cls, contract: Contract, clause: Clause, /) -> Iterator[Lack]:
@@ -54,6 +59,11 @@ class ChainMetric(Protocol):
 CHAIN: Registry[type[ChainMetric]] = Registry("metric")
 
 
+def chain_metric(contract: Contract, clause: Clause) -> type[ChainMetric]:
+    """The metric of a clause of the chain, as its contract means it."""
+    return CHAIN[clause.metric].under(contract)
+
+
 @dataclass(frozen=True)
 class ChainCertificate(Certificate):
     """A metric of the chain whose mean LogMoment certifies."""
@@ -67,18 +77,32 @@ class ChainCertificate(Certificate):
     def unit(self, cell: Cell) -> str:
         return self.metric_unit
 
+    @property
+    def said(self) -> str:
+        """The metric as the middle of a sentence, with what this contract makes of it."""
+        return self.meaning
+
+    @classmethod
+    def under(cls, _: Contract, /) -> type[ChainMetric]:
+        return cls
+
     @classmethod
     def lacks(cls, contract: Contract, clause: Clause) -> Iterator[Lack]:
-        """What is not declared; then a limit that can never hold, or never fail."""
-        missing = [*cls.undeclared(contract)]
+        """What is not declared, or said amiss; then a limit that can never hold, or never fail."""
+        missing = [*cls.undeclared(contract), *cls.amiss(clause)]
         yield from missing
         if not missing:
             yield from cls.misplaced(cls.of(contract, clause).feed, clause)
 
     @classmethod
-    def undeclared(cls, contract: Contract) -> Iterator[Lack]:
+    def undeclared(cls, _: Contract, /) -> Iterator[Lack]:
         """Parts of the contract that the metric is not defined without."""
-        raise NotImplementedError
+        yield from ()
+
+    @classmethod
+    def amiss(cls, _: Clause, /) -> Iterator[Lack]:
+        """What is wrong with the keys of the clause that the metric takes."""
+        yield from ()
 
     @classmethod
     def of(cls, contract: Contract, clause: Clause) -> Certificate:

@@ -49,6 +49,13 @@ class Feed:
         return max(self.limit, 2 * floor + self.low / self.scale) if floor else self.limit
 
 
+def share_beyond(clause: Clause) -> float:
+    """The share of tokens that a percentile clause allows beyond its limit."""
+    assert clause.percentile is not None
+    # 100 - 99.9 carries rounding that nobody wrote
+    return round((100.0 - clause.percentile) / 100.0, 12)
+
+
 def feed_of(clause: Clause) -> Feed | None:
     """The feed of a statistical clause; None where this version knows no certificate."""
     metric, limit = DIVERGENCES[clause.metric], clause.at_most
@@ -56,9 +63,7 @@ def feed_of(clause: Clause) -> Feed | None:
         return None
     relative = isinstance(limit, Relative)
     if clause.percentile is not None:
-        # 100 - 99.9 carries rounding that nobody wrote
-        share = round((100.0 - clause.percentile) / 100.0, 12)
-        return None if relative else Feed(limit=share, threshold=limit)
+        return None if relative else Feed(limit=share_beyond(clause), threshold=limit)
     low, high = metric.span
     high = high if clause.clip is None else clause.clip
     if low == 0.0 and math.isinf(high) and not relative and limit > 0:

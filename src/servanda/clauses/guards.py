@@ -7,8 +7,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from servanda.clauses.base import GUARDS, Cell, CellVerdict, Look, Source, View, blank, peak
-from servanda.stats import Fidelity
+from servanda.clauses.base import (
+    GUARDS,
+    Array,
+    Cell,
+    CellVerdict,
+    Look,
+    Source,
+    View,
+    blank,
+    peak,
+)
+from servanda.stats import Coherence, Fidelity, LikelihoodRatio, Refutation
 
 
 class _Guard:
@@ -22,49 +32,96 @@ class _Guard:
         return None
 
 
-@GUARDS.register("sampler_fidelity")
-@dataclass(frozen=True)
-class SamplerFidelity(_Guard):
-    """The served tokens follow the distribution the infer kernel reports.
+class _Refuting(_Guard):
+    """Can only reject: `violated` at the price of any cell, else met at the first look.
 
-    It can only reject: `violated` at the price of any cell, else met once the first look
-    is reached.
+    `found`: what a rejection says; `unseen`: why nothing can be said, where a run records
+    nothing that could reject.
     """
 
     counts: ClassVar[bool] = True
+    found: ClassVar[str]
+    unseen: ClassVar[str] = ""
 
-    def weigh(self, cell: Cell, view: View) -> Fidelity:
-        columns = view.pair.infer.columns
-        inside_N = view.mask(cell.cut)
-        known_N = inside_N & np.isfinite(columns["logp"]) & np.isfinite(columns["mass_before"])
-        assert view.uniform_N is not None  # every workload view has one
-        u_N = columns["mass_before"] + view.uniform_N * np.exp(columns["logp"])
-        missing = int((inside_N & ~known_N).sum())
-        missing += len(view.lost(cell.cut)) * cell.cut.positions(view.width)
-        return Fidelity.of(np.minimum(u_N[known_N], 1.0), missing)
-
-    def judge(self, cell: Cell, rounds: list[Fidelity], floor: object, look: Look) -> CellVerdict:
-        fidelity = sum(rounds, Fidelity())
-        log_e = peak([np.array(r.growth) for r in rounds])
+    def judge(self, cell: Cell, rounds: list[Refutation], floor: object, look: Look) -> CellVerdict:
+        whole = sum(rounds, Refutation())
+        grown = [np.array(r.growth) for r in rounds if r.growth]
+        log_e = peak(grown)
         verdict = blank(
             cell,
             "inconclusive",
             kind="guard",
-            n=fidelity.n,
+            n=whole.n,
             units="tokens",
-            missing=fidelity.missing,
+            missing=whole.missing,
             alpha=look.alpha,
-            e_violated=log_e if fidelity.n else None,
+            e_violated=log_e if whole.n else None,
         )
         if log_e >= look.log_price_violated:
-            return verdict.but(
-                outcome="violated",
-                note="served tokens do not follow the reported distribution: an undisclosed "
-                "temperature, top-p or mask, or logprobs of another transform",
-            )
-        if not fidelity.n or look.launched < look.first:
+            return verdict.but(outcome="violated", note=self.found)
+        if rounds and not grown:
+            return verdict.but(note=self.unseen)
+        if not whole.n or look.launched < look.first:
             return verdict.but(open=True, more=max(1, look.first - look.launched))
         return verdict.but(outcome="holds", note="not rejected")
+
+
+def _lost(cell: Cell, view: View) -> int:
+    """Tokens that the lost sequences had room for in the slice."""
+    return len(view.lost(cell.cut)) * cell.cut.positions(view.width)
+
+
+@GUARDS.register("sampler_fidelity")
+@dataclass(frozen=True)
+class SamplerFidelity(_Refuting):
+    """The served tokens follow the distribution the infer kernel reports.
+
+    By the rank of each token where the whole distribution was at hand, else by the reported
+    best tokens, which see less.
+    """
+
+    found: ClassVar[str] = (
+        "served tokens do not follow the reported distribution: an undisclosed "
+        "temperature, top-p or mask, or logprobs of another transform"
+    )
+    unseen: ClassVar[str] = (
+        "infer records neither where its tokens rank nor its best tokens, so nobody can tell what "
+        "it draws from: let it report top logprobs"
+    )
+
+    def weigh(self, cell: Cell, view: View) -> Refutation:
+        trace, inside_N = view.pair.infer, view.mask(cell.cut)
+        if "mass_before" in trace.columns:
+            return self._by_rank(view, inside_N, _lost(cell, view))
+        if trace.best is None:
+            return Refutation(missing=int(inside_N.sum()) + _lost(cell, view))
+        ids_NK, logp_NK = (best_NK[inside_N] for best_NK in trace.best)
+        return LikelihoodRatio.of(ids_NK, logp_NK, trace.token_N[inside_N], _lost(cell, view))
+
+    def _by_rank(self, view: View, inside_N: Array, lost: int) -> Fidelity:
+        columns = view.pair.infer.columns
+        known_N = inside_N & np.isfinite(columns["logp"]) & np.isfinite(columns["mass_before"])
+        assert view.uniform_N is not None  # every workload view has one
+        u_N = columns["mass_before"] + view.uniform_N * np.exp(columns["logp"])
+        missing = int((inside_N & ~known_N).sum()) + lost
+        return Fidelity.of(np.minimum(u_N[known_N], 1.0), missing)
+
+
+@GUARDS.register("coherence")
+@dataclass(frozen=True)
+class Coherent(_Refuting):
+    """The two logprobs of each token can be those of two distributions: E_infer w <= 1."""
+
+    found: ClassVar[str] = (
+        "the weights train / infer average above 1, which no two distributions give: raw "
+        "logprobs on one side and processed ones on the other, or logprobs of other tokens"
+    )
+
+    def weigh(self, cell: Cell, view: View) -> Coherence:
+        inside_N = view.mask(cell.cut)
+        known_N = inside_N & view.usable_N
+        missing = int((inside_N & ~known_N).sum()) + _lost(cell, view)
+        return Coherence.of(view.log_ratio()[known_N], missing)
 
 
 @dataclass(frozen=True)
@@ -88,8 +145,8 @@ class UsableRatio(_Guard):
 
     def weigh(self, cell: Cell, view: View) -> Counts:
         inside_N = view.mask(cell.cut)
-        lost = len(view.lost(cell.cut)) * cell.cut.positions(view.width)
-        return Counts(int((inside_N & view.usable_N).sum()), int(inside_N.sum()) + lost)
+        launched = int(inside_N.sum()) + _lost(cell, view)
+        return Counts(int((inside_N & view.usable_N).sum()), launched)
 
     def judge(self, cell: Cell, rounds: list[Counts], floor: object, look: Look) -> CellVerdict:
         counts = sum(rounds, Counts())

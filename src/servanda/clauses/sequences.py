@@ -72,7 +72,7 @@ class RewardDrift(SequenceCertificate):
     assumes: ClassVar[tuple[str, ...]] = ("reward_range",)
 
     @classmethod
-    def undeclared(cls, contract: Contract) -> Iterator[Lack]:
+    def undeclared(cls, contract: Contract, /) -> Iterator[Lack]:
         if contract.reward is None:
             yield Lack(
                 "reward_drift is in units of the reward, and no range is declared",

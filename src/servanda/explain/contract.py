@@ -9,9 +9,11 @@ from pathlib import PurePath
 from servanda.clauses import (
     CHAIN,
     GUARDS,
+    BySequence,
     Calibration,
     Cell,
     Certificate,
+    ChainCertificate,
     Fact,
     Later,
     MassGap,
@@ -138,11 +140,14 @@ def promise(cell: Cell) -> str:
     if metric in GUARDS:
         return f"Precondition: {of_guard(metric)}."
     meaning = of_metric(metric)
-    if metric in CHAIN:
-        answers = _TOKENS[cell.claim].replace("tokens", "answers").replace("those", "answers")
-        over = answers if CHAIN[metric].known == "request" else _TOKENS[cell.claim]
-        unit = CHAIN[metric].metric_unit
-        return f"{_upper(meaning)}: over {over}, it {_limit(clause, 'at_most', unit)}."
+    tokens = _TOKENS[cell.claim]
+    if metric in CHAIN and clause.aggregate is None:
+        kind, unit = cell.kind, CHAIN[metric].metric_unit
+        if isinstance(kind, ChainCertificate):  # and not one that is judged at another stage
+            meaning, unit = kind.said, kind.metric_unit
+        if isinstance(kind, BySequence) or CHAIN[metric].known == "request":
+            tokens = tokens.replace("tokens", "answers").replace("those", "answers")
+        return f"{_upper(meaning)}: over {tokens}, it {_limit(clause, 'at_most', unit)}."
     unit = DIVERGENCES[metric].unit if metric in DIVERGENCES else ""
     if metric in RUNTIME_METRICS:
         unit, which = RUNTIME_METRICS[metric].unit, RUNTIME_METRICS[metric].limit
@@ -152,7 +157,6 @@ def promise(cell: Cell) -> str:
         if (clause.aggregate or "max") != "max":
             where = f"over the golden texts ({clause.aggregate})"
         return f"{_upper(meaning)}: {where} {_limit(clause, 'at_most', unit)}."
-    tokens = _TOKENS[cell.claim]
     if clause.percentile is not None:
         share = f"{round(100 - clause.percentile, 9):g} %"
         beyond = clause.at_most

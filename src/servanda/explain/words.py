@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from servanda.clauses import CHAIN, GUARDS
 from servanda.divergence import DIVERGENCES, Divergence
 from servanda.lint import RUNTIME_METRICS
+from servanda.plan import DEFAULT_GUARDS
 from servanda.slices import FIELDS, LABEL, field_of
 
 # metric -> what it is of two next-token distributions, in a sentence that needs no formula
@@ -30,6 +31,8 @@ _GUARDS = {
     "an undisclosed temperature, top-p or mask",
     "usable_ratio": "the share of launched tokens for which both kernels gave a usable logprob; "
     "a lost answer counts with all the tokens it had room for",
+    "coherence": "the two kernels' logprobs can be those of two distributions; it finds raw "
+    "logprobs on one side beside processed ones on the other, and logprobs of other tokens",
     "self_noise": "each kernel agrees with itself when the same tokens are scored in other "
     "batches; dropout left on or a leak between rows shows here",
 }
@@ -106,8 +109,14 @@ def explain_guard(name: str) -> str | None:
         f"{name}: {of_guard(name)}.\n"
         "  a guard: where it fails, the statistical promises say nothing (inconclusive),\n"
         "  because their numbers would not be what they claim to be.  It never makes a pass.\n"
-        "  clause   under observability.clauses; it is there even if it is not written"
+        f"  clause   under observability.clauses; {_written(name)}"
     )
+
+
+def _written(name: str) -> str:
+    if any(guard.metric == name for guard in DEFAULT_GUARDS):
+        return "it is there even if it is not written"
+    return "it is judged only where it is written"
 
 
 def explain_field(name: str) -> str | None:

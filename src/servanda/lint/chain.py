@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from servanda.clauses import CHAIN
+from servanda.clauses import chain_metric
 from servanda.contract import Clause, Contract, Section
 from servanda.lint.finding import Finding
 from servanda.marks import Path
@@ -15,7 +15,7 @@ _ORDER = ("request", "context", "outcome")
 
 def chain(path: Path, section: Section, contract: Contract, clause: Clause) -> Iterator[Finding]:
     """In statistical, at most a number, on slices it is defined on, with what it needs."""
-    name, metric = clause.metric, CHAIN[clause.metric]
+    name, metric = clause.metric, chain_metric(contract, clause)
     if section != "statistical":
         message = f"{name} is judged from sampled tokens; it is no matter of {section}"
         yield Finding((*path, "metric"), message, "move the clause to statistical")
@@ -40,7 +40,7 @@ def chain(path: Path, section: Section, contract: Contract, clause: Clause) -> I
     elif not isinstance(clause.at_most, float):
         message = f"{name} follows from what the contract declares: its limit is a number"
         yield Finding((*path, "at_most"), message, f"write {metric.example}")
-    elif clause.at_most <= 0:
+    elif clause.at_most < 0 or (clause.at_most == 0 and clause.percentile is None):
         message = f"{name} is never negative, and no sample can show that it is 0"
         yield Finding((*path, "at_most"), message, "write a limit above 0")
     else:

@@ -19,12 +19,9 @@ from servanda.scope import known_by_name
 
 KNOWN_LATER = (
     "reward_gap",
-    "policy_gradient_bias",
-    "ratio_budget",
-    "support_mass",
     "rescored_ratio",
-    "coherence",
 )
+_WITHOUT_LIMIT = ("sampler_fidelity", "coherence")  # guards that can only reject
 _GUARD_LIMITS = {"usable_ratio": ("at_least", "0.999"), "self_noise": ("at_most", "0.005")}
 _AN_EXAMPLE = "{id: tv, metric: tv, aggregate: mean, at_most: 0.02}"
 
@@ -85,11 +82,11 @@ def _guard(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
     for name in ("aggregate", "clip"):
         if getattr(clause, name) is not None:
             yield Finding((*path, name), f"{metric} takes no {name}", "remove it", key=True)
-    if metric == "sampler_fidelity":
+    if metric in _WITHOUT_LIMIT:
         for name in ("at_most", "at_least"):
             if getattr(clause, name) is not None:
                 hint = "remove it: the guard rejects at the confidence of the contract"
-                yield Finding((*path, name), "sampler_fidelity takes no limit", hint, key=True)
+                yield Finding((*path, name), f"{metric} takes no limit", hint, key=True)
         return
     takes, example = _GUARD_LIMITS[metric]
     other = "at_most" if takes == "at_least" else "at_least"

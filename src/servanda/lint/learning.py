@@ -1,4 +1,6 @@
 # Lint of what a trainer declares: ranges that are none, weightings that cut the right tokens.
+#
+# A clip range is two distances from 1; who writes the range itself is told.
 
 from __future__ import annotations
 
@@ -11,9 +13,11 @@ _AT = ("gradient", "weighting")
 
 
 def learning(contract: Contract) -> Iterator[Finding]:
-    """The reward's range, and the weighting of the gradient."""
+    """The reward's range, and the clip range and the weighting of the gradient."""
     if contract.reward is not None and contract.reward.range[0] >= contract.reward.range[1]:
         yield Finding(("reward", "range"), "the range of the reward is empty", "write [low, high]")
+    if contract.gradient is not None and contract.gradient.clip_range is not None:
+        yield from _clip_range(*contract.gradient.clip_range)
     weighting = contract.gradient.weighting if contract.gradient is not None else None
     if not isinstance(weighting, Weighting):
         return
@@ -31,3 +35,13 @@ def learning(contract: Contract) -> Iterator[Finding]:
         elif not low <= 1 <= high:
             message = f"the band of {name} leaves out 1, the ratio of two kernels that agree"
             yield Finding((*_AT, name), message, "write [low, high], such as [0.5, 2.0]")
+
+
+def _clip_range(low: float, high: float) -> Iterator[Finding]:
+    at = ("gradient", "clip_range")
+    if low <= 0 or high <= 0:
+        message = f"a clip range of [{low:g}, {high:g}] has no width on one side of 1"
+        yield Finding(at, message, "write both distances from 1, such as [0.2, 0.28]")
+    elif 0.5 <= low < 1 < high < 2:
+        message = f"clip_range holds distances from 1, and [{low:g}, {high:g}] is a range around it"
+        yield Finding(at, message, f"did you mean [{1 - low:.4g}, {high - 1:.4g}]?")

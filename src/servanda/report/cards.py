@@ -170,7 +170,7 @@ def chance(p: float) -> str:
 def _missed(verdict: Verdict) -> list[Line]:
     if verdict.power:
         return _power(verdict)
-    cells = [c for c in counted(verdict.cells) if c.kind == "certificate"]
+    cells = [c for c in counted(verdict.cells) if words.certified(c)]
     reach = [(c, r) for c in cells if (r := least_seen(c, verdict)) is not None]
     if not reach:
         return [Line("No interval was computed, so nothing is known about what it would miss.")]

@@ -293,7 +293,7 @@ def _number(cell: CellVerdict) -> Number:
         " ".join(filter(None, (cell.units, f"({cell.unit})" if cell.unit else ""))),
         f"{cell.missing:,}" if cell.missing else "",
         cell.kind,
-        cell.claim if cell.kind in ("certificate", "estimate") else "",
+        cell.claim if words.certified(cell) or cell.kind == "estimate" else "",
         "" if cell.alpha is None else f"{cell.alpha:.3g}",
         ", ".join(evidence) if {*evidence} != {"–"} else "",
     )

@@ -27,6 +27,7 @@ _GLOSSARY = (
     ("tv", "share of next-token probability that moved (total variation), from 0 to 1"),
     ("cell", "one clause of the contract on one slice of the traffic"),
     ("certificate", "a number whose interval stays valid at every look, at the stated alpha"),
+    ("conditional bound", "a certificate times what the contract declares: true if that is"),
     ("fact", "exact for the recorded positions, and for nothing else"),
     ("bound", "two ends that hold the exact number of the recorded positions"),
     ("estimate", "a number without a promise"),

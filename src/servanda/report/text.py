@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from servanda.bounds import ASSUMPTIONS
 from servanda.clauses import CellVerdict
 from servanda.clauses.base import ORDER
+from servanda.clauses.certificate import ALWAYS
 from servanda.report.base import FORMATS
-from servanda.report.words import GIVEN_UP, GLYPH, UNITS, columns, line, number
+from servanda.report.words import GIVEN_UP, GLYPH, UNITS, certified, columns, line, number
 from servanda.verdict import Verdict
 
 _SAYS = {
     "population": "of tokens that this workload's prompts bring forth",
     "realised": "of the tokens that were measured",
 }
+_MISSING = {"golden positions": "positions", "sequences": "sequences"}
 _WIDEST = 36  # of a column; a longer name is cut
 
 
@@ -75,7 +78,7 @@ def _measured(verdict: Verdict) -> str:
 
 def _row(cell: CellVerdict) -> list[str]:
     show = _percent if cell.threshold is not None else number
-    absent = "not measured" if cell.kind in ("certificate", "fact") else ""
+    absent = "not measured" if certified(cell) or cell.kind == "fact" else ""
     return [
         _cut(_clause(cell)),
         _cut(cell.slice),
@@ -109,17 +112,22 @@ def _notes(cell: CellVerdict) -> list[str]:
     notes = [cell.note] if cell.note else []
     if cell.threshold is not None:
         notes.append(
-            f"share of tokens beyond {cell.threshold:g} nats; "
+            f"share of tokens beyond {cell.threshold:g}{_nats(cell.metric)}; "
             f"{cell.aggregate} promises at most {_percent(cell.limit)}"
         )
     if cell.outcome == "inconclusive" and cell.more:
         notes.append(f"about {cell.more:,} more prompt groups would decide")
     if cell.missing:
-        kind = "positions" if cell.units == "golden positions" else "tokens"
+        kind = _MISSING.get(cell.units, "tokens")
         notes.append(f"{cell.missing:,} {kind} missing, counted against both answers")
     if not cell.enforced and cell.outcome != "not applicable":
         notes.append("monitored, not enforced")
     return notes
+
+
+def _nats(metric: str) -> str:
+    """The unit of a threshold: a metric's name ends in it."""
+    return " nats" if metric.endswith("_nats") else ""
 
 
 def _cut(text: str) -> str:
@@ -139,7 +147,7 @@ def _percent(value: float | None) -> str:
 
 
 def _small_print(verdict: Verdict) -> list[str]:
-    certificates = [c for c in verdict.cells if c.kind == "certificate"]
+    certificates = [c for c in verdict.cells if certified(c)]
     lines = [f"claim {c}: {_SAYS[c]}" for c in sorted({c.claim for c in certificates})]
     if certificates:
         lines += [
@@ -149,8 +157,18 @@ def _small_print(verdict: Verdict) -> list[str]:
             f"intervals: each cell alone, each end at {1 - verdict.alpha:.4g}, valid at every "
             "look; floor: a side against itself in other batches",
         ]
+    lines += [*dict.fromkeys(filter(None, map(_rests, certificates)))]
     lines.append(
         f"stage {verdict.stage} · contract {verdict.key.contract[:8]} · evidence "
         f"{verdict.evidence[:8]} · exit {verdict.exit_code}"
     )
     return lines
+
+
+def _rests(cell: CellVerdict) -> str:
+    """What a number rests on besides what all of them do; "" where nothing."""
+    own = [ASSUMPTIONS[name].text for name in cell.assumptions if name not in ALWAYS]
+    if not own:
+        return ""
+    what = "a conditional bound" if cell.kind == "conditional bound" else "certified"
+    return f"{line(cell.clause)}: {what}, if {'; '.join(own)}"

@@ -76,6 +76,11 @@ def place(name: str, longest: int = 0) -> str:
     return "whole traffic" if name == WHOLE else line(name, longest)
 
 
+def certified(cell: CellVerdict) -> bool:
+    """Whether its interval is valid at every look: on its own, or times what is declared."""
+    return cell.kind in ("certificate", "conditional bound")
+
+
 def where(cell: CellVerdict, longest: int = 0) -> str:
     """Where a cell was judged: a slice of the traffic, or of the golden texts."""
     if cell.section != "numerical":

@@ -1,17 +1,23 @@
 # Sequential statistics that stay valid while someone watches.
 
+from servanda.stats.coherence import Coherence
 from servanda.stats.expected import units_expected
 from servanda.stats.fidelity import Fidelity
 from servanda.stats.groups import GroupRatio
 from servanda.stats.interval import interval, units_at_best, units_to_decide
+from servanda.stats.likelihood_ratio import LikelihoodRatio
 from servanda.stats.log_moment import LogMoment
 from servanda.stats.reach import Reach, reach
+from servanda.stats.refutation import Refutation
 
 __all__ = [
+    "Coherence",
     "Fidelity",
     "GroupRatio",
+    "LikelihoodRatio",
     "LogMoment",
     "Reach",
+    "Refutation",
     "interval",
     "reach",
     "units_at_best",

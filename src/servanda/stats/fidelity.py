@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.stats.log_moment import log_mean_exp
+from servanda.stats.refutation import Refutation
 
 Floats = NDArray[np.float64]
 
@@ -40,12 +40,8 @@ def log_densities(u_N: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Fidelity:
-    """Evidence against the reported sampler; `+` adds later closed rounds."""
-
-    n: int = 0
-    growth: tuple[float, ...] = (0.0,) * (len(_CUTS) + 2 * len(_TILTS))
-    missing: int = 0
+class Fidelity(Refutation):
+    """Evidence against the reported sampler, from ranks."""
 
     @classmethod
     def of(cls, u_N: Floats, missing: int = 0) -> Fidelity:
@@ -57,15 +53,3 @@ class Fidelity:
         sums = log_densities(np.asarray(u_N, dtype=np.float64)).sum(axis=1)
         sums += missing * math.log(LEAK)
         return cls(len(u_N), tuple(sums.tolist()), missing)
-
-    def __add__(self, other: Fidelity) -> Fidelity:
-        return Fidelity(
-            self.n + other.n,
-            tuple(a + b for a, b in zip(self.growth, other.growth, strict=True)),
-            self.missing + other.missing,
-        )
-
-    @property
-    def log_e(self) -> float:
-        """Evidence that the tokens do not follow the reported distribution, in nats."""
-        return log_mean_exp(np.array(self.growth)) if self.n else -math.inf

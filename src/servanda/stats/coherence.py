@@ -1,0 +1,45 @@
+# Coherence: can the two logprobs be those of two distributions, and infer's the one drawn from?
+#
+# E_infer w is the train kernel's mass on what infer can draw, w = p / q: never above 1,
+# whatever the two kernels are.  So 1 + t (min(w, C) - 1) has a mean of at most 1 for every
+# t in [0, 1], and the products over tokens can only reject.  A mean of w *below* 1 is no
+# evidence of anything: weights are skewed, and most samples lie below their mean.
+#
+# It sees raw logprobs on infer beside processed ones on train, logprobs of other tokens, and
+# probabilities that add up to more than 1.  It does not see another temperature of train:
+# that is another distribution, and what `tv` measures.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from servanda.stats.log_moment import Floats
+from servanda.stats.refutation import Refutation
+
+CAP = 10.0  # on w: no single token can then reject alone
+_BETS: Floats = np.geomspace(0.01, 0.99, 16)
+_SLACK = 1e-6  # nats: logprobs of both sides may be stored in float32
+
+
+@dataclass(frozen=True)
+class Coherence(Refutation):
+    """Evidence that E_infer w > 1."""
+
+    @classmethod
+    def of(cls, log_ratio_N: Floats, missing: int = 0) -> Coherence:
+        """Of one closed round of log-ratios log p - log q, nats, in launch order.
+
+        Args:
+            log_ratio_N: -inf where train gives no mass; neither NaN nor +inf.
+            missing: tokens that were launched and have no value: each is charged w = 0.
+
+        Source:
+            I. Waudby-Smith, A. Ramdas, Estimating means of bounded random variables by betting,
+            2024; the cap and the bets are ours.
+        """
+        weight_N = np.minimum(np.exp(np.minimum(log_ratio_N - _SLACK, np.log(CAP))), CAP)
+        sums = np.log1p(_BETS[:, None] * (weight_N - 1)).sum(axis=1)
+        sums += missing * np.log1p(-_BETS)
+        return cls(len(weight_N), tuple(sums.tolist()), missing)

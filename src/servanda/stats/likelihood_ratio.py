@@ -1,0 +1,108 @@
+# Fidelity where only the best tokens are reported: likelihood ratios over cells.
+#
+# The cells of a step are the tokens that were returned, and all others together.  The report
+# says the probability m of each; an alternative says another one, a.  Where the token is
+# drawn as reported, a / m of the cell it fell into has a mean of 1.  The alternatives are
+# what real samplers do wrong: another temperature, a cut tail, too much or too little mass
+# on what was not returned.
+#
+# It sees the masses of cells and nothing within them: a sampler that permutes the tokens that
+# were not returned is never seen, and with one token returned that is nearly everything.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.stats.log_moment import Floats
+from servanda.stats.refutation import Refutation
+
+_TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25)
+_CUTS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)  # top-p: nothing is drawn beyond this mass
+_OTHERS = (0.9, 1.2)  # times the mass of what was not returned
+_SPILL = 0.01  # of the mass goes there, even where the report leaves none
+LEAK = 0.05  # of every alternative is the report itself, so no factor is smaller
+_SLACK = 1e-6  # logprobs may be stored in float32
+
+
+@dataclass(frozen=True)
+class LikelihoodRatio(Refutation):
+    """Evidence against the reported sampler, from its best tokens."""
+
+    @classmethod
+    def of(
+        cls,
+        ids_NK: NDArray[np.int64],
+        logp_NK: Floats,
+        token_N: NDArray[np.int64],
+        missing: int = 0,
+    ) -> LikelihoodRatio:
+        """Of one closed round, in launch order.
+
+        Args:
+            ids_NK, logp_NK: the tokens that each step returned and their reported logprobs,
+                [N, K], nats; -inf has no mass of its own.
+            token_N: the token that was drawn.
+            missing: tokens that were launched and have no value; each is charged LEAK.
+
+        A step whose logprobs are NaN, or add up to more than 1, is missing too.
+        """
+        with np.errstate(over="ignore"):
+            mass_NK = np.exp(logp_NK)
+        usable_N = mass_NK.sum(axis=1) <= 1 + _SLACK  # false for NaN
+        best_NK, hit_NK = _sorted(ids_NK[usable_N], mass_NK[usable_N], token_N[usable_N])
+        sums = np.array(_log_ratios(best_NK, hit_NK))
+        missing += int((~usable_N).sum())
+        sums += missing * math.log(LEAK)
+        return cls(int(usable_N.sum()), tuple(sums.tolist()), missing)
+
+
+def _sorted(
+    ids_NK: NDArray[np.int64], mass_NK: Floats, token_N: NDArray[np.int64]
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Masses, best first, and which cell the drawn token fell into, [N, K]; none: the others."""
+    order_NK = np.argsort(-mass_NK, axis=1, kind="stable")
+    best_NK = np.take_along_axis(mass_NK, order_NK, axis=1)
+    at_NK = np.take_along_axis(ids_NK, order_NK, axis=1)
+    hit_NK = (at_NK == token_N[:, None]) & (best_NK > 0)
+    return best_NK, hit_NK & (hit_NK.cumsum(axis=1) == 1)  # an id that is listed twice counts once
+
+
+def _log_ratios(best_NK: Floats, hit_NK: NDArray[np.bool_]) -> list[float]:
+    """sum log a / m of the drawn cells, one number an alternative."""
+    rest_N = np.maximum(1 - best_NK.sum(axis=1), 0.0)
+    # an upper end of each mass: rounding of the record may not look like a lie
+    null_NC = np.column_stack([best_NK * (1 + _SLACK), rest_N + _SLACK])
+    hit_NC = np.column_stack([hit_NK, ~hit_NK.any(axis=1)])
+    told_N = null_NC[hit_NC]
+    found = []
+    for cells_NC in _alternatives(best_NK, rest_N):
+        share_N = cells_NC[hit_NC] / cells_NC.sum(axis=1)
+        # the report itself adds LEAK of its own, less the slack that null_NC holds
+        found.append(float(np.log((1 - LEAK) * share_N / told_N + LEAK).sum()))
+    return found
+
+
+def _alternatives(best_NK: Floats, rest_N: Floats) -> list[Floats]:
+    """Cells as other samplers would fill them, [N, K + 1] each, not normalised."""
+    least_N = np.where(best_NK > 0, best_NK, np.inf).min(axis=1, initial=1.0)
+    before_NK = best_NK.cumsum(axis=1) - best_NK
+    beyond_N = best_NK.sum(axis=1)
+    found = []
+    for temperature in _TEMPERATURES:
+        power = 1 / temperature
+        # what was not returned is at most as likely as the least that was
+        rest = rest_N * least_N ** (power - 1)
+        found.append(np.column_stack([best_NK**power, rest]))
+    for cut in _CUTS:
+        kept_NK = np.where(before_NK < cut, best_NK, 0.0)
+        found.append(np.column_stack([kept_NK, np.clip(cut - beyond_N, 0.0, rest_N)]))
+    for times in _OTHERS:
+        other_N = np.minimum(times * rest_N, (1 + rest_N) / 2)
+        scale_N = (1 - other_N) / np.maximum(1 - rest_N, _SLACK)
+        found.append(np.column_stack([best_NK * scale_N[:, None], other_N]))
+    found.append(np.column_stack([(1 - _SPILL) * best_NK, (1 - _SPILL) * rest_N + _SPILL]))
+    return found
