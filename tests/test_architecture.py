@@ -23,6 +23,7 @@ FLOORS = (
         "fields",
         "identity",
         "plain",
+        "rewards",
         "latency",
         "sampling",
         "slices",
@@ -33,6 +34,7 @@ FLOORS = (
         "workload",
     },
     {
+        "answers",
         "chain",
         "clauses",
         "columns",
@@ -61,6 +63,7 @@ FLOORS = (
     },
     {
         "admission",
+        "drawing",
         "golden_intervals",
         "engines",
         "faults",
@@ -72,6 +75,7 @@ FLOORS = (
         "probe",
         "rounds",
         "rundir",
+        "scoring",
         "timing",
     },
     {"__main__", "cli", "comparison", "drill", "loading", "run"},

@@ -288,6 +288,8 @@ _NOT_MEANING: dict[str, Any] = {
     "stable": _KERNEL,
     "workload": {"prompts"},
     "golden": {"prompts"},
+    # a function counts by its source, which the evidence is keyed by as well
+    "reward": {"of"},
     # evidence is valid at every look: how much to gather and what to do with it may change
     "promotion": True,
     "routing": True,

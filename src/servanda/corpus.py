@@ -32,6 +32,7 @@ class Prompt:
     token_ids: tuple[int, ...] | None = None
     labels: dict[str, str] = field(default_factory=dict)
     group: str | None = None
+    answer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,14 @@ class Corpus:
             name = f"g{prompt.group}" if prompt.group is not None else f"#{row}"
             rows.setdefault(name, []).append(row)
         return tuple(tuple(r) for r in rows.values())
+
+    def given(self, row: int) -> dict[str, Any]:
+        """A line as it was written, all its keys; a new object each time."""
+        return json.loads(self._lines[self.prompts[row].line - 1])
+
+    @cached_property
+    def _lines(self) -> list[str]:
+        return self.text.split("\n")
 
     def label_values(self, label: str) -> Counter[str]:
         return Counter(p.labels[label] for p in self.prompts if label in p.labels)
@@ -125,13 +134,16 @@ def _prompt(number: int, line: str) -> Prompt:
     labels = data.get("labels", {})
     if not isinstance(labels, dict):
         raise TypeError("'labels' is an object of texts")
-    group = data.get("group")
+    group, answer = data.get("group"), data.get("answer")
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float | None):
+        raise TypeError("'answer' is a text or a number")
     return Prompt(
         line=number,
         text=text or "",
         token_ids=tuple(ids) if ids is not None else None,
         labels={str(k): str(v) for k, v in labels.items() if v is not None},
         group=str(group) if group is not None else None,
+        answer=str(answer) if answer is not None else None,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from servanda.clauses import BySequence, Cell, Certificate, RelativeCertificate
+from servanda.clauses import DRAWS, BySequence, Cell, Certificate, RelativeCertificate
 from servanda.corpus import Corpus
 from servanda.plan import Plan
 from servanda.schedule import NOISE_STRIDE, Schedule
@@ -25,7 +25,8 @@ class Probe:
     Args:
         sequences: how many.
         lengths: new tokens of each.
-        seconds: kernel -> to draw them ("infer", "stable") or to score them ("train").
+        seconds: kernel -> to draw them ("infer", "stable") or to score them ("train");
+            "train_draws": for train to draw them too, where rewards are compared.
         memory_bytes: kernel -> the most that its process held; absent where unknown.
         disk_bytes: of their traces.
     """
@@ -137,6 +138,7 @@ def _seconds_each(probe: Probe) -> float:
     # what the stable kernel draws is scored by train as well
     scored = 2 if "stable" in seconds else 1
     train = seconds.pop("train", 0.0) * (scored + 1 / NOISE_STRIDE)
+    train += seconds.pop(DRAWS, 0.0)
     return max([train, *(again * s for s in seconds.values())]) / probe.sequences
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.clauses import Cell, View
+from servanda.clauses import DRAWS, Cell, View
 from servanda.columns import columns
 from servanda.corpus import Corpus
 from servanda.errors import EvidenceError
@@ -38,7 +38,8 @@ class Round:
         pair: both kernels on the drawn tokens.
         peers: what they are compared with: "self_train", "self_infer": a tenth of the
             sequences, each side against itself re-batched; "stable": the stable kernel and
-            train on what the stable kernel drew for the same units.
+            train on what the stable kernel drew for the same units; "train_draws": train's
+            own answers, on both sides of the pair.
     """
 
     workload: str
@@ -183,7 +184,8 @@ def _weigh_round(plan: Plan, measured: Round) -> tuple[Weighed, dict[str, Portra
         lost=int(measured.pair.infer.lost_S.sum()),
         groups=own.launched,
     )
-    views = {"infer": own, **peers}
+    # answers that only their rewards are looked at for have no second side to be portrayed
+    views = {"infer": own, **{name: v for name, v in peers.items() if name != DRAWS}}
     return weighed, {name: _portrait(v, measured, cells) for name, v in views.items()}
 
 

@@ -72,11 +72,13 @@ class EvidenceKey:
     attempt: int = 1
     grade: Grade = field(default="verified")
     stable: str = ""
+    reward: str = ""
 
     def differences(self, other: EvidenceKey) -> list[str]:
         names = {"contract": "the contract", "corpus": "the prompts or golden texts"}
         names |= {"train": "the train kernel", "infer": "the infer kernel"}
         names |= {"stable": "the stable kernel", "weights": "the weights"}
+        names |= {"reward": "the reward"}
         return [text for name, text in names.items() if getattr(self, name) != getattr(other, name)]
 
 

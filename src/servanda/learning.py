@@ -1,4 +1,4 @@
-# What a trainer declares: the range of its reward, and how it weighs a gradient.
+# What a trainer declares: its reward and the range of it, and how it weighs a gradient.
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ class Reward(Value):
     """The reward of a whole answer."""
 
     range: Range = Field((0.0, 1.0), description="[lowest, highest] that the reward can be.")
+    of: str | None = Field(
+        None,
+        description="exact_answer, contains_answer, or FILE.py:FUNCTION beside the contract, "
+        "called as FUNCTION(prompt, answer); reward_gap needs it.",
+    )
 
 
 class GroupAdvantage(Value):

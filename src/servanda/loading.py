@@ -16,6 +16,7 @@ from servanda.engines import engine_names
 from servanda.errors import ContractError, Problem
 from servanda.faults import FAULTS
 from servanda.plan import Plan
+from servanda.rewards import file_and_function
 
 T = TypeVar("T", Workload, NamedWorkload, Golden)
 
@@ -58,7 +59,7 @@ def read(data: bytes, name: str, folder: Path) -> Contract:
             contract.where(*place),
             "paths of a contract start from the contract's own folder",
         )
-        for place, name in [*_corpora(contract), *_models(contract)]
+        for place, name in [*_corpora(contract), *_models(contract), *_reward_file(contract)]
         if not Path(name).exists()
     ]
     missing += _fault_values(contract)
@@ -99,6 +100,12 @@ def _models(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
             yield ("kernels", side, "model"), kernel.model
 
 
+def _reward_file(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
+    parts = file_and_function((contract.reward and contract.reward.of) or "")
+    if parts is not None:
+        yield ("reward", "of"), parts[0]
+
+
 def beside(contract: Contract, folder: Path) -> Contract:
     """The contract with its paths resolved against its own folder."""
 
@@ -112,6 +119,11 @@ def beside(contract: Contract, folder: Path) -> Contract:
     }
     if contract.stable:
         changes["stable"] = kernel(contract.stable)
+
+    for _, file in _reward_file(contract):
+        assert contract.reward is not None and contract.reward.of is not None
+        of = f"{folder / file}{contract.reward.of.removeprefix(file)}"
+        changes["reward"] = contract.reward.model_copy(update={"of": of})
 
     def texts(part: T) -> T:
         prompts = str(folder / part.prompts) if part.prompts else ""
@@ -135,7 +147,26 @@ def compile(contract: Contract, *, attempt: int = 1) -> Plan:  # noqa: A001 - th
         ContractError: an empty slice, a limit out of reach, a corpus that is none, or tokens
             that only a trainer has.
     """
-    return planning.make_plan(contract, *corpora(contract), attempt=attempt)
+    source = reward_source(contract)
+    return planning.make_plan(contract, *corpora(contract), attempt=attempt, reward_source=source)
+
+
+def reward_source(contract: Contract) -> str:
+    """The text of the file that holds the contract's own reward; "" where there is none.
+
+    Raises:
+        ContractError: it cannot be read.
+    """
+    for place, name in _reward_file(contract):
+        try:
+            return Path(name).read_bytes().decode("utf-8-sig")
+        except OSError as error:
+            message = f"{name} cannot be read: {error.strerror or error}"
+            raise ContractError(message, where=contract.where(*place)) from None
+        except UnicodeDecodeError as error:
+            message = f"{name} is not UTF-8 text: {error.reason}"
+            raise ContractError(message, where=contract.where(*place)) from None
+    return ""
 
 
 def corpora(contract: Contract) -> tuple[dict[str, Corpus], Corpus | None]:

@@ -2,23 +2,20 @@
 #
 # The infer kernel draws; the train kernel re-scores what was drawn; a tenth of the
 # sequences is scored once more by each side in another batch, which is its self-noise.
+# Where rewards are compared, the train kernel draws as well, from the same prompts.
 # While train scores one round, infer draws the next: two processes, two cores.  Whatever a
 # round yields is on disk before it counts, and a resumed run re-reads it and draws nothing
 # twice, for a draw is keyed by (seed, sequence, position).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from servanda.admission import (
-    as_declared,
-    path_of,
     refuse_corners,
     refuse_long,
     refuse_outside,
@@ -27,8 +24,9 @@ from servanda.admission import (
 )
 from servanda.clauses.base import Source
 from servanda.columns import CLASS_FIELDS
-from servanda.contract import Kernel, Path
+from servanda.contract import Kernel
 from servanda.corpus import Corpus
+from servanda.drawing import Drawing
 from servanda.engines.base import Engine
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, IdentityError, MeasurementError
@@ -37,13 +35,13 @@ from servanda.golden import measure_golden
 from servanda.identity import Description, EvidenceKey, digest_of, same_policy
 from servanda.invariance import measure_batches, measure_corners
 from servanda.plan import Plan
-from servanda.rounds import SIDES, in_order, peers, round_name
+from servanda.rounds import SIDES, peers, round_name
 from servanda.rundir import RunDirectory
-from servanda.sampling import Sampling
-from servanda.schedule import Schedule, Unit
+from servanda.schedule import Schedule
+from servanda.scoring import scorer_of
 from servanda.timing import measure_timing
 from servanda.token_classes import codes
-from servanda.trace import Batch, Trace, align
+from servanda.trace import Trace, align
 
 Open = Callable[[Kernel, str], Engine]
 
@@ -89,18 +87,18 @@ class Measurement:
         self._stack.close()
 
     def _start(self) -> None:
+        scorer = scorer_of(self.plan)  # a reward that cannot be loaded is said at once
         kernels = {side: getattr(self.plan.contract.kernels, side) for side in SIDES}
         if self.plan.stable is not None:
             kernels["stable"] = self.plan.stable
-        self.kernels = kernels
-        self._pools = {side: ThreadPoolExecutor(1, side) for side in kernels}
-        for pool in self._pools.values():
+        pools = {side: ThreadPoolExecutor(1, side) for side in kernels}
+        for pool in pools.values():
             self._stack.callback(pool.shutdown, cancel_futures=True)
         self.watch(Progress("loading the kernels", 0, len(kernels)))
         for side, kernel in kernels.items():
             self.engines[side] = self.open(kernel, side)
             self._stack.callback(self.engines[side].close)
-        loading = {s: self._pools[s].submit(self.engines[s].describe) for s in kernels}
+        loading = {s: pools[s].submit(self.engines[s].describe) for s in kernels}
         self.descriptions = {side: future.result() for side, future in loading.items()}
         self.watch(Progress("loading the kernels", len(kernels), len(kernels)))
         for side in [*kernels][1:]:
@@ -117,6 +115,7 @@ class Measurement:
             attempt=self.plan.attempt,
             grade=same_policy(train, self.descriptions["infer"]),
             stable=self.descriptions["stable"].digest if "stable" in kernels else "",
+            reward=self.plan.reward,
         )
         if "stable" in kernels:
             same_policy(train, self.descriptions["stable"], "stable")
@@ -127,7 +126,17 @@ class Measurement:
         refuse_long(self.plan, self.descriptions, self.prompts)
         self.golden_ids = self._encode(self.plan.golden, 0) if self.plan.golden else []
         self._refuse_empty_slices()
-        self._classes = self._token_classes()
+        self.drawing = Drawing(
+            self.plan,
+            self.run,
+            kernels,
+            self.engines,
+            self.descriptions,
+            pools,
+            self.prompts,
+            self._token_classes(),
+            scorer,
+        )
 
     def _refuse_other_tokens(self, other: str) -> None:
         """Name the first id that means two things; same_policy only sees digests."""
@@ -242,14 +251,14 @@ class Measurement:
         ahead: Future[Trace] | None = None
         for index in range(schedule.rounds):
             units = tuple(schedule.units(index))
-            infer = ahead.result() if ahead else self._drawn(schedule, index, units, "infer")
+            infer = ahead.result() if ahead else self.drawing.drawn(schedule, index, units, "infer")
             ahead = None
-            scores = self._scores(schedule, index, units, infer)
+            scores = self.drawing.scores(schedule, index, units, infer)
             following = round_name(schedule, index + 1, "train")
             if index + 1 < schedule.rounds and not self.run.has(following):
                 later = tuple(schedule.units(index + 1))
-                pool = self._pools["infer"]
-                ahead = pool.submit(self._drawn, schedule, index + 1, later, "infer")
+                pool = self.drawing.pools["infer"]
+                ahead = pool.submit(self.drawing.drawn, schedule, index + 1, later, "infer")
             traces = {what: score.result() for what, score in scores.items()}
             train = traces.pop("train")
             yield Round(
@@ -259,80 +268,6 @@ class Measurement:
                 align(train, infer),
                 peers(infer, train, traces),
             )
-
-    def _batch(self, schedule: Schedule, units: Sequence[Unit], continuations: Any = ()) -> Batch:
-        return Batch(
-            tuple(u.sequence for u in units),
-            tuple(self.prompts[schedule.name][u.row] for u in units),
-            schedule.width,
-            continuations,
-        )
-
-    def _drawn(self, schedule: Schedule, index: int, units: tuple[Unit, ...], side: str) -> Trace:
-        batch = self._batch(schedule, units)
-        engine, sampling = self.engines[side], schedule.workload.sampling.transform
-
-        def draw() -> Trace:
-            trace = in_order(batch, engine.generate, sampling, schedule.seed)
-            return self._classified(batch, trace)
-
-        trace = self.run.kept(round_name(schedule, index, side), draw)
-        return self._declared(trace, schedule, side, "decode")
-
-    def _declared(self, trace: Trace, schedule: Schedule, side: str, path: Path) -> Trace:
-        record = self.plan.contract.observability.record
-        sampling, told = self._sampling(schedule, side), self.descriptions[side]
-        return as_declared(trace, side, self.kernels[side], path, sampling, told, record)
-
-    def _classified(self, batch: Batch, trace: Trace) -> Trace:
-        """The trace with the class of each token, and of the token before it."""
-        if self._classes is None:
-            return trace
-        before_N = [
-            token
-            for prompt, drawn in zip(batch.prompts, trace.continuations, strict=True)
-            for token in (prompt[-1], *drawn[:-1])[: len(drawn)]
-        ]
-        code_N = self._classes[trace.token_N]
-        previous_N = self._classes[np.array(before_N, dtype=np.int64)]
-        columns = {**trace.columns, "token_class": code_N, "previous_class": previous_N}
-        return replace(trace, columns=columns)
-
-    def _sampling(self, schedule: Schedule, side: str) -> Sampling:
-        """The declared transform; the train kernel may have one of its own."""
-        own = self.plan.contract.kernels.train.sampling if side == "train" else None
-        return own or schedule.workload.sampling.transform
-
-    def _scores(
-        self, schedule: Schedule, index: int, units: tuple[Unit, ...], infer: Trace
-    ) -> dict[str, Future[Trace]]:
-        """Train on what infer drew, each side once more on a tenth of it, and stable beside it."""
-        batch = self._batch(schedule, units, infer.continuations)
-        again = batch.take([r for r in schedule.noise_rows(len(units)) if not infer.lost_S[r]])
-
-        def score(side: str, what: str, some: Batch) -> Future[Trace]:
-            path = path_of(self.kernels[side], side)
-            engine, sampling = self.engines[side], self._sampling(schedule, side)
-
-            def make() -> Trace:
-                return in_order(some, engine.score, sampling, path)
-
-            def scored() -> Trace:
-                trace = self.run.kept(round_name(schedule, index, what), make)
-                return self._declared(trace, schedule, side, path)
-
-            return self._pools[side].submit(scored)
-
-        scores = {"train": score("train", "train", batch)}
-        if len(again):
-            scores |= {f"self_{side}": score(side, f"self_{side}", again) for side in SIDES}
-        if self.plan.stable_rounds:
-            pool = self._pools["stable"]
-            scores["stable"] = pool.submit(self._drawn, schedule, index, units, "stable")
-            drawn = scores["stable"].result()
-            served = self._batch(schedule, units, drawn.continuations)
-            scores["stable_train"] = score("train", "stable_train", served)
-        return scores
 
 
 def _changes(old: Any, new: Any, place: str = "") -> list[str]:

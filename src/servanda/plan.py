@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from servanda.answers import unanswered
 from servanda.clauses import (
     CALIBRATION,
     CHAIN,
+    DRAWS,
     GUARDS,
     TIMINGS,
     BatchInvariance,
@@ -26,6 +28,7 @@ from servanda.clauses import (
     LoadOf,
     NotHere,
     RelativeCertificate,
+    RewardGap,
     ServiceLevel,
     certificate_of,
     chain_metric,
@@ -38,6 +41,7 @@ from servanda.divergence import DIVERGENCES
 from servanda.errors import ContractError, Problem
 from servanda.identity import digest_of
 from servanda.registry import did_you_mean
+from servanda.rewards import file_and_function
 from servanda.schedule import Schedule
 from servanda.scope import slices_of
 from servanda.slices import LABEL, Cut, cuts_of
@@ -60,6 +64,7 @@ class Plan:
     stage: Stage
     attempt: int
     cells: tuple[Cell, ...]
+    reward_source: str = ""  # of the file that holds the contract's own reward
 
     @property
     def alpha(self) -> float:
@@ -94,6 +99,20 @@ class Plan:
         """Whether the stable kernel draws beside infer, and is not only timed."""
         return any(cell.workload and "stable" in cell.kind.peers for cell in self.cells)
 
+    def scored(self, workload: str) -> tuple[Cut, ...]:
+        """Slices of a workload on which train draws as well, and answers have a reward."""
+        cuts = [c.cut for c in self.cells if c.workload == workload and DRAWS in c.kind.peers]
+        return tuple(dict.fromkeys(cuts))
+
+    @cached_property
+    def reward(self) -> str:
+        """Digest of what gives answers their reward; "" where no clause asks for it."""
+        reward = self.contract.reward
+        if reward is None or reward.of is None or not any(map(self.scored, self.corpora)):
+            return ""
+        _, function = file_and_function(reward.of) or ("", reward.of)
+        return digest_of([function, self.reward_source])
+
     @cached_property
     def loads(self) -> Mapping[LoadOf, bool]:
         """Every load under which requests are timed, and whether on stable as well."""
@@ -114,6 +133,7 @@ class Plan:
                 self.stage,
                 self.attempt,
                 [cell.name for cell in self.cells],
+                *([self.reward] if self.reward else []),
             ]
         )
 
@@ -138,16 +158,18 @@ def make_plan(
     *,
     stage: Stage = "offline",
     attempt: int = 1,
+    reward_source: str = "",
 ) -> Plan:
     """Contract and corpora to a plan.
 
     Raises:
-        ContractError: a slice no prompt can meet, or a limit that the sizes cannot certify.
+        ContractError: a slice no prompt can meet, a limit that the sizes cannot certify, or
+            lines that lack what the reward reads.
     """
     plan, problems = draft(contract, corpora, golden, stage=stage, attempt=attempt)
     if problems:
         raise ContractError.all(problems)
-    return plan
+    return replace(plan, reward_source=reward_source)
 
 
 def draft(
@@ -192,7 +214,7 @@ def draft(
     plan = Plan(contract, corpora, golden, stage, attempt, tuple(cells))
     for cell in cells:
         problems += _out_of_reach(plan, cell)
-    return plan, problems
+    return plan, [*problems, *unanswered(plan.contract, cells, plan.corpora, cuts)]
 
 
 def _clauses(
@@ -285,15 +307,19 @@ def _empty(contract: Contract, place: Place, cut: Cut, clause: Clause, source: C
 
 def _out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
     """A limit that even identical kernels could not be shown to keep at these sizes."""
-    if not isinstance(cell.kind, Certificate) or isinstance(cell.kind, RelativeCertificate):
+    kind = cell.kind
+    if not isinstance(kind, Certificate | RewardGap) or isinstance(kind, RelativeCertificate):
         return
     if not cell.clause.enforced:
         return
     most = plan.offered(cell)
-    needed = units_at_best(cell.kind.feed.limit, plan.alpha, cell.kind.feed.best)
+    if isinstance(kind, RewardGap):
+        needed = kind.units_at_best(plan.alpha)
+    else:
+        needed = units_at_best(kind.feed.limit, plan.alpha, kind.feed.best)
     if needed is not None and needed <= most:
         return
-    unit = f"{cell.kind.each}s" if cell.claim == "realised" else "prompt groups"
+    unit = f"{kind.each}s" if cell.claim == "realised" else "prompt groups"
     asked = "no number of" if needed is None else f"at least {needed:,}"
     yield Problem(
         f"clause {cell.clause.id!r} cannot hold on slice {cell.cut.name!r}: even identical "

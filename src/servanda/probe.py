@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from servanda.clauses import DRAWS
 from servanda.contract import Kernel
 from servanda.corpus import Corpus
 from servanda.cost import Lengths, Probe
@@ -83,7 +84,8 @@ def probe(plan: Plan, engines: Engines, watch: Watch) -> tuple[Lengths, Probe | 
     if not plan.schedules:
         return lengths, None
     first = plan.schedules[0]
-    return lengths, _timed(first, ids[first.name], kernels, opened)
+    draws = bool(plan.scored(first.name))
+    return lengths, _timed(first, ids[first.name], kernels, opened, draws)
 
 
 def _refuse_others(described: Mapping[str, Description]) -> None:
@@ -103,7 +105,9 @@ def _timed(
     ids: list[tuple[int, ...]],
     kernels: Mapping[str, Kernel],
     engines: Mapping[str, Engine],
+    draws: bool,
 ) -> Probe:
+    """Draws and scores; `draws` says whether train answers the prompts as well."""
     units = [u for i in range(schedule.rounds) for u in schedule.units(i)][: PROBED + _WARM]
     sampling = schedule.workload.sampling.transform
     seconds: dict[str, float] = {}
@@ -134,6 +138,13 @@ def _timed(
             scored = in_order(again, engines["train"].score, own, path)
             seconds["train"] = time.perf_counter() - start
             disk += len(parquet(to_table(scored)))
+    if draws:
+        own = kernels["train"].sampling or sampling
+        in_order(batch(warm), engines["train"].generate, own, schedule.seed)
+        start = time.perf_counter()
+        answers = in_order(batch(rest), engines["train"].generate, own, schedule.seed)
+        seconds[DRAWS] = time.perf_counter() - start
+        disk += len(parquet(to_table(answers)))
     memory = {side: memory_of(engine) for side, engine in engines.items()}
     return Probe(
         sequences=len(units[rest]),

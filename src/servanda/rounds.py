@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
+
+from servanda.clauses import DRAWS
 from servanda.errors import EvidenceError
 from servanda.evidence import Round
 from servanda.plan import Plan
@@ -43,6 +46,7 @@ def _read_round(plan: Plan, run: RunDirectory, schedule: Schedule, index: int) -
         )
     again = any(not infer.lost_S[r] for r in schedule.noise_rows(len(units)))
     wanted = [f"self_{side}" for side in SIDES] * again + [*STABLE] * plan.stable_rounds
+    wanted += [DRAWS] * bool(plan.scored(schedule.name))
     paths = {what: round_name(schedule, index, what) for what in wanted}
     if not all(map(run.has, paths.values())):
         return None
@@ -67,6 +71,14 @@ def peers(infer: Trace, train: Trace, others: Mapping[str, Trace]) -> dict[str, 
             found[name] = align(again, own)
     if "stable" in others:
         found["stable"] = align(others["stable_train"], others["stable"])
+    if DRAWS in others:
+        own = others[DRAWS]
+        if not np.array_equal(own.sequence_S, infer.sequence_S):
+            raise EvidenceError(
+                "train answered other prompts than infer did: their rewards are no pairs",
+                hint="measure in a run directory of its own",
+            )
+        found[DRAWS] = align(own, own)
     return found
 
 

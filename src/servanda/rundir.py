@@ -8,6 +8,7 @@
 #                       batches/NAME.parquet      and alone, where batch invariance is promised
 #                       timing/LOAD/000003.json   blocks of requests, timed
 #                       rounds/000012.infer.parquet   and .train, .self_infer, .self_train
+#                       rounds/000012.train_draws.parquet   where rewards are compared
 #
 # A file is written beside its place, flushed, and renamed into it: it is there whole or not
 # at all, whatever kills the process.  A round is closed when all of its files are there.

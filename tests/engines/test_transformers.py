@@ -402,6 +402,12 @@ def test_prompts_are_encoded_without_special_tokens(engine):
     assert engine.encode([]) == []
 
 
+def test_the_text_of_a_prompts_ids_is_the_prompt(engine):
+    texts = ["t3 t17 t5", "t9"]
+    assert engine.decode(engine.encode(texts)) == texts
+    assert engine.decode([[], [VOCAB - 1]])[0] == ""  # an id without a name is no error
+
+
 def test_every_id_of_the_output_has_a_name(engine):
     assert engine.vocabulary() == [f"t{i}" for i in range(VOCAB - 1)] + [f"<{VOCAB - 1}>"]
 

@@ -25,6 +25,7 @@ from servanda.clauses.guards import Coherent, SamplerFidelity, UsableRatio
 from servanda.clauses.later import Later, NotHere
 from servanda.clauses.mass_gap import MassGap
 from servanda.clauses.relative import RelativeCertificate, RelativeToNoise, RelativeToStable
+from servanda.clauses.reward_gap import DRAWS, REWARD, RewardGap
 from servanda.clauses.sequences import BySequence, RewardDrift
 from servanda.clauses.steadiness import SelfNoise
 from servanda.clauses.support import SupportMass
@@ -34,7 +35,9 @@ from servanda.contract import Clause, Relative
 __all__ = [
     "CALIBRATION",
     "CHAIN",
+    "DRAWS",
     "GUARDS",
+    "REWARD",
     "TIMINGS",
     "BatchInvariance",
     "BoundedFact",
@@ -62,6 +65,7 @@ __all__ = [
     "RelativeToNoise",
     "RelativeToStable",
     "RewardDrift",
+    "RewardGap",
     "Sampled",
     "SamplerFidelity",
     "SelfNoise",

@@ -68,7 +68,7 @@ class View:
         exact: metric -> [N], joint columns, where both sides' logits were in memory.
         peers: what these numbers are compared with: "self_train" and "self_infer", a tenth
             of the sequences on each side against itself; "stable", the stable kernel on
-            the same prompts.
+            the same prompts; "train_draws", train's own answers to them, on both sides.
     """
 
     pair: TracePair

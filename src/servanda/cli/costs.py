@@ -80,6 +80,11 @@ def plan_lines(plan: Plan, cost: Cost) -> list[str]:
         f"{len(s.corpus):,} prompts from {s.corpus.file}"
         for s in plan.schedules
     ]
+    lines += [
+        f"rewards  train answers the prompts of {s.name} as well; the answers of both have a reward"
+        for s in plan.schedules
+        if plan.scored(s.name)
+    ]
     if plan.golden is not None:
         lines.append(f"golden  {len(plan.golden):,} texts from {plan.golden.file}")
     lines.append(

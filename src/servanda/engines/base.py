@@ -1,4 +1,4 @@
-# What an engine is: five verbs over token ids, and a sixth for those that can be timed.
+# What an engine is: five verbs over token ids, and three that not every engine has.
 # Built-ins and plug-ins implement the same.
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.contract import Kernel, Path
+from servanda.errors import MeasurementError
 from servanda.identity import Description
 from servanda.latency import Timing
 from servanda.registry import Registry
@@ -30,6 +31,10 @@ class Engine(Protocol):
 
     def vocabulary(self) -> list[str]:
         """The token of each id, for messages."""
+        ...
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """The text of token ids, for rewards.  Optional."""
         ...
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
@@ -65,6 +70,25 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+_WITHOUT = {
+    "generate": "an engine that only scores cannot be infer, nor train where rewards are compared",
+    "decode": "a reward reads texts: implement Engine.decode, or leave out reward_gap",
+}
+
+
+def verb_of(engine: Any, verb: str) -> Callable[..., Any]:
+    """A verb that an engine may lack.
+
+    Raises:
+        MeasurementError: it does.
+    """
+    found = getattr(engine, verb, None)
+    if found is None:
+        name = type(engine).__name__
+        raise MeasurementError(f"the engine {name} has no verb {verb!r}", hint=_WITHOUT[verb])
+    return found
 
 
 ENGINES: Registry[Callable[[Kernel], Any]] = Registry("engine")

@@ -80,6 +80,9 @@ class TableEngine:
     def vocabulary(self) -> list[str]:
         return list(self.table.tokens)
 
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        return [" ".join(self.table.tokens[token] for token in tokens) for tokens in ids]
+
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
         logp_CV = processed_logprobs(self.table.logits_CV, sampling)
         draws_SW = np.stack([uniforms(seed, "draw", s, batch.width) for s in batch.sequence_S])

@@ -100,6 +100,13 @@ class TransformersEngine:
         token = {i: token for token, i in self._tokenizer.get_vocab().items()}
         return [token.get(i, f"<{i}>") for i in range(self._description.vocab_size)]
 
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        # as it was drawn: blanks before punctuation are the kernel's own
+        return [
+            self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
+            for tokens in ids
+        ]
+
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
         self._refuse_misfits(batch)
         chunks = batch.chunks(self.kernel.batch_size)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from servanda.contract import Kernel, Path
 from servanda.engines import open_engine
+from servanda.engines.base import verb_of
 from servanda.engines.wire import from_bytes, from_table, to_bytes, to_table
 from servanda.errors import MeasurementError, ServandaError
 from servanda.identity import Description
@@ -133,6 +134,9 @@ class Worker:
 
     def vocabulary(self) -> list[str]:
         return self._call("vocabulary")[0]["value"]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        return self._call("decode", {"ids": [[*map(int, tokens)] for tokens in ids]})[0]["value"]
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
         options = {**_shape(batch), "sampling": sampling.model_dump(), "seed": seed}
@@ -260,6 +264,8 @@ def _answer(
         return {"value": engine.encode(head["texts"])}, b""
     if verb == "vocabulary":
         return {"value": engine.vocabulary()}, b""
+    if verb == "decode":
+        return {"value": verb_of(engine, verb)(head["ids"])}, b""
     batch = _unpack(body, head)
     if verb == "top":
         return {"ok": verb}, to_bytes(to_table(engine.top(batch, head["path"])))
@@ -267,7 +273,7 @@ def _answer(
     if verb == "time":
         return {"value": asdict(engine.time(batch, sampling, head["seed"], head["record"]))}, b""
     if verb == "generate":
-        trace = engine.generate(batch, sampling, head["seed"])
+        trace = verb_of(engine, verb)(batch, sampling, head["seed"])
     else:
         trace = engine.score(batch, sampling, head["path"])
     return {"ok": verb}, to_bytes(to_table(trace))

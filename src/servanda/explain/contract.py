@@ -19,6 +19,7 @@ from servanda.clauses import (
     MassGap,
     NotHere,
     RelativeCertificate,
+    RewardGap,
 )
 from servanda.contract import Clause, Relative
 from servanda.divergence import DIVERGENCES
@@ -204,6 +205,10 @@ def _answers(plan: Plan, cell: Cell) -> Iterator[str]:
     elif isinstance(kind, MassGap):
         yield "holds     the data show both kernels' mass there within the limit of each other"
         yield f"violated  they show it further apart, beyond the limit and {_FLOOR}"
+    elif isinstance(kind, RewardGap):
+        yield "holds     the data show the two expected rewards within the limit of each other"
+        yield "violated  they show them further apart than the limit"
+        yield "measured  train draws answers of its own, by decoding, with infer's seeds"
     elif isinstance(kind, Fact | Calibration):
         yield "holds     the value is within the limit: a fact about these texts, without chance"
         yield f"violated  it is beyond the limit and {_FLOOR}"

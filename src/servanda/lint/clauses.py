@@ -18,7 +18,6 @@ from servanda.marks import Marks, Path
 from servanda.scope import known_by_name
 
 KNOWN_LATER = (
-    "reward_gap",
     "rescored_ratio",
 )
 _WITHOUT_LIMIT = ("sampler_fidelity", "coherence")  # guards that can only reject

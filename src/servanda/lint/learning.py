@@ -6,16 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from servanda.contract import Contract, Weighting
-from servanda.lint.finding import Finding
+from servanda.contract import Contract, Reward, Weighting
+from servanda.lint.finding import Finding, nearest, quoted
+from servanda.rewards import REWARDS, file_and_function
 
 _AT = ("gradient", "weighting")
 
 
 def learning(contract: Contract) -> Iterator[Finding]:
-    """The reward's range, and the clip range and the weighting of the gradient."""
-    if contract.reward is not None and contract.reward.range[0] >= contract.reward.range[1]:
-        yield Finding(("reward", "range"), "the range of the reward is empty", "write [low, high]")
+    """The reward, and the clip range and the weighting of the gradient."""
+    if contract.reward is not None:
+        yield from _reward(contract.reward)
     if contract.gradient is not None and contract.gradient.clip_range is not None:
         yield from _clip_range(*contract.gradient.clip_range)
     weighting = contract.gradient.weighting if contract.gradient is not None else None
@@ -45,3 +46,19 @@ def _clip_range(low: float, high: float) -> Iterator[Finding]:
     elif 0.5 <= low < 1 < high < 2:
         message = f"clip_range holds distances from 1, and [{low:g}, {high:g}] is a range around it"
         yield Finding(at, message, f"did you mean [{1 - low:.4g}, {high - 1:.4g}]?")
+
+
+def _reward(reward: Reward) -> Iterator[Finding]:
+    """A range that is one, and a reward that is known or lies in a file."""
+    if reward.range[0] >= reward.range[1]:
+        yield Finding(("reward", "range"), "the range of the reward is empty", "write [low, high]")
+    if reward.of is None or reward.of in REWARDS:
+        return
+    parts = file_and_function(reward.of)
+    if parts is None:
+        hint = f"{nearest(reward.of, REWARDS)} A reward of your own is rewards.py:score"
+        yield Finding(("reward", "of"), f"no reward is named {quoted(reward.of)}", hint)
+    elif not parts[0].endswith(".py") or not parts[1].isidentifier():
+        message = f"{quoted(reward.of)} is no function in a Python file"
+        hint = "write FILE.py:FUNCTION, such as rewards.py:score"
+        yield Finding(("reward", "of"), message, hint)
