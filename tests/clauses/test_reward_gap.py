@@ -230,7 +230,7 @@ def test_a_line_without_an_answer_is_named_before_anything_runs(tmp_path):
 def test_an_answer_is_a_text_or_a_number(answer):
     lines = [{"prompt": "1+1", "answer": 2}, {"prompt": "2"}, {"prompt": "3", "answer": answer}]
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    with pytest.raises(ContractError, match="p.jsonl:3:1: 'answer' is a text or a number"):
+    with pytest.raises(ContractError, match=r"p\.jsonl:3:1: 'answer' is a text or a number"):
         Corpus.parse(text, "p.jsonl")
     whole = Corpus.parse(text.rpartition("{")[0].rpartition("\n")[0], "p.jsonl")
     assert [p.answer for p in whole.prompts] == ["2", None]

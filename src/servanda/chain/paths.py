@@ -1,8 +1,6 @@
 # Paths: from a clause's own number to everything that follows from it.
 #
-# Without a verdict a path starts at the limit: what is promised.  With one it starts at the
-# certified upper end: what was shown.  Only the whole of the traffic has whole answers, so
-# a clause on other slices starts none.
+# Only the whole of the traffic has whole answers, so a clause on other slices starts none.
 
 from __future__ import annotations
 
@@ -10,23 +8,25 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from servanda.bounds import THEOREMS, Standing, is_vacuous
-from servanda.bounds.gradient import LOGIT_SCORE_NORM
+from servanda.bounds import THEOREMS
 from servanda.chain.rests import rest
-from servanda.chain.steps import STANDINGS, Chain, Step, follow, joined, weakest
-from servanda.clauses import CHAIN, CellVerdict
-from servanda.clauses.gradient import psi_of
-from servanda.contract import WHOLE, Clause, Contract, Section
+from servanda.chain.start import LeaveOut, Start, tokens_of
+from servanda.chain.steps import Chain, Step, follow, joined, weakest
+from servanda.clauses import CHAIN
+from servanda.clauses.gradient import loss_of, psi_of, score_norm_of
+from servanda.contract import WHOLE, Contract
 from servanda.scope import slices_of
 from servanda.verdict import Verdict
 
-_SAMPLED = ("sampler", "order", "same_tokens")
 _EVERYWHERE = "every_context"
+# what a clause at the end of the chain is called, where its metric's name would not do
+_ITSELF = {
+    "policy_gradient_bias": "bias of the policy gradient",
+    "ratio_budget": "clip range",
+    "reward_gap": "gap of your own reward, up or down",
+    "support_mass": "train's mass that infer cannot draw",
+}
 _NEXT_TV = "TV of the next token"
-
-
-class _LeaveOut(Exception):  # noqa: N818 - a reason, not an error
-    """Nothing follows from a clause, and why."""
 
 
 def chain(contract: Contract, verdict: Verdict | None = None) -> Chain:
@@ -42,7 +42,7 @@ def chain(contract: Contract, verdict: Verdict | None = None) -> Chain:
             continue
         try:
             steps += _Path(contract, section, clause, verdict).steps()
-        except _LeaveOut as reason:
+        except LeaveOut as reason:
             left_out.append((clause.id, str(reason)))
     names = dict.fromkeys(name for step in steps for name in step.assumes)
     widths = [tokens_of(contract, name) for name in contract.all_workloads]
@@ -56,32 +56,18 @@ def chain(contract: Contract, verdict: Verdict | None = None) -> Chain:
     )
 
 
-def tokens_of(contract: Contract, workload: str) -> int | None:
-    """Most tokens of an answer, the end-of-text step included; None where nobody says."""
-    found = contract.all_workloads.get(workload)
-    if found is None:
-        return None
-    declared = "max_new_tokens" in found.sampling.model_fields_set
-    return found.sampling.max_new_tokens if declared or found.source == "prompts" else None
-
-
 @dataclass(frozen=True)
-class _Path:
+class _Path(Start):
     """The numbers that start from one clause."""
-
-    contract: Contract
-    section: Section
-    clause: Clause
-    verdict: Verdict | None
 
     def steps(self) -> list[Step]:
         if WHOLE not in slices_of(self.contract, self.section, self.clause):
-            raise _LeaveOut("it speaks of parts of the traffic, the chain of the whole")
+            raise LeaveOut("it speaks of parts of the traffic, the chain of the whole")
         metric = self.clause.metric
         if self.section == "numerical":
             found = {"logit_osc_nats": self._from_osc, "tv": self._from_golden_tv}.get(metric)
             if found is not None and (self.clause.aggregate or "max") != "max":
-                raise _LeaveOut("only a maximum says something of every position")
+                raise LeaveOut("only a maximum says something of every position")
         else:
             found = {
                 "tv": self._from_tv,
@@ -90,85 +76,13 @@ class _Path:
                 "weight_gap": self._from_weight_gap,
             }.get(metric, self._from_itself if metric in CHAIN else None)
         if found is None:
-            raise _LeaveOut(f"no bound of the chain starts from {metric}")
+            raise LeaveOut(f"no bound of the chain starts from {metric}")
         return [*found()]
-
-    # where a path starts
-
-    def _cell(self) -> CellVerdict | None:
-        """What the verdict says of the whole; None where limits are read."""
-        if self.verdict is None:
-            return None
-        mine = (self.clause.id, self.section, WHOLE)
-        of = (c for c in self.verdict.cells if (c.clause, c.section, c.slice) == mine)
-        cell = next(of, None)
-        if cell is None:
-            raise _LeaveOut("the verdict has no such cell")
-        failed = [
-            guard.clause
-            for guard in self.verdict.cells
-            if guard.section == "observability" and guard.enforced
-            if guard.workload == cell.workload and guard.outcome in ("violated", "error")
-        ]
-        if failed and self.section == "statistical":
-            raise _LeaveOut(f"a precondition failed ({', '.join(failed)}), so it shows nothing")
-        if cell.outcome == "not applicable" or (cell.interval is None and cell.value is None):
-            raise _LeaveOut(cell.note or "nothing was measured")
-        return cell
-
-    def _start(self, what: str, unit: str = "", most: float = math.inf) -> Step:
-        """The limit, or the upper end that was shown."""
-        cell, clause = self._cell(), self.clause
-        if cell is not None:
-            number = cell.interval[1] if cell.interval else cell.value
-        elif isinstance(clause.at_most, float):
-            number = clause.at_most
-            if clause.percentile is not None and self.section == "statistical":
-                number = round((100.0 - clause.percentile) / 100.0, 12)
-        else:
-            raise _LeaveOut("its limit is known once it is measured: give the run directory")
-        if number is None or not math.isfinite(number):
-            raise _LeaveOut("it has no upper end")
-        return Step(
-            clause.id,
-            0,
-            what,
-            number,
-            unit,
-            standing=self._standing(cell),
-            # a verdict of an earlier version names none
-            assumes=joined(self._assumes(), cell.assumptions if cell else ()),
-            enforced=clause.enforced,
-            vacuous=is_vacuous(number, most),
-        )
-
-    def _standing(self, cell: CellVerdict | None) -> Standing:
-        if self.section == "numerical":
-            return "fact"
-        for standing in STANDINGS:
-            if cell is not None and cell.kind == standing:
-                return standing
-        return getattr(CHAIN.get(self.clause.metric), "standing", "certificate")
-
-    def _assumes(self) -> tuple[str, ...]:
-        if self.section == "numerical":
-            return ()
-        drawn = ("independent",) if self._claim == "population" else ()
-        own = getattr(CHAIN.get(self.clause.metric), "assumes", ())
-        return joined((*_SAMPLED, *drawn), own)
-
-    @property
-    def _claim(self) -> str:
-        return self.clause.claim or self.contract.claim
-
-    @property
-    def _tokens(self) -> int | None:
-        return tokens_of(self.contract, self.contract.workload_of(self.clause))
 
     # from facts about golden texts
 
     def _from_osc(self) -> Iterator[Step]:
-        osc = self._start("osc of the drift of logits, golden texts", "nats")
+        osc = self.start("osc of the drift of logits, golden texts", "nats")
         yield osc
         workload = self.contract.all_workloads.get(self.contract.workload_of(self.clause))
         own = self.contract.kernels.train.sampling
@@ -193,7 +107,7 @@ class _Path:
         )
         tv = replace(tv, standing=weakest(tv.standing, "conditional bound"))
         yield tv
-        if tokens := self._tokens:
+        if tokens := self.tokens:
             # the affinities of steps multiply, which is better than adding up their TV
             inputs = (osc.number, float(tokens))
             yield from self._answers(tv, "sequence_tv_from_osc", tokens, *inputs)
@@ -212,7 +126,7 @@ class _Path:
             yield from used
 
     def _from_golden_tv(self) -> Iterator[Step]:
-        tv = self._start(f"{_NEXT_TV}, golden texts", most=1.0)
+        tv = self.start(f"{_NEXT_TV}, golden texts", most=1.0)
         yield tv
         everywhere = replace(
             tv,
@@ -229,17 +143,17 @@ class _Path:
 
     def _from_tv(self) -> Iterator[Step]:
         if self.clause.aggregate != "mean":
-            raise _LeaveOut("a percentile of the sampled tv says little of its mean")
-        tv = self._start(f"{_NEXT_TV}, on average", most=1.0)
+            raise LeaveOut("a percentile of the sampled tv says little of its mean")
+        tv = self.start(f"{_NEXT_TV}, on average", most=1.0)
         yield tv
         yield from self._after_mean(tv)
 
     def _from_log_ratio(self) -> Iterator[Step]:
         beyond = self.clause.at_most
         if self.clause.percentile is None or not isinstance(beyond, float):
-            raise _LeaveOut("only a percentile with a number for a limit bounds a mean")
+            raise LeaveOut("only a percentile with a number for a limit bounds a mean")
         told = f"share of tokens beyond {beyond:g} nats of log-ratio"
-        share = self._start(told, most=1.0)
+        share = self.start(told, most=1.0)
         yield share
         inputs = (beyond, min(share.number, 1.0))
         what = f"{_NEXT_TV}, on average"
@@ -251,33 +165,44 @@ class _Path:
 
     def _from_reward_drift(self) -> Iterator[Step]:
         what, most = self._reward()
-        yield self._start(what, most=most)
+        yield self.start(what, most=most)
 
     def _from_weight_gap(self) -> Iterator[Step]:
         psi = psi_of(self.contract)
         named = "uncorrected" if psi.name == "naive" else f"after {psi.name}"
-        gap = self._start(f"gap of the token weights, {named}", most=psi.span[1])
+        most = self.most
+        gap = self.start(f"gap of the token weights, {named}", self.metric.metric_unit, most)
         yield gap
-        yield from self._bias(gap, psi.span[1])
+        yield from self._bias(gap, most)
 
     def _from_itself(self) -> Iterator[Step]:
         """A clause that certifies the budget itself, at the end of the chain."""
-        metric = self.clause.metric
-        yield self._start(metric.replace("_", " "), CHAIN[metric].metric_unit)
+        metric, clause = self.clause.metric, self.clause
+        what = _ITSELF.get(metric, metric.replace("_", " "))
+        if clause.percentile is not None and isinstance(clause.at_most, float):
+            what = f"share of tokens beyond {clause.at_most:g} of the {what}"
+            yield self.start(what, most=1.0)
+            return
+        start = self.start(what, self.metric.metric_unit, self.most)
+        cell = self.cell()
+        if metric == "reward_gap" and cell is not None and cell.interval:
+            # a gap lies on either side of 0
+            start = replace(start, number=max(map(abs, cell.interval)))
+        yield start
 
     # what follows
 
     def _after_mean(self, tv: Step) -> Iterator[Step]:
         """From the mean TV of a token, over contexts as infer draws them."""
         over = tv
-        if self._claim == "realised":
+        if self.claim == "realised":
             # over the prefixes that were drawn, and not over those that could have been
             over = replace(tv, standing=weakest(tv.standing, "estimate"))
         yield from self._over_answers(over)
         yield from self._uncorrected(tv)
 
     def _over_answers(self, tv: Step) -> Iterator[Step]:
-        if tokens := self._tokens:
+        if tokens := self.tokens:
             inputs = (min(tv.number, 1.0), float(tokens))
             yield from self._answers(tv, "sequence_tv_from_token_tv", tokens, *inputs)
 
@@ -299,8 +224,8 @@ class _Path:
     def _uncorrected(self, tv: Step) -> Iterator[Step]:
         """Twice the TV is the gap of a trainer that weighs all tokens alike."""
         psi = psi_of(self.contract)
-        if psi.name != "naive":
-            return
+        if psi.name != "naive" or loss_of(self.contract) != "token_mean":
+            return  # the other losses weigh the gap of a token by its answer
         what = "gap of the token weights, uncorrected"
         gap = follow(tv, "weight_gap_from_tv", what, min(tv.number, 1.0), most=psi.span[1])
         yield gap
@@ -308,17 +233,20 @@ class _Path:
 
     def _bias(self, gap: Step, most: float) -> Iterator[Step]:
         gradient = self.contract.gradient
-        if gradient is None or gradient.advantage_bound is None or gradient.score_norm is None:
+        norm = score_norm_of(self.contract)
+        if gradient is None or gradient.advantage_bound is None or norm is None:
             return
-        if gradient.loss != "token_mean":
-            return  # the gap is a mean over tokens; the other losses weigh them by answers
-        norm = gradient.score_norm
-        factors = (gradient.advantage_bound, LOGIT_SCORE_NORM if isinstance(norm, str) else norm)
-        what = "bias of the policy gradient"
-        most *= math.prod(factors)
+        factors = (gradient.advantage_bound, norm)
         # an upper end of a signed value may lie below 0, where no gap is
         inputs = (max(gap.number, 0.0), *factors)
-        yield follow(gap, "policy_gradient_bias", what, *inputs, most=most)
+        yield follow(
+            gap,
+            "policy_gradient_bias",
+            "bias of the policy gradient",
+            *inputs,
+            most=most * math.prod(factors),
+            adds=() if gradient.loss == "sequence_mean" else ("constant_divisor",),
+        )
 
     def _clip(self, ratio: Step, of: str) -> Iterator[Step]:
         """How much of a shared clip range log-ratios up to a number take."""

@@ -59,6 +59,10 @@ class RewardGap(BySequence, Sampled):
     known: ClassVar[Known] = "request"
 
     @classmethod
+    def under(cls, _: Contract, /) -> type[RewardGap]:
+        return cls
+
+    @classmethod
     def lacks(cls, contract: Contract, clause: Clause) -> Iterator[Lack]:
         """A reward that is not declared, or a limit that it cannot exceed."""
         reward, example = contract.reward, "reward: {range: [0, 1], of: exact_answer}"
