@@ -127,7 +127,7 @@ def derive(
             lines=(max(rows), sum(rows) / len(rows)),
             reward_drift=reward_drift,
             reward_range=reward_range,
-            reward_of=reward_gap or "",
+            reward_of=_reward(reward_gap or "", place),
             bias=policy_gradient_bias,
             advantage=_advantage(advantage, group_size),
             score_norm=_score_norm(score_norm),
@@ -193,6 +193,12 @@ def _capture(kernel: Kernel) -> str:
 def _beside(path: str | Path | None, place: Path) -> str:
     """A path as a file of a folder says it."""
     return Path(os.path.relpath(path or "", place)).as_posix()
+
+
+def _reward(of: str, place: Path) -> str:
+    """A reward by its name, or by the file it is in, as a contract in that folder names it."""
+    file, colon, function = of.rpartition(":")
+    return f"{_beside(file, place)}:{function}" if colon else of
 
 
 def _advantage(largest: float | None, group: int | None) -> float | GroupAdvantage | None:
