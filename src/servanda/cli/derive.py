@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from pathlib import Path
 
 import click
@@ -24,6 +25,7 @@ from servanda.registry import did_you_mean
 from servanda.starter import name_of
 
 _FILE = click.Path(path_type=Path)
+_WIDTH = 98
 _SUFFIX = ".kernelcontract.yaml"
 _WEIGHTINGS = ("naive", *Weighting.model_fields)
 
@@ -165,7 +167,10 @@ def _said(found: Derived, output: Path | None, tokens: int) -> list[str]:
         lines.append(
             "           each would suffice and none is needed: they warn, and fail nothing"
         )
-    lines += [f"left out   {words}" for words in found.left_out]
+    for words in found.left_out:
+        lines += textwrap.wrap(
+            f"left out   {words}", _WIDTH, subsequent_indent=" " * 11, break_on_hyphens=False
+        )
     lines.append(
         f"takes      about {found.expected:,} prompt groups for a kernel at half the budget; at "
         f"most {found.offline[1]:,},"
