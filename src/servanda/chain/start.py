@@ -88,6 +88,7 @@ class Start:
         )
 
     def standing(self, cell: CellVerdict | None) -> Standing:
+        """Of the clause's own number."""
         if self.section == "numerical":
             return "fact"
         for standing in STANDINGS:
@@ -96,6 +97,7 @@ class Start:
         return getattr(CHAIN.get(self.clause.metric), "standing", "certificate")
 
     def assumes(self) -> tuple[str, ...]:
+        """What the clause's own number rests on."""
         if self.section == "numerical":
             return ()
         drawn = ("independent",) if self.claim == "population" else ()
@@ -106,10 +108,12 @@ class Start:
 
     @property
     def claim(self) -> str:
+        """Of which tokens it speaks."""
         return self.clause.claim or self.contract.claim
 
     @property
     def metric(self) -> type[ChainMetric]:
+        """Of the chain, as the contract means it."""
         return chain_metric(self.contract, self.clause)
 
     @property
@@ -122,4 +126,5 @@ class Start:
 
     @property
     def tokens(self) -> int | None:
+        """Most tokens of an answer of its workload."""
         return tokens_of(self.contract, self.contract.workload_of(self.clause))
