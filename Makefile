@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 OTHER_PYTHONS ?= 3.10 3.12 3.13
 
-.PHONY: demo test check test-all test-slow truth examples model pictures clean
+.PHONY: demo test check test-all test-slow truth theory examples model pictures clean
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,12 +32,15 @@ check: $(VENV)/.dev  ## style and types
 examples: $(VENV)/.dev  ## every example contract and slow transcript of the documents, on real kernels
 	$(BIN)/python -m pytest tests/slow/test_examples.py tests/slow/test_docs_slow.py
 
-test-slow: $(VENV)/.dev  ## the truth of verdicts, fifty kills, every example: about an hour
+test-slow: $(VENV)/.dev  ## the truth of verdicts and of procedures, fifty kills, every example: about an hour
 	$(BIN)/python -m pytest tests/slow
 
 truth: $(VENV)/.dev  ## measures how often verdicts are wrong; writes docs/explanation/truth.md
 	$(BIN)/python -m pytest tests/slow/test_truth.py
 	$(BIN)/python -m benchmarks.truth --write
+
+theory: $(VENV)/.dev  ## tries to break every theorem and procedure; writes docs/explanation/falsification.md
+	$(BIN)/servanda bench theory --format markdown -o docs/explanation/falsification.md
 
 # Other interpreters (of pyenv, or on the path) run the suite without torch: the transformers
 # engine is tested on one.

@@ -34,6 +34,7 @@ FLOORS = (
         "workload",
     },
     {
+        "calibrate",
         "answers",
         "chain",
         "clauses",
@@ -78,7 +79,7 @@ FLOORS = (
         "scoring",
         "timing",
     },
-    {"__main__", "cli", "comparison", "drill", "loading", "run"},
+    {"__main__", "cli", "comparison", "drill", "loading", "reread", "run"},
 )
 # pure floors: no file, socket, clock, environment, process
 IMPURE = {"os", "io", "pathlib", "socket", "subprocess", "tempfile", "time", "datetime", "random"}

@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 SCHEMA = json_schema(engine_names(), [*FAULTS])
 VALIDATOR = Draft7Validator(SCHEMA)
 TEXTS = {
-    **{path.name: path.read_text() for path in sorted(EXAMPLES.iterdir())},
+    **{path.name: path.read_text() for path in sorted(EXAMPLES.rglob("*.kernelcontract.yaml"))},
     "the design's": EXAMPLE,
     "the messages'": GOOD,
     "the whole": WHOLE,

@@ -15,7 +15,7 @@ from servanda.explain import names
 from servanda.faults import FAULTS
 from servanda.starter import starter
 from tests import kit
-from tests.test_examples import EXAMPLES
+from tests.slow.test_examples import CONTRACTS
 from tests.test_whole_language import TRAINER
 
 
@@ -171,7 +171,7 @@ def test_a_name_that_is_none():
 
 
 def test_every_example_is_explained():
-    for path in EXAMPLES.iterdir():
+    for path in CONTRACTS.values():
         assert servanda("explain", path).exit_code == 0
 
 

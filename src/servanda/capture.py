@@ -41,6 +41,18 @@ def rounded(values: Floats, capture: str) -> Floats:
     return values.astype(capture).astype(np.float64)
 
 
+def captured(values: Floats) -> str:
+    """The coarsest format in which every value is exact: what a record was kept in.
+
+    >>> captured(np.float32([-0.1, -2.7]).astype(float)), captured(np.array([-0.1, -2.7]))
+    ('float32', 'float64')
+    """
+    known = values[np.isfinite(values) & (values != 0)]
+    by_bits = sorted(CAPTURES, key=CAPTURES.__getitem__)
+    exact = (c for c in by_bits if len(known) and np.array_equal(rounded(known, c), known))
+    return next(exact, by_bits[-1])
+
+
 def capture_floor(metric: str, capture: str, aggregate: str = "mean") -> float:
     """The smallest value of a sampled metric that such a record can resolve.
 

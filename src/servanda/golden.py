@@ -83,15 +83,7 @@ def measure_golden(
         make = partial(against_itself, _batch(again, ids), engines[side], paths[side])
         selves.append(kept(run, f"golden/self_{side}", make))
     watch(total, total)
-    whole = Trace.join(traces)
-    return GoldenRun(
-        rows=tuple(order),
-        pair=_pair(whole),
-        exact=exact_columns(whole),
-        self_rows=tuple(again),
-        self_pairs=tuple(_pair(t) for t in selves),
-        self_exact=tuple(exact_columns(t) for t in selves),
-    )
+    return _run(Trace.join(traces), selves)
 
 
 def kept(
@@ -108,6 +100,29 @@ def kept(
     trace = make()
     run.write(name, trace)
     return trace
+
+
+def read_golden(run: RunDirectory) -> GoldenRun | None:
+    """The golden texts of a finished run; no engine is needed.  None where it has none."""
+    traces = []
+    while run.has(name := f"golden/{len(traces):06d}"):
+        traces.append(run.read(name))
+    if not traces:
+        return None
+    names = [f"golden/self_{side}" for side in ("train", "infer")]
+    selves = [run.read(name) for name in names if run.has(name)]
+    return _run(Trace.join(traces), selves)
+
+
+def _run(whole: Trace, selves: Sequence[Trace]) -> GoldenRun:
+    return GoldenRun(
+        rows=tuple(whole.sequence_S.tolist()),
+        pair=_pair(whole),
+        exact=exact_columns(whole),
+        self_rows=tuple(selves[0].sequence_S.tolist()) if selves else (),
+        self_pairs=tuple(_pair(t) for t in selves),
+        self_exact=tuple(exact_columns(t) for t in selves),
+    )
 
 
 def _batch(rows: Sequence[int], ids: Sequence[tuple[int, ...]]) -> Batch:

@@ -45,7 +45,7 @@ from servanda.rewards import file_and_function
 from servanda.schedule import Schedule
 from servanda.scope import slices_of
 from servanda.slices import LABEL, Cut, cuts_of
-from servanda.stats import units_at_best
+from servanda.stats import attempt_alpha, units_at_best
 
 # Preconditions that every statistical clause needs, added where a contract has none.
 DEFAULT_GUARDS = (
@@ -69,7 +69,7 @@ class Plan:
     @property
     def alpha(self) -> float:
         """What this attempt may spend of 1 - confidence; all attempts together spend it once."""
-        return (1 - self.contract.confidence) / (self.attempt * (self.attempt + 1))
+        return attempt_alpha(1 - self.contract.confidence, self.attempt)
 
     @cached_property
     def price_cells(self) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -92,6 +93,23 @@ def test_it_is_judged_from_both_sides(tmp_path, claim, swap, limit, outcome):
     assert (cell.value > 0) == swap
 
 
+@pytest.mark.parametrize("claim", ["population", "realised"])
+def test_the_answer_is_that_of_the_interval_at_its_price(tmp_path, claim):
+    """An end of the interval is where the evidence just pays half of alpha."""
+    path, _ = write(tmp_path, limit=0.3, claim=claim, last=320)
+    plan = run.compile(run.load(path))
+    pairs = run.measure(plan, tmp_path / "run", open=run.in_process)
+    cell = gap_of(run.judge(plan, run.weigh(plan, pairs)))
+    low, high = cell.interval
+    at_end = max(abs(low), abs(high))
+    for limit, holds in ((at_end + 0.002, True), (at_end - 0.002, False)):
+        text = re.sub(r"(reward_gap, at_most: )[\d.]+", rf"\g<1>{limit:.6f}", path.read_text())
+        path.write_text(text)
+        other = run.compile(run.load(path))
+        found = gap_of(run.judge(other, run.weigh(other, pairs)))
+        assert (found.e_holds >= math.log(1 / found.alpha)) == holds
+
+
 def test_a_gap_at_its_limit_stays_open(tmp_path):
     path, pair = write(tmp_path, limit=round(abs(0.98 * truth(write(tmp_path)[1])), 4), last=320)
     cell = gap_of(check(path))
@@ -104,6 +122,7 @@ def test_identical_kernels_read_exactly_0(tmp_path):
     path, _ = write(tmp_path, q=P, limit=0.1, last=96)
     cell = gap_of(check(path))
     assert cell.value == 0.0 and cell.outcome == "holds"
+    assert cell.note.startswith("infer earns 0.") and "on average, train 0." in cell.note
     needed = RewardGap(0.1, 1.0).units_at_best(cell.alpha)
     assert needed <= cell.n <= needed + 32
 
@@ -177,6 +196,13 @@ def test_an_answer_that_train_lost_counts_against_both(tmp_path, claim):
     assert 0.2 < share < 0.6 and cell.value == 0.0
     assert cell.outcome == "inconclusive"
     assert cell.interval[0] < -share and share < cell.interval[1]
+
+
+def test_a_reward_that_nobody_can_earn_is_told(tmp_path):
+    path, _ = write(tmp_path, source="def score(prompt, answer):\n    return 0\n", last=96)
+    cell = gap_of(check(path))
+    told = "every answer of both kernels has the reward 0: is it the one you mean?"
+    assert cell.outcome == "holds" and cell.note == told
 
 
 # a reward from the corpus

@@ -15,7 +15,9 @@ from servanda.bounds.drift import (
     osc_from_rounding,
     rounding_eps,
 )
-from servanda.bounds.exceedance import tv_from_exceedance
+from servanda.bounds.exceedance import (
+    tv_from_exceedance,
+)
 from servanda.bounds.gaps import (
     missing_mass,
     tis_gap_from_chi2,

@@ -5,21 +5,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from servanda.bounds.given import given
+from servanda.bounds.ragged import Floats, log_ratios
 from servanda.bounds.sequence import shortfall
 from servanda.bounds.theorem import theorem
 from servanda.divergence.toprows import TopK
 from servanda.errors import EvidenceError
-
-Floats = NDArray[np.float64]
 
 _CHAIN = "derived in docs/explanation/chain.md"
 _SAMPLED = ("sampler", "same_tokens")
@@ -61,7 +61,7 @@ def tv_rao_blackwell(
     train_NK = np.asarray(logp_train_NK, dtype=np.float64)
     infer_NK = np.asarray(logp_infer_NK, dtype=np.float64)
     among_N = np.asarray(among_N, dtype=bool)
-    alone_N = np.where(among_N, 0.0, np.asarray(log_ratio_N, dtype=np.float64))
+    alone_N = log_ratios(np.where(among_N, 0.0, log_ratio_N))
     if train_NK.shape != infer_NK.shape or train_NK.shape[:-1] != among_N.shape:
         raise EvidenceError(
             f"{train_NK.shape} train logprobs and {infer_NK.shape} infer logprobs of returned "
@@ -72,11 +72,15 @@ def tv_rao_blackwell(
     q_NK = np.where(known_NK, np.exp(infer_NK), 0.0)
     mass_N = q_NK.sum(axis=-1)
     if not (mass_N <= 1 + 1e-3).all() or np.isnan(train_NK[known_NK]).any():
-        raise EvidenceError("the returned tokens of a row are no part of a distribution")
+        raise EvidenceError(
+            "the returned tokens of a row are no part of a distribution",
+            hint="give the logprobs of the distribution that was sampled, each token once",
+        )
     if (among_N & (mass_N == 0)).any():
-        raise EvidenceError("a sampled token is among the returned ones, and none was returned")
-    if np.isnan(alone_N).any() or np.isposinf(alone_N).any():
-        raise EvidenceError("a sampled token has no usable log ratio")
+        raise EvidenceError(
+            "a sampled token is among the returned ones, and none was returned",
+            hint="among says whether the sampled token is in its row of returned ones",
+        )
     drift_NK = np.where(known_NK, train_NK, 0.0) - np.where(known_NK, infer_NK, 0.0)
     lost_N = (q_NK * shortfall(drift_NK)).sum(axis=-1)
     shared_N = np.divide(lost_N, mass_N, out=np.zeros_like(lost_N), where=mass_N > 0)
@@ -96,7 +100,7 @@ def tv_interval_full(logp_train_RV: ArrayLike, infer: TopK) -> Floats:
         infer: its likeliest tokens at the same positions.
 
     Returns:
-        [lower, upper], [R, 2]; NaN where a row of infer is unusable.
+        [lower, upper], [R, 2]; NaN where a row is unusable.
 
     Raises:
         EvidenceError: the sides have unequal numbers of rows, or another vocabulary.
@@ -110,7 +114,13 @@ def tv_interval_full(logp_train_RV: ArrayLike, infer: TopK) -> Floats:
     if rows != len(infer.ids_RK) or infer.vocabulary not in (None, size):
         raise EvidenceError(
             f"{rows} train rows of {size} tokens for {len(infer.ids_RK)} infer rows of "
-            f"{infer.vocabulary}"
+            f"{infer.vocabulary}",
+            hint="give whole rows of train at infer's positions",
+        )
+    if (largest := int(infer.ids_RK.max(initial=-1))) >= size:
+        raise EvidenceError(
+            f"token id {largest} in train rows of {size} tokens",
+            hint="give whole rows of train, padded ids included",
         )
     q_RV, returned_RV = np.zeros((rows, size)), np.zeros((rows, size), dtype=bool)
     row_M, at_M = np.nonzero(infer.known_RK)
@@ -124,8 +134,9 @@ def tv_interval_full(logp_train_RV: ArrayLike, infer: TopK) -> Floats:
     most_R = np.minimum(tail_R, capped_RV.sum(axis=-1))
     # whole tokens at the cap, then one with what remains; a tail that may be smaller is
     least_tail_R1 = np.maximum(tail_R - 2 * infer.slack, 0.0)[:, None]
-    before_RV = np.arange(size) * infer.least_R1
-    filled_RV = np.clip(least_tail_R1 - before_RV, 0.0, infer.least_R1)
+    with np.errstate(invalid="ignore"):  # a row that returned nothing has no cap
+        before_RV = np.arange(size) * infer.least_R1
+        filled_RV = np.clip(least_tail_R1 - before_RV, 0.0, infer.least_R1)
     least_R = np.minimum(capped_RV, filled_RV).sum(axis=-1)
     ends_R2 = 1.0 - np.stack([overlap_R + most_R, overlap_R + np.minimum(least_R, most_R)], axis=-1)
     return np.where(infer.usable_R[:, None], np.clip(ends_R2, 0.0, 1.0), np.nan)
@@ -181,7 +192,12 @@ def tv_at_least_probs_diff(mean_probs_diff: ArrayLike) -> Floats:
     return given("mean_probs_diff", mean_probs_diff, high=1.0)
 
 
-@theorem("estimate", source=_CHAIN, assumes=(*_SAMPLED, "support"), sharp=True)
+@theorem(
+    "estimate",
+    source="M2PO, arXiv 2510.01161, with the sharp factor",
+    assumes=(*_SAMPLED, "support"),
+    sharp=True,
+)
 def chi2_from_second_moment(second_moment: ArrayLike, largest: ArrayLike) -> Floats:
     """Chi^2(train || infer) is at most ((R - 1) / log R)^2 E_infer (log w)^2 where w <= R.
 
@@ -195,7 +211,7 @@ def chi2_from_second_moment(second_moment: ArrayLike, largest: ArrayLike) -> Flo
     >>> round(float(chi2_from_second_moment(0.01, 2.0)), 6)
     0.020814
     """
-    most = np.log(given("largest", largest, 1.0))
+    most = np.log(given("largest", largest, 1.0, sys.float_info.max))
     slope = np.divide(np.expm1(most), most, out=np.ones_like(most), where=most > 0)
     return slope**2 * given("second_moment", second_moment)
 

@@ -135,7 +135,7 @@ def reward_interval(
         (low_S in [-1, C - 1], high_S in [1 - C, 1]); what a mean certifies is its end.
 
     Raises:
-        EvidenceError: a weight is NaN or +inf, a reward outside [0, 1], or cap below 1.
+        EvidenceError: a weight is NaN or +inf, a reward outside [0, 1] or missing, cap below 1.
 
     >>> low, high = reward_interval(np.log([0.5, 2.0]), [1.0, 0.0])
     >>> low.tolist(), high.tolist()
@@ -145,12 +145,20 @@ def reward_interval(
     reward_S = given("reward", reward_S, high=1.0, hint=hint)
     cap = float(given("cap", cap, 1.0, _FINITE))
     log_weight_S = log_ratios(log_weight_S)
+    if reward_S.shape != log_weight_S.shape:
+        raise EvidenceError(
+            f"{reward_S.size} rewards for {log_weight_S.size} sequences",
+            hint="give each sampled sequence its own reward",
+        )
     left_S = 0.0 - np.expm1(np.minimum(log_weight_S, math.log(cap)))
     return 0.0 - left_S * reward_S, left_S * (1.0 - reward_S)
 
 
 @theorem(
-    "certificate", source="hybrid argument, prefix by prefix", assumes=("sampler",), sharp=True
+    "certificate",
+    source="hybrid argument, prefix by prefix",
+    assumes=("sampler", "same_tokens"),
+    sharp=True,
 )
 def sequence_tv_from_token_tv(mean_tv: ArrayLike, tokens: ArrayLike) -> Floats:
     """TV(P, Q) is at most the tokens of an answer times the mean TV of infer's own prefixes.

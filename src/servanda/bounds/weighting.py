@@ -104,7 +104,7 @@ def clipped(c: float) -> Psi:
     sharp=True,
 )
 def weight_gap(log_ratio_N: Floats, psi: Psi) -> Floats:
-    """g(w) of each sampled token, [N]; its mean under infer is D_psi = sum |p - q psi(w)|.
+    """The mean of g(w) under infer is D_psi = sum |p - q psi(w)|, what the weighting leaves.
 
     Args:
         log_ratio_N: log p - log q of the sampled tokens, nats; -inf where train gives no mass.

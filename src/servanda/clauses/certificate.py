@@ -36,21 +36,45 @@ Process = LogMoment | GroupRatio
 Noise = tuple[tuple[float, int], ...]
 
 
-def process_of(cell: Cell, view: View, x_N: Array) -> Process:
-    """One round's x in [0, 1] as the statistics of a cell; NaN: no value."""
+@dataclass(frozen=True)
+class Units:
+    """One round's x in [0, 1], one by one, and how many units have none; each with its group.
+
+    Args:
+        x_U, group_U: of each unit that has a value, in launch order.
+        missing_G: units without a value, of each launched prompt group.
+    """
+
+    x_U: Array
+    group_U: Array
+    missing_G: Array
+
+    def process(self, cell: Cell) -> Process:
+        """The statistics of a cell."""
+        if cell.claim == "realised":
+            return LogMoment.of(self.x_U, int(self.missing_G.sum()))
+        groups = len(self.missing_G)
+        total_G: Array = np.bincount(self.group_U, weights=self.x_U, minlength=groups)
+        known_G = np.bincount(self.group_U, minlength=groups)
+        met_G = (known_G > 0) | (self.missing_G > 0)
+        parts = (total_G[met_G], known_G[met_G], self.missing_G[met_G])
+        return GroupRatio(cell.capacity, groups, *parts)
+
+
+def units_of(cell: Cell, view: View, x_N: Array) -> Units:
+    """The tokens of one round that a cell speaks of; NaN: no value."""
     given = cell.cut.given
     known_N = view.mask(given) & ~np.isnan(x_N)
     missing_N = view.mask(given, unknown=True) & ~known_N
     room, lost_S = given.positions(view.width), view.lost(given)
-    if cell.claim == "realised":
-        return LogMoment.of(x_N[known_N], int(missing_N.sum()) + room * len(lost_S))
-    groups = view.launched
-    total_G: Array = np.bincount(view.group_N[known_N], weights=x_N[known_N], minlength=groups)
-    tokens_G = np.bincount(view.group_N[known_N], minlength=groups)
-    missing_G = np.bincount(view.group_N[missing_N], minlength=groups)
-    missing_G = missing_G + room * np.bincount(view.group_S[lost_S], minlength=groups)
-    met_G = (tokens_G > 0) | (missing_G > 0)
-    return GroupRatio(cell.capacity, groups, total_G[met_G], tokens_G[met_G], missing_G[met_G])
+    missing_G = np.bincount(view.group_N[missing_N], minlength=view.launched)
+    missing_G = missing_G + room * np.bincount(view.group_S[lost_S], minlength=view.launched)
+    return Units(x_N[known_N], view.group_N[known_N], missing_G)
+
+
+def process_of(cell: Cell, view: View, x_N: Array) -> Process:
+    """One round's x in [0, 1] as the statistics of a cell; NaN: no value."""
+    return units_of(cell, view, x_N).process(cell)
 
 
 def total(cell: Cell, rounds: Sequence[Process]) -> Process:
@@ -143,7 +167,11 @@ class Certificate(Sampled):
         On a slice of outcomes every token of its contexts is a unit, and those whose
         outcome lies outside contribute 0: so the mean is what the slice contributes.
         """
-        return process_of(cell, view, self._x(cell, view))
+        return self.units(cell, view).process(cell)
+
+    def units(self, cell: Cell, view: View) -> Units:
+        """What `process` adds up."""
+        return units_of(cell, view, self._x(cell, view))
 
     def _x(self, cell: Cell, view: View) -> Array:
         """x of each token, 0's x outside a slice of outcomes, NaN where nobody knows, [N]."""

@@ -15,23 +15,63 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from servanda.clauses.base import Array, Cell, CellVerdict, Look, Sampled, Source, View, blank
-from servanda.clauses.certificate import Process, total
+from servanda.clauses.base import (
+    Array,
+    Cell,
+    CellVerdict,
+    Look,
+    Sampled,
+    Source,
+    View,
+    blank,
+    peak,
+)
+from servanda.clauses.certificate import Process, Tally, total
 from servanda.clauses.chain import CHAIN, Lack, limit_of
-from servanda.clauses.sequences import BySequence, sequence_process
+from servanda.clauses.sequences import BySequence, sequence_units
 from servanda.contract import Clause, Contract
 from servanda.slices import Known
 from servanda.stats import interval, units_to_decide
-from servanda.stats.log_moment import NEG, POS
+from servanda.stats.log_moment import NEG, POS, log_mean_exp
 
 DRAWS = "train_draws"  # the peer that holds what train drew for the same units
 REWARD = "reward"  # the column of a trace: of the whole answer, at each of its tokens
 _SAME = 0.5  # x where both answers have the same reward
+
+
+@dataclass(frozen=True)
+class Growth:
+    """log e-values of the mixture's components about the two ends of the limit; they add up.
+
+    Args:
+        inside: that the gap is below the upper end, and above the lower one.
+        outside: that it is above the upper end, and below the lower one.
+    """
+
+    inside: tuple[Array, Array]
+    outside: tuple[Array, Array]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One round's statistics, and what is told beside them.
+
+    Args:
+        infer, train: sums of the rewards of prompts that have both.
+        least, most: of all these rewards.
+    """
+
+    process: Process
+    infer: float
+    train: float
+    least: float
+    most: float
+    growth: Growth = field(repr=False, compare=False)  # it follows from the process
 
 
 @dataclass(frozen=True)
@@ -87,14 +127,25 @@ class RewardGap(BySequence, Sampled):
         low, high = contract.reward.range
         return cls(limit_of(clause), high - low)
 
-    def weigh(self, cell: Cell, view: View) -> Process:
-        drawn = view.peers[DRAWS]
-        gap_S = rewards(view) - rewards(drawn)
-        return sequence_process(cell, view, self._x(gap_S))
+    def weigh(self, cell: Cell, view: View) -> Paired:
+        infer_S, train_S = rewards(view), rewards(view.peers[DRAWS])
+        met_S = view.may_meet[cell.cut] & ~np.isnan(infer_S + train_S)
+        both = (infer_S[met_S].tolist(), train_S[met_S].tolist())
+        process = sequence_units(cell, view, self._x(infer_S - train_S)).process(cell)
+        low, high = self._x(-self.limit), self._x(self.limit)
+        return Paired(
+            process,
+            *map(math.fsum, both),
+            least=min(min(side, default=math.inf) for side in both),
+            most=max(max(side, default=-math.inf) for side in both),
+            growth=Growth(
+                (process.below_growth(high), process.above_growth(low)),
+                (process.above_growth(high), process.below_growth(low)),
+            ),
+        )
 
     def noise(self, cell: Cell, view: View) -> None:
-        """None: no answer is drawn again in another batch."""
-        return
+        """Nothing: no answer is drawn again in another batch, so there is no floor."""
 
     def floor(self, cell: Cell, parts: list[None]) -> None:
         return None
@@ -109,57 +160,58 @@ class RewardGap(BySequence, Sampled):
         return None if None in units else max(u for u in units if u is not None)
 
     def judge(
-        self, cell: Cell, rounds: list[Process], floor: float | None, look: Look
+        self, cell: Cell, rounds: list[Paired], floor: float | None, look: Look
     ) -> CellVerdict:
-        process = total(cell, rounds)
+        met = [r for r in rounds if r.process.n]
+        tally = Tally.of([r.process for r in met])
         verdict = blank(
             cell,
             "inconclusive",
             kind="certificate",
             unit=self.metric_unit,
-            value=self._gap(process.mean) if process.known else None,
+            value=self._gap(tally.mean) if tally.known else None,
             limit=self.limit,
-            n=process.n,
+            n=tally.n,
             units=f"{self.each}s" if cell.claim == "realised" else "prompt groups",
-            missing=process.missing,
+            missing=tally.missing,
             alpha=look.alpha,
             # no logprob is used, so it does not matter whether they are right
             assumptions=("order", *(("independent",) if cell.claim == "population" else ())),
+            note=_told(met),
             open=True,
         )
-        if not process.n:
+        if not met:
             return verdict.but(note=f"slice {cell.cut.name!r} met no answer; widen the workload")
-        low, high = self._ends(process, look.alpha)
-        verdict = verdict.but(interval=(low, high))
-        if -self.limit <= low and high <= self.limit and look.launched >= look.first:
-            return verdict.but(outcome="holds", open=False)
-        low, high = self._ends(process, look.alpha / max(look.cells, 1))
-        if low > self.limit or high < -self.limit:
+        if look.intervals:
+            process = total(cell, [r.process for r in rounds])
+            low, high = interval(process, look.alpha / 2)
+            verdict = verdict.but(interval=(self._gap(low), self._gap(high)))
+        inside = [sum((r.growth.inside[i] for r in met), np.zeros(1)) for i in (0, 1)]
+        outside = [[r.growth.outside[i] for r in met] for i in (0, 1)]
+        if cell.claim == "realised":
+            # speaks of the answers measured so far, so what was red may be so no more
+            outside = [[sum(end, np.zeros(1))] for end in outside]
+        # both ends must be shown to hold, one is enough to fail: each costs half of alpha
+        e_holds = min(map(log_mean_exp, inside)) - math.log(2)
+        e_violated = max(map(peak, outside)) - math.log(2)
+        verdict = verdict.but(e_holds=e_holds, e_violated=e_violated)
+        if e_violated >= look.log_price_violated:
             return verdict.but(outcome="violated", open=False)
-        units = self._units(process, look)
-        if units is None:
-            return verdict.but(note="too near the limit to tell; raise the limit or the sizes")
+        if e_holds >= look.log_price_holds and look.launched >= look.first:
+            return verdict.but(outcome="holds", open=False)
+        if tally.known and abs(self._gap(tally.mean)) > self.limit:
+            price = look.log_price_violated + math.log(2)
+            growths = [sum(outside[tally.mean < _SAME], np.zeros(1))]
+        else:
+            price, growths = look.log_price_holds + math.log(2), inside
+        units = [units_to_decide(growth, tally.n, price) for growth in growths]
+        if None in units:
+            near = "too near the limit to tell; raise the limit or the sizes"
+            return verdict.but(note=f"{verdict.note}; {near}" if verdict.note else near)
         # a slice meets only some of the groups: convert its units to launched groups
-        more = math.ceil((units - process.n) * look.launched / process.n)
+        most = max(u for u in units if u is not None)
+        more = math.ceil((most - tally.n) * look.launched / tally.n)
         return verdict.but(more=max(more, look.first - look.launched, 1))
-
-    def _units(self, process: Process, look: Look) -> int | None:
-        """Units in all that would decide, as a projection; None where the evidence stands."""
-        low, high = self._x(-self.limit), self._x(self.limit)
-        mean = process.mean if process.known else _SAME
-        red = math.log(2 * max(look.cells, 1) / look.alpha)
-        if mean > high:
-            return units_to_decide(process.above_growth(high), process.n, red)
-        if mean < low:
-            return units_to_decide(process.below_growth(low), process.n, red)
-        growths = (process.below_growth(high), process.above_growth(low))
-        units = [units_to_decide(g, process.n, math.log(2 / look.alpha)) for g in growths]
-        return None if None in units else max(u for u in units if u is not None)
-
-    def _ends(self, process: Process, alpha: float) -> tuple[float, float]:
-        """The gap lies between these, at confidence 1 - alpha and at every look."""
-        low, high = interval(process, alpha / 2)
-        return self._gap(low), self._gap(high)
 
     def _x(self, gap: Any) -> Any:
         """x of a gap, or of each of many."""
@@ -167,6 +219,18 @@ class RewardGap(BySequence, Sampled):
 
     def _gap(self, x: float) -> float:
         return (2 * x - 1) * self.span
+
+
+def _told(rounds: list[Paired]) -> str:
+    """What each kernel earns; and where nobody could earn anything else, that this shows little."""
+    n = sum(r.process.known for r in rounds)
+    if not n:
+        return ""
+    least, most = min(r.least for r in rounds), max(r.most for r in rounds)
+    if least == most:
+        return f"every answer of both kernels has the reward {least:g}: is it the one you mean?"
+    infer, train = (math.fsum(getattr(r, s) for r in rounds) / n for s in ("infer", "train"))
+    return f"infer earns {infer:.4g} on average, train {train:.4g}"
 
 
 CHAIN.add("reward_gap", RewardGap)

@@ -11,33 +11,25 @@ import numpy as np
 
 from servanda.bounds import shortfall
 from servanda.clauses.base import Array, Cell, View
-from servanda.clauses.certificate import Certificate, Noise, Process
+from servanda.clauses.certificate import Certificate, Noise, Units
 from servanda.clauses.chain import CHAIN, ChainCertificate, Lack, between, limit_of
 from servanda.contract import Clause, Contract
 from servanda.slices import Known
-from servanda.stats import GroupRatio, LogMoment
 
 
 class BySequence:
     """Kinds whose units are launched sequences; they are defined on slices of requests."""
 
 
-def sequence_process(cell: Cell, view: View, x_S: Array) -> Process:
-    """One round's x in [0, 1] of each launched sequence as the statistics of a cell.
+def sequence_units(cell: Cell, view: View, x_S: Array) -> Units:
+    """One round's x in [0, 1] of each launched sequence that a cell speaks of.
 
     A sequence that was lost, or has a token without a logprob, has no value (NaN).
     """
     inside_S = view.may_meet[cell.cut]
     known_S = inside_S & ~np.isnan(x_S)
-    missing_S = inside_S & ~known_S
-    if cell.claim == "realised":
-        return LogMoment.of(x_S[known_S], int(missing_S.sum()))
-    groups = view.launched
-    total_G: Array = np.bincount(view.group_S[known_S], weights=x_S[known_S], minlength=groups)
-    known_G = np.bincount(view.group_S[known_S], minlength=groups)
-    missing_G = np.bincount(view.group_S[missing_S], minlength=groups)
-    met_G = (known_G > 0) | (missing_G > 0)
-    return GroupRatio(cell.capacity, groups, total_G[met_G], known_G[met_G], missing_G[met_G])
+    missing_G = np.bincount(view.group_S[inside_S & ~known_S], minlength=view.launched)
+    return Units(x_S[known_S], view.group_S[known_S], missing_G)
 
 
 @dataclass(frozen=True)
@@ -47,8 +39,8 @@ class SequenceCertificate(BySequence, ChainCertificate):
     each: ClassVar[Literal["token", "sequence"]] = "sequence"
     known: ClassVar[Known] = "request"
 
-    def process(self, cell: Cell, view: View) -> Process:
-        return sequence_process(cell, view, self.feed.x(self.values(cell, view)))
+    def units(self, cell: Cell, view: View) -> Units:
+        return sequence_units(cell, view, self.feed.x(self.values(cell, view)))
 
     def noise(self, cell: Cell, view: View) -> Noise:
         """(sum of x, sequences) of a peer: on the slice, and on the whole."""

@@ -20,9 +20,9 @@ _FAILED, _INTERRUPTED = 4, 130
 # the module of its name, imported when it is asked for
 VERBS: dict[str, tuple[str, ...]] = {
     "Measure and judge": ("check", "compare", "report"),
-    "Contracts": ("init", "lint", "explain", "schema", "plan", "derive", "presets"),
+    "Contracts": ("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "presets"),
     "Pieces": ("measure",),
-    "See it": ("demo",),
+    "See it": ("demo", "bench"),
 }
 
 

@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 Sense = Literal["at most", "at least", "equal"]
 
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-12  # rounding of float64 sums over small vocabularies
+_TELLING = 1e-8  # of smaller bounds rounding would decide how tight they are
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,11 @@ class Trial:
 
     @property
     def violated_N(self) -> NDArray[np.bool_]:
-        slack_N = _ABSOLUTE + _RELATIVE * np.maximum(np.abs(self.exact), np.abs(self.bound))
+        # a bound without end has no rounding, and inf - inf would be no number
+        finite_N = np.where(np.isfinite(self.bound), self.bound, 0.0)
+        slack_N = _ABSOLUTE + _RELATIVE * np.maximum(np.abs(self.exact), np.abs(finite_N))
         over_N = self.exact > self.bound + slack_N
-        under_N = self.exact < self.bound - slack_N
+        under_N = self.exact + slack_N < self.bound
         return {"at most": over_N, "at least": under_N, "equal": over_N | under_N}[self.sense]
 
     @property
@@ -49,7 +52,7 @@ class Trial:
         small, large = self.exact, self.bound
         if self.sense == "at least":
             small, large = large, small
-        meaningful = (large > _ABSOLUTE) & np.isfinite(large)
+        meaningful = (large > _TELLING) & np.isfinite(large)
         return small[meaningful] / large[meaningful]
 
 

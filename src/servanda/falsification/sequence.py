@@ -35,7 +35,7 @@ def _ragged(made: Trees) -> tuple[Floats, NDArray[np.int64]]:
 
 @challenge("sequence_estimators")
 def _estimators(rng: np.random.Generator, n: int) -> Iterator[Trial]:
-    """TV equals the exact mean, which the two others bound."""
+    """TV is the exact mean, chains that part the coupling, the steps' TV the total."""
     for made in grove(rng, n):
         found = sequence_estimators(*_ragged(made))
         exact_N, coupling_N, total_N = (
@@ -43,6 +43,8 @@ def _estimators(rng: np.random.Generator, n: int) -> Iterator[Trial]:
             for values in (found.exact, found.coupling, found.total)
         )
         yield Trial(made.tv_N, exact_N, "equal", "exact")
+        together_N = np.minimum(made.train_NLT, made.infer_NLT).prod(axis=2).sum(axis=1)
+        yield Trial(1.0 - together_N, coupling_N, "equal", "coupled chains")
         yield Trial(exact_N, coupling_N, what="coupling")
         yield Trial(coupling_N, total_N, what="total")
         yield Trial(made.mean_infer(made.tv_NLT.sum(axis=2)), total_N, "equal", "steps' TV")

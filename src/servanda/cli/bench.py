@@ -1,0 +1,97 @@
+# `servanda bench`: what the house rests on, put to the test on this machine.
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from servanda.cli.output import OUTPUT, clear, show
+from servanda.cli.progress import watching
+from servanda.errors import MeasurementError
+from servanda.falsification.findings import Findings, find, markdown, text
+from servanda.measurement import Progress
+from servanda.report import format_of
+
+_FORMATS = {
+    "text": text,
+    "markdown": markdown,
+    "json": lambda found: json.dumps(found.to_dict(), indent=1),
+}
+_BROKEN = 1
+
+
+@click.command(short_help="Try to break the theorems and procedures that verdicts rest on.")
+@click.argument("what", type=click.Choice(["theory"]), expose_value=False)
+@click.option(
+    "--cases",
+    type=click.IntRange(min=1),
+    default=2000,
+    show_default=True,
+    help="Exact values that each theorem is held against, about.",
+)
+@click.option(
+    "--runs",
+    type=click.IntRange(min=1),
+    default=2000,
+    show_default=True,
+    help="Simulated runs of each scenario.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice([*_FORMATS]),
+    help="Of what is printed, or written to -o.  [default: by the suffix of -o, else text]",
+)
+@OUTPUT
+def bench(cases: int, runs: int, seed: int, format_: str | None, output: Path | None) -> None:
+    """Hold every theorem against exact values, and simulate every procedure.
+
+    theory: each bound on kernels that can be enumerated, each procedure beside what people do
+    instead, on streams that break the latter. The same seed gives the same numbers.
+
+    Exits 1 if a theorem is broken or a procedure of ours is wrong more often than it may be,
+    else 0.
+    """
+    chosen = _format(format_, output)
+    if output is not None:
+        clear(output)
+    with watching() as watch:
+        found = find(cases, runs, seed, lambda *progress: watch(Progress(*progress)))
+    _print(_FORMATS[chosen](found), output)
+    if found.faults:
+        if output is not None:
+            _say_faults(found)
+        sys.exit(_BROKEN)
+
+
+def _format(format_: str | None, output: Path | None) -> str:
+    if format_ is not None or output is None:
+        return format_ or "text"
+    by_suffix = format_of(output.name)
+    if by_suffix not in _FORMATS:
+        raise click.BadParameter(
+            f"{output}: the suffix says no format; give --format {', '.join(_FORMATS)}"
+        )
+    return by_suffix
+
+
+def _print(written: str, output: Path | None) -> None:
+    if output is None:
+        show(written.rstrip("\n"))
+        return
+    try:
+        output.write_text(f"{written.rstrip()}\n", encoding="utf-8")
+    except OSError as error:
+        raise MeasurementError(
+            f"{output} cannot be written: {error.strerror or error}",
+            hint="the same command with the same --seed gives the same numbers",
+        ) from None
+
+
+def _say_faults(found: Findings) -> None:
+    for fault in found.faults:
+        click.echo(f"fault: {fault}", err=True)

@@ -1,0 +1,238 @@
+# `servanda calibrate`: from a run that is good to the limits that such a pair keeps.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import click
+import numpy as np
+
+from servanda.calibrate import Calibration, Row, accept, rewritten, seen, standard
+from servanda.calibrate import calibrate as calibrated
+from servanda.clauses import CellVerdict
+from servanda.cli.output import show
+from servanda.cli.report import read
+from servanda.errors import ContractError, EvidenceError, MeasurementError
+from servanda.faults import signatures
+from servanda.plain import to_plain
+from servanda.plan import Plan
+from servanda.power import power as power_of
+from servanda.report.words import columns, number, percent
+from servanda.reread import Finished, moved, reread
+from servanda.rundir import ATTEMPT
+from servanda.verdict import Caught, judge
+
+_SEED = 20260607  # the same run gives the same limits
+_BINDS = {
+    "sampling": "sampling: a smaller one is not shown often enough at these sizes",
+    "together": "together: raised, so that all slices and clauses hold in the same runs",
+    "self-noise": "self-noise: twice the floor, within which nothing is red",
+    "record": "record: rounding of the recorded logprobs alone would reach a smaller one",
+    "fact": "fact: true of the golden texts; no sampling, so no power",
+}
+
+
+@click.command(short_help="Limits that a pair like the one of RUN_DIR keeps.")
+@click.argument("run_dir", metavar="RUN_DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--power",
+    type=float,
+    default=0.9,
+    show_default=True,
+    help="How probable it is to be that a later run of such a pair holds.",
+)
+@click.option(
+    "--resamples",
+    type=click.IntRange(min=100),
+    default=500,
+    show_default=True,
+    help="Later runs that are drawn from this one.",
+)
+@click.option(
+    "--contract",
+    type=click.Path(path_type=Path),
+    help="Of the run, where it lies elsewhere now.  [default: the file that was checked]",
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write the contract with them to FILE."
+)
+@click.option(
+    "--standard",
+    "standard_set",
+    is_flag=True,
+    help="Limits of a standard set of clauses, instead of the contract's own.",
+)
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text")
+def calibrate(
+    run_dir: Path,
+    power: float,
+    resamples: int,
+    contract: Path | None,
+    output: Path | None,
+    standard_set: bool,
+    force: bool,
+    format_: str,
+) -> None:
+    """Print the smallest limits that a pair like the one of RUN_DIR keeps.
+
+    RUN_DIR holds a run of two kernels that you accept: yesterday's build, or one against
+    itself.  Nothing is measured.  Of each clause only the number in at_most changes; -o
+    writes the contract with the new ones, comments and all.
+    """
+    if not 0 < power < 1:
+        raise click.BadParameter(f"--power is a probability between 0 and 1, found {power:g}")
+    _refuse_place(output, force)
+    if not any(run_dir.glob(f"{ATTEMPT}*")):
+        raise EvidenceError(
+            f"{run_dir} is no run directory",
+            hint="`servanda check CONTRACT --run-dir RUN_DIR` measures one",
+        )
+    verdict = read(run_dir)
+    with reread(run_dir, verdict, contract) as run:
+        accept(run.plan, verdict)
+        if standard_set:
+            found, text = _of_standard(run, power, resamples)
+        else:
+            found = _calibrated(run, run.plan, verdict.cells, power, resamples)
+            text = run.text
+        text = rewritten(text, {place: f"{limit:g}" for place, limit in found.limits.items()})
+        caught = _caught(run, text)
+    if format_ == "json":
+        data = {
+            **found.to_dict(),
+            "contract_text": text,
+            "caught": to_plain(list(map(asdict, caught))),
+        }
+        show(json.dumps(data, indent=1))
+    else:
+        show("\n".join(_lines(run_dir, run, found, caught)))
+    if output is not None:
+        places = moved(run.plan.contract, run.path.parent, output.parent)
+        _write(output, rewritten(text, places))
+        click.echo(f"wrote {output}", err=format_ == "json")
+
+
+def _calibrated(
+    run: Finished, plan: Plan, judged: Sequence[CellVerdict], power: float, resamples: int
+) -> Calibration:
+    rounds = seen(plan, run.verdict.key, run.rounds)
+    rng = np.random.Generator(np.random.Philox(key=_SEED))
+    # a contract with other limits is another one: its first attempt is to come
+    plan = replace(plan, attempt=1)
+    return calibrated(plan, rounds, judged, power=power, resamples=resamples, rng=rng)
+
+
+def _of_standard(run: Finished, power: float, resamples: int) -> tuple[Calibration, str]:
+    """The standard set instead of the contract's clauses, without those that get no limit."""
+    without: set[str] = set()
+    while True:
+        text = standard(run.plan, run.text, without)
+        plan = run.planned(text)
+        judged = judge(plan, run.weighed(plan), intervals=False).cells
+        found = _calibrated(run, plan, judged, power, resamples)
+        idle = {one.clause for one in found.left}
+        idle |= {row.clause for row in found.rows if row.limit is None}
+        if not idle:
+            # what stood there before was no limit
+            rows = tuple(replace(row, before=None) for row in found.rows)
+            return replace(found, rows=rows), text
+        without |= idle
+
+
+def _refuse_place(output: Path | None, force: bool) -> None:
+    """Say before all the work that the contract cannot go there."""
+    if output is None:
+        return
+    if output.is_dir() or not output.parent.is_dir():
+        what = "is a folder" if output.is_dir() else f"cannot be written: no folder {output.parent}"
+        raise click.BadParameter(f"{output} {what}")
+    if output.exists() and not force:
+        raise ContractError(f"{output} is there already", hint="give another name, or --force")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MeasurementError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _caught(run: Finished, text: str) -> tuple[Caught, ...]:
+    """Which faults the new limits would have caught at the size of this run."""
+    plan = run.planned(text)
+    evidence = run.weighed(plan)
+    return power_of(replace(plan, attempt=1), evidence, signatures.catalogue())
+
+
+def _lines(
+    run_dir: Path, run: Finished, found: Calibration, caught: tuple[Caught, ...]
+) -> list[str]:
+    confidence = run.plan.contract.confidence
+    head = [
+        f"{run.plan.contract.metadata.name}: limits that a pair like the one of {run_dir} keeps"
+    ]
+    for name, (groups, size) in found.groups.items():
+        of = "" if name == "workload" else f" of {name}"
+        head.append(
+            f"drawn {found.resamples:,} times from {groups:,} prompt groups{of}: runs of {size:,}, "
+            f"confidence {confidence:g}"
+        )
+    rows = [["clause", "decided by", "measured", "floor", "limit", "calibrated", "power", "binds"]]
+    rows += [_row(row) for row in found.rows]
+    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
+    table = ["  ".join(_padded(row, widths)).rstrip() for row in rows]
+    notes = [f"{row.clause}: {row.note}" for row in found.rows if row.note]
+    left = [f"{one.clause}: left as it is: {one.reason}" for one in found.left]
+    legend = [text for binds, text in _BINDS.items() if any(r.binds == binds for r in found.rows)]
+    return [*head, "", *table, "", *legend, *notes, *left, *_together(found), *_faults(caught)]
+
+
+def _row(row: Row) -> list[str]:
+    what = f"{row.aggregate} {row.metric}".strip()
+    return [
+        what if what == row.clause else f"{row.clause}: {what}",
+        row.slice,
+        number(row.measured),
+        number(row.floor),
+        "" if row.before is None else f"{row.before:g}",
+        "refused" if row.limit is None else f"{row.limit:g}",
+        "" if row.power is None else f"{row.power:.2f}",
+        row.binds if row.enforced else f"{row.binds} (monitored)",
+    ]
+
+
+def _padded(row: list[str], widths: list[int]) -> list[str]:
+    """Names to the left, numbers to the right."""
+    left = (0, 1, len(row) - 1)
+    spaces = [" " * (width - columns(text)) for text, width in zip(row, widths, strict=True)]
+    return [
+        text + space if i in left else space + text
+        for i, (text, space) in enumerate(zip(row, spaces, strict=True))
+    ]
+
+
+def _together(found: Calibration) -> list[str]:
+    if found.power is None:
+        return []
+    short = (
+        "" if found.power >= found.asked else f", less than the {percent(found.asked)} asked for"
+    )
+    return [
+        f"power: in {percent(found.power)} of these runs every calibrated clause holds{short}.",
+        "It is an estimate from one run.  A pair that drifts more than this one is outside of it.",
+    ]
+
+
+def _faults(caught: tuple[Caught, ...]) -> list[str]:
+    if not caught:
+        return []
+    missed = [one.fault for one in caught if not one.by]
+    names = f"; missed: {', '.join(missed)}" if missed else ""
+    return [
+        f"caught: {len(caught) - len(missed)} of {len(caught)} known faults, as large as on the "
+        f"shipped model and at the size of this run{names}"
+    ]

@@ -1,0 +1,144 @@
+# Re-reading a finished run: its contract, its plan and what was measured; no engine is opened.
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from servanda import loading
+from servanda.contract import Contract, Place
+from servanda.errors import EvidenceError
+from servanda.evidence import Evidence, GoldenRun, Round, weigh, weigh_golden
+from servanda.golden import read_golden
+from servanda.identity import digest_of
+from servanda.loading import compile
+from servanda.plan import Plan
+from servanda.rounds import SIDES, read_rounds
+from servanda.rundir import opened
+from servanda.verdict import Verdict
+
+_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*\.[A-Za-z0-9_/-]+|[A-Za-z_./-]*/[A-Za-z0-9_-]+")
+_NAME_IT = "name it: --contract FILE"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that reached its verdict.
+
+    Args:
+        text, path: of its contract; the files that it names start from the path's folder.
+        rounds: the closed ones, in order.
+    """
+
+    verdict: Verdict
+    text: str
+    path: Path
+    plan: Plan
+    golden: GoldenRun | None
+    rounds: tuple[Round, ...]
+
+    def planned(self, text: str) -> Plan:
+        """The plan of another text of the contract, on the same prompts and draws.
+
+        Raises:
+            ContractError: as reading and compiling a contract do.
+        """
+        contract = loading.read(text.encode(), str(self.path), self.path.parent)
+        return compile(contract, attempt=self.plan.attempt)
+
+    def weighed(self, plan: Plan) -> Evidence:
+        """The run as evidence of another plan on the same prompts and draws."""
+        evidence = weigh(plan, self.verdict.key, self.rounds)
+        if self.golden is None or plan.golden is None:
+            return evidence
+        return evidence + weigh_golden(plan, self.verdict.key, self.golden)
+
+
+@contextmanager
+def reread(root: Path, verdict: Verdict, contract: Path | None = None) -> Iterator[Finished]:
+    """A finished run of a run directory, which is locked meanwhile.
+
+    Args:
+        root: the run directory; verdict: of one of its attempts.
+        contract: the file, where the run does not know it or it lies elsewhere now.
+
+    Raises:
+        EvidenceError: the contract or its prompts are not there, or not those of the run.
+        ContractError: as reading and compiling a contract do.
+        MeasurementError: another process measures in the folder, or a file is damaged.
+    """
+    text, path = _contract(root, verdict, contract)
+    found = loading.read(text.encode(), str(path), path.parent)
+    if found.digest != verdict.key.contract:
+        raise EvidenceError(
+            f"{path} is not the contract of this run: its digest is {found.digest[:8]}, and "
+            f"{root} was measured for {verdict.key.contract[:8]}",
+            hint="name the contract that `servanda check` measured there",
+        )
+    plan = compile(found, attempt=verdict.key.attempt)
+    corpora = [corpus.digest for corpus in plan.corpora.values()]
+    if digest_of([*corpora, plan.golden.digest if plan.golden else ""]) != verdict.key.corpus:
+        raise EvidenceError(
+            f"the prompts or golden texts of {path} changed since {root} was measured",
+            hint="restore them, or measure again with --fresh",
+        )
+    with opened(root, attempt=verdict.key.attempt) as run:
+        rounds = tuple(read_rounds(plan, run))
+        yield Finished(verdict, text, path, plan, read_golden(run), rounds)
+
+
+def _contract(root: Path, verdict: Verdict, named: Path | None) -> tuple[str, Path]:
+    """Text and path of a run's contract."""
+    if named is not None:
+        loading.load(named)  # says what is wrong with it
+        return named.read_text(encoding="utf-8-sig"), named
+    text = verdict.circumstances.contract_text
+    place = next((cell.where for cell in verdict.cells if cell.where), None)
+    if not text or place is None:
+        raise EvidenceError(f"{root} keeps no text of its contract", hint=_NAME_IT)
+    path = Path(place.file)
+    if not path.is_file():
+        raise EvidenceError(
+            f"{root} was measured for {path}, which is not there from here",
+            hint=f"go to the folder that `servanda check` was called in, or {_NAME_IT}",
+        )
+    return text, path
+
+
+def moved(contract: Contract, old: Path, new: Path) -> dict[Place, str]:
+    """The files that a contract names, as YAML, where its text moves from old to new.
+
+    Args:
+        contract: with its paths as they were read; old, new: folders.
+    """
+    if old.resolve() == new.resolve():
+        return {}
+    return {
+        place: _written(Path(os.path.relpath(path, new)).as_posix())
+        for place, path in _files(contract)
+        if path
+    }
+
+
+def _files(contract: Contract) -> Iterator[tuple[Place, str | None]]:
+    for side in SIDES:
+        yield ("kernels", side, "model"), getattr(contract.kernels, side).model
+    if contract.stable is not None:
+        yield ("stable", "model"), contract.stable.model
+    if contract.workload is not None:
+        yield ("workload", "prompts"), contract.workload.prompts
+    if contract.golden is not None:
+        yield ("golden", "prompts"), contract.golden.prompts
+    given = contract.workloads or {}
+    for name, workload in given.items() if isinstance(given, Mapping) else enumerate(given):
+        yield ("workloads", name, "prompts"), workload.prompts
+
+
+def _written(path: str) -> str:
+    """A path as YAML: bare where nothing in it could be read as something else."""
+    return path if _PLAIN.fullmatch(path) else json.dumps(path, ensure_ascii=False)
