@@ -3,10 +3,7 @@
 # One theorem, one function, one source; `servanda bench theory` holds each against
 # enumeration and an adversarial search.
 
-from servanda.bounds.assumptions import (
-    ASSUMPTIONS,
-    Assumption,
-)
+from servanda.bounds.assumptions import ASSUMPTIONS, Assumption
 from servanda.bounds.drift import (
     greedy_flip_impossible,
     linf_with_repetition_penalty,
@@ -15,9 +12,7 @@ from servanda.bounds.drift import (
     osc_from_rounding,
     rounding_eps,
 )
-from servanda.bounds.exceedance import (
-    tv_from_exceedance,
-)
+from servanda.bounds.exceedance import tv_from_exceedance
 from servanda.bounds.gaps import (
     missing_mass,
     tis_gap_from_chi2,
@@ -71,16 +66,8 @@ from servanda.bounds.sequence import (
     shortfall,
     tv_from_kl,
 )
-from servanda.bounds.surrogate import (
-    surrogate_error,
-    surrogate_error_from_tv,
-)
-from servanda.bounds.theorem import (
-    THEOREMS,
-    Standing,
-    Theorem,
-    theorem,
-)
+from servanda.bounds.surrogate import surrogate_error, surrogate_error_from_tv
+from servanda.bounds.theorem import THEOREMS, Standing, Theorem, theorem
 from servanda.bounds.trajectory import (
     grpo_bias,
     rloo_bias,
@@ -89,16 +76,8 @@ from servanda.bounds.trajectory import (
     sequence_tis_bias,
     token_is_trajectory_bias,
 )
-from servanda.bounds.truncation import (
-    KeptSets,
-    truncation_sets,
-    tv_truncated_interval,
-)
-from servanda.bounds.weighting import (
-    PSI,
-    Psi,
-    weight_gap,
-)
+from servanda.bounds.truncation import KeptSets, truncation_sets, tv_truncated_interval
+from servanda.bounds.weighting import PSI, Psi, weight_gap
 
 __all__ = [
     "ASSUMPTIONS",
