@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from servanda.bounds.gradient import Loss
 from servanda.capture import CAPTURES
 from servanda.errors import MeasurementError
 from servanda.sampling import Sampling, processed_logprobs
@@ -178,19 +179,45 @@ class TablePair:
 
     def mean_tv(self, prompts: Sequence[Ids], width: int) -> float:
         """Token-weighted mean TV over prompts drawn uniformly: what `population` speaks of."""
-        tv = math.fsum(self.expected(p, width, self.token_tv) for p in prompts)
-        return tv / math.fsum(self.expected(p, width, lambda _: 1.0) for p in prompts)
+        return self.by_loss(prompts, width, self.token_tv)
+
+    def by_loss(
+        self,
+        prompts: Sequence[Ids],
+        width: int,
+        value: Callable[[Ids], float],
+        loss: Loss = "token_mean",
+    ) -> float:
+        """What a loss makes of value(context), over prompts drawn uniformly.
+
+        token_mean: the mean over tokens.  sequence_sum: the mean over answers of the sum over
+        an answer's tokens.  sequence_mean: the same, token t counting 1/t.
+        """
+        counts = 1.0 / np.arange(1, width + 1) if loss == "sequence_mean" else np.ones(width)
+        total = math.fsum(
+            mass * counts[position] * value(context)
+            for prompt in prompts
+            for position, context, mass in self.visits(prompt, width)
+        )
+        if loss != "token_mean":
+            return total / len(prompts)
+        return total / math.fsum(self.expected(p, width, lambda _: 1.0) for p in prompts)
+
+    def token_gap(self, prefix: Ids, psi: Callable[[Floats], Floats]) -> float:
+        """Exact D_psi = sum |p - q psi(p/q)| of the next token after a prefix."""
+        p_V, q_V = self.rows(prefix)
+        drawn_V = q_V > 0
+        weight_V = np.divide(p_V, q_V, out=np.zeros_like(p_V), where=drawn_V)
+        return math.fsum(np.abs(p_V - np.where(drawn_V, q_V * psi(weight_V), 0.0)).tolist())
 
     def weight_gap(self, prompt: Ids, width: int, psi: Callable[[Floats], Floats]) -> float:
-        """Token-weighted mean of D_psi = sum |p - q psi(p/q)| (the bias of a correction)."""
+        """Token-weighted mean of D_psi (the bias of a correction)."""
+        return self.by_loss([prompt], width, lambda context: self.token_gap(context, psi))
 
-        def gap(context: Ids) -> float:
-            p_V, q_V = self.rows(context)
-            drawn_V = q_V > 0
-            weight_V = np.divide(p_V, q_V, out=np.zeros_like(p_V), where=drawn_V)
-            return math.fsum(np.abs(p_V - np.where(drawn_V, q_V * psi(weight_V), 0.0)).tolist())
-
-        return self.expected(prompt, width, gap) / self.expected(prompt, width, lambda _: 1.0)
+    def token_missing(self, prefix: Ids, cap: float) -> float:
+        """Exact 1 - E_infer min(w, cap) of the next token: sum (p - cap q)^+."""
+        p_V, q_V = self.rows(prefix)
+        return math.fsum(np.maximum(p_V - cap * q_V, 0.0).tolist())
 
     def sequences(self, prompt: Ids, width: int) -> Iterator[tuple[Ids, float, float]]:
         """(new tokens, probability under train, under infer) of every sequence; width small."""

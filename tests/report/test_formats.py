@@ -17,6 +17,8 @@ from servanda.clauses import CellVerdict
 from servanda.clauses.base import Outcome, worst
 from servanda.contract import Claim, Section
 from servanda.report import FORMATS, words
+from servanda.report.cards import cards
+from servanda.report.fold import numbers
 from servanda.report.sentence import headline, impact
 from servanda.verdict import Verdict
 from tests.report import made
@@ -382,3 +384,29 @@ def test_without_the_catalogue_only_this_run_speaks():
     lone = replace(made.VERDICTS["holds"], power=())
     assert "red from about" in FORMATS["html"](lone)
     assert "known faults" not in FORMATS["html"](lone)
+
+
+def test_a_conditional_bound_is_shown_like_a_certificate():
+    """It is one, times what the contract declares: with its claim, and with what it would miss."""
+    rests = ("sampler", "order", "same_tokens", "independent", "advantage", "score_norm")
+    bound = made.cell(clause="bias", kind="conditional bound", assumptions=rests)
+    verdict = made.verdict(cells=[bound, *made.guards()])
+    (row,) = (n.columns for n in numbers(verdict) if n.columns[0].startswith("bias"))
+    assert row[10:12] == ("conditional bound", "population")
+    missed = cards(verdict)[3].lines
+    assert missed[0].text == "By the widths of this run's intervals, red from about:"
+    text = FORMATS["text"](verdict)
+    assert "claim population: of tokens" in text
+    assert (
+        "bias: a conditional bound, if the advantage of a token is at most the declared one; the "
+        "norm of grad log p is at most the declared one" in text
+    )
+    assert "a certificate times what the contract declares" in FORMATS["html"](verdict)
+
+
+def test_the_unit_of_a_threshold_is_that_of_its_metric():
+    share = made.cell(aggregate="p99", metric="ratio_budget", threshold=0.5)
+    nats = made.cell(aggregate="p99", metric="abs_log_ratio_nats", threshold=0.5)
+    told = [FORMATS["text"](made.verdict(cells=[c])) for c in (share, nats)]
+    assert ["beyond 0.5; " in text for text in told] == [True, False]
+    assert ["beyond 0.5 nats; " in text for text in told] == [False, True]

@@ -63,3 +63,13 @@ def test_it_grows_towards_the_limit_and_is_none_at_it():
 def test_only_a_violation_is_shared_among_cells():
     assert units_expected(0.1, 0.05, 0.05, 1) == units_expected(0.1, 0.05, 0.05, 9)
     assert units_expected(0.1, 0.2, 0.05, 1) < units_expected(0.1, 0.2, 0.05, 9)
+
+
+def test_what_identical_kernels_are_need_not_be_0():
+    """A metric between -9 and 1 is x = 0.9 where the kernels agree; one unit in 400 is 1."""
+    limit, best, price = 0.9005, 0.9, math.log(1 / 0.05)
+    assert units_expected(limit, best, 0.05, best=best) == units_at_best(limit, 0.05, best)
+    found = units_expected(limit, best + 0.1 / 400, 0.05, best=best)
+    before, after = (np.tile([1.0, *[best] * 399], found // 400 + more) for more in (0, 1))
+    assert LogMoment.of(before).log_e_below(limit) < price
+    assert LogMoment.of(after).log_e_below(limit) >= price

@@ -11,6 +11,7 @@ from servanda.clauses.base import Array
 from servanda.contract import Clause, Relative
 from servanda.divergence import DIVERGENCES
 
+_HAIR = 1e-9  # below 0 is rounding; more is an error, which the statistics refuse
 _CUT = 20.0  # limits at which the mean of an unbounded metric is cut, to be refuted
 
 
@@ -38,7 +39,8 @@ class Feed:
     def x(self, values_N: Array) -> Array:
         if self.threshold is not None:
             return (values_N > self.threshold).astype(np.float64)
-        return np.minimum((values_N - self.low) / self.scale, 1.0)
+        x_N = np.minimum((values_N - self.low) / self.scale, 1.0)
+        return np.where((x_N < 0) & (x_N > -_HAIR), 0.0, x_N)
 
     def value(self, x: float) -> float:
         """A mean of x in units of the metric."""

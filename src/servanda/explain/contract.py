@@ -234,9 +234,9 @@ def _sizes(plan: Plan, cells: list[Cell]) -> Iterator[str]:
     short: list[str] = []
     for cell in cells:
         assert isinstance(cell.kind, Certificate)
-        limit = cell.kind.feed.limit
-        best = units_at_best(limit, plan.alpha)
-        half = units_expected(limit, limit / 2, plan.alpha)
+        limit, zero = cell.kind.feed.limit, cell.kind.feed.best
+        best = units_at_best(limit, plan.alpha, zero)
+        half = units_expected(limit, (limit + zero) / 2, plan.alpha, best=zero)
         offered = plan.offered(cell)
         rows.append((cell.cut.name, *map(_count, (offered, best, half))))
         if best is None or half is None:

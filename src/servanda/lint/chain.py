@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from servanda.clauses import chain_metric
+from servanda.clauses import CHAIN, chain_metric
 from servanda.contract import Clause, Contract, Section
 from servanda.lint.finding import Finding
 from servanda.marks import Path
@@ -29,6 +29,8 @@ def chain(path: Path, section: Section, contract: Contract, clause: Clause) -> I
         if _ORDER.index(when) > _ORDER.index(metric.known) and when != "outcome":
             message = f"{name} speaks of whole answers, and slice {slice_name!r} is a part of one"
             hint = "name slices by labels.* or request.*, or [all]"
+            if CHAIN[name].known != metric.known:
+                hint += "; gradient: {loss: token_mean} speaks of tokens"
             yield Finding((*path, "slices", j), message, hint)
     if clause.at_least is not None:
         message = f"a divergence is kept small: {name} takes at_most"
