@@ -36,11 +36,13 @@ FLOORS = (
     {
         "calibrate",
         "answers",
+        "chain",
         "clauses",
         "columns",
         "contrast",
         "completion",
         "cost",
+        "derive",
         "evidence",
         "explain",
         "falsification",

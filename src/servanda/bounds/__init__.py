@@ -12,6 +12,7 @@ from servanda.bounds.drift import (
     osc_from_rounding,
     rounding_eps,
 )
+from servanda.bounds.exceedance import tv_from_exceedance
 from servanda.bounds.gaps import (
     missing_mass,
     tis_gap_from_chi2,
@@ -136,6 +137,7 @@ __all__ = [
     "token_is_trajectory_bias",
     "truncation_sets",
     "tv_at_least_probs_diff",
+    "tv_from_exceedance",
     "tv_from_kl",
     "tv_from_log_ratio",
     "tv_from_mean_abs_log_ratio",

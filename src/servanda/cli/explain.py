@@ -1,25 +1,49 @@
-# `servanda explain`: a contract, or a name of the language, in plain English.
+# `servanda explain`: a contract, or a name of the language, in plain English; and what follows.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
-from servanda import loading
+from servanda import language, loading
 from servanda import plan as planning
-from servanda.errors import ContractError
-from servanda.explain import explain_contract, explain_name, names
+from servanda.chain import Chain
+from servanda.chain import chain as chain_of
+from servanda.cli.output import show
+from servanda.cli.report import read
+from servanda.engines import engine_names
+from servanda.errors import ContractError, EvidenceError
+from servanda.explain import chain_text, explain_contract, explain_name, names
+from servanda.faults import FAULTS
+from servanda.plain import to_plain
 from servanda.registry import did_you_mean
 
 
 @click.command(short_help="Say in plain English what a contract or a name means.")
-@click.argument("what", metavar="FILE|NAME")
-def explain(what: str) -> None:
+@click.argument("what", metavar="FILE|NAME|RUN_DIR|VERDICT.json")
+@click.option(
+    "--chain",
+    is_flag=True,
+    help="What its numbers imply: logits, answers, rewards, gradients; of a run, what it showed.",
+)
+@click.option(
+    "--format", "format_", type=click.Choice(["text", "json"]), default="text", help="Of --chain."
+)
+def explain(what: str, chain: bool, format_: str) -> None:
     """Say in plain English what a contract promises, and what its answers take.
 
-    NAME is a metric (tv), a guard (sampler_fidelity) or a slice field (context.position).
+    NAME is a metric (tv), a guard (sampler_fidelity) or a slice field (context.position).  With
+    --chain: number by number what the limits of a contract imply, or the upper ends of a run.
     """
+    if chain:
+        found = _chain(Path(what))
+        text = chain_text(found) if format_ == "text" else json.dumps(_plain(found), indent=1)
+        show(text)
+        return
+    if format_ != "text":
+        raise click.UsageError("--format is of --chain: a contract is explained as text")
     if not Path(what).exists():
         text = explain_name(what)
         if text is None:
@@ -35,3 +59,33 @@ def explain(what: str) -> None:
     if problems:
         click.echo("\nWhat stands against running it:")
         click.echo("\n".join(map(str, problems)))
+
+
+def _plain(found: Chain) -> object:
+    return to_plain(found.to_dict())
+
+
+def _chain(path: Path) -> Chain:
+    """Of the limits of a contract, or of what a verdict on it showed.
+
+    Raises:
+        ContractError: there is no such file, or it is no contract.
+        EvidenceError: a verdict that does not hold the text of its contract.
+    """
+    if not path.exists():
+        raise ContractError(
+            f"there is no {path}",
+            hint="--chain takes a contract, a run directory, or what check --format json printed",
+        )
+    if not path.is_dir() and path.suffix != ".json":
+        return chain_of(loading.load(path))
+    verdict = read(path)
+    text = verdict.circumstances.contract_text
+    if not text:
+        raise EvidenceError(
+            f"{path}: the verdict does not hold the text of its contract",
+            hint="run `servanda check` on the contract's file, or explain --chain the file itself",
+        )
+    name = f"{path}: the contract of its verdict"
+    contract, _ = language.parse(text, name, engines=engine_names(), faults=[*FAULTS])
+    return chain_of(contract, verdict)

@@ -20,7 +20,7 @@ _FAILED, _INTERRUPTED = 4, 130
 # the module of its name, imported when it is asked for
 VERBS: dict[str, tuple[str, ...]] = {
     "Measure and judge": ("check", "compare", "report"),
-    "Contracts": ("init", "lint", "explain", "schema", "plan", "presets", "calibrate"),
+    "Contracts": ("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "presets"),
     "Pieces": ("measure",),
     "See it": ("demo", "bench"),
 }

@@ -1,6 +1,7 @@
 # Falsification: what tries to break the theorems and the procedures that Servanda rests on.
 
 from servanda.falsification import drift as _drift  # noqa: F401 - registers challenges
+from servanda.falsification import exceedance as _exceedance  # noqa: F401 - registers challenges
 from servanda.falsification import gaps as _gaps  # noqa: F401
 from servanda.falsification import gradient as _gradient  # noqa: F401
 from servanda.falsification import logits as _logits  # noqa: F401

@@ -11,6 +11,7 @@ from servanda.report import words
 from servanda.report.base import FORMATS
 from servanda.report.cards import cards, chance, described
 from servanda.report.fold import NUMBER_HEADS, curves, fingerprints, matrix, numbers, tails
+from servanda.report.implied import implied
 from servanda.report.ladder import deciding, ladder
 from servanda.report.sentence import counted, headline, impact
 from servanda.verdict import Verdict
@@ -99,6 +100,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
         "what": what,
         "worst": portrait.worst,
         "prints": fingerprints(verdict),
+        "implied": implied(verdict),
         "heads": NUMBER_HEADS,
         "numbers": numbers(verdict),
         "glossary": _GLOSSARY,

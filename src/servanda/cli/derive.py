@@ -1,0 +1,240 @@
+# `servanda derive`: from a budget to the contract that keeps it; nothing is measured.
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+
+import click
+from pydantic import ValidationError
+
+from servanda import language
+from servanda.capture import CAPTURES
+from servanda.comparison.sides import refuse_missing
+from servanda.comparison.texts import read_corpus
+from servanda.contract import GroupAdvantage, Kernel, Weighting
+from servanda.derive import MOST, Asked, Derived
+from servanda.derive import derive as derived
+from servanda.engines import engine_names
+from servanda.engines.table import TableEngine
+from servanda.errors import ContractError, MeasurementError
+from servanda.faults import FAULTS
+from servanda.kernel_string import parse_kernel
+from servanda.registry import did_you_mean
+from servanda.starter import name_of
+
+_FILE = click.Path(path_type=Path)
+_WIDTH = 98
+_SUFFIX = ".kernelcontract.yaml"
+_WEIGHTINGS = ("naive", *Weighting.model_fields)
+
+
+@click.command("derive", short_help="Write the contract that keeps a budget of reward or gradient.")
+@click.option("--train", required=True, metavar="KERNEL", help="What the trainer runs.")
+@click.option("--infer", required=True, metavar="KERNEL", help="What draws the answers.")
+@click.option("--prompts", required=True, type=_FILE, help="Lines of prompts.")
+@click.option("--golden", type=_FILE, help="Fixed texts, for the drift of logits.")
+@click.option(
+    "--max-new-tokens", required=True, type=click.IntRange(1, 1_000_000), help="Of an answer."
+)
+@click.option("--reward-drift", type=float, metavar="R", help="Of any reward of whole answers.")
+@click.option(
+    "--reward-range", type=(float, float), default=(0.0, 1.0), show_default="0 1", metavar="LO HI"
+)
+@click.option(
+    "--reward-gap",
+    metavar="OF",
+    help="Hold the budget on your own reward: exact_answer, or FILE.py:FUNCTION.",
+)
+@click.option(
+    "--policy-gradient-bias", type=float, metavar="B", help="Of the token-level gradient."
+)
+@click.option("--advantage", type=float, metavar="A", help="The largest |advantage|.")
+@click.option("--group-size", type=click.IntRange(2), help="GRPO: its bound of the advantage.")
+@click.option("--score-norm", metavar="X|logit_space", help="The largest norm of grad log p.")
+@click.option("--weighting", metavar="NAME=C", help="naive, tis=2, mis=0.5,2, clip=0.2, ...")
+@click.option("--clip-range", type=(float, float), metavar="LO HI", help="PPO: of the ratio.")
+@click.option("--ratio-share", type=float, metavar="S", help="Of it, that the kernels may use.")
+@click.option(
+    "--confidence",
+    type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
+    default=0.95,
+    show_default=True,
+)
+@click.option(
+    "--claim",
+    type=click.Choice(["population", "realised"]),
+    default="population",
+    show_default=True,
+    help="Of all that such prompts bring forth, or of the tokens measured.",
+)
+@click.option("--aligned", is_flag=True, help="The kernels agree operation by operation.")
+@click.option(
+    "--most",
+    type=click.IntRange(64),
+    default=MOST,
+    show_default=True,
+    help="Prompt groups that a run may have.",
+)
+@click.option("-o", "--output", type=_FILE, help="Write to FILE instead of printing.")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+def derive(
+    train: str,
+    infer: str,
+    prompts: Path,
+    golden: Path | None,
+    max_new_tokens: int,
+    reward_drift: float | None,
+    reward_range: tuple[float, float],
+    reward_gap: str | None,
+    policy_gradient_bias: float | None,
+    advantage: float | None,
+    group_size: int | None,
+    score_norm: str | None,
+    weighting: str | None,
+    clip_range: tuple[float, float] | None,
+    ratio_share: float | None,
+    confidence: float,
+    claim: str,
+    aligned: bool,
+    most: int,
+    output: Path | None,
+    force: bool,
+) -> None:
+    """Write the contract that keeps a budget, each limit with its reason; nothing is measured.
+
+    Enforced is what certifies the budget itself.  What would suffice for it is monitored.
+    KERNEL is a kernel string, such as transformers:models/tiny-lm@bfloat16.
+    """
+    if output is not None and output.exists() and not force:
+        raise ContractError(f"{output} is there already", hint="give another name, or --force")
+    place = output.parent if output is not None else Path()
+    kernels = [_kernel(train, "--train"), _kernel(infer, "--infer")]
+    corpus = read_corpus(prompts)
+    if golden is not None:
+        read_corpus(golden)
+    rows = [len(group) for group in corpus.groups]
+    there = [
+        kernel.model_copy(update={"model": _beside(kernel.model, place)}) for kernel in kernels
+    ]
+    found = derived(
+        Asked(
+            name=name_of(output.name.removesuffix(_SUFFIX)) if output else "derived",
+            train=there[0],
+            infer=there[1],
+            prompts=_beside(prompts, place),
+            golden=None if golden is None else _beside(golden, place),
+            tokens=max_new_tokens,
+            lines=(max(rows), sum(rows) / len(rows)),
+            reward_drift=reward_drift,
+            reward_range=reward_range,
+            reward_of=_reward(reward_gap or "", place),
+            bias=policy_gradient_bias,
+            advantage=_advantage(advantage, group_size),
+            score_norm=_score_norm(score_norm),
+            weighting=_weighting(weighting),
+            clip_range=clip_range,
+            ratio_share=ratio_share,
+            confidence=confidence,
+            claim="realised" if claim == "realised" else "population",
+            capture=min(map(_capture, kernels), key=lambda name: CAPTURES[name]),
+            aligned=aligned,
+            most=most,
+        )
+    )
+    # what lint has to say of the declarations comes before anything is written
+    language.parse(found.text, "the derived contract", engines=engine_names(), faults=[*FAULTS])
+    if output is None:
+        click.echo(found.text, nl=False)
+    else:
+        try:
+            output.write_text(found.text, encoding="utf-8")
+        except OSError as error:
+            raise MeasurementError(
+                f"{output} cannot be written: {error.strerror or error}"
+            ) from None
+    for line in _said(found, output, max_new_tokens):
+        click.echo(line, err=output is None)
+
+
+def _said(found: Derived, output: Path | None, tokens: int) -> list[str]:
+    """What was derived, why some of it is only watched, and what it will take."""
+    lines = [f"wrote      {output}"] if output is not None else []
+    lines += [f"enforced   {words}" for words in found.enforced]
+    lines += [f"monitored  {words}" for words in found.monitored]
+    if found.monitored:
+        lines.append(
+            "           each would suffice and none is needed: they warn, and fail nothing"
+        )
+    for words in found.left_out:
+        lines += textwrap.wrap(
+            f"left out   {words}", _WIDTH, subsequent_indent=" " * 11, break_on_hyphens=False
+        )
+    lines.append(
+        f"takes      about {found.expected:,} prompt groups for a kernel at half the budget; at "
+        f"most {found.offline[1]:,},"
+    )
+    lines.append(f"           which is {found.offline[1] * tokens:,} new tokens")
+    if output is not None:
+        lines += [
+            f"next       servanda explain --chain {output}",
+            f"           servanda check {output}",
+        ]
+    return lines
+
+
+def _kernel(text: str, option: str) -> Kernel:
+    kernel = parse_kernel(text, engines=engine_names(), name=option)
+    refuse_missing(kernel, text, option)
+    return kernel
+
+
+def _capture(kernel: Kernel) -> str:
+    """What the kernel's logprobs will be recorded in, as far as that is known beforehand."""
+    return TableEngine(kernel).describe().capture if kernel.engine == "table" else "float64"
+
+
+def _beside(path: str | Path | None, place: Path) -> str:
+    """A path as a file of a folder says it."""
+    return Path(os.path.relpath(path or "", place)).as_posix()
+
+
+def _reward(of: str, place: Path) -> str:
+    """A reward by its name, or by the file it is in, as a contract in that folder names it."""
+    file, colon, function = of.rpartition(":")
+    return f"{_beside(file, place)}:{function}" if colon else of
+
+
+def _advantage(largest: float | None, group: int | None) -> float | GroupAdvantage | None:
+    if largest is not None and group is not None:
+        raise click.UsageError("--advantage and --group-size say the same thing: give one")
+    return largest if group is None else GroupAdvantage(group_size=group)  # type: ignore[call-arg]
+
+
+def _score_norm(text: str | None) -> float | str | None:
+    if text is None or text == "logit_space":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise click.BadParameter(f"--score-norm is a number, or logit_space: {text!r}") from None
+
+
+def _weighting(text: str | None) -> Weighting | None:
+    """tis=2, or mis=0.5,2; None where every token counts alike."""
+    name, _, values = (text or "naive").partition("=")
+    if name not in _WEIGHTINGS:
+        hint = did_you_mean(name, _WEIGHTINGS)
+        if name == "is":
+            hint = "importance weights have no largest value, so no sample bounds them: tis=2"
+        raise click.BadParameter(f"no weighting is named {name!r}\n  hint: {hint}")
+    if name == "naive":
+        return None
+    try:
+        numbers = [float(value) for value in values.split(",")]
+        value = tuple(numbers) if len(numbers) > 1 else numbers[0]
+        return Weighting.model_validate({name: value})
+    except (ValueError, ValidationError):
+        example = "tis=2" if name in ("tis", "clip") else f"{name}=0.5,2"
+        raise click.BadParameter(f"{text!r} is no weighting; write {example}") from None
