@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import pairs
 from servanda import run
 from servanda.bounds import PSI, weight_gap
 from servanda.clauses.chain import between
@@ -33,11 +34,7 @@ BEGIN, END = "<!-- measured -->", "<!-- end of what is measured -->"
 CAP = 10.0
 ALPHA = 0.05
 PROBED = 400  # golden positions whose gradient is taken
-KERNELS = {
-    "bfloat16": "dtype: bfloat16, attention: sdpa",
-    "int8": "dtype: bfloat16, attention: sdpa, quantization: int8_weight_only",
-    "int4": "dtype: bfloat16, attention: sdpa, quantization: int4_g32",
-}
+KERNELS = {name: how for name, how in pairs.KERNELS.items() if name != "float32"}
 FILTERS = {
     "none": "temperature: 1.0",
     "top_p .999": "temperature: 1.0, top_p: 0.999",
@@ -90,11 +87,11 @@ def _log_ratios(infer: str, sampling: str, own: str, groups: int) -> np.ndarray:
         path = Path(folder) / "support.kernelcontract.yaml"
         text = CONTRACT.format(root=ROOT, infer=infer, sampling=sampling, own=own, groups=groups)
         path.write_text(text)
-        pairs = run.measure(compile(load(path)), Path(folder) / "run", open=run.in_process)
+        measured = run.measure(compile(load(path)), Path(folder) / "run", open=run.in_process)
         rounds = [
             r.pair.train.columns["logp"][r.pair.usable_N]
             - r.pair.infer.columns["logp"][r.pair.usable_N]
-            for r in pairs.rounds()
+            for r in measured.rounds()
         ]
     return np.concatenate(rounds)
 
