@@ -163,7 +163,7 @@ def _worst_share(rng: np.random.Generator, osc_N: Floats) -> Floats:
 
 
 def adaptive(rng: np.random.Generator, osc_N: Floats, depth: int) -> Trees:
-    """Every context drifts by osc, on a share that depends on its prefix, climbed to the largest TV.
+    """Every context drifts by osc, on a share that its prefix decides, climbed to the largest TV.
 
     Train's log-odds of the token that drifts, and whether it goes up or down, are moved at
     random; what makes the TV of whole answers larger is kept.
