@@ -152,6 +152,12 @@ def test_every_scenario_has_ours_and_a_habit(rows):
         assert {row.ours for row in rows if row.scenario == name} == {True, False}
 
 
+def test_a_prompt_group_is_no_unit_where_a_batch_is(rows):
+    ours, habit = (row for row in rows if row.scenario == "shared batches")
+    assert ours.ours and not ours.beyond
+    assert not habit.ours and habit.wrong > 0.3
+
+
 @pytest.mark.parametrize(
     ("scenario", "habit"),
     [
