@@ -108,7 +108,7 @@ def _kept(row_V: Floats, osc: float, sampling: Sampling) -> tuple[Bools, Bools]:
     """What some of the worst drifts keeps, and what all of them keep."""
     moved_DV = np.vstack([row_V + worst_drifts(row_V, osc), row_V])
     kept_DV = np.isfinite(processed_logprobs(moved_DV, sampling))
-    return kept_DV.any(axis=0), kept_DV.all(axis=0)
+    return np.logical_or.reduce(kept_DV), np.logical_and.reduce(kept_DV)
 
 
 def _border(rng: np.random.Generator, row_V: Floats, sampling: Sampling) -> float | None:
