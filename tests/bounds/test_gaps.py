@@ -159,6 +159,12 @@ def test_chi2_bounds_the_mean_gap_by_its_own_mean():
     assert tis_gap_from_chi2(chi2, 1.5).mean() <= tis_gap_from_chi2(chi2.mean(), 1.5)
 
 
+@pytest.mark.parametrize("cap", [1.0, 1e200, 1.7e308, math.inf])
+def test_no_chi2_leaves_no_gap_at_any_cap(cap):
+    assert tis_gap_from_chi2(0.0, cap) == 0
+    assert tis_gap_from_chi2([1e300, math.inf], cap)[1] == 1
+
+
 def test_what_infer_cannot_draw_is_within_what_capped_weights_miss():
     p_V, q_V = np.array([0.1, 0.4, 0.5]), np.array([0.0, 0.5, 0.5])
     capped = q_V[1:] @ np.minimum(p_V[1:] / q_V[1:], 2.0)

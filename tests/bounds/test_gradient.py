@@ -21,6 +21,7 @@ from servanda.learning import GroupAdvantage
 
 def test_a_bias_is_a_gap_times_its_multipliers():
     assert policy_gradient_bias([0.0, 0.02], 2.5, 2.0).tolist() == [0.0, 0.1]
+    assert policy_gradient_bias([0.0, 0.02], 1.0, math.inf).tolist() == [0.0, math.inf]
 
 
 def test_no_token_has_a_larger_score_in_logits_than_the_constant():
@@ -43,6 +44,14 @@ def test_top_k_bounds_the_sum_of_squares():
     assert low.tolist() == pytest.approx([0.25, 0.8125])
     # 0.3 more at 0.3 a token; 0.05 more, which one token can hold
     assert high.tolist() == pytest.approx([0.25 + 0.09, 0.8125 + 0.0025])
+
+
+def test_a_row_with_fewer_tokens_is_filled_without_a_word_on_the_rest():
+    with np.errstate(divide="ignore"):
+        filled = np.log([[0.5, 0.25, 0.0], [0.0, 0.0, 0.0]])
+    low, high = sum_p2_from_top_k(filled)
+    assert low.tolist() == pytest.approx([0.3125, 0.0])
+    assert high.tolist() == pytest.approx([0.375, 1.0])  # no more than without the fill
 
 
 def test_a_whole_vocabulary_gives_the_sum_of_squares_itself():
@@ -90,7 +99,7 @@ def test_the_mean_gap_of_an_answer_is_no_bound_where_its_length_divides():
 def test_a_clip_drops_what_train_gains_beyond_it_where_the_advantage_is_positive():
     log_ratio = np.log([1.5, 1.5, 0.5, 0.5, 1.1, 1.5])
     advantage = [1.0, -1.0, 1.0, -1.0, 1.0, 0.0]
-    found = ppo_clip_bias(log_ratio, advantage, 0.2, 0.28)
+    found = ppo_clip_bias(log_ratio, advantage, 0.2, 0.28, largest=2.0)
     assert found.tolist() == pytest.approx([1.0, -0.5, 0.5, 1.0, -0.1, -0.5])
 
 
@@ -100,8 +109,8 @@ def test_a_weight_is_cut_so_that_its_mean_can_be_certified():
 
 
 def test_a_token_that_train_gives_no_mass_counts_whole():
-    assert ppo_clip_bias([-math.inf] * 2, [1.0, -1.0], 0.2, 0.2).tolist() == [1.0, 1.0]
-    assert ppo_clip_bias(-math.inf, -1.0, 1.0, 0.2) == 1.0
+    assert ppo_clip_bias([-math.inf] * 2, [1.0, -1.0], 0.2, 0.2, 2.0).tolist() == [1.0, 1.0]
+    assert ppo_clip_bias(-math.inf, -1.0, 1.0, 0.2, 2.0) == 1.0
 
 
 def test_the_kernel_gap_uses_up_a_part_of_the_clip_range():
@@ -157,8 +166,27 @@ def test_a_lower_end_below_zero_never_binds():
             "no loss is named 'mean'\n  hint: known: token_mean, sequence_sum, sequence_mean",
         ),
         (
-            lambda: ppo_clip_bias(math.nan, 1.0, 0.2, 0.2),
+            lambda: ppo_clip_bias(math.nan, 1.0, 0.2, 0.2, 2.0),
             "log_ratio is nan, outside of [-inf, inf]",
+        ),
+        (
+            lambda: ppo_clip_bias(0.1, 1.0, 0.2, 0.2, math.inf),
+            "largest is inf, outside of [1, 1.79769e+308]\n"
+            "  hint: no sample bounds the mean of a weight without a largest value: give one, "
+            "such as 2",
+        ),
+        (
+            lambda: sum_p2_from_top_k(np.zeros((3, 0))),
+            "logprobs of shape (3, 0): no token of a position was returned\n"
+            "  hint: ask for the logprobs of at least one token, [..., K]",
+        ),
+        (
+            lambda: group_advantage_bound(2.9),  # type: ignore[arg-type]
+            "a group has 2.9 answers\n  hint: give a whole number of them",
+        ),
+        (
+            lambda: group_advantage_bound(math.inf),  # type: ignore[arg-type]
+            "a group has inf answers\n  hint: give a whole number of them",
         ),
         (lambda: score_norm2_logits(0.1, 0.5), "logp_token is 0.1, outside of [-inf, 0]"),
     ],

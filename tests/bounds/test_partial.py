@@ -162,6 +162,7 @@ def test_a_kl_above_the_mean_log_ratio_does_not_make_the_bound_worse():
 def test_missing_mass_is_no_number():
     assert tv_from_mean_abs_log_ratio(math.inf) == 1.0
     assert chi2_from_second_moment(math.inf, 2.0) == math.inf
+    assert chi2_from_second_moment([0.0, 1.0], 1e200).tolist() == [0.0, math.inf]
 
 
 def test_at_small_drift_chi2_is_the_second_moment():

@@ -38,7 +38,7 @@ def test_equal_kernels_have_no_bias(fisher):
     assert sequence_naive_bias(1.0, 0.0, 100, 1.0, 1.0, fisher) == 0
     assert sequence_tis_bias(1.0, 1.0, 5.0) == 0
     assert sequence_mis_bias(0.0, 1.0, 5.0) == 0
-    assert token_is_trajectory_bias(0.0, 100, 1.0, 1.0) == 0
+    assert token_is_trajectory_bias(0.0, 100, 1.0, 1.0, left=0.0) == 0
     assert grpo_bias(0.0, 8, 5.0) == 0
     assert rloo_bias(0.0, 1.0, 5.0) == 0
 
@@ -57,7 +57,7 @@ def test_the_bias_grows_as_the_length_and_not_as_its_square():
         lambda x: sequence_naive_bias(x, 4 * x**2, 8, 1.0, 1.0),
         lambda x: sequence_tis_bias(1 - x, 1.0, 8.0),
         lambda x: sequence_mis_bias(x, 1.0, 8.0),
-        lambda x: token_is_trajectory_bias(x, 8, 1.0, 1.0),
+        lambda x: token_is_trajectory_bias(x, 8, 1.0, 1.0, left=0.0),
         lambda x: grpo_bias(x, 8, 8.0, whole_group=True),
         lambda x: rloo_bias(x, 1.0, 8.0),
     ],
@@ -73,10 +73,20 @@ def test_capped_and_masked_weights_leave_the_mass_they_lose():
 
 
 def test_token_weights_mend_one_of_the_steps():
-    assert token_is_trajectory_bias(0.3, 1, 1.0, 1.0) == 0  # there is no other step
-    assert token_is_trajectory_bias(0.01, 11, 2.0, 3.0) == pytest.approx(2 * 2 * 3 * 11 * 0.1)
-    assert token_is_trajectory_bias(0.5, 11, 1.0, 1.0) == 2 * 11  # the variation is at most 1
+    assert token_is_trajectory_bias(0.3, 1, 1.0, 1.0, 0.0) == 0  # there is no other step
+    assert token_is_trajectory_bias(0.01, 11, 2.0, 3.0, 0.0) == pytest.approx(2 * 2 * 3 * 11 * 0.1)
+    assert token_is_trajectory_bias(0.5, 11, 1.0, 1.0, 0.0) == 2 * 11  # the variation is at most 1
     assert token_is_trajectory_bias(0.0, 11, 2.0, 3.0, left=0.1) == pytest.approx(0.6)
+
+
+def test_nothing_times_an_endless_factor_is_nothing():
+    assert sequence_naive_bias(0.0, 0.0, math.inf, 1.0, 1.0) == 0
+    assert sequence_naive_bias(0.1, 0.01, 4, 0.0, math.inf) == 0
+    assert sequence_tis_bias(1.0, 1.0, math.inf) == 0
+    assert sequence_mis_bias(0.0, math.inf, 1.0) == 0
+    assert token_is_trajectory_bias(0.0, math.inf, 1.0, math.inf, left=0.0) == 0
+    assert grpo_bias(0.0, 8, math.inf) == 0
+    assert rloo_bias(0.0, math.inf, 1.0) == 0
 
 
 def test_token_weights_can_bend_the_gradient_of_the_reward_more_than_none():
@@ -122,6 +132,10 @@ def test_a_baseline_of_the_others_centres_the_reward():
         (
             lambda: grpo_bias(0.1, 1, 3.0),
             "group_size is 1, outside of [2, inf]\n  hint: one answer has no advantage",
+        ),
+        (
+            lambda: grpo_bias(0.1, 2.5, 3.0),  # type: ignore[arg-type]
+            "a group has 2.5 answers\n  hint: give a whole number of them",
         ),
         (lambda: sequence_mis_bias(-0.1, 1.0, 1.0), "mass_outside is -0.1, outside of [0, 1]"),
     ],

@@ -7,7 +7,7 @@ import pytest
 
 from servanda.falsification import SCENARIOS, Row, looks, scenarios, simulate
 from servanda.falsification.looks import Draw
-from servanda.stats import GroupRatio, LogMoment, ShiryaevRoberts
+from servanda.stats import GroupRatio, LogMoment, ShiryaevRoberts, Unequal
 from servanda.stats.log_moment import NEG, POS
 
 RUNS = 120
@@ -53,6 +53,28 @@ def test_the_simulated_log_moment_is_the_one_that_judges(draw):
             assert below_RK[r, k] == pytest.approx(process.log_e_below(0.2), abs=1e-8)
             assert above_RK[r, k] == pytest.approx(process.log_e_above(0.2), abs=1e-8)
             assert draw.n_RK[r, k] == process.n
+
+
+def test_the_simulated_unequal_is_the_one_that_judges(draw):
+    rng = np.random.default_rng(5)
+    chance_RGT = rng.choice([0.2, 0.5, 1.0], draw.x_RGT.shape)
+    scored_RGT = draw.there_RGT & (rng.random(draw.x_RGT.shape) < chance_RGT)
+    below_RK, above_RK = looks.unequal_e(draw, scored_RGT, chance_RGT, 0.2)
+    for r in range(3):
+        process = Unequal(0.2)
+        for k, first in enumerate(range(0, 12, draw.every)):
+            at = (r, slice(first, first + draw.every))
+            back, lost = (scored_RGT[at] & side for side in (~draw.lost_RGT[at], draw.lost_RGT[at]))
+            process += Unequal.of(
+                draw.x_RGT[at][back],
+                chance_RGT[at][back],
+                int(draw.there_RGT[at].sum()),
+                0.2,
+                chance_RGT[at][lost],
+            )
+            assert below_RK[r, k] == pytest.approx(process.log_e_below(0.2), abs=1e-8)
+            assert above_RK[r, k] == pytest.approx(process.log_e_above(0.2), abs=1e-8)
+    assert draw.lost_RGT[scored_RGT].any()
 
 
 def test_the_simulated_group_ratio_is_the_one_that_judges(draw):
@@ -111,7 +133,7 @@ def test_what_a_scenario_says_of_its_truth_is_so(name, monkeypatch):
     def noted(gate):
         return lambda draw, *more: seen.append(draw) or gate(draw, *more)
 
-    for gate in ("log_moment", "group_ratio"):
+    for gate in ("log_moment", "group_ratio", "unequal"):
         monkeypatch.setattr(scenarios, gate, noted(getattr(scenarios, gate)))
     for _, ours, _ in SCENARIOS[name].run(np.random.default_rng(9), 225):
         for draw in seen if ours else ():
@@ -128,6 +150,12 @@ def test_what_a_scenario_says_of_its_truth_is_so(name, monkeypatch):
 def test_every_scenario_has_ours_and_a_habit(rows):
     for name in SCENARIOS:
         assert {row.ours for row in rows if row.scenario == name} == {True, False}
+
+
+def test_a_prompt_group_is_no_unit_where_a_batch_is(rows):
+    ours, habit = (row for row in rows if row.scenario == "shared batches")
+    assert ours.ours and not ours.beyond
+    assert not habit.ours and habit.wrong > 0.3
 
 
 @pytest.mark.parametrize(

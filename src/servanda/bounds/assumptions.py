@@ -42,12 +42,18 @@ ASSUMPTIONS: Mapping[str, Assumption] = MappingProxyType(
             tested_by=("support_mass",),
         ),
         "independent": Assumption(
-            "prompt groups are independent draws from what the claim speaks of",
-            kept_by="prompts are drawn at random, with replacement",
+            "prompt groups are independent draws from what the claim speaks of, and what a batch "
+            "shares makes none of them diverge together",
+            kept_by="prompts are drawn at random, with replacement; that groups of one batch "
+            "diverge together is not ruled out",
         ),
         "reward_range": Assumption(
             "the reward lies in the declared range",
             tested_by=("reward_gap",),
+        ),
+        "same_reward": Assumption(
+            "an answer has the same reward, whichever kernel wrote it: a judge or a time limit "
+            "that differs between the stacks breaks it"
         ),
         "advantage": Assumption("the advantage of a token is at most the declared one"),
         "score_norm": Assumption("the norm of grad log p is at most the declared one"),

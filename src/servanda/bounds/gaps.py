@@ -18,7 +18,7 @@ _DERIVED = "derived in docs/explanation/chain.md"
 _LARGEST_RHO = 700.0  # the gaps have reached their limits long before exp overflows
 
 
-@theorem("conditional bound", source=_DERIVED, assumes=("every_context",), sharp=True)
+@theorem("conditional bound", source=_DERIVED, assumes=("every_context", "every_token"), sharp=True)
 def weight_gap_from_log_ratio(rho: ArrayLike, psi: Psi) -> Floats:
     """D_psi where no log-ratio of any token, sampled or not, is beyond rho in size.
 
@@ -83,7 +83,7 @@ def weight_gap_from_tv(tv: ArrayLike) -> Floats:
     return 2.0 * given("tv", tv, high=1.0)
 
 
-@theorem("certificate", source=_DERIVED, sharp=True)
+@theorem("estimate", source=_DERIVED, sharp=True)
 def tis_gap_from_chi2(chi2: ArrayLike, cap: ArrayLike) -> Floats:
     """The gap of weights truncated at C is at most (sqrt(chi2 + (C-1)^2) - (C-1)) / 2.
 
@@ -99,11 +99,14 @@ def tis_gap_from_chi2(chi2: ArrayLike, cap: ArrayLike) -> Floats:
     """
     chi2 = given("chi2", chi2)
     over = given("cap", cap, low=1.0) - 1.0
-    # chi2 / 2(root + over) is the same, without the cancellation of root - over
-    twice = 2.0 * (np.sqrt(chi2 + over**2) + over)
-    gap = np.zeros(np.broadcast_shapes(np.shape(chi2), np.shape(over)))
-    np.divide(chi2, twice, out=gap, where=(twice > 0) & np.isfinite(twice))
-    return np.where(np.isfinite(twice), np.minimum(gap, 1.0), 1.0)[()]
+    known = np.isfinite(chi2)
+    finite = np.where(known, chi2, 0.0)
+    # chi2 / 2(root + over) is the same, without the cancellation of root - over; halves, so
+    # that the largest cap does not overflow
+    half = np.hypot(np.sqrt(finite), over) / 2.0 + over / 2.0
+    gap = np.zeros(half.shape)
+    np.divide(finite / 4.0, half, out=gap, where=half > 0)
+    return np.where(known, np.minimum(gap, 1.0), 1.0)[()]
 
 
 @theorem("certificate", source=_DERIVED, assumes=("sampler", "same_tokens"), sharp=True)

@@ -26,3 +26,13 @@ def given(
         found = array[outside].flat[0]
         raise EvidenceError(f"{name} is {found:g}, outside of [{low:g}, {high:g}]", hint=hint)
     return np.clip(array, low, high)
+
+
+def product(*factors: ArrayLike) -> NDArray[np.float64]:
+    """Of numbers >= 0; 0 wherever one of them is, beside an endless one too."""
+    arrays = [np.asarray(factor, dtype=np.float64) for factor in factors]
+    nothing = np.any(np.broadcast_arrays(*(array == 0.0 for array in arrays)), axis=0)
+    made = np.ones(())
+    for array in arrays:
+        made = made * np.where(nothing, 0.0, array)
+    return made[()]

@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from servanda.bounds.given import given
+from servanda.bounds.given import given, product
 from servanda.bounds.theorem import theorem
 from servanda.errors import EvidenceError
 
@@ -43,13 +44,17 @@ def policy_gradient_bias(gap: ArrayLike, advantage: ArrayLike, score_norm: Array
         advantage: the largest |advantage| of a token.
         score_norm: the largest norm of grad log p of a token.
 
+    Returns:
+        0 wherever one of them is 0, whatever the others are.
+
     Raises:
         EvidenceError: one of them is negative.
 
     >>> policy_gradient_bias(0.02, 2.5, LOGIT_SCORE_NORM).round(4).item()
     0.0707
     """
-    return given("gap", gap) * given("advantage", advantage) * given("score_norm", score_norm)
+    A, G = given("advantage", advantage), given("score_norm", score_norm)
+    return product(given("gap", gap), A, G)
 
 
 @theorem(
@@ -107,7 +112,7 @@ def ppo_clip_bias(
     advantage_N: ArrayLike,
     low: float,
     high: float,
-    largest: float = math.inf,
+    largest: float,
 ) -> Floats:
     """The share of a gradient that PPO's clip drops before the first update; mean over tokens.
 
@@ -119,17 +124,21 @@ def ppo_clip_bias(
         log_ratio_N: log p - log q of the sampled tokens, nats; -inf where train has no mass.
         advantage_N: of the same tokens; only its sign is read.
         low, high: the clip range, [1 - low, 1 + high].
-        largest: w is cut to this value, since no sample bounds the mean of a weight that
-            has no largest one (A < 0); the bound can only grow.
+        largest: w is cut to this value, finite and at least 1, since no sample bounds the mean
+            of a weight that has no largest one (A < 0); the bound can only grow.
 
     Returns:
         [N], within [1 - largest, 1]; a single value may be negative.
+
+    Raises:
+        EvidenceError: a log ratio or an advantage is NaN, or `largest` is below 1 or endless.
 
     >>> ppo_clip_bias(np.log([2.0, 2.0, 0.5]), [1.0, -1.0, -1.0], 0.2, 0.28, 1.5).tolist()
     [1.0, -0.5, 1.0]
     """
     low_log, high_log = _clip_logs(low, high)
-    largest = float(given("largest", largest, low=1.0))
+    hint = "no sample bounds the mean of a weight without a largest value: give one, such as 2"
+    largest = float(given("largest", largest, 1.0, sys.float_info.max, hint))
     log_ratio_N = given("log_ratio", log_ratio_N, low=-math.inf)
     sign_N = np.sign(given("advantage", advantage_N, low=-math.inf))
     clipped_N = (sign_N > 0) & (log_ratio_N > high_log) | (sign_N < 0) & (log_ratio_N < low_log)
@@ -215,20 +224,30 @@ def sum_p2_from_top_k(logp_NK: ArrayLike) -> tuple[Floats, Floats]:
     """|p|^2 lies between that of the k likeliest tokens and that plus smallest x rest.
 
     Args:
-        logp_NK: log p of the k likeliest tokens of each position, in any order, [..., K].
+        logp_NK: log p of the k likeliest tokens of each position, in any order, [..., K]; -inf
+            fills a row that has fewer.
 
     Returns:
         Lower and upper end, [...].  No token of the rest is likelier than the smallest of
         the k, nor than the rest itself.
+
+    Raises:
+        EvidenceError: K is 0, or a logprob is above 0 or NaN.
 
     >>> low, high = sum_p2_from_top_k(np.log([0.5, 0.25]))
     >>> (round(float(low), 4), round(float(high), 4))
     (0.3125, 0.375)
     """
     p_NK = np.exp(given("logp", logp_NK, low=-math.inf, high=0.0))
+    if not p_NK.shape or not p_NK.shape[-1]:
+        raise EvidenceError(
+            f"logprobs of shape {p_NK.shape}: no token of a position was returned",
+            hint="ask for the logprobs of at least one token, [..., K]",
+        )
     rest_N = np.maximum(1.0 - p_NK.sum(axis=-1), 0.0)
     low_N = (p_NK**2).sum(axis=-1)
-    return low_N, low_N + rest_N * np.minimum(p_NK.min(axis=-1), rest_N)
+    least_N = np.where(p_NK > 0.0, p_NK, np.inf).min(axis=-1)
+    return low_N, low_N + rest_N * np.minimum(least_N, rest_N)
 
 
 @theorem("fact", source=_DERIVED, sharp=True)
@@ -240,10 +259,13 @@ def group_advantage_bound(group_size: int, std: Std = "sample") -> float:
         std: the divisor, n - 1 (sample) or n (population).
 
     Raises:
-        EvidenceError: the group has fewer than two answers.
+        EvidenceError: the group has fewer than two answers, or no whole number of them.
 
     >>> [round(group_advantage_bound(8, std), 3) for std in ("sample", "population")]
     [2.475, 2.646]
     """
-    n = int(given("group_size", group_size, low=2.0, hint="one answer has no advantage"))
+    size = float(given("group_size", group_size, low=2.0, hint="one answer has no advantage"))
+    if not size.is_integer():
+        raise EvidenceError(f"a group has {size:g} answers", hint="give a whole number of them")
+    n = int(size)
     return (n - 1) / math.sqrt(n) if std == "sample" else math.sqrt(n - 1)

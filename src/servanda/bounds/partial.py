@@ -213,7 +213,8 @@ def chi2_from_second_moment(second_moment: ArrayLike, largest: ArrayLike) -> Flo
     """
     most = np.log(given("largest", largest, 1.0, sys.float_info.max))
     slope = np.divide(np.expm1(most), most, out=np.ones_like(most), where=most > 0)
-    return slope**2 * given("second_moment", second_moment)
+    with np.errstate(over="ignore"):  # the square of a slope alone might overflow beside 0
+        return (slope * np.sqrt(given("second_moment", second_moment))) ** 2
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def _range(low: float, high: float) -> float:
     return high - low
 
 
-@theorem("certificate", source=_CHAIN, assumes=("reward_range",), sharp=True)
+@theorem("certificate", source=_CHAIN, assumes=("reward_range", "same_reward"), sharp=True)
 def reward_drift_from_tv(tv: ArrayLike, low: float, high: float) -> Floats:
     """|E_P R - E_Q R| is at most (high - low) TV(P, Q), whatever the reward is.
 
@@ -98,7 +98,7 @@ def reward_drift_from_tv(tv: ArrayLike, low: float, high: float) -> Floats:
     return np.minimum(given("tv", tv), 1.0) * _range(low, high)
 
 
-@theorem("estimate", source="Cauchy-Schwarz inequality", sharp=True)
+@theorem("estimate", source="Cauchy-Schwarz inequality", assumes=("same_reward",), sharp=True)
 def reward_drift_from_chi2(chi2: ArrayLike, std: ArrayLike) -> Floats:
     """|E_P R - E_Q R| is at most sqrt(chi^2(P || Q)) times the std of R under infer.
 
@@ -116,7 +116,10 @@ def reward_drift_from_chi2(chi2: ArrayLike, std: ArrayLike) -> Floats:
 
 
 @theorem(
-    "certificate", source=_CHAIN, assumes=("sampler", "same_tokens", "reward_range"), sharp=True
+    "certificate",
+    source=_CHAIN,
+    assumes=("sampler", "same_tokens", "reward_range", "same_reward"),
+    sharp=True,
 )
 def reward_interval(
     log_weight_S: ArrayLike, reward_S: ArrayLike, cap: float = 1.0
@@ -195,12 +198,13 @@ def tv_from_kl(kl: ArrayLike) -> Floats:
     return np.minimum(np.sqrt(kl / 2.0), np.sqrt(-np.expm1(-kl)))
 
 
-@theorem("conditional bound", source=_CHAIN, assumes=("every_context",), sharp=True)
+@theorem("conditional bound", source=_CHAIN, assumes=("every_context", "same_filters"))
 def sequence_tv_from_osc(osc: ArrayLike, tokens: ArrayLike) -> Floats:
     """TV(P, Q) is at most sqrt(1 - sech(osc / 4)^(2 tokens)) where every context drifts by osc.
 
     The affinities of the steps multiply.  Better than the sum and the product of the steps'
-    TV, than Pinsker and Bretagnolle-Huber, and within sqrt(pi / 2) of the worst case.
+    TV, than Pinsker and Bretagnolle-Huber, and within sqrt(pi / 2) of the worst case, which it
+    is for one token.
 
     Args:
         osc: largest max - min of the drift of logits at any context, nats.
@@ -215,7 +219,11 @@ def sequence_tv_from_osc(osc: ArrayLike, tokens: ArrayLike) -> Floats:
         return np.sqrt(-np.expm1(tokens * np.log1p(-(drift**2))))
 
 
-@theorem("conditional bound", source=_CHAIN, assumes=("every_context", "reward_range"), sharp=True)
+@theorem(
+    "conditional bound",
+    source=_CHAIN,
+    assumes=("every_context", "same_filters", "reward_range", "same_reward"),
+)
 def osc_for_reward_drift(
     drift: ArrayLike, tokens: ArrayLike, low: float = 0.0, high: float = 1.0
 ) -> Floats:

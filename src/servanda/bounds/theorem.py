@@ -27,7 +27,8 @@ class Theorem:
     Args:
         standing: of its result, where its inputs are certified.
         assumes: names of ASSUMPTIONS that the proof needs beside its inputs.
-        sharp: whether some pair of kernels attains it.
+        sharp: whether some pair of kernels attains it or comes as near as one likes, at any
+            drift or as the drift vanishes, for answers of any length.
         source: of the statement.
     """
 

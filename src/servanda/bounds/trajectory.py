@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from servanda.bounds.given import given
+from servanda.bounds.given import given, product
 from servanda.bounds.gradient import Std, group_advantage_bound
 from servanda.bounds.theorem import theorem
 
@@ -51,10 +51,11 @@ def sequence_naive_bias(
     T = given("tokens", tokens, low=1.0)
     A, G = given("advantage", advantage), given("score_norm", score_norm)
     fisher = given("fisher", fisher)
-    with np.errstate(invalid="ignore"):
-        by_fisher = np.where(np.isinf(chi2), math.inf, np.sqrt(chi2) * np.sqrt(fisher))
-        by_fisher = np.where(np.isnan(by_fisher), 0.0, by_fisher)  # no chi2, unknown fisher
-    return A * np.minimum(G * np.minimum(2.0 * T * tv, np.sqrt(T * chi2)), by_fisher)
+    known = ~np.isinf(chi2)  # an endless chi2 says nothing, whatever it is multiplied by
+    by_tokens = np.where(known, product(G, np.sqrt(T), np.sqrt(chi2)), math.inf)
+    by_fisher = np.where(known, product(np.sqrt(chi2), np.sqrt(fisher)), math.inf)
+    by_variation = product(2.0, G, T, tv)
+    return product(A, np.minimum(np.minimum(by_variation, by_tokens), by_fisher))
 
 
 @theorem("conditional bound", source=_DERIVED, assumes=("advantage", "score_norm"), sharp=True)
@@ -72,7 +73,7 @@ def sequence_tis_bias(
         score_norm_sum: the largest |S| of an answer.
     """
     norm = given("score_norm_sum", score_norm_sum)
-    return given("advantage", advantage) * norm * _lost(mean_capped_weight)
+    return product(given("advantage", advantage), norm, _lost(mean_capped_weight))
 
 
 @theorem("conditional bound", source=_DERIVED, assumes=("advantage", "score_norm"), sharp=True)
@@ -88,7 +89,7 @@ def sequence_mis_bias(
         score_norm_sum: the largest |S| of an answer.
     """
     mass = given("mass_outside", mass_outside, high=1.0)
-    return given("advantage", advantage) * given("score_norm_sum", score_norm_sum) * mass
+    return product(given("advantage", advantage), given("score_norm_sum", score_norm_sum), mass)
 
 
 @theorem("conditional bound", source=_DERIVED, assumes=("advantage", "score_norm", "every_context"))
@@ -97,7 +98,7 @@ def token_is_trajectory_bias(
     tokens: ArrayLike,
     advantage: ArrayLike,
     score_norm: ArrayLike,
-    left: ArrayLike = 0.0,
+    left: ArrayLike,
 ) -> Floats:
     """Token-level weights against the gradient of the expected reward.
 
@@ -115,8 +116,8 @@ def token_is_trajectory_bias(
     """
     tv, T = given("token_tv_max", token_tv_max, high=1.0), given("tokens", tokens, low=1.0)
     A, G = given("advantage", advantage), given("score_norm", score_norm)
-    others = np.minimum(1.0, (T - 1.0) * tv)
-    return A * G * (2.0 * T * others + given("left", left))
+    others = np.minimum(1.0, product(T - 1.0, tv))
+    return product(A, G, product(2.0, T, others) + given("left", left))
 
 
 @theorem("conditional bound", source=_DERIVED, assumes=("score_norm",))
@@ -137,11 +138,10 @@ def grpo_bias(
         whole_group: against a group that train drew, so that TV becomes at most n TV; else
             against one in which train drew the answer itself and infer the n - 1 others.
     """
-    tv = given("tv_seq", tv_seq, high=1.0)
+    tv, A = given("tv_seq", tv_seq, high=1.0), group_advantage_bound(group_size, std)
     if whole_group:
         tv = np.minimum(group_size * tv, 1.0)
-    A = group_advantage_bound(group_size, std)
-    return 2.0 * A * given("score_norm_sum", score_norm_sum) * tv
+    return product(2.0, A, given("score_norm_sum", score_norm_sum), tv)
 
 
 @theorem("conditional bound", source=_DERIVED, assumes=("score_norm",), sharp=True)
@@ -156,5 +156,5 @@ def rloo_bias(tv_seq: ArrayLike, centred_reward: ArrayLike, score_norm_sum: Arra
         centred_reward: the largest |R - E_infer R|; at most the range of the reward.
         score_norm_sum: the largest |S| of an answer.
     """
-    centred = given("centred_reward", centred_reward)
-    return 2.0 * centred * given("score_norm_sum", score_norm_sum) * given("tv_seq", tv_seq, high=1)
+    centred, norm = given("centred_reward", centred_reward), given("score_norm_sum", score_norm_sum)
+    return product(2.0, centred, norm, given("tv_seq", tv_seq, high=1.0))

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.bounds.theorem import theorem
+from servanda.errors import EvidenceError
 from servanda.registry import Registry
 
 Floats = NDArray[np.float64]
@@ -93,8 +94,9 @@ def rejected(band: tuple[float, float]) -> Psi:
 def clipped(c: float) -> Psi:
     """psi = w cut to [1 - c, 1 + c]; c = 0 is naive, and D falls as c grows."""
     low, high = max(1.0 - c, 0.0), 1.0 + c
-    # g is 1 - 2w + psi below the band, 1 - psi in it and above
-    return Psi("clip", lambda w_N: np.clip(w_N, low, high), high, (-c, 1.0 + low), (low, high))
+    # g is 1 - 2w + psi below the band, 1 - psi in it and above; -c is another float than 1 - high
+    span = (1.0 - high, 1.0 + low)
+    return Psi("clip", lambda w_N: np.clip(w_N, low, high), high, span, (low, high))
 
 
 @theorem(
@@ -107,16 +109,28 @@ def weight_gap(log_ratio_N: Floats, psi: Psi) -> Floats:
     """The mean of g(w) under infer is D_psi = sum |p - q psi(w)|, what the weighting leaves.
 
     Args:
-        log_ratio_N: log p - log q of the sampled tokens, nats; -inf where train gives no mass.
+        log_ratio_N: log p - log q of the sampled tokens, nats; -inf where train gives no mass,
+            NaN where a token is unusable.
 
     Returns:
-        [N], within psi.span; unbiased, though a single value may be negative.
+        [N], within psi.span; unbiased, though a single value may be negative.  NaN stays NaN.
+
+    Raises:
+        EvidenceError: a log ratio is +inf: what was drawn had mass.
 
     >>> weight_gap(np.log([0.5, 1.0, 4.0]), truncated(2.0)).tolist()
     [0.5, 0.0, -1.0]
     """
+    log_ratio_N = np.asarray(log_ratio_N, dtype=np.float64)
+    if np.isposinf(log_ratio_N).any():
+        raise EvidenceError(
+            "what was sampled has no usable log ratio",
+            hint="drop sequences with unusable tokens as missing first",
+        )
     with np.errstate(over="ignore"):
-        w_N = np.exp(np.asarray(log_ratio_N, dtype=np.float64))
+        w_N = np.exp(log_ratio_N)
     psi_N: Floats = np.asarray(psi.weight(w_N), dtype=np.float64)
     small_N = np.minimum(psi_N, w_N)
-    return (psi_N - small_N) - small_N + 1.0
+    # a weight beyond float64 that psi leaves alone has no excess, and inf - inf is no number
+    excess_N = np.subtract(psi_N, small_N, out=np.zeros_like(psi_N), where=psi_N > small_N)
+    return excess_N - small_N + 1.0

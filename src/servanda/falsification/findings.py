@@ -120,11 +120,15 @@ and exits 1 if a theorem is broken or a procedure of ours is wrong more often th
 
 ## The theorems
 
-Each is held against exact values: kernels small enough to enumerate, drawn at random and climbed
-towards the bound. Nothing is estimated, so one value beyond its bound by more than rounding is a
-*violation*. *Tightest* is the largest exact value over its bound, 1 where a case attains it;
-*typical* is the median. *Sharp* says that no smaller bound is
-true in general. *Standing* is what a number is once its inputs are certified.
+Each is held against exact values: kernels small enough to enumerate, drawn at random, and others
+made to come near the bound. Drifts are climbed towards the bounds in osc, rewards and groups
+towards those of the gradient of whole answers; elsewhere nothing is climbed. Nothing is estimated,
+so one value beyond its bound by more than rounding is a *violation*. *Tightest* is the largest
+exact value over its bound, 1 where a case attains it; *typical* is the median. Trials of a lemma or
+of a part count as cases, and for neither of the two. *Sharp* says that some kernels attain the
+bound or come as near to it as one likes, at any drift or as the drift vanishes, for answers of any
+length. A bound that is not sharp may be attained where answers are short, as its tightest value
+shows. *Standing* is what a number is once its inputs are certified.
 
 {theorems}
 

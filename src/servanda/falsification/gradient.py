@@ -22,6 +22,7 @@ from servanda.falsification.gaps import exact_gap, pairs, ratios
 from servanda.falsification.kernels import distributions
 from servanda.falsification.weighting import psis
 
+_UNCUT = float(np.finfo(np.float64).max)  # as good as no largest weight
 STDS: tuple[Std, ...] = ("sample", "population")
 
 
@@ -81,8 +82,8 @@ def _ppo_clip_bias(rng: np.random.Generator, n: int) -> Iterator[Trial]:
     for low, high in ((0.2, 0.28), (0.0, 3.0), (1.0, 0.1)):
         clipped_NV = (sign_NV > 0) & (w_NV > 1 + high) | (sign_NV < 0) & (w_NV < 1 - low)
         lost_NV = np.where(drawn_NV & ~clipped_NV, 0.0, p_NV)
-        for largest in (np.inf, 2.0, 1.0):
-            sense = "equal" if largest == np.inf else "at most"
+        for largest in (_UNCUT, 2.0, 1.0):
+            sense = "equal" if largest == _UNCUT else "at most"
             g_NV = ppo_clip_bias(log_ratio_NV, sign_NV, low, high, largest)
             said_N = np.where(drawn_NV, q_NV * g_NV, 0.0).sum(axis=1)
             yield Trial(lost_NV.sum(axis=1), said_N, sense, f"clip range {low:g}, {high:g}")
@@ -90,7 +91,8 @@ def _ppo_clip_bias(rng: np.random.Generator, n: int) -> Iterator[Trial]:
         kept_NV = np.where(clipped_NV, 0.0, q_NV * w_NV)
         term_NVJ = ((p_NV - kept_NV) * sign_NV)[..., None] * logit_scores(p_NV)
         bias_N = np.linalg.norm(term_NVJ.sum(axis=1), axis=-1)
-        yield Trial(bias_N, LOGIT_SCORE_NORM * lost_NV.sum(axis=1), what="gradient in logits")
+        said_N = LOGIT_SCORE_NORM * lost_NV.sum(axis=1)
+        yield Trial(bias_N, said_N, what="gradient in logits", side=True)
 
 
 @challenge("ratio_budget")
@@ -111,8 +113,9 @@ def _ratio_budget(rng: np.random.Generator, n: int) -> Iterator[Trial]:
         yield Trial((1 + left.high) * np.exp(rho_N), np.full(n, 1 + high), "equal", "upper end")
         if low < 1:
             yield Trial((1 - left.low) * np.exp(-rho_N), np.full(n, 1 - low), "equal", "lower end")
-        used_N = left.used_up * np.log1p(high)
-        yield Trial(used_N, rho_N, "equal", "fraction used")
+        yield Trial(rho_N, left.used_up * np.log1p(high), "equal", "fraction used up")
+        if low < 1:
+            yield Trial(rho_N, left.used_down * -np.log1p(-low), "equal", "fraction used down")
 
 
 @challenge("score_norm2_logits")
@@ -122,7 +125,7 @@ def _score_norm2_logits(rng: np.random.Generator, n: int) -> Iterator[Trial]:
     with np.errstate(divide="ignore"):
         said_NV = score_norm2_logits(np.log(p_NV), (p_NV**2).sum(axis=1, keepdims=True))
     yield Trial(exact_NV.ravel(), said_NV.ravel(), "equal")
-    yield Trial(exact_NV.ravel(), np.full(exact_NV.size, LOGIT_SCORE_NORM**2))
+    yield Trial(exact_NV.ravel(), np.full(exact_NV.size, LOGIT_SCORE_NORM**2), side=True)
 
 
 @challenge("sum_p2_from_top_k")

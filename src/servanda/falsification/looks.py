@@ -2,8 +2,8 @@
 #
 # A procedure is asked about a limit that is exactly the truth, so every answer is wrong: `holds`
 # says that the truth is below, `violated` that it is above.  What counts is whether it ever
-# answered, at any look.  This is LogMoment and GroupRatio written for arrays of runs; a test
-# holds them against the classes.
+# answered, at any look.  This is LogMoment, Unequal and GroupRatio written for arrays of
+# runs; a test holds them against the classes.
 # Axes: R runs, G prompt groups in launch order, T places for tokens, K looks, J bets.
 
 from __future__ import annotations
@@ -118,15 +118,18 @@ def log_mean_exp(log_JRK: Floats) -> Floats:
     return top + np.log(np.exp(log_JRK - top).mean(axis=0))
 
 
-def log_moment_e(draw: Draw, target_RK: Floats, copies: int = 1) -> tuple[Floats, Floats]:
+def log_moment_e(
+    draw: Draw, target_RK: Floats, copies: int = 1, worth_RGT: Floats | float = 1.0
+) -> tuple[Floats, Floats]:
     """log e-values of LogMoment below and above the target at every look, each [R, K].
 
     Args:
         copies: how often the same evidence was merged; more than 1 is a mistake.
+        worth_RGT: what each x is multiplied by, in [0, 1]; the target is one of the products.
     """
     found = []
     for bets, missing_as in ((NEG, 1.0), (POS, 0.0)):
-        x_RGT = np.where(draw.lost_RGT, missing_as, draw.x_RGT)
+        x_RGT = worth_RGT * np.where(draw.lost_RGT, missing_as, draw.x_RGT)
         grown = [
             draw.at_looks(np.log(np.prod(1.0 + bet * x_RGT, axis=2)))
             - draw.n_RK * np.log1p(bet * target_RK)
@@ -134,6 +137,19 @@ def log_moment_e(draw: Draw, target_RK: Floats, copies: int = 1) -> tuple[Floats
         ]
         found.append(log_mean_exp(copies * np.stack(grown)))
     return found[0], found[1]
+
+
+def unequal_e(
+    draw: Draw, scored_RGT: Bools, chance_RGT: Floats, least: float
+) -> tuple[Floats, Floats]:
+    """log e-values of Unequal below and above the realised truth of all served, each [R, K].
+
+    Args:
+        scored_RGT: which served tokens were chosen, the lost ones included.
+        chance_RGT: with what chance each was; least: the smallest that the plan allows.
+    """
+    worth_RGT = np.where(scored_RGT, least / chance_RGT, 0.0)
+    return log_moment_e(draw, least * draw.running_RK, worth_RGT=worth_RGT)
 
 
 def group_ratio_e(draw: Draw) -> tuple[Floats, Floats]:
@@ -175,6 +191,11 @@ def ever(log_e: tuple[Floats, Floats], alpha: float = ALPHA) -> Ever:
 def log_moment(draw: Draw, alpha: float = ALPHA) -> Ever:
     """LogMoment, of the tokens that were launched: the claim `realised`."""
     return ever(log_moment_e(draw, draw.running_RK), alpha)
+
+
+def unequal(draw: Draw, scored_RGT: Bools, chance_RGT: Floats, least: float) -> Ever:
+    """Unequal, over all served: the claim `realised` where only some are scored."""
+    return ever(unequal_e(draw, scored_RGT, chance_RGT, least))
 
 
 def group_ratio(draw: Draw, alpha: float = ALPHA) -> Ever:

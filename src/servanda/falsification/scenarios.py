@@ -27,6 +27,7 @@ from servanda.falsification.looks import (
     log_moment_e,
     share_e,
     shiryaev_roberts,
+    unequal,
 )
 from servanda.registry import Registry
 from servanda.stats.log_moment import NEG, POS
@@ -157,6 +158,20 @@ def _shared(rng: np.random.Generator, runs: int) -> Answers:
 
 
 @scenario(
+    "shared batches",
+    "8 prompt groups share a batch; one batch in ten diverges, with all of its groups",
+)
+def _shared_batches(rng: np.random.Generator, runs: int) -> Answers:
+    batches = GROUPS // 8
+    rate_RGT = np.broadcast_to(np.repeat(_hot(rng, runs, batches), 8, axis=1), _shape(runs))
+    draw = Draw.of(_hits(rng, rate_RGT), rate_RGT, TRUTH)
+    whole = (runs, batches, 8 * TOKENS)
+    batch = Draw.of(draw.x_RGT.reshape(whole), rate_RGT.reshape(whole), TRUTH, every=1)
+    yield f"{_POPULATION}, a batch as the unit", OURS, group_ratio(batch)
+    yield f"{_POPULATION}, a prompt group as the unit", HABIT, group_ratio(draw)
+
+
+@scenario(
     "file order", "seven domains that hardly diverge, then three that do; somebody stops early"
 )
 def _file_order(rng: np.random.Generator, runs: int) -> Answers:
@@ -221,15 +236,24 @@ def _missing(rng: np.random.Generator, runs: int) -> Answers:
     yield f"{_REALISED}, the lost left out", HABIT, log_moment(draw.only(~lost_RGT))
 
 
-@scenario("uneven sampling", "a fifth of the traffic diverges most; a tenth of it is scored")
+@scenario(
+    "uneven sampling",
+    "a fifth of the traffic diverges most, and a tenth of that is scored; of what was scored, half "
+    "of what diverges is lost",
+)
 def _uneven(rng: np.random.Generator, runs: int) -> Answers:
     rare_RG1 = rng.random((runs, GROUPS, 1)) < 0.2
     rate_RGT = np.broadcast_to(np.where(rare_RG1, 0.34, 0.04), _shape(runs))
     chance_RGT = np.broadcast_to(np.where(rare_RG1, 0.1, 1.0), _shape(runs))
     x_RGT, scored_RGT = _hits(rng, rate_RGT), rng.random(_shape(runs)) < chance_RGT
+    lost_RGT = scored_RGT & (rng.random(_shape(runs)) < np.where(x_RGT > 0, 0.5, 0.02))
     served = Draw.of(x_RGT, rate_RGT, TRUTH)
-    scaled = Draw.of(scored_RGT * x_RGT * 0.1 / chance_RGT, 0.1 * rate_RGT, 0.1 * TRUTH)
-    yield "Unequal, over all served", OURS, log_moment(scaled)
+    some_lost = Draw.of(x_RGT, rate_RGT, TRUTH, lost_RGT=lost_RGT)
+    yield "Unequal, over all served", OURS, unequal(served, scored_RGT, chance_RGT, 0.1)
+    counted = unequal(some_lost, scored_RGT, chance_RGT, 0.1)
+    yield "Unequal, the lost counted", OURS, counted
+    unseen = unequal(served, scored_RGT & ~lost_RGT, chance_RGT, 0.1)
+    yield "Unequal, the lost as if never chosen", HABIT, unseen
     about = log_moment_e(served.only(scored_RGT), served.running_RK)
     yield "LogMoment of what was scored", HABIT, ever(about)
 

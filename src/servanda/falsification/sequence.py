@@ -22,9 +22,11 @@ from servanda.bounds import (
 )
 from servanda.falsification.base import Trial, challenge
 from servanda.falsification.kernels import Floats, distributions
-from servanda.falsification.trees import Trees, grove
+from servanda.falsification.trees import Trees, binary, grove
 
 STEPS = (1, 2, 8, 128, 1000)
+_DEPTHS = (2, 3, 4)  # of answers whose drift follows what was drawn
+_CLIMB = 60  # steps of a climb
 
 
 def _ragged(made: Trees) -> tuple[Floats, NDArray[np.int64]]:
@@ -160,6 +162,37 @@ def _worst_share(rng: np.random.Generator, osc_N: Floats) -> Floats:
     )
 
 
+def adaptive(rng: np.random.Generator, osc_N: Floats, depth: int) -> Trees:
+    """Every context drifts by osc, on a share that its prefix decides, climbed to the largest TV.
+
+    Train's log-odds of the token that drifts, and whether it goes up or down, are moved at
+    random; what makes the TV of whole answers larger is kept.
+    """
+    shape = (len(osc_N), 2**depth - 1)
+    sign_NC = rng.choice([-1.0, 1.0], shape)
+
+    def kernels(odds_NC: Floats, sign_NC: Floats) -> Trees:
+        # around the log-odds at which the two shares lie evenly on both sides of a half
+        train, infer = (
+            1.0 / (1.0 + np.exp(-(odds_NC + side * sign_NC * osc_N[:, None] / 2.0)))
+            for side in (-1.0, 1.0)
+        )
+        return binary(train, infer)
+
+    odds_NC = rng.normal(0.0, 1e-3, shape)
+    best_N = kernels(odds_NC, sign_NC).tv_N
+    for step in range(_CLIMB):
+        width = 2.0 * 0.9**step
+        tried_NC = odds_NC + width * rng.normal(size=shape) * (rng.random(shape) < 0.5)
+        turned_NC = np.where(rng.random(shape) < 0.1, -sign_NC, sign_NC)
+        tv_N = kernels(tried_NC, turned_NC).tv_N
+        better_N1 = (tv_N > best_N)[:, None]
+        odds_NC = np.where(better_N1, tried_NC, odds_NC)
+        sign_NC = np.where(better_N1, turned_NC, sign_NC)
+        best_N = np.maximum(tv_N, best_N)
+    return kernels(odds_NC, sign_NC)
+
+
 @challenge("sequence_tv_from_osc")
 def _from_osc(rng: np.random.Generator, n: int) -> Iterator[Trial]:
     for made in grove(rng, n, support=True):
@@ -169,6 +202,10 @@ def _from_osc(rng: np.random.Generator, n: int) -> Iterator[Trial]:
         osc_N = 10.0 ** rng.uniform(-4.0, 1.0, n // len(STEPS) + 1)
         exact_N = two_level_tv(osc_N, _worst_share(rng, osc_N), steps)
         yield Trial(exact_N, sequence_tv_from_osc(osc_N, steps), what=f"{steps} equal steps")
+    for depth in _DEPTHS:
+        osc_N = 10.0 ** rng.uniform(-3.0, 1.0, n // 20 + 1)
+        exact_N = adaptive(rng, osc_N, depth).tv_N
+        yield Trial(exact_N, sequence_tv_from_osc(osc_N, depth), what=f"{depth} climbed steps")
 
 
 @challenge("osc_for_reward_drift")
@@ -180,6 +217,11 @@ def _for_reward_drift(rng: np.random.Generator, n: int) -> Iterator[Trial]:
         osc_N = osc_for_reward_drift(drift_N, steps, low, high)
         exact_N = (high - low) * two_level_tv(osc_N, _worst_share(rng, osc_N), steps)
         yield Trial(exact_N, drift_N, what=f"{steps} equal steps")
+    for depth in _DEPTHS:
+        drift_N = (high - low) * 10.0 ** rng.uniform(-4.0, -0.01, n // 20 + 1)
+        osc_N = osc_for_reward_drift(drift_N, depth, low, high)
+        exact_N = (high - low) * adaptive(rng, osc_N, depth).tv_N
+        yield Trial(exact_N, drift_N, what=f"{depth} climbed steps")
 
 
 @challenge("sequence_tv_gaussian")
@@ -212,6 +254,18 @@ def _surrogate_from_tv(rng: np.random.Generator, n: int) -> Iterator[Trial]:
         bound_N = np.array([surrogate_error_from_tv(mean_T, most) for mean_T, most in pairs])
         for error_N in _surrogate_errors(rng, made):
             yield Trial(error_N, bound_N, what="trees")
+    for made, tv_N in even(rng, n // 4, 2):
+        bound_N = np.array([surrogate_error_from_tv([tv, tv], tv) for tv in tv_N])
+        for error_N in _surrogate_errors(rng, made):
+            yield Trial(error_N, bound_N, what="two steps of one drift")
+
+
+def even(rng: np.random.Generator, n: int, depth: int) -> Iterator[tuple[Trees, Floats]]:
+    """Steps that drift alike after every prefix, around a half of infer and of train; their TV."""
+    tv_N = 0.5 * 10.0 ** rng.uniform(-3.0, 0.0, n)
+    half_NC = np.full((n, 2**depth - 1), 0.5)
+    for train, infer in ((half_NC + tv_N[:, None], half_NC), (half_NC, half_NC + tv_N[:, None])):
+        yield binary(train, infer), tv_N
 
 
 def _surrogate_errors(rng: np.random.Generator, made: Trees) -> Iterator[Floats]:

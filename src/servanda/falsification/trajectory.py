@@ -27,12 +27,14 @@ from servanda.bounds import (
 )
 from servanda.falsification.base import Floats, Trial, challenge
 from servanda.falsification.kernels import distributions
+from servanda.falsification.sequence import even
 from servanda.falsification.trees import Trees, grove, trees
 from servanda.falsification.weighting import psis
 
 _LOSSES: tuple[Loss, ...] = ("token_mean", "sequence_sum", "sequence_mean")
 _STDS: tuple[Std, ...] = ("sample", "population")
 _CLIMBS = 4
+_GROUP_CLIMB = 80  # steps
 
 
 @dataclass(frozen=True)
@@ -197,36 +199,114 @@ def _token_is_trajectory_bias(rng: np.random.Generator, n: int) -> Iterator[Tria
             exact_N = worst(np.einsum("nlt,nltj->nlj", off_NLT, wood.score_NLTJ))
             left_N = made.mean_infer(((1.0 - weight_NLT) * made.live_LT).sum(axis=2)).clip(0.0)
             said_N = token_is_trajectory_bias(tv_N, steps, 1.0, wood.norm_N, left_N)
-            yield Trial(exact_N, said_N, what=f"token weights capped at {cap:g}")
+            what = f"token weights capped at {cap:g}"
+            yield Trial(exact_N, said_N, what=what, side=True)  # what is left alone may attain it
+    supported = [
+        scored(rng, made, width) for width in (1, 2) for made in grove(rng, n // 4, support=True)
+    ]
+    balanced = [_opposed(made) for made, _ in even(rng, n // 4, 2)]
+    for wood, what in (*((w, "support") for w in supported), *((w, "even") for w in balanced)):
+        made = wood.trees
+        off_NLT = made.infer_NL[..., None] * made.weight_NLT - made.train_NL[..., None]
+        exact_N = worst(np.einsum("nlt,nltj->nlj", off_NLT, wood.score_NLTJ))
+        tv_N, steps = made.tv_NLT.max(axis=(1, 2)), made.live_LT.shape[1]
+        said_N = token_is_trajectory_bias(tv_N, steps, 1.0, wood.norm_N, 0.0)
+        yield Trial(exact_N, said_N, what=f"importance weights, {what}")
+
+
+def _opposed(made: Trees) -> Scored:
+    """One parameter, whose score differs by 2 between the two tokens, and is of mean 0."""
+    sign_LT = 2.0 * made.token_LT - 3.0
+    mean_NLT = made.train_NLTV[..., 2] - made.train_NLTV[..., 1]
+    return Scored(made, (sign_LT - mean_NLT)[..., None])
 
 
 @challenge("grpo_bias")
 def _grpo_bias(rng: np.random.Generator, n: int) -> Iterator[Trial]:
     """Groups of three answers, every group enumerated."""
     small = [wood for wood in woods(rng, n) if len(wood.trees.length_L) <= 7]
-    for wood, std in product(small, _STDS):
-        p_NL, q_NL = wood.trees.train_NL, wood.trees.infer_NL
-        reward_NL = rng.integers(0, 2, p_NL.shape) + rng.random((len(p_NL), 1)) * rng.random(
-            p_NL.shape
-        )
-        group_NKKK3 = _groups(reward_NL)
-        spread_NKKK = group_NKKK3.std(axis=-1, ddof=1 if std == "sample" else 0)
-        apart_NKKK = group_NKKK3[..., 0] - group_NKKK3.mean(axis=-1)
-        none_NKKK = np.zeros_like(apart_NKKK)
-        advantage_NKKK = np.divide(apart_NKKK, spread_NKKK, out=none_NKKK, where=spread_NKKK > 1e-9)
-        bound_N = np.full(len(p_NL), group_advantage_bound(3, std))
-        yield Trial(np.abs(advantage_NKKK).max(axis=(1, 2, 3)), bound_N, what="advantages")
-
-        def gradient(first_NL: Floats, others_NL: Floats, adv: Floats, wood: Scored) -> Floats:
-            mass_NL = first_NL * np.einsum("nabc,nb,nc->na", adv, others_NL, others_NL)
-            return np.einsum("na,naj->nj", mass_NL, wood.sum_NLJ)
-
-        drawn_NJ = gradient(q_NL, q_NL, advantage_NKKK, wood)
+    random = [(wood, _group_rewards(rng, wood)) for wood in small]
+    for (wood, reward_NL), std in product((*random, _standing_out(rng, n // 10)), _STDS):
+        advantage_NKKK = _group_advantages(reward_NL, std)
+        bound_N = np.full(len(reward_NL), group_advantage_bound(3, std))
+        largest_N = np.abs(advantage_NKKK).max(axis=(1, 2, 3))
+        yield Trial(largest_N, bound_N, what="advantages", side=True)
         for whole in (False, True):
-            wanted_NJ = gradient(p_NL, p_NL if whole else q_NL, advantage_NKKK, wood)
-            said_N = grpo_bias(wood.trees.tv_N, 3, wood.norm_sum_N, std, whole_group=whole)
-            exact_N = np.linalg.norm(drawn_NJ - wanted_NJ, axis=1)
-            yield Trial(exact_N, said_N, what="a whole group" if whole else "one answer")
+            yield _against_groups(wood, advantage_NKKK, std, whole)
+    for std in _STDS:
+        wood, reward_NL = _climbed_groups(rng, n // 20, std)
+        yield _against_groups(wood, _group_advantages(reward_NL, std), std, True)
+
+
+def _against_groups(wood: Scored, advantage_NKKK: Floats, std: Std, whole: bool) -> Trial:
+    """The bias where infer draws the whole group and train one answer of it, or all."""
+    p_NL, q_NL = wood.trees.train_NL, wood.trees.infer_NL
+
+    def gradient(first_NL: Floats, others_NL: Floats) -> Floats:
+        mass_NL = first_NL * np.einsum("nabc,nb,nc->na", advantage_NKKK, others_NL, others_NL)
+        return np.einsum("na,naj->nj", mass_NL, wood.sum_NLJ)
+
+    exact_N = np.linalg.norm(gradient(q_NL, q_NL) - gradient(p_NL, p_NL if whole else q_NL), axis=1)
+    said_N = grpo_bias(wood.trees.tv_N, 3, wood.norm_sum_N, std, whole_group=whole)
+    return Trial(exact_N, said_N, what="a whole group" if whole else "one answer")
+
+
+def _group_advantages(reward_NL: Floats, std: Std) -> Floats:
+    """Of the first of three answers, for all groups, [N, L, L, L]; 0 where rewards are equal."""
+    group_NKKK3 = _groups(reward_NL)
+    spread_NKKK = group_NKKK3.std(axis=-1, ddof=1 if std == "sample" else 0)
+    apart_NKKK = group_NKKK3[..., 0] - group_NKKK3.mean(axis=-1)
+    none_NKKK = np.zeros_like(apart_NKKK)
+    return np.divide(apart_NKKK, spread_NKKK, out=none_NKKK, where=spread_NKKK > 1e-9)
+
+
+def _climbed_groups(rng: np.random.Generator, n: int, std: Std) -> tuple[Scored, Floats]:
+    """Four answers; laws, scores and rewards are moved to the largest bias of a whole group."""
+    one = trees(rng, n, tokens=4, depth=1)
+
+    def made(numbers_4NL: Floats) -> tuple[Scored, Floats]:
+        odds_NL, drift_NL, score_NL, reward_NL = numbers_4NL
+        laws = [np.exp(odds_NL), np.exp(odds_NL + 0.1 * drift_NL)]
+        laws = [law_NL / law_NL.sum(axis=1, keepdims=True) for law_NL in laws]
+        score_NL = score_NL - (laws[0] * score_NL).sum(axis=1, keepdims=True)
+        train, infer = (np.repeat(law_NL[:, None, None], 4, axis=1) for law_NL in laws)
+        pair = Trees(one.token_LT, one.live_LT, train, infer)
+        return Scored(pair, score_NL[:, :, None, None]), np.round(reward_NL, 1)
+
+    def height(numbers_4NL: Floats) -> Floats:
+        wood, reward_NL = made(numbers_4NL)
+        trial = _against_groups(wood, _group_advantages(reward_NL, std), std, True)
+        return trial.exact / trial.bound
+
+    best_4NL = rng.normal(size=(4, n, 4))
+    best_N = height(best_4NL)
+    for step in range(_GROUP_CLIMB):
+        moved_4NL = best_4NL + 0.97**step * rng.normal(size=best_4NL.shape)
+        moved_N = height(moved_4NL)
+        best_4NL = np.where((moved_N > best_N)[None, :, None], moved_4NL, best_4NL)
+        best_N = np.maximum(moved_N, best_N)
+    return made(best_4NL)
+
+
+def _group_rewards(rng: np.random.Generator, wood: Scored) -> Floats:
+    shape = wood.trees.train_NL.shape
+    return rng.integers(0, 2, shape) + rng.random((shape[0], 1)) * rng.random(shape)
+
+
+def _standing_out(rng: np.random.Generator, n: int) -> tuple[Scored, Floats]:
+    """One sure answer; infer has a rare better one where train has a rare worse one.
+
+    Either stands out from a group of the sure answer as far as any answer can.
+    """
+    rare_N1 = 10.0 ** rng.uniform(-6.0, -1.0, (n, 1))
+    infer_NV = np.hstack([1.0 - rare_N1, rare_N1, np.zeros_like(rare_N1)])
+    one = trees(rng, n, tokens=3, depth=1)
+    train, infer = (
+        np.repeat(rows[:, None, None], 3, axis=1) for rows in (infer_NV[:, [0, 2, 1]], infer_NV)
+    )
+    score_NL = np.hstack([-rare_N1 / (1.0 - rare_N1), np.ones((n, 2))])  # of mean 0 under train
+    made = Scored(Trees(one.token_LT, one.live_LT, train, infer), score_NL[:, :, None, None])
+    return made, np.repeat([[0.0, 1.0, -1.0]], n, axis=0)
 
 
 def _groups(reward_NL: Floats) -> Floats:

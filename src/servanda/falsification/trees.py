@@ -152,6 +152,26 @@ def trees(
     return Trees(token_LT, live_LT, train, infer)
 
 
+def binary(train_NC: Floats, infer_NC: Floats) -> Trees:
+    """Trees of two tokens at each step, none of which ends an answer before the last step.
+
+    Args:
+        train_NC, infer_NC: mass of the second token after each prefix, the empty one first
+            and then by length and value, [N, 2^T - 1].
+    """
+    contexts = train_NC.shape[1]
+    depth = contexts.bit_length()
+    path_LT = np.array([*product((0, 1), repeat=depth)])
+    node_LT = np.zeros(path_LT.shape, dtype=np.int64)
+    for t in range(1, depth):
+        node_LT[:, t] = 2 * node_LT[:, t - 1] + 1 + path_LT[:, t - 1]
+    train, infer = (
+        np.stack([np.zeros_like(x_NC), 1.0 - x_NC, x_NC], axis=2)[:, node_LT]
+        for x_NC in (train_NC, infer_NC)
+    )
+    return Trees(path_LT + 1, np.ones(path_LT.shape, dtype=bool), train, infer)
+
+
 @lru_cache
 def _shape(tokens: int, depth: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """(token_LT, number of each answer's prefix or -1 past its end [L, T], prefixes)."""

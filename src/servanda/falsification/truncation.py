@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,9 +16,12 @@ from servanda.falsification.kernels import distributions
 from servanda.sampling import Sampling, processed_logprobs
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 _SIZE = 6
 _RANDOM = 16  # drifts of a row at random, beside those at its corners
+_OSCS = (1e-3, 5.0)  # least and largest drift among which a border is looked for
+_BESIDE = 1e-4  # how far beside it, as a share
 
 
 def _filters(rng: np.random.Generator) -> dict[str, Any]:
@@ -74,6 +78,52 @@ def _truncation_sets(rng: np.random.Generator, n: int) -> Iterator[Trial]:
     some_N, every_N = np.concatenate(some) * 1.0, np.concatenate(every) * 1.0
     yield Trial(some_N, np.concatenate(possible) * 1.0, what="kept by some row")
     yield Trial(every_N, np.concatenate(sure) * 1.0, "at least", "kept by every row")
+    yield from _borders(rng, cases // 2)
+
+
+def _borders(rng: np.random.Generator, cases: int) -> Iterator[Trial]:
+    """Rows at the very osc where a token begins to be lost or kept, and just beside it.
+
+    Of filters for which the sets are exact: equal on both sides of the border.
+    """
+    found: dict[str, list[tuple[Bools, Bools]]] = {"kept by some": [], "kept by every": []}
+    for row_V in _rows(rng, cases):
+        filters = _filters(rng)
+        if len(filters) > 1:
+            filters.pop("min_p", None)
+        border = _border(rng, row_V, Sampling(**filters))
+        if border is None:
+            continue
+        for osc in (border * (1.0 - _BESIDE), border * (1.0 + _BESIDE)):
+            some_V, every_V = _kept(row_V, osc, Sampling(**filters))
+            sets = truncation_sets(row_V, osc, **filters)
+            found["kept by some"].append((some_V, sets.possible))
+            found["kept by every"].append((every_V, sets.sure))
+    for what, pairs in found.items():
+        exact_N, said_N = (np.concatenate(side) * 1.0 for side in zip(*pairs, strict=True))
+        yield Trial(exact_N, said_N, "equal", f"at a border, {what} row")
+
+
+def _kept(row_V: Floats, osc: float, sampling: Sampling) -> tuple[Bools, Bools]:
+    """What some of the worst drifts keeps, and what all of them keep."""
+    moved_DV = np.vstack([row_V + worst_drifts(row_V, osc), row_V])
+    kept_DV = np.isfinite(processed_logprobs(moved_DV, sampling))
+    return np.logical_or.reduce(kept_DV), np.logical_and.reduce(kept_DV)
+
+
+def _border(rng: np.random.Generator, row_V: Floats, sampling: Sampling) -> float | None:
+    """The osc at which what drifts keep changes for one token; None where it does not."""
+    low, high = (math.log(osc) for osc in _OSCS)
+    near, far = (np.concatenate(_kept(row_V, osc, sampling)) for osc in _OSCS)
+    changed = np.flatnonzero(near != far)
+    if not len(changed):
+        return None
+    one = rng.choice(changed)
+    while high - low > _BESIDE / 10:
+        middle = (low + high) / 2
+        same = np.concatenate(_kept(row_V, math.exp(middle), sampling))[one] == near[one]
+        low, high = (middle, high) if same else (low, middle)
+    return math.exp(high)
 
 
 @challenge("tv_truncated_interval")
