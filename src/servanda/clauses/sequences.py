@@ -61,7 +61,7 @@ class RewardDrift(SequenceCertificate):
         "whatever the reward is, as long as it stays in its range"
     )
     example: ClassVar[str] = "{id: reward, metric: reward_drift, at_most: 0.05, slices: [all]}"
-    assumes: ClassVar[tuple[str, ...]] = ("reward_range",)
+    assumes: ClassVar[tuple[str, ...]] = ("reward_range", "same_reward")
 
     @classmethod
     def undeclared(cls, contract: Contract, /) -> Iterator[Lack]:
