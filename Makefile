@@ -39,8 +39,9 @@ truth: $(VENV)/.dev  ## measures how often verdicts are wrong; writes docs/expla
 	$(BIN)/python -m pytest tests/slow/test_truth.py
 	$(BIN)/python -m benchmarks.truth --write
 
-theory: $(VENV)/.dev  ## tries to break every theorem and procedure; writes docs/explanation/falsification.md
+theory: $(VENV)/.dev  ## the tables of docs/explanation/{falsification,assumptions}.md, five minutes
 	$(BIN)/servanda bench theory --format markdown -o docs/explanation/falsification.md
+	$(BIN)/python -m benchmarks.assumptions --write
 
 # Other interpreters (of pyenv, or on the path) run the suite without torch: the transformers
 # engine is tested on one.
