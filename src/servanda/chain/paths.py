@@ -14,7 +14,6 @@ from servanda.chain.start import LeaveOut, Start, tokens_of
 from servanda.chain.steps import Chain, Step, follow, joined, weakest
 from servanda.clauses import CHAIN
 from servanda.clauses.gradient import bias_assumes, loss_of, psi_of, score_norm_of
-from servanda.clauses.support import SupportMass
 from servanda.contract import WHOLE, Contract
 from servanda.scope import slices_of
 from servanda.verdict import Verdict
@@ -206,7 +205,7 @@ class _Path(Start):
             yield self.start(what, most=1.0)
             return
         if metric == "support_mass":
-            cap = SupportMass.cap if clause.clip is None else clause.clip
+            cap = getattr(self.metric.of(self.contract, clause), "cap", math.inf)
             what = f"train's mass infer cannot draw, or over {cap:g} times infer's"
         if metric == "ratio_budget":
             most = min(most, _ALL)
