@@ -19,10 +19,12 @@ from servanda.bounds import (
     tv_from_exceedance,
     tv_from_osc,
 )
-from servanda.chain import chain
+from servanda.chain import Rest, chain
+from servanda.chain.rests import rest
 from servanda.cli.main import main
 from servanda.explain import chain_text
 from servanda.falsification.kernels import distributions, near
+from servanda.sampling import Sampling, processed_logprobs
 from tests import kit
 from tests.test_examples import EXAMPLES
 
@@ -89,7 +91,7 @@ def test_the_drift_of_logits_is_a_fact_at_golden_texts_and_a_condition_elsewhere
     assert whole.number == pytest.approx(float(sequence_tv_from_osc(0.1, WIDTH)))
     assert "every_context" in whole.assumes
     used = ratio_budget(0.1, 0.2, 0.28)
-    assert by_what["share of clip range used"].number == pytest.approx(
+    assert by_what["share of the clip range used"].number == pytest.approx(
         max(float(used.used_up), float(used.used_down))
     )
 
@@ -106,6 +108,91 @@ def test_a_temperature_divides_the_drift_of_logits(tmp_path):
     assert found["TV of the next token, golden texts"] == pytest.approx(float(tv_from_osc(0.2)))
 
 
+OSC = "  - {id: drift, metric: logit_osc_nats, at_most: 0.1, slices: all}"
+GOLDEN_TV = "  - {id: golden, metric: tv, aggregate: max, at_most: 0.06, slices: all}"
+FACTS = "TV of the next token, golden texts"
+
+
+def sampled(contract, train=None, mask="own", **transform):
+    """The contract under another sampling transform, and one of train's own."""
+    sampling = contract.workload.sampling.model_copy(update=transform)
+    workload = contract.workload.model_copy(update={"sampling": sampling})
+    own = None if train is None else Sampling(**train)
+    trained = contract.kernels.train.model_copy(update={"sampling": own, "mask": mask})
+    kernels = contract.kernels.model_copy(update={"train": trained})
+    return contract.model_copy(update={"workload": workload, "kernels": kernels})
+
+
+def test_a_tv_of_raw_logits_says_nothing_of_tokens_drawn_at_a_temperature(tmp_path):
+    """0.05 of golden logits is 0.27 at temperature 0.25: beyond what the chain once said."""
+    toy = contract(tmp_path, numerical=GOLDEN_TV)[0]
+    logp_RV = np.log([kit.BASE, kit.moved(kit.BASE, 0.05)])
+    raw, cold = (np.exp(processed_logprobs(logp_RV, Sampling(temperature=t))) for t in (1.0, 0.25))
+    assert np.abs(raw[0] - raw[1]).sum() / 2 == pytest.approx(0.05)
+    assert np.abs(cold[0] - cold[1]).sum() / 2 > 0.2
+    assert numbers(chain(toy), "golden")["TV of the next token, every context"] == 0.06
+    found = chain(sampled(toy, temperature=0.25))
+    assert numbers(found, "golden") == {FACTS: 0.06}
+    assert dict(found.left_out)["golden"].startswith("beyond golden texts: their tv is of raw")
+
+
+@pytest.mark.parametrize(
+    ("transform", "train", "goes_on"),
+    [
+        ({}, None, True),
+        ({}, {}, True),
+        ({"top_k": 3}, None, False),
+        ({"top_p": 0.9}, None, False),
+        ({"min_p": 0.1}, None, False),
+        ({}, {"temperature": 0.5}, False),
+        ({}, {"top_k": 3}, False),
+        ({"temperature": 0.5}, {"temperature": 0.5}, False),
+    ],
+)
+def test_a_golden_tv_goes_on_where_tokens_are_drawn_from_raw_logits(
+    tmp_path, transform, train, goes_on
+):
+    toy = contract(tmp_path, numerical=GOLDEN_TV)[0]
+    found = chain(sampled(toy, train, **transform))
+    assert (len(numbers(found, "golden")) > 1) == goes_on
+    assert ("golden" in dict(found.left_out)) == (not goes_on)
+
+
+def test_a_drift_of_logits_under_filters_is_a_condition_even_at_golden_texts(tmp_path):
+    toy = contract(tmp_path, numerical=OSC)[0]
+    found = chain(sampled(toy, top_p=0.9))
+    by_what = {step.what: step for step in found.steps if step.clause == "drift"}
+    assert by_what["osc of the drift of logits, golden texts"].standing == "fact"
+    for what in (FACTS, "KL of the next token, golden texts"):
+        assert by_what[what].standing == "conditional bound"
+        assert "same_filters" in by_what[what].assumes
+
+
+@pytest.mark.parametrize(
+    ("transform", "train", "reason"),
+    [
+        ({}, {"temperature": 0.5}, "the kernels sample at temperatures 0.5 and 1,"),
+        ({"top_k": 3}, {"top_k": 2}, "each kernel filters its tokens in its own way"),
+        ({"top_k": 3}, {}, "each kernel filters its tokens in its own way"),
+    ],
+)
+def test_a_drift_of_logits_ends_where_each_kernel_samples_in_its_own_way(
+    tmp_path, transform, train, reason
+):
+    toy = contract(tmp_path, numerical=OSC)[0]
+    found = chain(sampled(toy, train, **transform))
+    assert numbers(found, "drift") == {"osc of the drift of logits, golden texts": 0.1}
+    assert dict(found.left_out)["drift"].startswith(f"beyond golden logits: {reason}")
+
+
+def test_a_mask_that_train_takes_over_makes_the_filters_one(tmp_path):
+    toy = contract(tmp_path, numerical=OSC)[0]
+    found = chain(sampled(toy, {}, mask="replayed", top_k=3))
+    assert FACTS in numbers(found, "drift")
+    (filters,) = [rest for rest in found.rests if rest.name == "same_filters"]
+    assert filters.said == "declared: train takes over the tokens that infer kept"
+
+
 def test_a_percentile_says_of_the_mean_what_its_tail_leaves(tmp_path):
     tail = (
         "  - {id: tail, metric: abs_log_ratio_nats, aggregate: p99, at_most: 0.02, slices: all}\n"
@@ -113,7 +200,7 @@ def test_a_percentile_says_of_the_mean_what_its_tail_leaves(tmp_path):
     found = numbers(chain(contract(tmp_path, tail)[0]), "tail")
     mean = float(tv_from_exceedance(0.02, 0.01))
     assert found["TV of the next token, on average"] == pytest.approx(mean)
-    assert found["share of clip range used, all but 1 % of tokens"] == pytest.approx(
+    assert found["share of the clip range used, all but 1 % of tokens"] == pytest.approx(
         0.02 / -math.log(0.8)
     )
 
@@ -151,6 +238,107 @@ def test_what_says_no_more_than_the_range_is_vacuous_and_no_number(tmp_path):
     assert "measure your own reward on both kernels (metric reward_gap)" in " ".join(text.split())
     plain = [step for step in found.to_dict()["steps"] if step["vacuous"]]
     assert [step["number"] for step in plain] == [None, None]
+
+
+def test_rounding_makes_no_number_of_what_is_vacuous(tmp_path):
+    """tanh(15) is 1 - 2e-13: below 1, and says nothing."""
+    osc = OSC.replace("0.1", "60")
+    found = numbers(chain(contract(tmp_path, numerical=osc)[0]), "drift")
+    assert found["TV of the next token, every context"] is None
+    assert found["gap of the token weights, uncorrected"] is None
+    assert found["bias of the policy gradient"] is None
+
+
+def test_a_clip_range_that_is_used_up_is_vacuous(tmp_path):
+    osc = OSC.replace("0.1", "0.4")
+    found = chain(contract(tmp_path, numerical=osc)[0])
+    assert numbers(found, "drift")["share of the clip range used"] is None
+    text = " ".join(chain_text(found).split())
+    assert "drift: from 'share of the clip range used' on" in text
+    assert "Where the clip range is used up, nothing is left of it" in text
+
+
+def test_a_vacuous_path_names_where_it_ends(tmp_path):
+    text = " ".join(chain_text(chain(contract(tmp_path, limit=0.4)[0])).split())
+    assert "(tv: from 'TV of whole answers, up to 4 tokens' on)" in text
+
+
+BUDGETS = (
+    "  - {id: support, metric: support_mass, clip: 5, at_most: 0.01, slices: all}\n"
+    "  - {id: mean, metric: ratio_budget, aggregate: mean, clip: 2, at_most: 0.3, slices: all}\n"
+    "  - {id: tail, metric: ratio_budget, aggregate: p99, at_most: 0.5, slices: all}\n"
+)
+
+
+def test_a_budget_is_called_what_it_is(tmp_path):
+    found = chain(contract(tmp_path, BUDGETS)[0])
+    assert numbers(found, "support") == {
+        "train's mass infer cannot draw, or over 5 times infer's": 0.01
+    }
+    assert numbers(found, "mean") == {"share of the clip range used": 0.3}
+    assert numbers(found, "tail") == {"share of tokens that use over 0.5 of the clip range": 0.01}
+    assert max(map(len, chain_text(found).split("\n"))) <= 100
+
+
+@pytest.mark.parametrize(
+    ("loss", "unit", "assumed"),
+    [
+        ("token_mean", "", True),
+        ("sequence_sum", "per answer", True),
+        ("sequence_mean", "per answer", False),
+    ],
+)
+def test_a_bias_has_the_unit_and_the_assumptions_of_its_loss(tmp_path, loss, unit, assumed):
+    """Whether it follows from the gap of weights, or is promised itself."""
+    clauses = (
+        "  - {id: gap, metric: weight_gap, at_most: 0.02, slices: all}\n"
+        "  - {id: bias, metric: policy_gradient_bias, at_most: 0.1, slices: all}\n"
+    )
+    declared = f"gradient: {{advantage: 2, score_norm: 3, loss: {loss}}}"
+    found = chain(contract(tmp_path, clauses, declared=declared)[0])
+    followed, promised = (
+        next(step for step in found.steps if (step.clause, step.level) == at)
+        for at in (("gap", 1), ("bias", 0))
+    )
+    assert followed.unit == promised.unit == unit
+    for step in (followed, promised):
+        assert ("constant_divisor" in step.assumes) == assumed
+        assert {"advantage", "score_norm", "token_level"} <= {*step.assumes}
+
+
+@pytest.mark.parametrize(
+    ("of", "state", "said"),
+    [
+        ("", "not testable", "not testable by any run"),
+        (
+            ", of: exact_answer",
+            "kept",
+            "kept by construction for exact_answer: one function for both kernels' answers",
+        ),
+    ],
+)
+def test_a_reward_that_is_one_function_is_the_same_for_both(tmp_path, of, state, said):
+    declared = f"reward: {{range: [-1, 1]{of}}}"
+    path = contract(tmp_path, declared=declared)[0]
+    (same,) = [rest for rest in chain(path).rests if rest.name == "same_reward"]
+    assert (same.state, same.said) == (state, said)
+
+
+def test_what_is_assumed_of_tokens_and_filters_has_a_state(tmp_path):
+    path = contract(tmp_path, numerical=OSC)[0]
+    assert rest("every_token", path, None).said == "not testable by any run"
+    assert rest("same_filters", path, None).said == (
+        "kept by construction: the contract filters nothing"
+    )
+    assert rest("same_filters", sampled(path, top_k=3), None).state == "untested"
+    drawn = path.workload.model_copy(update={"source": "trainer"})
+    trained = path.model_copy(update={"workload": drawn})
+    assert rest("same_filters", trained, None) == Rest(
+        "same_filters",
+        "both kernels sample from the same kept set of tokens",
+        "declared",
+        "declared: nothing is filtered, and a trainer draws the tokens",
+    )
 
 
 def test_a_clause_of_which_nothing_follows_says_why(tmp_path):
@@ -327,6 +515,63 @@ def test_a_failed_precondition_shows_nothing(judged):
     assert {step.clause for step in broken.steps} == {"drift"}
 
 
+def but(folder, clause, **changes):
+    """The chain of a verdict with some cells changed."""
+    from servanda.cli.report import read
+
+    verdict = read(folder / "run")
+    cells = [c.but(**changes) if c.clause == clause else c for c in verdict.cells]
+    changed = type(verdict)(**{**vars(verdict), "cells": tuple(cells)})
+    return chain(run.load(folder / "toy.kernelcontract.yaml"), changed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"interval": None}, "it has an estimate and no interval, so it shows no upper end"),
+        ({"interval": (0.2, 0.1)}, "its interval is empty, so it shows no upper end"),
+        ({"interval": (0.0, math.inf)}, "it has no upper end"),
+        (
+            {"outcome": "error", "note": "a reward of 3"},
+            "it is in error, so it shows nothing: a reward of 3",
+        ),
+    ],
+)
+def test_a_cell_without_an_upper_end_shows_none(judged, changes, reason):
+    found = but(judged[0], "tv", **changes)
+    assert dict(found.left_out)["tv"] == reason
+    assert "tv" not in {step.clause for step in found.steps}
+
+
+@pytest.mark.parametrize(
+    ("interval", "number"), [((-2.0, 0.1), None), ((-0.3, 0.1), 0.3), ((-0.1, 0.2), 0.2)]
+)
+def test_a_reward_gap_of_the_whole_range_is_vacuous(judged, tmp_path, interval, number):
+    from servanda.cli.report import read
+
+    clause = "  - {id: gap, metric: reward_gap, at_most: 0.5, slices: all}\n"
+    declared = "reward: {range: [-1, 1], of: exact_answer}"
+    verdict = read(judged[0] / "run")
+    cell = next(c for c in verdict.cells if c.clause == "tv" and c.slice == "all")
+    cell = cell.but(clause="gap", metric="reward_gap", interval=interval)
+    path = contract(tmp_path, clause, declared=declared)[0]
+    found = chain(path, type(verdict)(**{**vars(verdict), "cells": (cell,)}))
+    assert numbers(found, "gap") == {"gap of your own reward, up or down": number}
+
+
+def test_a_fact_needs_no_interval(judged):
+    assert numbers(but(judged[0], "drift", interval=None), "drift")
+
+
+def test_no_text_says_not_rejected_of_what_a_guard_rejected(judged):
+    for outcome in ("violated", "error"):
+        found = but(judged[0], "sampler_fidelity", outcome=outcome)
+        text = chain_text(found)
+        assert "not rejected" not in text
+        assert "tested by sampler_fidelity" not in text
+        assert {rest.state for rest in found.rests if rest.name == "sampler"} <= {"rejected"}
+
+
 def test_the_text_fits_a_screen_and_names_every_theorem(judged):
     folder = judged[0]
     done = servanda("explain", "--chain", folder / "run")
@@ -379,7 +624,7 @@ def test_the_page_folds_what_a_verdict_implies(judged, tmp_path):
     assert servanda("report", judged[0] / "run", "-o", page).exit_code == 0
     text = page.read_text()
     assert "<h2>What this implies</h2>" in text
-    assert re.search(r"<summary>\d+ numbers follow, 2 of them vacuous</summary>", text)
+    assert re.search(r"<summary>\d+ numbers follow, 3 of them vacuous</summary>", text)
     assert "what this run&#39;s upper ends imply, for answers of up to 4 tokens" in text
     data = json.loads((judged[0] / "run" / "attempt-1" / "verdict.json").read_text())
     for words in ("", "kind: [", "kind: x"):

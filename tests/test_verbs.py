@@ -14,6 +14,7 @@ from servanda.engines import engine_names
 from servanda.explain import names
 from servanda.faults import FAULTS
 from servanda.starter import starter
+from servanda.stats import attempt_alpha, reach, units_expected
 from tests import kit
 from tests.slow.test_examples import CONTRACTS
 from tests.test_whole_language import TRAINER
@@ -139,6 +140,27 @@ def test_a_contract_in_plain_english(tmp_path):
     ):
         assert sentence in text, sentence
     assert max(map(len, done.output.split("\n"))) <= 120
+
+
+@pytest.mark.parametrize("limit", [0.005, 0.01, 0.05])
+def test_what_explain_and_derive_count_differ_by_the_length_of_answers(tmp_path, limit):
+    """Half the room: twice as many at best, and about as many at half the limit."""
+    path, _ = kit.write(tmp_path, limit=limit)
+    text = " ".join(servanda("explain", path).output.split())
+    assert "both are for answers as long as max_new_tokens. With answers half as long" in text
+    alpha = attempt_alpha(0.05, 1)
+    best, half = (units_expected(limit, truth, alpha) for truth in (0.0, limit / 2))
+    assert f" {best:,} {half:,} " in text
+
+    def decided(groups, truth, fill):
+        found = reach(groups, limit, alpha=alpha, cells=1, fill=fill).holds
+        return found is not None and found >= truth
+
+    # at an edge itself the last bit decides
+    assert decided(half + 1, limit / 2, 1.0) and not decided(half - 1, limit / 2, 1.0)
+    assert decided(int(2.05 * best), 0.0, 0.5) and not decided(int(1.95 * best), 0.0, 0.5)
+    assert decided(int(1.05 * half), limit / 2, 0.5)
+    assert not decided(int(0.8 * half), limit / 2, 0.5)
 
 
 def test_explain_says_what_stands_against_running_it(tmp_path):

@@ -202,8 +202,26 @@ def test_what_the_chain_lacks(clause, declared, expected):
         (
             "aggregate: mean, clip: 1, at_most: 1",
             BYPASS,
-            "ratio_budget is at most 1 here: a limit of 1 can never fail",
-            "write a limit below 1",
+            "a share of 1 leaves the policy's own update nothing",
+            "write a share below 1, such as 0.5",
+        ),
+        (
+            "aggregate: mean, clip: 9, at_most: 2",
+            BYPASS,
+            "a share of 2 leaves the policy's own update nothing",
+            "write a share below 1, such as 0.5",
+        ),
+        (
+            "aggregate: p99, at_most: 5",
+            BYPASS,
+            "a share of 5 leaves the policy's own update nothing",
+            "write a share below 1, such as 0.5",
+        ),
+        (
+            "aggregate: mean, clip: 0.5, at_most: 0.6",
+            BYPASS,
+            "ratio_budget is at most 0.5 here: a limit of 0.6 can never fail",
+            "write a limit below 0.5",
         ),
         (
             "aggregate: p99, at_most: 0.5",
@@ -221,6 +239,42 @@ def test_what_the_chain_lacks(clause, declared, expected):
 )
 def test_what_a_ratio_budget_lacks(clause, declared, message, hint):
     assert problems(f"metric: ratio_budget, {clause}", declared) == [(message, hint)]
+
+
+@pytest.mark.parametrize(
+    ("clause", "declared"),
+    [
+        (BIAS, "gradient: {advantage: -1, score_norm: 3}"),
+        (BIAS, "gradient: {advantage: {group_size: 1}, score_norm: 3}"),
+        ("metric: weight_gap, at_most: 0.1", "gradient: {weighting: {tis: 0.5}}"),
+        ("metric: ratio_budget, aggregate: p99, at_most: 0.5", "gradient: {clip_range: 3}"),
+        ("metric: reward_drift, at_most: 0.1", "reward: {range: [1, 0]}"),
+        ("metric: reward_drift, at_most: 0.1", "reward: {range: 3}"),
+        ("metric: reward_gap, at_most: 0.1", "reward: {range: [1, 0], of: exact_answer}"),
+        ("metric: reward_gap, at_most: 0.1", "reward: {range: [0, 1], of: [x]}"),
+        ("metric: reward_gap, at_most: 0.1", "reward: {range: [1, 1]}"),
+    ],
+)
+def test_a_wrong_declaration_is_said_once_where_it_is_written(clause, declared):
+    assert len(problems(clause, declared)) == 1
+
+
+@pytest.mark.parametrize(
+    ("of", "hint"),
+    [
+        (
+            "zebra",
+            "known: contains_answer, exact_answer. A reward of your own is rewards.py:score",
+        ),
+        (
+            "exact_answr",
+            "did you mean 'exact_answer'? A reward of your own is rewards.py:score",
+        ),
+    ],
+)
+def test_an_unknown_reward_is_told_the_known_ones_in_sentences(of, hint):
+    found = problems("metric: support_mass, at_most: 0.01", f"reward: {{of: {of}}}")
+    assert found == [(f"no reward is named {of!r}", hint)]
 
 
 @pytest.mark.parametrize("weighting", ["{mis: [2, 0.5]}", "{mis: [-1, 0]}", "{tis: 2, clip: 1}"])

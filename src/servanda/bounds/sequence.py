@@ -23,6 +23,7 @@ from servanda.errors import EvidenceError
 
 _CHAIN = "derived in docs/explanation/chain.md"
 _FINITE = sys.float_info.max
+_ROUNDING = 1e-9  # a bound this near to the end of its range, as a share of it, is at it
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -260,5 +261,5 @@ def sequence_tv_gaussian(kl: ArrayLike) -> Floats:
 
 
 def is_vacuous(bound: float, most: float) -> bool:
-    """Whether a bound says nothing that the largest possible value did not."""
-    return not bound < most
+    """Whether a bound says nothing that the largest possible value did not, but for rounding."""
+    return not bound < most * (1 - _ROUNDING)

@@ -8,12 +8,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from servanda.bounds import THEOREMS
+from servanda.bounds import THEOREMS, is_vacuous
 from servanda.chain.rests import rest
 from servanda.chain.start import LeaveOut, Start, tokens_of
 from servanda.chain.steps import Chain, Step, follow, joined, weakest
 from servanda.clauses import CHAIN
-from servanda.clauses.gradient import loss_of, psi_of, score_norm_of
+from servanda.clauses.gradient import bias_assumes, loss_of, psi_of, score_norm_of
 from servanda.contract import WHOLE, Contract
 from servanda.scope import slices_of
 from servanda.verdict import Verdict
@@ -22,11 +22,11 @@ _EVERYWHERE = "every_context"
 # what a clause at the end of the chain is called, where its metric's name would not do
 _ITSELF = {
     "policy_gradient_bias": "bias of the policy gradient",
-    "ratio_budget": "clip range",
+    "ratio_budget": "share of the clip range used",
     "reward_gap": "gap of your own reward, up or down",
-    "support_mass": "train's mass that infer cannot draw",
 }
 _NEXT_TV = "TV of the next token"
+_ALL = 1.0  # of the clip range: nothing is left of it, whatever more is said
 
 
 def chain(contract: Contract, verdict: Verdict | None = None) -> Chain:
@@ -41,7 +41,8 @@ def chain(contract: Contract, verdict: Verdict | None = None) -> Chain:
         if section in ("runtime", "observability"):
             continue
         try:
-            steps += _Path(contract, section, clause, verdict).steps()
+            for step in _Path(contract, section, clause, verdict).steps():
+                steps.append(step)  # noqa: PERF402 - what came before a path ends stays
         except LeaveOut as reason:
             left_out.append((clause.id, str(reason)))
     names = dict.fromkeys(name for step in steps for name in step.assumes)
@@ -60,7 +61,12 @@ def chain(contract: Contract, verdict: Verdict | None = None) -> Chain:
 class _Path(Start):
     """The numbers that start from one clause."""
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> Iterator[Step]:
+        """Number by number.
+
+        Raises:
+            LeaveOut: where the path ends before all that follows was said.
+        """
         if WHOLE not in slices_of(self.contract, self.section, self.clause):
             raise LeaveOut("it speaks of parts of the traffic, the chain of the whole")
         metric = self.clause.metric
@@ -77,23 +83,31 @@ class _Path(Start):
             }.get(metric, self._from_itself if metric in CHAIN else None)
         if found is None:
             raise LeaveOut(f"no bound of the chain starts from {metric}")
-        return [*found()]
+        yield from found()
 
     # from facts about golden texts
 
     def _from_osc(self) -> Iterator[Step]:
         osc = self.start("osc of the drift of logits, golden texts", "nats")
         yield osc
-        workload = self.contract.all_workloads.get(self.contract.workload_of(self.clause))
-        own = self.contract.kernels.train.sampling
-        temperature = workload.sampling.temperature if workload else 1.0
-        if own is not None and own.temperature != temperature:
-            return  # rows at two temperatures differ by more than a drift of logits
+        infer, train = self.transforms
+        temperature = infer.temperature
+        if train.temperature != temperature:
+            raise LeaveOut(
+                "beyond golden logits: the kernels sample at temperatures "
+                f"{train.temperature:g} and {temperature:g}, which differ by more than a drift"
+            )
+        replayed = self.contract.kernels.train.mask == "replayed"
+        if train != infer and not replayed:
+            raise LeaveOut("beyond golden logits: each kernel filters its tokens in its own way")
         if temperature != 1.0:
             what = f"osc at temperature {temperature:g}, golden texts"
             inputs = (osc.number, temperature)
             osc = follow(osc, "osc_at_temperature", what, *inputs, unit="nats")
             yield osc
+        if infer.filters or train.filters:
+            # even of the golden rows only where both kernels keep the same tokens of them
+            osc = replace(osc, standing=weakest(osc.standing, "conditional bound"))
         yield follow(osc, "tv_from_osc", f"{_NEXT_TV}, golden texts", osc.number, most=1.0)
         yield follow(osc, "kl_from_osc", "KL of the next token, golden texts", osc.number)
         everywhere = (_EVERYWHERE,)
@@ -128,6 +142,11 @@ class _Path(Start):
     def _from_golden_tv(self) -> Iterator[Step]:
         tv = self.start(f"{_NEXT_TV}, golden texts", most=1.0)
         yield tv
+        if not self.raw:
+            raise LeaveOut(
+                "beyond golden texts: their tv is of raw logits, and tokens are drawn after a "
+                "temperature or a filter; logit_osc_nats goes on through a temperature"
+            )
         everywhere = replace(
             tv,
             level=1,
@@ -160,6 +179,8 @@ class _Path(Start):
         tv = follow(share, "tv_from_exceedance", what, *inputs, most=1.0)
         yield tv
         yield from self._after_mean(tv)
+        if share.vacuous:
+            return
         rest = replace(share, number=beyond)
         yield from self._clip(rest, f", all but {100 * share.number:.2g} % of tokens")
 
@@ -178,16 +199,22 @@ class _Path(Start):
     def _from_itself(self) -> Iterator[Step]:
         """A clause that certifies the budget itself, at the end of the chain."""
         metric, clause = self.clause.metric, self.clause
-        what = _ITSELF.get(metric, metric.replace("_", " "))
+        what, most = _ITSELF.get(metric, metric.replace("_", " ")), self.most
         if clause.percentile is not None and isinstance(clause.at_most, float):
-            what = f"share of tokens beyond {clause.at_most:g} of the {what}"
+            what = f"share of tokens that use over {clause.at_most:g} of the clip range"
             yield self.start(what, most=1.0)
             return
-        start = self.start(what, self.metric.metric_unit, self.most)
+        if metric == "support_mass":
+            cap = getattr(self.metric.of(self.contract, clause), "cap", math.inf)
+            what = f"train's mass infer cannot draw, or over {cap:g} times infer's"
+        if metric == "ratio_budget":
+            most = min(most, _ALL)
+        start = self.start(what, self.metric.metric_unit, most)
         cell = self.cell()
         if metric == "reward_gap" and cell is not None and cell.interval:
             # a gap lies on either side of 0
-            start = replace(start, number=max(map(abs, cell.interval)))
+            number = max(map(abs, cell.interval))
+            start = replace(start, number=number, vacuous=is_vacuous(number, most))
         yield start
 
     # what follows
@@ -244,8 +271,9 @@ class _Path(Start):
             "policy_gradient_bias",
             "bias of the policy gradient",
             *inputs,
+            unit=gap.unit,
             most=most * math.prod(factors),
-            adds=() if gradient.loss == "sequence_mean" else ("constant_divisor",),
+            adds=bias_assumes(gradient.loss),
         )
 
     def _clip(self, ratio: Step, of: str) -> Iterator[Step]:
@@ -257,11 +285,13 @@ class _Path(Start):
             return
         law = THEOREMS["ratio_budget"]
         budget = law.function(ratio.number, *gradient.clip_range)
+        used = max(float(budget.used_up), float(budget.used_down))
         yield replace(
             ratio,
             level=ratio.level + 1,
-            what=f"share of clip range used{of}",
-            number=max(float(budget.used_up), float(budget.used_down)),
+            what=f"{_ITSELF['ratio_budget']}{of}",
+            number=used,
+            vacuous=is_vacuous(used, _ALL),
             unit="",
             theorem=law.name,
             standing=weakest(ratio.standing, law.standing),

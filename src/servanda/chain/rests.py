@@ -44,6 +44,9 @@ def _state(name: str, contract: Contract, verdict: Verdict | None) -> tuple[Stat
         return "kept", f"kept by construction: {assumption.kept_by}"
     if name == "same_filters":
         return _filters(contract)
+    if name == "same_reward" and contract.reward is not None and contract.reward.of is not None:
+        of = contract.reward.of
+        return "kept", f"kept by construction for {of}: one function for both kernels' answers"
     if name == "reward_range" and contract.reward is None:
         return "untested", "no range is declared: read the drift as a share of it"
     if name == "one_ratio":
@@ -67,6 +70,8 @@ def _filters(contract: Contract) -> tuple[State, str]:
     own = [k.sampling for k in (kernels.train, kernels.infer) if k.sampling is not None]
     given = [*own, *(workload.sampling for workload in contract.all_workloads.values())]
     if not any(sampling.filters for sampling in given):
+        if any(w.source == "trainer" for w in contract.all_workloads.values()):
+            return "declared", "declared: nothing is filtered, and a trainer draws the tokens"
         return "kept", "kept by construction: the contract filters nothing"
     if kernels.train.mask == "replayed":
         return "declared", "declared: train takes over the tokens that infer kept"

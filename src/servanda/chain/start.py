@@ -10,16 +10,18 @@ from dataclasses import dataclass
 
 from servanda.bounds import Standing, is_vacuous
 from servanda.chain.steps import STANDINGS, Step, joined
-from servanda.clauses import CHAIN, CellVerdict, ChainMetric
+from servanda.clauses import CHAIN, CellVerdict, ChainMetric, RewardGap
 from servanda.clauses.chain import chain_metric
 from servanda.contract import WHOLE, Clause, Contract, Section
+from servanda.sampling import Sampling
 from servanda.verdict import Verdict
 
+_RAW = Sampling.model_validate({})  # as the logits are: where nothing is drawn
 _SAMPLED = ("sampler", "order", "same_tokens")
 
 
 class LeaveOut(Exception):  # noqa: N818 - a reason, not an error
-    """Nothing follows from a clause, and why."""
+    """Nothing follows from a clause, or nothing more, and why."""
 
 
 def tokens_of(contract: Contract, workload: str) -> int | None:
@@ -59,6 +61,12 @@ class Start:
             raise LeaveOut(f"a precondition failed ({', '.join(failed)}), so it shows nothing")
         if cell.outcome == "not applicable" or (cell.interval is None and cell.value is None):
             raise LeaveOut(cell.note or "nothing was measured")
+        if cell.outcome == "error":
+            raise LeaveOut(f"it is in error, so it shows nothing: {cell.note}".rstrip(": "))
+        if cell.interval is None and self.section != "numerical":
+            raise LeaveOut("it has an estimate and no interval, so it shows no upper end")
+        if cell.interval is not None and cell.interval[0] > cell.interval[1]:
+            raise LeaveOut("its interval is empty, so it shows no upper end")
         return cell
 
     def start(self, what: str, unit: str = "", most: float = math.inf) -> Step:
@@ -121,8 +129,23 @@ class Start:
         """The largest value that the clause's own metric can have."""
         if not isinstance(self.clause.at_most, float):
             return math.inf
-        feed = getattr(self.metric.of(self.contract, self.clause), "feed", None)
+        kind = self.metric.of(self.contract, self.clause)
+        if isinstance(kind, RewardGap):
+            return kind.span
+        feed = getattr(kind, "feed", None)
         return math.inf if feed is None else feed.value(1.0)
+
+    @property
+    def transforms(self) -> tuple[Sampling, Sampling]:
+        """What infer, and what train, does to its logits before a token is drawn."""
+        workload = self.contract.all_workloads.get(self.contract.workload_of(self.clause))
+        infer = workload.sampling.transform if workload else _RAW
+        return infer, self.contract.kernels.train.sampling or infer
+
+    @property
+    def raw(self) -> bool:
+        """Whether both kernels draw from their logits as they are."""
+        return self.transforms == (_RAW, _RAW)
 
     @property
     def tokens(self) -> int | None:

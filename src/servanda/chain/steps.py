@@ -52,7 +52,7 @@ class Chain:
         tokens: that a whole answer has at most; None: not known, so nothing is said of one.
         steps: path by path, each number after the one it follows from.
         rests: every assumption of some step.
-        left_out: (clause, why nothing follows from it).
+        left_out: (clause, why nothing follows from it, or nothing more).
     """
 
     contract: str

@@ -64,6 +64,9 @@ class RatioBudget(ChainCertificate):
         elif clause.percentile is None and clause.clip is None:
             message = "the mean of ratio_budget has no bound, so no sample can certify it"
             yield Lack(message, "add clip: 1, or promise aggregate: p99", "aggregate")
+        elif limit_of(clause) >= 1:
+            message = f"a share of {limit_of(clause):g} leaves the policy's own update nothing"
+            yield Lack(message, "write a share below 1, such as 0.5", "at_most")
 
     @classmethod
     def of(cls, contract: Contract, clause: Clause) -> RatioBudget:

@@ -71,6 +71,15 @@ def score_norm_of(contract: Contract) -> float | None:
     return LOGIT_SCORE_NORM if declared == "logit_space" else declared
 
 
+def bias_assumes(loss: Loss) -> tuple[str, ...]:
+    """What the bias of a gradient rests on, besides its gap of weights.
+
+    An answer's own length is known with the answer; what a whole batch is divided by is not.
+    """
+    always = ("advantage", "score_norm", "token_level")
+    return always if loss == "sequence_mean" else (*always, "constant_divisor")
+
+
 @dataclass(frozen=True)
 class Gap(ChainCertificate):
     """D_psi = sum |p - q psi(w)| of each token, times a factor.
@@ -199,12 +208,7 @@ class WeightGapOfAnswers(AnswerGap):
 class PolicyGradientBias(BiasGap):
     """The bias of a gradient whose loss is averaged over the tokens of a batch."""
 
-    assumes: ClassVar[tuple[str, ...]] = (
-        "advantage",
-        "score_norm",
-        "token_level",
-        "constant_divisor",
-    )
+    assumes: ClassVar[tuple[str, ...]] = bias_assumes("token_mean")
     meaning: ClassVar[str] = (
         "how far the token-level policy gradient can be bent because the tokens came from the "
         "other kernel: the declared advantage times the declared score norm times what the "
@@ -215,13 +219,24 @@ class PolicyGradientBias(BiasGap):
 
     @classmethod
     def under(cls, contract: Contract, /) -> type[ChainMetric]:
-        return cls if loss_of(contract) == "token_mean" else BiasOfAnswers
+        return {
+            "token_mean": cls,
+            "sequence_sum": BiasOfSums,
+            "sequence_mean": BiasOfAnswers,
+        }[loss_of(contract)]
 
 
 @dataclass(frozen=True)
 class BiasOfAnswers(AnswerGap, BiasGap):
-    """The bias of a gradient that averages over answers."""
+    """The bias of a gradient that averages over answers, each divided by its own length."""
 
-    assumes: ClassVar[tuple[str, ...]] = ("advantage", "score_norm", "token_level")
+    assumes: ClassVar[tuple[str, ...]] = bias_assumes("sequence_mean")
     meaning: ClassVar[str] = PolicyGradientBias.meaning
     example: ClassVar[str] = PolicyGradientBias.example
+
+
+@dataclass(frozen=True)
+class BiasOfSums(BiasOfAnswers):
+    """The bias of a gradient that sums over the tokens of an answer."""
+
+    assumes: ClassVar[tuple[str, ...]] = bias_assumes("sequence_sum")

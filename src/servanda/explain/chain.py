@@ -10,7 +10,6 @@ from servanda.bounds import THEOREMS
 from servanda.chain import Chain, Step
 
 _WIDTH = 98
-_WHAT = 54
 _MARKS = string.ascii_lowercase
 _HEADS = ("at most", "stands as", "by", "rests on")
 _SHORT = {"conditional bound": "conditional"}
@@ -31,7 +30,7 @@ def chain_text(chain: Chain) -> str:
         blocks.append("\n".join(["by", *_by(laws)]))
     if chain.left_out:
         lines = [f"  {clause}: {reason}" for clause, reason in chain.left_out]
-        blocks.append("\n".join(["nothing follows from", *_wrapped(lines, 4)]))
+        blocks.append("\n".join(["left out", *_wrapped(lines, 4)]))
     return "\n\n".join(blocks)
 
 
@@ -55,12 +54,14 @@ def _vacuous(chain: Chain) -> str:
     first: dict[str, str] = {}
     for step in ends.values():
         first.setdefault(step.clause, step.what)
-    where = "; ".join(f"{clause}, from its {what} on" for clause, what in first.items())
+    where = "; ".join(f"{clause}: from '{what}' on" for clause, what in first.items())
     n, all_ = len(chain.vacuous), len(chain.steps)
     text = (
         f"VACUOUS: {n} of {all_} numbers say nothing that the range of the quantity did not "
         f"({where})."
     )
+    if any(step.what.startswith("share of the clip range") for step in chain.vacuous):
+        text += " Where the clip range is used up, nothing is left of it for the policy's update."
     answers = [step for step in chain.steps if step.what.startswith("drift of any reward")]
     if answers and all(step.vacuous for step in answers):
         text += (

@@ -44,8 +44,10 @@ _LEGEND = (
     "nothing, which is the worst case; half of such runs need more.{groups}"
 )
 _GROUPS = (
-    " A prompt group whose answers are shorter than max_new_tokens counts for less than one. "
-    "claim: realised counts single tokens instead, and speaks of the measured ones only."
+    " Where a promise is of tokens, both are for answers as long as max_new_tokens. With answers "
+    "half as long it takes twice as many groups at best, and about as many at half the limit "
+    "(servanda derive expects such answers). claim: realised counts single tokens instead, and "
+    "speaks of the measured ones only."
 )
 _FLOOR = "beyond twice what a kernel differs from itself in other batches"
 _ROWS = 12  # of slices in one table; the rest is counted

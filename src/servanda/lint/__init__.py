@@ -45,7 +45,7 @@ def check(
         *labels(contract),
         *learning(contract),
         *slices(contract),
-        *clauses(contract, marks),
+        *clauses(contract, marks, broken),
         *envelope(contract),
         *escalation(contract),
         *promotion(contract),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from servanda.clauses import CHAIN, chain_metric
 from servanda.contract import Clause, Contract, Section
@@ -11,10 +11,22 @@ from servanda.marks import Path
 from servanda.scope import known_by_name
 
 _ORDER = ("request", "context", "outcome")
+# what a metric of the chain may need of a contract: where it is wrong, that is said there
+_DECLARES = ("gradient", "reward", "workload", "workloads")
 
 
-def chain(path: Path, section: Section, contract: Contract, clause: Clause) -> Iterator[Finding]:
-    """In statistical, at most a number, on slices it is defined on, with what it needs."""
+def chain(
+    path: Path,
+    section: Section,
+    contract: Contract,
+    clause: Clause,
+    broken: Collection[Path] = (),
+) -> Iterator[Finding]:
+    """In statistical, at most a number, on slices it is defined on, with what it needs.
+
+    Args:
+        broken: mappings in which a value was wrong already, so that it is not as written.
+    """
     name, metric = clause.metric, chain_metric(contract, clause)
     if section != "statistical":
         message = f"{name} is judged from sampled tokens; it is no matter of {section}"
@@ -45,6 +57,14 @@ def chain(path: Path, section: Section, contract: Contract, clause: Clause) -> I
     elif clause.at_most < 0 or (clause.at_most == 0 and clause.percentile is None):
         message = f"{name} is never negative, and no sample can show that it is 0"
         yield Finding((*path, "at_most"), message, "write a limit above 0")
-    else:
+    elif not _declared_amiss(contract, broken):
         for lack in metric.lacks(contract, clause):
             yield Finding((*path, lack.key), lack.message, lack.hint)
+
+
+def _declared_amiss(contract: Contract, broken: Collection[Path]) -> bool:
+    """Whether what the metric follows from is wrong itself, which is said at its own place."""
+    if any(path and path[0] in _DECLARES for path in broken):
+        return True
+    reward = contract.reward
+    return reward is not None and reward.range[0] >= reward.range[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from servanda.clauses import CALIBRATION, CHAIN, GUARDS
 from servanda.contract import Clause, Contract, Relative, Section
@@ -23,8 +23,12 @@ _GUARD_LIMITS = {"usable_ratio": ("at_least", "0.999"), "self_noise": ("at_most"
 _AN_EXAMPLE = "{id: tv, metric: tv, aggregate: mean, at_most: 0.02}"
 
 
-def clauses(contract: Contract, marks: Marks) -> Iterator[Finding]:
-    """Every clause, and that there is one."""
+def clauses(contract: Contract, marks: Marks, broken: Collection[Path] = ()) -> Iterator[Finding]:
+    """Every clause, and that there is one.
+
+    Args:
+        broken: mappings in which a value was wrong already, so that it is not as written.
+    """
     first: dict[str, Path] = {}
     declared = known_by_name(contract)
     known = [*DIVERGENCES, *GUARDS, CALIBRATION, *CHAIN, *RUNTIME_METRICS, *KNOWN_LATER]
@@ -62,7 +66,7 @@ def clauses(contract: Contract, marks: Marks) -> Iterator[Finding]:
             yield from calibration(path, section, clause)
             yield from _relative(path, section, contract, clause)
         elif clause.metric in CHAIN:
-            yield from chain(path, section, contract, clause)
+            yield from chain(path, section, contract, clause, broken)
         else:
             yield from _later(path, clause)
     if not first:

@@ -46,7 +46,9 @@ def _reward(reward: Reward) -> Iterator[Finding]:
         return
     parts = file_and_function(reward.of)
     if parts is None:
-        hint = f"{nearest(reward.of, REWARDS)} A reward of your own is rewards.py:score"
+        near = nearest(reward.of, REWARDS)
+        near += "" if near.endswith("?") else "."
+        hint = f"{near} A reward of your own is rewards.py:score"
         yield Finding(("reward", "of"), f"no reward is named {quoted(reward.of)}", hint)
     elif not parts[0].endswith(".py") or not parts[1].isidentifier():
         message = f"{quoted(reward.of)} is no function in a Python file"
