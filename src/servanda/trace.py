@@ -62,7 +62,8 @@ class Trace:
         prompt_tokens_S: length of each prompt.
         token_N: token ids.
         columns: "logp" and whatever else the kernel records (see sampling.observe).
-        about: path, batch size, sampling: how these numbers came to be (law 7).
+        about: path, batch size, sampling: how these numbers came to be (law 7); and, where
+            the engine says it, capture: what the logprobs were rounded to.
     """
 
     sequence_S: Array

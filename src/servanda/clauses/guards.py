@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from servanda.capture import CAPTURES, captured, errors
 from servanda.clauses.base import (
     GUARDS,
     Array,
@@ -19,6 +20,7 @@ from servanda.clauses.base import (
     peak,
 )
 from servanda.stats import Coherence, Fidelity, LikelihoodRatio, Refutation
+from servanda.trace import Trace
 
 
 class _Guard:
@@ -121,7 +123,19 @@ class Coherent(_Refuting):
         inside_N = view.mask(cell.cut)
         known_N = inside_N & view.usable_N
         missing = int((inside_N & ~known_N).sum()) + _lost(cell, view)
-        return Coherence.of(view.log_ratio()[known_N], missing)
+        error_N = _errors(view.pair.train) + _errors(view.pair.infer)
+        return Coherence.of(view.log_ratio()[known_N], missing, error_N[known_N])
+
+
+def _errors(trace: Trace) -> Array:
+    """The most that rounding moved each recorded logprob by, [N], nats.
+
+    By the precision that the trace declares, or else the coarsest that its values can have
+    been kept in: never a finer one than theirs.
+    """
+    logp_N = trace.columns["logp"]
+    said = trace.about.get("capture")
+    return errors(logp_N, said if said in CAPTURES else captured(logp_N))
 
 
 @dataclass(frozen=True)
