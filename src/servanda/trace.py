@@ -95,7 +95,9 @@ class Trace:
     def best(self) -> tuple[Array, Array] | None:
         """Ids and logprobs of the likeliest tokens, [N, K] each; None where none are recorded.
 
-        Columns "id.0", "logp.0", "id.1", ..., as `Engine.top` names them.
+        Columns "id.0", "logp.0", "id.1", ..., as `Engine.top` names them.  Which ids they are
+        has to be fixed before the token is drawn: an id that was added because it was drawn
+        makes the true report look like a lie.
         """
         k = sum(name.startswith("id.") for name in self.columns)
         if not k:

@@ -26,7 +26,6 @@ from servanda.clauses.reward_gap import DRAWS
 from servanda.stats import Coherence, Fidelity, LikelihoodRatio, Refutation
 from servanda.trace import Trace
 
-
 FOUND_TRAIN = (
     "the tokens that train drew for its own answers do not follow the distribution that it "
     "reports: an undisclosed temperature, top-p or greedy decoding, so their rewards are not "
