@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.capture import CAPTURES, capture_floor, eta, rounded
+from servanda.capture import CAPTURES, capture_floor, errors, eta, rounded
 from servanda.divergence import DIVERGENCES, sampled
 from servanda.sampling import log_softmax
 
@@ -62,3 +62,10 @@ def test_rounding_real_logprobs_costs_about_the_floor(metric, capture):
     floor = capture_floor(metric, capture)
     if floor:
         assert 0.4 < measured / floor < 2.5
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_the_errors_of_many_are_the_eta_of_each(capture):
+    logp_N = np.array([-0.3, -0.5, -1.0, -3.0, -17.0])
+    assert errors(logp_N, capture).tolist() == [eta(capture, -value) for value in logp_N]
+    assert errors(np.array([-np.inf, np.nan]), capture).tolist() == [0.0, 0.0]

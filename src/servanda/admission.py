@@ -200,8 +200,10 @@ def as_declared(
     for item in _ABOUT:
         said = trace.about.get(item)
         if said is not None and _plain(said) != _plain(declared[item]):
+            drawn = item == "path" and path != path_of(kernel, side)  # the path is of scoring
+            by = "answers are drawn by" if drawn else "the contract declares"
             raise MeasurementError(
-                f"{engine} recorded {item} {said}, and the contract declares {declared[item]}",
+                f"{engine} recorded {item} {said}, and {by} {declared[item]}",
                 hint="numbers made otherwise do not speak of this contract: scoring a prompt "
                 "does not certify decoding, nor one sampling another",
             )

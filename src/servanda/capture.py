@@ -32,6 +32,15 @@ def eta(capture: str, nats: float = TYPICAL_NATS) -> float:
     return float(2.0 ** (int(exponent) - 1 - CAPTURES[capture]))
 
 
+def errors(values: Floats, capture: str) -> Floats:
+    """eta of each recorded logprob, nats; 0 where it is not finite.
+
+    A value that was rounded up to a power of 2 has the larger eta, so this bounds it as well.
+    """
+    _, exponent = np.frexp(np.where(np.isfinite(values), values, 0.0))
+    return np.where(np.isfinite(values), np.ldexp(1.0, exponent - 1 - CAPTURES[capture]), 0.0)
+
+
 def rounded(values: Floats, capture: str) -> Floats:
     """The values as a record of that precision returns them, in float64."""
     if capture == "bfloat16":  # numpy has none: 8 bits of the float32 significand

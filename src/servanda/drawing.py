@@ -17,6 +17,7 @@ from servanda.admission import as_declared, path_of
 from servanda.clauses import DRAWS, REWARD
 from servanda.contract import PACK, Kernel, Path
 from servanda.engines.base import Engine, verb_of
+from servanda.errors import MeasurementError
 from servanda.identity import Description
 from servanda.plan import Plan
 from servanda.rounds import SIDES, in_order, round_name
@@ -78,6 +79,13 @@ class Drawing:
             return self._rewarded(schedule, units, side, self._classified(batch, trace))
 
         trace = self.run.kept(round_name(schedule, index, what or side), draw)
+        if what == DRAWS and "path" not in trace.about:
+            # train declares how it scores, so nothing else says how it drew
+            raise MeasurementError(
+                f"the {side} engine {self.kernels[side].engine!r} does not record by which path "
+                "it drew its answers",
+                hint='let the trace of Engine.generate say about={"path": "decode"}',
+            )
         return self._declared(trace, schedule, side, "decode")
 
     def _declared(self, trace: Trace, schedule: Schedule, side: str, path: Path) -> Trace:

@@ -62,7 +62,8 @@ class Trace:
         prompt_tokens_S: length of each prompt.
         token_N: token ids.
         columns: "logp" and whatever else the kernel records (see sampling.observe).
-        about: path, batch size, sampling: how these numbers came to be (law 7).
+        about: path, batch size, sampling: how these numbers came to be (law 7); and, where
+            the engine says it, capture: what the logprobs were rounded to.
     """
 
     sequence_S: Array
@@ -94,7 +95,9 @@ class Trace:
     def best(self) -> tuple[Array, Array] | None:
         """Ids and logprobs of the likeliest tokens, [N, K] each; None where none are recorded.
 
-        Columns "id.0", "logp.0", "id.1", ..., as `Engine.top` names them.
+        Columns "id.0", "logp.0", "id.1", ..., as `Engine.top` names them.  Which ids they are
+        has to be fixed before the token is drawn: an id that was added because it was drawn
+        makes the true report look like a lie.
         """
         k = sum(name.startswith("id.") for name in self.columns)
         if not k:

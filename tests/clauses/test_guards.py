@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from servanda import run
-from servanda.clauses import Cell, Look, SamplerFidelity, View
+from servanda.capture import rounded
+from servanda.clauses import Cell, Coherent, Look, SamplerFidelity, View
 from servanda.contract import WHOLE, Clause, Kernel
 from servanda.engines.table import TableEngine
 from servanda.explain.words import explain_guard
@@ -13,6 +14,7 @@ from servanda.slices import Cut
 from servanda.trace import Batch, Trace, TracePair
 from tests import kit
 
+COHERENT = Clause.model_validate({"id": "coherent", "metric": "coherence"})
 GUARD = "observability: {clauses: [{id: coherent, metric: coherence}]}"
 COLD = ", sampling: {temperature: 0.5}"
 RAW = Sampling()
@@ -61,6 +63,50 @@ def test_lost_sequences_do_not_look_incoherent(tmp_path):
     cells = checked(tmp_path, infer=", fault: {lost_sequences: 0.5}")
     assert cells["coherent"].outcome == "holds"
     assert cells["coherent"].missing > 0
+
+
+@pytest.mark.parametrize("capture", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("coarse", ["infer", "train"])
+def test_one_kernel_whose_record_is_rounded_is_not_incoherent(capture, coarse):
+    """Tables of one row: rounding moves every weight of a token the same way, 40,000 times."""
+    mass = np.array([0.299, 0.169, 0.085, 0.355, 0.092])
+    token_N = np.random.default_rng(3).choice(len(mass), 40_000, p=mass)
+    exact = np.log(mass)[token_N]
+    kept = {"infer": exact, "train": exact, coarse: rounded(exact, capture)}
+    cell = Cell(COHERENT, "observability", (), ALL, "realised", 1, Coherent())
+    view = together(kept["infer"], kept["train"], token_N)
+    verdict = cell.kind.judge(cell, [cell.kind.weigh(cell, view)], None, LOOK)
+    assert verdict.outcome == "holds" and verdict.e_violated <= 1e-3
+
+
+def test_a_declared_precision_goes_before_what_the_values_look_like():
+    """Exact powers of 2 look coarse; in a record of float64 they are what they say."""
+    infer_N = np.full(2000, -1.0)
+    train_N = infer_N + 2.0**-8  # w is above 1 by half of what bfloat16 may be off by
+    cell = Cell(COHERENT, "observability", (), ALL, "realised", 1, Coherent())
+    about = {"capture": "float64"}
+    seen = cell.kind.weigh(cell, together(infer_N, train_N, np.zeros(2000, int), about))
+    unseen = cell.kind.weigh(cell, together(infer_N, train_N, np.zeros(2000, int)))
+    assert seen.log_e > 1 and unseen.log_e < 0
+
+
+def together(infer_N, train_N, token_N, about=None):
+    """A view of sequences of one token each, that two records speak of."""
+    n = len(token_N)
+    one_S, no_S = np.ones(n, dtype=np.int64), np.zeros(n, dtype=bool)
+    infer, train = (
+        Trace(np.arange(n), one_S, no_S, one_S, token_N, {"logp": logp_N}, about or {})
+        for logp_N in (infer_N, train_N)
+    )
+    return View(
+        pair=TracePair(infer, train),
+        columns={},
+        group_N=np.arange(n),
+        group_S=np.arange(n),
+        launched=n,
+        width=1,
+        may_meet={ALL: np.ones(n, dtype=bool)},
+    )
 
 
 def test_coherence_is_judged_only_where_it_is_written(tmp_path):

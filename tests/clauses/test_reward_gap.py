@@ -3,12 +3,16 @@
 import json
 import math
 import re
+from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from servanda import report, run
-from servanda.clauses import DRAWS, REWARD, RewardGap
+from servanda.clauses import DRAWS, REWARD, RewardGap, SamplerFidelity
+from servanda.clauses.base import peak
+from servanda.clauses.guards import FOUND_TRAIN
 from servanda.cli.costs import plan_lines
 from servanda.comparison import measure_pack
 from servanda.contract import Sampling
@@ -19,6 +23,7 @@ from servanda.errors import ContractError, MeasurementError
 from servanda.explain.contract import explain_contract
 from servanda.identity import EvidenceKey
 from servanda.probe import Engines, probe
+from servanda.report.sentence import headline
 from servanda.rundir import opened
 from servanda.scoring import scorer_of
 from servanda.tables import TablePair
@@ -74,7 +79,7 @@ def test_the_gap_is_what_enumeration_says_of_both_kernels_answers(tmp_path, clai
     assert cell.interval[0] < truth(pair) < cell.interval[1]
     assert cell.value == pytest.approx(truth(pair), abs=0.06)
     assert cell.units == ("prompt groups" if claim == "population" else "sequences")
-    assert cell.assumptions == ("order", *(["independent"] * (claim == "population")))
+    assert cell.assumptions == ("order", "own_law", *(["independent"] * (claim == "population")))
 
 
 @pytest.mark.parametrize("claim", ["population", "realised"])
@@ -185,6 +190,83 @@ def test_train_draws_with_a_transform_of_its_own(tmp_path):
     cell = gap_of(check(path))
     assert abs(truth(exact)) > 0.03
     assert cell.value == pytest.approx(truth(exact), abs=0.05)
+
+
+COLD = ", fault: {undisclosed_temperature: 0.2}"
+
+
+def test_a_train_kernel_that_draws_otherwise_than_it_scores_is_refuted(tmp_path):
+    """Identical tables; train scores as it should, and answers nearly greedily."""
+    path, _ = write(tmp_path, q=P, train=COLD, limit=0.1, first=320, last=640)
+    verdict = check(path)
+    fidelity = next(c for c in verdict.cells if c.metric == "sampler_fidelity")
+    assert fidelity.outcome == "violated"
+    assert fidelity.note == FOUND_TRAIN
+    assert headline(verdict).text.startswith("What train draws does not follow")
+    gap = gap_of(verdict)
+    assert gap.outcome == "inconclusive" and "precondition failed" in gap.note
+
+
+def test_both_sides_of_fidelity_share_its_price(tmp_path):
+    """The evidence of the pair is that of its stronger side, less what the other costs."""
+    path, _ = write(tmp_path, q=P, train=COLD, limit=0.1, last=64)
+    plan = run.compile(run.load(path))
+    evidence = run.weigh(plan, run.measure(plan, tmp_path / "run", open=run.in_process))
+    at = next(i for i, c in enumerate(plan.cells) if isinstance(c.kind, SamplerFidelity))
+    sides = [w.statistics[at] for w in evidence.closed(plan.cells[at].workload)]
+    train, infer = (peak([np.array(r[s].growth) for r in sides]) for s in ("train", "infer"))
+    assert train > infer
+    (found,) = (c for c in run.judge(plan, evidence).cells if c.metric == "sampler_fidelity")
+    assert found.e_violated == pytest.approx(train - math.log(2))
+    assert found.n == sum(r[s].n for r in sides for s in ("train", "infer"))
+
+
+def test_an_honest_train_kernel_is_not_refuted(tmp_path):
+    path, _ = write(tmp_path, q=P, train=", path: prefill", limit=0.4, first=320, last=640)
+    (found,) = (c for c in check(path).cells if c.metric == "sampler_fidelity")
+    assert (found.outcome, found.note) == ("holds", "not rejected")
+
+
+class Elsewhere(TableEngine):
+    """Says another path of the answers it draws, or none."""
+
+    said: ClassVar = {}
+
+    def generate(self, *args):
+        trace = super().generate(*args)
+        about = {k: v for k, v in trace.about.items() if k != "path"} | self.said
+        return replace(trace, about=about)
+
+
+@pytest.mark.parametrize("declared", ["", ", path: prefill"])
+@pytest.mark.parametrize(
+    ("said", "told", "hint"),
+    [
+        (
+            {"path": "prefill"},
+            "recorded path prefill, and answers are drawn by decode",
+            "scoring a prompt does not certify decoding",
+        ),
+        (
+            {},
+            "does not record by which path it drew its answers",
+            'let the trace of Engine.generate say about={"path": "decode"}',
+        ),
+    ],
+)
+def test_train_says_that_it_draws_by_decoding_whatever_path_it_scores_by(
+    tmp_path, declared, said, told, hint
+):
+    made = type("Made", (Elsewhere,), {"said": said})
+    path, _ = write(tmp_path, train=declared)
+    with pytest.raises(MeasurementError) as caught:
+        run.check(
+            path,
+            run_dir=tmp_path / "run",
+            open=lambda kernel, side: (made if side == "train" else TableEngine)(kernel),
+        )
+    assert f"the train engine 'table' {told}" in str(caught.value)
+    assert hint in str(caught.value)
 
 
 @pytest.mark.parametrize("claim", ["population", "realised"])

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from servanda.errors import EvidenceError
 from servanda.sampling import Sampling, draw, processed_logprobs
 from servanda.stats import LikelihoodRatio
 from servanda.stats.likelihood_ratio import LEAK
@@ -121,3 +122,29 @@ def test_rounds_add_up_and_none_is_no_evidence():
     whole = LikelihoodRatio.of(ids, logp, tokens)
     assert sum(parts, LikelihoodRatio()).growth == pytest.approx(whole.growth)
     assert LikelihoodRatio().log_e == -math.inf
+
+
+@pytest.mark.parametrize("absent", [-np.inf, np.nan])
+def test_a_drawn_token_that_was_appended_to_the_best_is_refused(absent):
+    """As servers do that return k logprobs and the sampled one beside them."""
+    rng = np.random.default_rng(5)
+    logp = processed_logprobs(rng.normal(size=(600, VOCABULARY)) * 2.5, HONEST)
+    token_N = draw(logp, rng.random(600))
+    ids = np.argsort(-logp, axis=1, kind="stable")[:, :5]
+    best = np.take_along_axis(logp, ids, axis=1)
+    outside_N = ~(ids == token_N[:, None]).any(axis=1)
+    own_N = np.where(outside_N, logp[np.arange(600), token_N], absent)
+    more = np.column_stack([ids, np.where(outside_N, token_N, -1)]), np.column_stack([best, own_N])
+    told = f"the drawn one in all of the {outside_N.sum()} of 600 steps that have it"
+    with pytest.raises(EvidenceError, match=told) as caught:
+        LikelihoodRatio.of(*more, token_N)
+    assert "drop the appended token" in str(caught.value)
+    assert LikelihoodRatio.of(ids, best, token_N).log_e < math.log(20)
+
+
+def test_a_last_token_that_is_drawn_once_by_chance_is_not_refused():
+    """A cut tail leaves the second token at one step of two, and there it is drawn."""
+    ids = np.array([[0, 1], [0, 1]])
+    logp = np.log(np.array([[0.9, 0.1], [1.0, 1e-300]]))
+    logp[1, 1] = -np.inf
+    assert LikelihoodRatio.of(ids, logp, np.array([1, 0])).n == 2

@@ -33,6 +33,11 @@ ASSUMPTIONS: Mapping[str, Assumption] = MappingProxyType(
             "what is measured, and in which order, was decided before any outcome",
             kept_by="units are ordered by launch, in closed rounds, with fresh noise for each",
         ),
+        "own_law": Assumption(
+            "train answers by the law that it scores with, though it answers by decoding and "
+            "scores by the path that it declares",
+            tested_by=("sampler_fidelity",),
+        ),
         "same_tokens": Assumption(
             "both kernels score the same token ids, the end-of-text step included",
             kept_by="traces are aligned token by token, or refused",

@@ -175,8 +175,12 @@ class RewardGap(BySequence, Sampled):
             units=f"{self.each}s" if cell.claim == "realised" else "prompt groups",
             missing=tally.missing,
             alpha=look.alpha,
-            # no logprob is used, so it does not matter whether they are right
-            assumptions=("order", *(("independent",) if cell.claim == "population" else ())),
+            # no logprob is used; but the clauses beside it call the law that train scores by train
+            assumptions=(
+                "order",
+                "own_law",
+                *(("independent",) if cell.claim == "population" else ()),
+            ),
             note=_told(met),
             open=True,
         )
@@ -191,7 +195,9 @@ class RewardGap(BySequence, Sampled):
         if cell.claim == "realised":
             # speaks of the answers measured so far, so what was red may be so no more
             outside = [[sum(end, np.zeros(1))] for end in outside]
-        # both ends must be shown to hold, one is enough to fail: each costs half of alpha
+        # both ends must be shown to hold, one is enough to fail: each costs half of alpha.
+        # For `holds` either end could be tested at alpha, since only one of them can be false;
+        # but then the answer and the printed interval, which is two-sided, would disagree.
         e_holds = min(map(log_mean_exp, inside)) - math.log(2)
         e_violated = max(map(peak, outside)) - math.log(2)
         verdict = verdict.but(e_holds=e_holds, e_violated=e_violated)

@@ -41,7 +41,9 @@ class Engine(Protocol):
         """Draw up to batch.width tokens for each prompt, by real decoding.
 
         Draws are `uniforms(seed, "draw", sequence, width)`, so a sequence's tokens do not
-        depend on the batch it ran in, but for the kernel's own rounding.
+        depend on the batch it ran in, but for the kernel's own rounding.  Where the trace has
+        best tokens ("id.0", "logp.0", ...), they are the likeliest ones alone: servers that
+        append the drawn token to them (vLLM's `logprobs=k`) have to have it taken out again.
         """
         ...
 

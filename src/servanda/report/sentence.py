@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from servanda.clauses import CellVerdict
+from servanda.clauses.guards import FOUND_TRAIN
 from servanda.contract import WHOLE
 from servanda.report.words import (
     excess,
@@ -76,6 +77,8 @@ def _untrusted(bad: Sequence[CellVerdict]) -> bool:
 
 
 def _broken(bad: Sequence[CellVerdict]) -> str:
+    if any(c.note == FOUND_TRAIN for c in bad):
+        return "What train draws does not follow the distribution that it reports."
     if _untrusted(bad):
         return "What it serves does not follow the distribution that it reports."
     if not any(c.section == "statistical" for c in bad):

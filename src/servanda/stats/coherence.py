@@ -8,6 +8,10 @@
 # It sees raw logprobs on infer beside processed ones on train, logprobs of other tokens, and
 # probabilities that add up to more than 1.  It does not see another temperature of train:
 # that is another distribution, and what `tv` measures.
+#
+# Recorded weights are not the kernels' own: rounding both logprobs moves log w by at most the
+# sum of their two errors.  Each weight is taken at its lower end, so that a coarse record of
+# honest kernels rejects nothing, whatever it was rounded to.
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from servanda.stats.refutation import Refutation
 
 CAP = 10.0  # on w: no single token can then reject alone
 _BETS: Floats = np.geomspace(0.01, 0.99, 16)
-_SLACK = 1e-6  # nats: logprobs of both sides may be stored in float32
+_SLACK = 1e-6  # nats, at least: logprobs may have been in float32 before they were recorded
 
 
 @dataclass(frozen=True)
@@ -28,18 +32,20 @@ class Coherence(Refutation):
     """Evidence that E_infer w > 1."""
 
     @classmethod
-    def of(cls, log_ratio_N: Floats, missing: int = 0) -> Coherence:
+    def of(cls, log_ratio_N: Floats, missing: int = 0, error_N: Floats | float = 0.0) -> Coherence:
         """Of one closed round of log-ratios log p - log q, nats, in launch order.
 
         Args:
             log_ratio_N: -inf where train gives no mass; neither NaN nor +inf.
             missing: tokens that were launched and have no value: each is charged w = 0.
+            error_N: the most that rounding moved each log-ratio by, nats; see `capture.errors`.
 
         Source:
             I. Waudby-Smith, A. Ramdas, Estimating means of bounded random variables by betting,
             2024; the cap and the bets are ours.
         """
-        weight_N = np.minimum(np.exp(np.minimum(log_ratio_N - _SLACK, np.log(CAP))), CAP)
+        least_N = log_ratio_N - np.maximum(error_N, _SLACK)
+        weight_N = np.minimum(np.exp(np.minimum(least_N, np.log(CAP))), CAP)
         sums = np.log1p(_BETS[:, None] * (weight_N - 1)).sum(axis=1)
         sums += missing * np.log1p(-_BETS)
         return cls(len(weight_N), tuple(sums.tolist()), missing)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from servanda.errors import EvidenceError
 from servanda.stats.log_moment import Floats
 from servanda.stats.refutation import Refutation
 
@@ -26,6 +27,8 @@ _OTHERS = (0.9, 1.2)  # times the mass of what was not returned
 _SPILL = 0.01  # of the mass goes there, even where the report leaves none
 LEAK = 0.05  # of every alternative is the report itself, so no factor is smaller
 _SLACK = 1e-6  # logprobs may be stored in float32
+
+_BY_CHANCE = math.log(1e-9)  # of drawing the last token at every step that has one
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,12 @@ class LikelihoodRatio(Refutation):
             missing: tokens that were launched and have no value; each is charged LEAK.
 
         A step whose logprobs are NaN, or add up to more than 1, is missing too.
+
+        Raises:
+            EvidenceError: the last column is the drawn token wherever it has a value, and it
+                has none elsewhere: it was appended after the draw.
         """
+        _refuse_appended(ids_NK, logp_NK, token_N)
         with np.errstate(over="ignore"):
             mass_NK = np.exp(logp_NK)
         usable_N = mass_NK.sum(axis=1) <= 1 + _SLACK  # false for NaN
@@ -58,6 +66,28 @@ class LikelihoodRatio(Refutation):
         missing += int((~usable_N).sum())
         sums += missing * math.log(LEAK)
         return cls(int(usable_N.sum()), tuple(sums.tolist()), missing)
+
+
+def _refuse_appended(
+    ids_NK: NDArray[np.int64], logp_NK: Floats, token_N: NDArray[np.int64]
+) -> None:
+    """The cells of a step have to be fixed before its token is drawn."""
+    if ids_NK.shape[1] < 2:
+        return
+    last_N = logp_NK[:, -1]
+    there_N = np.isfinite(last_N)
+    # where an honest report has a last token now and then, it may be drawn by chance
+    if there_N.all() or last_N[there_N].sum() > _BY_CHANCE:
+        return
+    least_N = np.min(logp_NK[there_N, :-1], axis=1)
+    if (ids_NK[there_N, -1] == token_N[there_N]).all() and (last_N[there_N] <= least_N).all():
+        raise EvidenceError(
+            f"the last of the {ids_NK.shape[1]} best tokens is the drawn one in all of the "
+            f"{int(there_N.sum())} of {len(token_N)} steps that have it: it was appended after "
+            "the draw",
+            hint="drop the appended token: report the k likeliest tokens, whichever was drawn "
+            "(vLLM's logprobs=k adds it to them)",
+        )
 
 
 def _sorted(
