@@ -381,3 +381,65 @@ def test_a_run_that_keeps_no_text_asks_for_it(tmp_path):
         f"{tmp_path / 'run'} keeps no text of its contract\n  hint: name it: --contract FILE\n"
     )
     assert call(tmp_path / "run", "--contract", path).exit_code == 0
+
+
+def test_a_percentile_of_the_chain_gets_a_limit(tmp_path):
+    budget = "  - {id: budget, metric: ratio_budget, aggregate: p90, at_most: 0.9}\n"
+    more = f"{budget}gradient: {{clip_range: [0.2, 0.28], ratio: bypass}}\n"
+    run_dir, _ = good(tmp_path, more=more, slices="")
+
+    answer = call(run_dir)
+
+    assert answer.exit_code == 0, answer.output
+    # the largest log ratio there is, log(.28 / .25) down, as a share of -log(1 - .2)
+    assert re.search(r"^budget: .* 0\.5079 +0 +0\.9 +0\.51 +1\.00 +sampling$", answer.output, re.M)
+
+
+def test_what_rounding_reads_as_is_said_to_be_unknown(tmp_path):
+    support = "  - {id: support, metric: support_mass, at_most: 0.9}\n"
+    answer = call(good(tmp_path, more=support, slices="")[0])
+    told = "support: what rounding to float64 alone reads as is not known for this metric"
+    assert told in answer.output.split("\n")
+
+
+def test_a_percentile_that_the_size_cannot_show_says_how_many_groups_would(tmp_path):
+    tail = "  - {id: tail, metric: abs_log_ratio_nats, aggregate: p99, at_most: 0.5, mode: monitor}"
+    run_dir, _ = good(tmp_path, more=tail, slices="", last=96)
+
+    output = call(run_dir).output
+
+    told = re.search(
+        r"^tail: left as it is: p99 on slice 'all' takes about ([\d,]+) prompt groups like these "
+        r"even of identical kernels, and a run has 96: raise promotion\.offline\.sequences$",
+        output,
+        re.M,
+    )
+    # log(1/alpha) / -log(.99), were every answer of full length
+    assert told and int(told[1].replace(",", "")) > 300
+
+
+def test_records_that_are_gone_are_said_to_be_damaged(tmp_path):
+    run_dir, _ = good(tmp_path, more="", slices="", last=96)
+    first = min(run_dir.rglob("*000000.infer.parquet"))
+    first.unlink()
+    answer = call(run_dir)
+    assert answer.exit_code == 4
+    assert answer.output == (
+        f"{run_dir / 'attempt-1'} has the records of 0 prompt groups, and its verdict counted 96: "
+        "a file of a round is lost or damaged\n"
+        "  hint: the same `servanda check` measures it again, with the same draws\n"
+    )
+
+
+def test_a_contract_that_was_edited_since_is_refused(tmp_path):
+    run_dir, path = good(tmp_path, more="", slices="", last=64)
+    text = path.read_text()
+    path.write_text(f"# a comment is no other contract\n{text}")
+    new = tmp_path / "new.yaml"
+    assert call(run_dir, "-o", new).exit_code == 0
+    assert new.read_text().startswith("# a comment is no other contract")
+    path.write_text(text.replace("at_most: 0.5", "at_most: 0.4"))
+    answer = call(run_dir)
+    assert answer.exit_code == 4
+    assert f"{path} is not the contract of this run: its digest is " in answer.output
+    assert "  hint: it changed since: restore it, measure again with --fresh, or " in answer.output

@@ -17,6 +17,7 @@ from servanda.calibrate.seen import Seen
 from servanda.clauses import Cell, Certificate, View
 from servanda.clauses.certificate import Units
 from servanda.clauses.feed import Feed
+from servanda.stats import units_to_decide
 from servanda.stats.log_moment import NEG
 
 Floats = NDArray[np.float64]
@@ -66,6 +67,11 @@ class Again:
             mean_B = np.exp(growth_BK - top_B[:, None]).mean(axis=1)
             self._known[limit] = top_B + np.log(mean_B) >= self.log_price
         return self._known[limit]  # type: ignore[return-value]
+
+    def needed(self, limit: float) -> int | None:
+        """Prompt groups like those of this run that show a limit; None where none do."""
+        growth_K = self._growth(self.at(limit)).mean(axis=0)
+        return units_to_decide(growth_K, 1, self.log_price)
 
     def _growth(self, kind: Certificate) -> Floats:
         """What one draw of each prompt group adds to the evidence, [G, K], nats."""
