@@ -67,11 +67,15 @@ def outcome(folder, text, *, q=PAIR, seed):
 
 def test_only_the_limits_of_the_contract_change(done):
     _, path, new, _ = done
-    before, after = path.read_text().split("\n"), new.read_text().split("\n")
+    before = path.read_text().split("\n")
+    written = new.read_text().split("\n")
+    notes = [line for line in written if line.strip().startswith("# calibrated: was ")]
+    after = [line for line in written if line not in notes]
 
     changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
 
     assert len(changed) == 4  # tv, tail, k3, drift; not the one that is relative
+    assert sorted(line.split()[-1] for line in notes) == ["0.1", "0.5", "0.5", "9"]
     for a, b in changed:
         limit = r"at_most: [-\d.e]+"
         assert re.sub(limit, "", a) == re.sub(limit, "", b)
@@ -443,3 +447,48 @@ def test_a_contract_that_was_edited_since_is_refused(tmp_path):
     assert answer.exit_code == 4
     assert f"{path} is not the contract of this run: its digest is " in answer.output
     assert "  hint: it changed since: restore it, measure again with --fresh, or " in answer.output
+
+
+def test_a_budget_that_grows_and_a_run_that_was_violated_are_warned_of(tmp_path):
+    more = "  - {id: reward, metric: reward_drift, at_most: 0.01}\nreward: {range: [0, 1]}\n"
+    run_dir, _ = good(tmp_path, q=WORSE, more=more, slices="", last=1200)
+    new = tmp_path / "new.kernelcontract.yaml"
+    answer = call(run_dir, "-o", new)
+    assert answer.exit_code == 0, answer.output
+    limit = sv.load(new).statistical[1].at_most
+    assert limit > 0.01
+    assert (
+        f"warning: reward: a reward_drift of {limit:g} is more than the budget of 0.01 that the "
+        "contract certified; what it gives as the reason for that number does not hold for this "
+        "one"
+    ) in answer.output.split("\n")
+    assert (
+        "warning: this run's verdict was violated (reward on all): the limits are those of a pair "
+        "that broke its contract"
+    ) in answer.output.split("\n")
+    lines = new.read_text().split("\n")
+    at = next(i for i, line in enumerate(lines) if "id: reward" in line)
+    assert lines[at - 1] == "  # calibrated: was 0.01"
+    assert len(json.loads(call(run_dir, "--format", "json").stdout)["warnings"]) == 2
+
+
+def test_groups_that_few_carry_are_warned_of(tmp_path):
+    """Two in a hundred prompts drift, and all the rest is bit for bit the same."""
+    labels = {text: {"first": text} for text in "acd"}
+    run_dir, _ = good(
+        tmp_path,
+        p={"": [0.0, 0.5, 0.0, 0.0, 0.5], "d": [0.0, 0.5, 0.0, 0.0, 0.5]},
+        q={"": [0.0, 0.5, 0.0, 0.0, 0.5], "d": [0.0, 0.8, 0.0, 0.0, 0.2]},
+        prompts=[*"a" * 98, *"dd"],
+        labels=labels,
+        more="",
+        slices="",
+    )
+    output = call(run_dir).output
+    assert re.search(
+        r"^warning: tv: 5 % of the prompt groups carry \d+ % of its mean on slice 'all': for such "
+        r"groups the stated power is too good$",
+        output,
+        re.M,
+    )
+    assert "warning" not in call(good(tmp_path / "even", more="", slices="")[0]).output

@@ -84,6 +84,7 @@ class _Promise:
             power=float(self.holds.mean()),
             binds=self.binds,
             enforced=clause.enforced,
+            top=again.top,
         )
         if self.binds == "record" and self.capture in _COARSE:
             note = (
@@ -215,9 +216,8 @@ def _promise(cells: Sequence[Again], power: float, capture: str) -> _Promise | s
     for again, quiet, shown in zip(cells, clear, alone, strict=True):
         if quiet is None:
             return f"twice the self-noise on slice {again.cell.cut.name!r} exceeds every limit"
-        if shown is None and again.kind.feed.threshold is not None:
-            if (short := _short(again, highest)) is not None:
-                return short
+        if shown is None and (short := _short(again, highest)):
+            return short
         if shown is None:
             return (
                 f"no limit below {steps.value(highest + 1):g} is kept often enough on slice "
@@ -235,12 +235,14 @@ def _promise(cells: Sequence[Again], power: float, capture: str) -> _Promise | s
     return promise
 
 
-def _short(again: Again, highest: int) -> str | None:
-    """Why a percentile cannot be shown at these sizes, even where no token exceeds the limit."""
+def _short(again: Again, highest: int) -> str:
+    """Why no limit of a percentile is shown at these sizes, though no token exceeds it; or ""."""
+    if again.kind.feed.threshold is None:
+        return ""
     size = int(again.count_BG[0].sum())
     needed = again.needed(steps.value(highest))
     if needed is None or needed <= size:
-        return None
+        return ""
     return (
         f"{again.cell.clause.aggregate} on slice {again.cell.cut.name!r} takes about {needed:,} "
         f"prompt groups like these even of identical kernels, and a run has {size:,}: raise "
