@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 
@@ -37,6 +38,7 @@ def record_floor(again: Again, capture: str) -> float | None:
         return capture_floor(clause.metric, capture, clause.aggregate or "mean")
     error_N = np.linspace(-1.0, 1.0, _GRID) * eta(capture)
     if isinstance(kind, RatioBudget):
+        kind = cast(RatioBudget, kind)
         budget = ratio_budget(np.abs(error_N), *kind.clip_range)
         used_N = np.where(error_N > 0, budget.used_up, budget.used_down)
         return float(used_N.max() if kind.feed.threshold is not None else used_N.mean())
