@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import numpy as np
 
@@ -38,8 +37,7 @@ def record_floor(again: Again, capture: str) -> float | None:
         return capture_floor(clause.metric, capture, clause.aggregate or "mean")
     error_N = np.linspace(-1.0, 1.0, _GRID) * eta(capture)
     if isinstance(kind, RatioBudget):
-        kind = cast(RatioBudget, kind)
-        budget = ratio_budget(np.abs(error_N), *kind.clip_range)
+        budget = ratio_budget(np.abs(error_N), *kind.clip_range)  # type: ignore[attr-defined]
         used_N = np.where(error_N > 0, budget.used_up, budget.used_down)
         return float(used_N.max() if kind.feed.threshold is not None else used_N.mean())
     lengths = np.concatenate([view.pair.infer.length_S for view in again.seen.own])
