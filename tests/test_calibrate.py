@@ -67,11 +67,15 @@ def outcome(folder, text, *, q=PAIR, seed):
 
 def test_only_the_limits_of_the_contract_change(done):
     _, path, new, _ = done
-    before, after = path.read_text().split("\n"), new.read_text().split("\n")
+    before = path.read_text().split("\n")
+    written = new.read_text().split("\n")
+    notes = [line for line in written if line.strip().startswith("# calibrated: was ")]
+    after = [line for line in written if line not in notes]
 
     changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
 
     assert len(changed) == 4  # tv, tail, k3, drift; not the one that is relative
+    assert sorted(line.split()[-1] for line in notes) == ["0.1", "0.5", "0.5", "9"]
     for a, b in changed:
         limit = r"at_most: [-\d.e]+"
         assert re.sub(limit, "", a) == re.sub(limit, "", b)
@@ -381,3 +385,110 @@ def test_a_run_that_keeps_no_text_asks_for_it(tmp_path):
         f"{tmp_path / 'run'} keeps no text of its contract\n  hint: name it: --contract FILE\n"
     )
     assert call(tmp_path / "run", "--contract", path).exit_code == 0
+
+
+def test_a_percentile_of_the_chain_gets_a_limit(tmp_path):
+    budget = "  - {id: budget, metric: ratio_budget, aggregate: p90, at_most: 0.9}\n"
+    more = f"{budget}gradient: {{clip_range: [0.2, 0.28], ratio: bypass}}\n"
+    run_dir, _ = good(tmp_path, more=more, slices="")
+
+    answer = call(run_dir)
+
+    assert answer.exit_code == 0, answer.output
+    # the largest log ratio there is, log(.28 / .25) down, as a share of -log(1 - .2)
+    assert re.search(r"^budget: .* 0\.5079 +0 +0\.9 +0\.51 +1\.00 +sampling$", answer.output, re.M)
+
+
+def test_what_rounding_reads_as_is_said_to_be_unknown(tmp_path):
+    support = "  - {id: support, metric: support_mass, at_most: 0.9}\n"
+    answer = call(good(tmp_path, more=support, slices="")[0])
+    told = "support: what rounding to float64 alone reads as is not known for this metric"
+    assert told in answer.output.split("\n")
+
+
+def test_a_percentile_that_the_size_cannot_show_says_how_many_groups_would(tmp_path):
+    tail = "  - {id: tail, metric: abs_log_ratio_nats, aggregate: p99, at_most: 0.5, mode: monitor}"
+    run_dir, _ = good(tmp_path, more=tail, slices="", last=96)
+
+    output = call(run_dir).output
+
+    told = re.search(
+        r"^tail: left as it is: p99 on slice 'all' takes about ([\d,]+) prompt groups like these "
+        r"even of identical kernels, and a run has 96: raise promotion\.offline\.sequences$",
+        output,
+        re.M,
+    )
+    # log(1/alpha) / -log(.99), were every answer of full length
+    assert told and int(told[1].replace(",", "")) > 300
+
+
+def test_records_that_are_gone_are_said_to_be_damaged(tmp_path):
+    run_dir, _ = good(tmp_path, more="", slices="", last=96)
+    first = min(run_dir.rglob("*000000.infer.parquet"))
+    first.unlink()
+    answer = call(run_dir)
+    assert answer.exit_code == 4
+    assert answer.output == (
+        f"{run_dir / 'attempt-1'} has the records of 0 prompt groups, and its verdict counted 96: "
+        "a file of a round is lost or damaged\n"
+        "  hint: the same `servanda check` measures it again, with the same draws\n"
+    )
+
+
+def test_a_contract_that_was_edited_since_is_refused(tmp_path):
+    run_dir, path = good(tmp_path, more="", slices="", last=64)
+    text = path.read_text()
+    path.write_text(f"# a comment is no other contract\n{text}")
+    new = tmp_path / "new.yaml"
+    assert call(run_dir, "-o", new).exit_code == 0
+    assert new.read_text().startswith("# a comment is no other contract")
+    path.write_text(text.replace("at_most: 0.5", "at_most: 0.4"))
+    answer = call(run_dir)
+    assert answer.exit_code == 4
+    assert f"{path} is not the contract of this run: its digest is " in answer.output
+    assert "  hint: it changed since: restore it, measure again with --fresh, or " in answer.output
+
+
+def test_a_budget_that_grows_and_a_run_that_was_violated_are_warned_of(tmp_path):
+    more = "  - {id: reward, metric: reward_drift, at_most: 0.01}\nreward: {range: [0, 1]}\n"
+    run_dir, _ = good(tmp_path, q=WORSE, more=more, slices="", last=1200)
+    new = tmp_path / "new.kernelcontract.yaml"
+    answer = call(run_dir, "-o", new)
+    assert answer.exit_code == 0, answer.output
+    limit = sv.load(new).statistical[1].at_most
+    assert limit > 0.01
+    assert (
+        f"warning: reward: a reward_drift of {limit:g} is more than the budget of 0.01 that the "
+        "contract certified; what it gives as the reason for that number does not hold for this "
+        "one"
+    ) in answer.output.split("\n")
+    assert (
+        "warning: this run's verdict was violated (reward on all): the limits are those of a pair "
+        "that broke its contract"
+    ) in answer.output.split("\n")
+    lines = new.read_text().split("\n")
+    at = next(i for i, line in enumerate(lines) if "id: reward" in line)
+    assert lines[at - 1] == "  # calibrated: was 0.01"
+    assert len(json.loads(call(run_dir, "--format", "json").stdout)["warnings"]) == 2
+
+
+def test_groups_that_few_carry_are_warned_of(tmp_path):
+    """Two in a hundred prompts drift, and all the rest is bit for bit the same."""
+    labels = {text: {"first": text} for text in "acd"}
+    run_dir, _ = good(
+        tmp_path,
+        p={"": [0.0, 0.5, 0.0, 0.0, 0.5], "d": [0.0, 0.5, 0.0, 0.0, 0.5]},
+        q={"": [0.0, 0.5, 0.0, 0.0, 0.5], "d": [0.0, 0.8, 0.0, 0.0, 0.2]},
+        prompts=[*"a" * 98, *"dd"],
+        labels=labels,
+        more="",
+        slices="",
+    )
+    output = call(run_dir).output
+    assert re.search(
+        r"^warning: tv: 5 % of the prompt groups carry \d+ % of its mean on slice 'all': for such "
+        r"groups the stated power is too good$",
+        output,
+        re.M,
+    )
+    assert "warning" not in call(good(tmp_path / "even", more="", slices="")[0]).output

@@ -352,7 +352,7 @@ def test_a_change_before_the_verdict_does_not_lock_the_directory(tmp_path):
     with pytest.raises(sv.ServandaError, match="stopped"):
         check(path, tmp_path, watch=stop)
     path.write_text(path.read_text().replace("at_most: 0.1", "at_most: 0.11"))
-    with pytest.raises(sv.MeasurementError, match=r"statistical.0.at_most: 0.1 -> 0.11"):
+    with pytest.raises(sv.MeasurementError, match=r"statistical.tv.at_most: 0.1 -> 0.11"):
         check(path, tmp_path)
     assert check(path, tmp_path, fresh=True).key.attempt == 2
 
@@ -422,3 +422,15 @@ def test_a_run_that_is_broken_as_a_whole_is_given_up_and_says_so(tmp_path):
     assert verdict.circumstances.stopped == "broken"
     assert "stopped early: broken as a whole" in str(verdict)
     assert "stopped early: broken as a whole" in FORMATS["html"](verdict)
+
+
+def test_a_run_directory_of_another_contract_is_told_in_a_few_words(tmp_path):
+    path, _ = kit.write(tmp_path, limit=0.5)
+    sv.check(path, run_dir=tmp_path / "run", open=run.in_process)
+    tail = "  - {id: tail, metric: abs_log_ratio_nats, aggregate: p90, at_most: 0.5}"
+    kit.write(tmp_path, limit=0.4, more=tail)
+    with pytest.raises(sv.MeasurementError) as caught:
+        sv.check(path, run_dir=tmp_path / "run", open=run.in_process)
+    told = str(caught.value)
+    assert "statistical.tv.at_most: 0.5 -> 0.4; statistical.tail: nothing -> {" in told
+    assert len(told) < 600 and "…" in told

@@ -120,3 +120,21 @@ def test_output_takes_its_format_from_its_suffix_unless_one_is_named(tmp_path):
     call("report", tmp_path / "v.json", "-o", tmp_path / "b.md", "--format", "text")
     assert (tmp_path / "a.md").read_text().startswith("> [!TIP]")
     assert "HOLDS" in (tmp_path / "b.md").read_text()
+
+
+def test_a_damaged_verdict_of_a_run_is_written_again_by_the_same_check(tmp_path):
+    path, _ = kit.write(tmp_path, q={"": kit.BASE}, limit=0.5)
+    assert call("check", path, "--run-dir", tmp_path / "run").exit_code == 0
+    file = tmp_path / "run" / "attempt-1" / "verdict.json"
+    before = json.loads(file.read_text())
+    file.write_text("\n")
+    for verb in ("report", "calibrate"):
+        done = call(verb, tmp_path / "run")
+        assert done.exit_code == 4
+        assert done.stderr == (
+            f"{file} is not JSON of a verdict: Expecting value: line 2 column 1 (char 1)\n"
+            "  hint: the same `servanda check` writes it again, from what was measured\n"
+        )
+    assert call("check", path, "--run-dir", tmp_path / "run").exit_code == 0
+    again = json.loads(file.read_text())
+    assert again["cells"] == before["cells"]

@@ -252,3 +252,17 @@ def test_init_knows_its_engines(tmp_path):
     assert "no engine is named 'tabel'\n  hint: did you mean 'table'?" in done.output
     assert not (tmp_path / "x").exists()
     assert servanda("init", tmp_path / "no" / "x").exit_code == 4
+
+
+@pytest.mark.parametrize("code", [0, 1, None])
+def test_an_exit_that_no_verb_made_is_no_answer(tmp_path, monkeypatch, code):
+    """0 would read as "holds", and 1 as "violated"; neither was found."""
+    path, _ = kit.write(tmp_path)
+
+    def check(*_, **__):
+        raise SystemExit(code)
+
+    monkeypatch.setattr("servanda.run.check", check)
+    done = CliRunner().invoke(main, ["check", str(path), "--run-dir", str(tmp_path / "run")])
+    assert done.exit_code == 4 and done.stdout == ""
+    assert f"servanda failed: something exited with {code!r}" in done.stderr

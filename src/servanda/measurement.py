@@ -43,6 +43,8 @@ from servanda.timing import measure_timing
 from servanda.token_classes import codes
 from servanda.trace import Trace, align
 
+_SHOWN = 60  # characters of a value that a message repeats
+
 Open = Callable[[Kernel, str], Engine]
 
 
@@ -271,12 +273,27 @@ class Measurement:
 
 
 def _changes(old: Any, new: Any, place: str = "") -> list[str]:
-    """Where two texts differ: "statistical.0.at_most: 0.05 -> 0.06"."""
+    """Where two texts differ: "statistical.tv.at_most: 0.05 -> 0.06"; clauses go by their id."""
+    old, new = _by_id(old), _by_id(new)
     if isinstance(old, dict) and isinstance(new, dict):
         keys = dict.fromkeys([*old, *new])
         pairs = [(str(k), old.get(k), new.get(k)) for k in keys]
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         pairs = [(str(i), a, b) for i, (a, b) in enumerate(zip(old, new, strict=True))]
     else:
-        return [] if old == new else [f"{place}: {old} -> {new}"]
+        return [] if old == new else [f"{place}: {_cut(old)} -> {_cut(new)}"]
     return [c for k, a, b in pairs for c in _changes(a, b, f"{place}.{k}" if place else k)]
+
+
+def _by_id(value: Any) -> Any:
+    """A list of clauses as id -> clause; anything else as it is."""
+    named = isinstance(value, list) and value and all(isinstance(v, dict) for v in value)
+    if not named or not all("id" in v for v in value):
+        return value
+    return {v["id"]: v for v in value}
+
+
+def _cut(value: Any) -> str:
+    """A value as it was written, in at most 60 characters."""
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

@@ -68,17 +68,22 @@ def reread(root: Path, verdict: Verdict, contract: Path | None = None) -> Iterat
         contract: the file, where the run does not know it or it lies elsewhere now.
 
     Raises:
-        EvidenceError: the contract or its prompts are not there, or not those of the run.
+        EvidenceError: the contract or its prompts are not there, or not those of the run; or
+            records that its verdict counted are not there.
         ContractError: as reading and compiling a contract do.
         MeasurementError: another process measures in the folder, or a file is damaged.
     """
     text, path = _contract(root, verdict, contract)
     found = loading.read(text.encode(), str(path), path.parent)
     if found.digest != verdict.key.contract:
+        hint = "name the contract that `servanda check` measured there"
+        if contract is None:
+            hint = "it changed since: restore it, measure again with --fresh, or "
+            hint += "name the one that was measured: --contract FILE"
         raise EvidenceError(
             f"{path} is not the contract of this run: its digest is {found.digest[:8]}, and "
             f"{root} was measured for {verdict.key.contract[:8]}",
-            hint="name the contract that `servanda check` measured there",
+            hint=hint,
         )
     plan = compile(found, attempt=verdict.key.attempt)
     corpora = [corpus.digest for corpus in plan.corpora.values()]
@@ -89,14 +94,20 @@ def reread(root: Path, verdict: Verdict, contract: Path | None = None) -> Iterat
         )
     with opened(root, attempt=verdict.key.attempt) as run:
         rounds = tuple(read_rounds(plan, run))
+        there = sum(len({unit.group for unit in one.units}) for one in rounds)
+        if there < verdict.groups:
+            raise EvidenceError(
+                f"{run.path} has the records of {there:,} prompt groups, and its verdict counted "
+                f"{verdict.groups:,}: a file of a round is lost or damaged",
+                hint="the same `servanda check` measures it again, with the same draws",
+            )
         yield Finished(verdict, text, path, plan, read_golden(run), rounds)
 
 
 def _contract(root: Path, verdict: Verdict, named: Path | None) -> tuple[str, Path]:
     """Text and path of a run's contract."""
     if named is not None:
-        loading.load(named)  # says what is wrong with it
-        return named.read_text(encoding="utf-8-sig"), named
+        return _read(named), named
     text = verdict.circumstances.contract_text
     place = next((cell.where for cell in verdict.cells if cell.where), None)
     if not text or place is None:
@@ -107,7 +118,12 @@ def _contract(root: Path, verdict: Verdict, named: Path | None) -> tuple[str, Pa
             f"{root} was measured for {path}, which is not there from here",
             hint=f"go to the folder that `servanda check` was called in, or {_NAME_IT}",
         )
-    return text, path
+    return _read(path), path  # as it is now: what it says may have changed since
+
+
+def _read(path: Path) -> str:
+    loading.load(path)  # says what is wrong with it
+    return path.read_text(encoding="utf-8-sig")
 
 
 def moved(contract: Contract, old: Path, new: Path) -> dict[Place, str]:

@@ -1,11 +1,13 @@
 # Scoring: the reward of an answer, by a rule of the house or a function of the contract's own.
 #
 # A function of the contract's own is compiled from the very text that the evidence is keyed
-# by, so what was judged by another version of the file expires with it.
+# by, so what was judged by another version of the file expires with it.  What it prints goes
+# to stderr: stdout is the report's.
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 import sys
 import threading
@@ -54,9 +56,11 @@ class Scorer:
         line = f"{corpus.file}:{corpus.prompts[row].line}"
         said = f"{side}'s answer {_short(answer)} to {line}"
         try:
-            with self._one:
+            with self._one, contextlib.redirect_stdout(sys.stderr):
                 found = self.score(corpus.given(row), answer)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # exit(0) in it would read as "holds"
             raise MeasurementError(
                 f"the reward {self.of} failed on {said}: {_told(error)}",
                 where=_place(error, self.file),
@@ -99,8 +103,11 @@ def _loaded(file: str, function: str, source: str) -> Callable[[dict[str, Any], 
     module.__file__ = file
     sys.modules[module.__name__] = module  # where dataclasses look for what they decorate
     try:
-        exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
-    except (Exception, SystemExit) as error:
+        with contextlib.redirect_stdout(sys.stderr):
+            exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise MeasurementError(
             f"the reward's file cannot be run: {_told(error)}",
             where=_place(error, file),

@@ -7,7 +7,7 @@ import pytest
 
 from servanda import run
 from servanda.calibrate import seen
-from servanda.calibrate.again import Again, drawn
+from servanda.calibrate.again import Again, drawn, top_share
 from servanda.clauses import Certificate
 from servanda.clauses.certificate import total
 from servanda.reread import reread
@@ -66,3 +66,12 @@ def test_later_runs_vary_by_what_one_run_does_not_know_and_by_their_own_draws():
     mean_B = count_BG @ x_G / 1000
     assert mean_B.mean() == pytest.approx(x_G.mean(), abs=0.01)
     assert mean_B.var() == pytest.approx(x_G.var() * (1 / 400 + 1 / 1000), rel=0.1)
+
+
+@pytest.mark.parametrize(("sigma", "share"), [(0.01, 0.051), (1.0, 0.26), (2.0, 0.64)])
+def test_the_top_groups_carry_what_the_law_of_their_means_says(sigma, share):
+    """Of a lognormal the largest 5 % carry Phi(sigma - 1.645)."""
+    total_G = np.exp(sigma * np.random.default_rng(7).standard_normal(400_000))
+    assert top_share(total_G) == pytest.approx(share, abs=0.01)
+    assert top_share(np.zeros(9)) == 0.0
+    assert top_share(np.array([-5.0, 1.0, 1.0])) == 0.5

@@ -68,3 +68,17 @@ def test_one_text_cannot_stand_for_two_limits():
         "and 0.05\n    1 | a: [{at_most: &x 0.02}, {at_most: *x}]\n                         ^\n"
         "  hint: write the number out in each clause"
     )
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_note_has_a_line_of_its_own_above_its_value(newline):
+    text = TEXT.replace("\n", newline)
+    notes = {place: f"was {old}" for place, (old, _) in PLACES.items() if "at_most" in place}
+    found = rewritten(text, {p: new for p, (_, new) in PLACES.items()}, notes)
+
+    lines = found.split(newline)
+    assert "\n".join(lines).count("\n") == found.count(newline)
+    assert lines[lines.index("    # was .2") + 1].startswith("    at_most:    0.5   #")
+    assert lines[lines.index("  # was 0.0010") + 1] == "  - {id: k3, at_most: 1e-05, clip: 1.0}"
+    kept = newline.join(line for line in lines if "# was" not in line)
+    assert kept == rewritten(text, {p: new for p, (_, new) in PLACES.items()})

@@ -19,7 +19,7 @@ from servanda.contract import Sampling
 from servanda.corpus import Corpus
 from servanda.cost import cost_of
 from servanda.engines.table import TableEngine
-from servanda.errors import ContractError, MeasurementError
+from servanda.errors import ContractError, Interrupted, MeasurementError
 from servanda.explain.contract import explain_contract
 from servanda.identity import EvidenceKey
 from servanda.probe import Engines, probe
@@ -392,6 +392,29 @@ def test_a_function_that_raises_is_named_by_its_line(tmp_path):
     told = failing(tmp_path, "def score(prompt, answer):\n\n    return prompt['worth']\n")
     assert told.startswith(f"{tmp_path}/rewards.py:3:1: the reward")
     assert "failed on infer's answer" in told and "KeyError: 'worth'" in told
+
+
+@pytest.mark.parametrize("call", ["sys.exit(0)", "exit(1)", "sys.exit()"])
+def test_a_function_that_exits_is_no_verdict(tmp_path, call):
+    told = failing(tmp_path, f"import sys\ndef score(prompt, answer):\n    {call}\n")
+    assert told.startswith(f"{tmp_path}/rewards.py:3:1: the reward")
+    assert "failed on infer's answer" in told and "SystemExit" in told
+
+
+def test_an_interrupt_within_a_function_stops_the_run(tmp_path):
+    source = "def score(prompt, answer):\n    raise KeyboardInterrupt\n"
+    path, _ = write(tmp_path, source=source, last=32)
+    with pytest.raises(Interrupted):
+        check(path)
+
+
+def test_what_a_function_prints_is_no_part_of_the_report(tmp_path, capsys):
+    source = "print('loaded')\ndef score(prompt, answer):\n    print('scored')\n    return 1\n"
+    path, _ = write(tmp_path, source=source, last=32)
+    check(path)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "loaded\n" in shown.err and "scored\n" in shown.err
 
 
 @pytest.mark.parametrize(

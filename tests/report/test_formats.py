@@ -410,3 +410,38 @@ def test_the_unit_of_a_threshold_is_that_of_its_metric():
     told = [FORMATS["text"](made.verdict(cells=[c])) for c in (share, nats)]
     assert ["beyond 0.5; " in text for text in told] == [True, False]
     assert ["beyond 0.5 nats; " in text for text in told] == [False, True]
+
+
+def test_what_a_number_rests_on_is_said_of_decided_cells_only():
+    """After a guard was rejected the cell is open, and nothing of it is certified."""
+    drift = made.cell(clause="rd", metric="reward_drift", assumptions=("reward_range",))
+    told = [
+        FORMATS["text"](made.verdict(outcome, [replace(drift, outcome=outcome), *made.guards()]))
+        for outcome in ("holds", "violated", "inconclusive")
+    ]
+    assert ["rd: certified, if" in text for text in told] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind", "value", "noted"),
+    [
+        ("policy_gradient_bias", "conditional bound", -0.0002, True),
+        ("support_mass", "certificate", -0.0002, True),
+        ("tv", "certificate", 0.0, False),
+        ("reward_gap", "certificate", -0.2, False),
+        ("log_ratio_nats", "certificate", -0.2, False),
+    ],
+)
+def test_a_mean_below_0_that_cannot_be_is_told_as_noise(metric, kind, value, noted):
+    cell = made.cell(metric=metric, kind=kind, value=value)
+    text = FORMATS["text"](made.verdict(cells=[cell, *made.guards()]))
+    assert ("below 0 by sampling noise: the mean is never negative" in text) == noted
+
+
+def test_a_metric_of_answers_says_so_and_counts_answers_as_missing():
+    gap = made.cell(metric="weight_gap", unit="per answer", missing=3)
+    drift = made.cell(clause="rd", metric="reward_drift", missing=4)
+    text = FORMATS["text"](made.verdict(cells=[gap, drift, made.cell(missing=5), *made.guards()]))
+    assert "    counted per answer\n" in text
+    for missing in ("3 answers", "4 answers", "5 tokens"):
+        assert f"    {missing} missing, counted against both answers" in text

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,9 +18,11 @@ from servanda.calibrate.seen import Seen
 from servanda.clauses import Cell, Certificate, View
 from servanda.clauses.certificate import Units
 from servanda.clauses.feed import Feed
+from servanda.stats import units_to_decide
 from servanda.stats.log_moment import NEG
 
 Floats = NDArray[np.float64]
+_TOP = 0.05  # of the prompt groups: those that a skewed metric rests on
 
 
 def drawn(groups: int, size: int, resamples: int, rng: np.random.Generator) -> Floats:
@@ -32,6 +35,19 @@ def drawn(groups: int, size: int, resamples: int, rng: np.random.Generator) -> F
     weight_BG = rng.standard_exponential((resamples, groups))
     weight_BG /= weight_BG.sum(axis=1, keepdims=True)
     return rng.multinomial(size, weight_BG).astype(np.float64)
+
+
+def top_share(total_G: Floats) -> float:
+    """What the largest twentieth of the prompt groups carries of their sum; 0 where it is 0.
+
+    Values below 0, which only sampling noise gives, count as 0.
+
+    >>> top_share(np.array([9.0] + 19 * [1.0])).round(2).item()
+    0.32
+    """
+    total_G = np.sort(np.maximum(total_G, 0.0))
+    largest_G = total_G[-math.ceil(_TOP * len(total_G)) :]
+    return float(largest_G.sum() / total_G.sum()) if total_G.sum() else 0.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +82,11 @@ class Again:
             mean_B = np.exp(growth_BK - top_B[:, None]).mean(axis=1)
             self._known[limit] = top_B + np.log(mean_B) >= self.log_price
         return self._known[limit]  # type: ignore[return-value]
+
+    def needed(self, limit: float) -> int | None:
+        """Prompt groups like those of this run that show a limit; None where none do."""
+        growth_K = self._growth(self.at(limit)).mean(axis=0)
+        return units_to_decide(growth_K, 1, self.log_price)
 
     def _growth(self, kind: Certificate) -> Floats:
         """What one draw of each prompt group adds to the evidence, [G, K], nats."""
@@ -117,6 +138,15 @@ class Again:
         """Prompt groups of this run that have a unit in the slice."""
         _, tokens_G, missing_G = self._sums(self.kind.feed)
         return int(np.count_nonzero(tokens_G + missing_G))
+
+    @property
+    def top(self) -> float | None:
+        """What the top 5 % of the prompt groups carry of a mean; None for a percentile."""
+        feed = self.kind.feed
+        if feed.threshold is not None:
+            return None
+        total_G, tokens_G, _ = self._sums(feed)
+        return top_share(total_G - feed.best * tokens_G)
 
     def clear_of_noise(self, limit: float) -> bool:
         """Whether twice the self-noise stays within the limit, so that beyond it is red."""

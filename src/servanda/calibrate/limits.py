@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from servanda.calibrate import steps
 from servanda.calibrate.again import Again, drawn
 from servanda.calibrate.base import Binds, Calibration, Left, Row
+from servanda.calibrate.record import record_floor
 from servanda.calibrate.seen import Seen
-from servanda.capture import CAPTURES, capture_floor, captured, eta
+from servanda.capture import CAPTURES, captured, eta
 from servanda.clauses import Cell, CellVerdict, Certificate, Fact, NotHere
 from servanda.clauses.bound import BoundedFact
 from servanda.clauses.calibration import Calibration as CalibrationFact
@@ -25,6 +26,7 @@ from servanda.plan import Plan
 FEWEST = 50  # prompt groups of a run, or of a slice: fewer are no ground to draw from
 _FACTS = (Fact, BoundedFact, CalibrationFact)
 _BEYOND = "no token of the run lies beyond the limit, so what rarer ones do is not in its power"
+_UNKNOWN = "what rounding to {} alone reads as is not known for this metric"
 _COARSE = ("bfloat16", "float16")  # a limit that they reach is of rounding, not of kernels
 _RECORD = "let the engine record its logprobs as float32 or float64"
 
@@ -65,8 +67,8 @@ class _Promise:
         """The clause's limit, or why there is none."""
         clause, again = self.clause, self.decides
         assert isinstance(clause.at_most, float)
-        least = capture_floor(clause.metric, self.capture, clause.aggregate or "mean")
-        wanted = self.limit
+        known = record_floor(again, self.capture)
+        least, wanted = known or 0.0, self.limit
         if wanted < least:
             self.step, self.binds = steps.at_or_above(least), "record"
         row = Row(
@@ -82,6 +84,7 @@ class _Promise:
             power=float(self.holds.mean()),
             binds=self.binds,
             enforced=clause.enforced,
+            top=again.top,
         )
         if self.binds == "record" and self.capture in _COARSE:
             note = (
@@ -89,6 +92,8 @@ class _Promise:
                 f"{eta(self.capture):.1e}): rounding alone reads as {least:.1e}; {_RECORD}"
             )
             return replace(row, limit=None, power=None, note=note)
+        if known is None:
+            return replace(row, note=_UNKNOWN.format(self.capture))
         beyond = again.kind.feed.threshold is not None and self.limit >= again.largest()
         return replace(row, note=_BEYOND) if beyond else row
 
@@ -211,6 +216,8 @@ def _promise(cells: Sequence[Again], power: float, capture: str) -> _Promise | s
     for again, quiet, shown in zip(cells, clear, alone, strict=True):
         if quiet is None:
             return f"twice the self-noise on slice {again.cell.cut.name!r} exceeds every limit"
+        if shown is None and (short := _short(again, highest)):
+            return short
         if shown is None:
             return (
                 f"no limit below {steps.value(highest + 1):g} is kept often enough on slice "
@@ -228,6 +235,21 @@ def _promise(cells: Sequence[Again], power: float, capture: str) -> _Promise | s
     return promise
 
 
+def _short(again: Again, highest: int) -> str:
+    """Why no limit of a percentile is shown at these sizes, though no token exceeds it; or ""."""
+    if again.kind.feed.threshold is None:
+        return ""
+    size = int(again.count_BG[0].sum())
+    needed = again.needed(steps.value(highest))
+    if needed is None or needed <= size:
+        return ""
+    return (
+        f"{again.cell.clause.aggregate} on slice {again.cell.cut.name!r} takes about {needed:,} "
+        f"prompt groups like these even of identical kernels, and a run has {size:,}: raise "
+        "promotion.offline.sequences"
+    )
+
+
 def _alone(again: Again, highest: int, power: float) -> int | None:
     return steps.first(steps.LOWEST, highest, lambda limit: again.holds(limit).mean() >= power)
 
@@ -238,7 +260,8 @@ def _highest(cells: Sequence[Again]) -> int:
     most = feed.value(1.0) if feed.threshold is None else math.inf
     if feed.threshold is not None:
         # beyond the largest value nothing changes any more
-        most = DIVERGENCES[cells[0].cell.clause.metric].span[1]
+        metric = cells[0].cell.clause.metric
+        most = DIVERGENCES[metric].span[1] if metric in DIVERGENCES else math.inf
         top = max(again.largest(selves=True) for again in cells)
         if 0 < top < most:
             return steps.at_or_above(top)

@@ -23,7 +23,7 @@ from servanda.power import power as power_of
 from servanda.report.words import columns, number, percent
 from servanda.reread import Finished, moved, reread
 from servanda.rundir import ATTEMPT
-from servanda.verdict import Caught, judge
+from servanda.verdict import Caught, Verdict, judge
 
 _SEED = 20260607  # the same run gives the same limits
 _BINDS = {
@@ -81,7 +81,7 @@ def calibrate(
 
     RUN_DIR holds a run of two kernels that you accept: yesterday's build, or one against
     itself.  Nothing is measured.  Of each clause only the number in at_most changes; -o
-    writes the contract with the new ones, comments and all.
+    writes the contract with the new ones, each with its old one in a comment above.
     """
     if not 0 < power < 1:
         raise click.BadParameter(f"--power is a probability between 0 and 1, found {power:g}")
@@ -99,12 +99,14 @@ def calibrate(
         else:
             found = _calibrated(run, run.plan, verdict.cells, power, resamples)
             text = run.text
-        text = rewritten(text, {place: f"{limit:g}" for place, limit in found.limits.items()})
+        limits = {place: f"{limit:g}" for place, limit in found.limits.items()}
+        text = rewritten(text, limits, found.notes)
         caught = _caught(run, text)
     if format_ == "json":
         data = {
             **found.to_dict(),
             "contract_text": text,
+            "warnings": _warnings(verdict, found),
             "caught": to_plain(list(map(asdict, caught))),
         }
         show(json.dumps(data, indent=1))
@@ -188,7 +190,21 @@ def _lines(
     notes = [f"{row.clause}: {row.note}" for row in found.rows if row.note]
     left = [f"{one.clause}: left as it is: {one.reason}" for one in found.left]
     legend = [text for binds, text in _BINDS.items() if any(r.binds == binds for r in found.rows)]
-    return [*head, "", *table, "", *legend, *notes, *left, *_together(found), *_faults(caught)]
+    warnings = [f"warning: {text}" for text in _warnings(run.verdict, found)]
+    above = [*head, "", *table, "", *legend, *notes, *left]
+    return [*above, *_together(found), *warnings, *_faults(caught)]
+
+
+def _warnings(verdict: Verdict, found: Calibration) -> list[str]:
+    broken = [c for c in verdict.cells if c.enforced and c.outcome == "violated"]
+    if not broken:
+        return [*found.warnings]
+    names = ", ".join(dict.fromkeys(f"{cell.clause} on {cell.slice}" for cell in broken))
+    return [
+        f"this run's verdict was violated ({names}): the limits are those of a pair that broke "
+        "its contract",
+        *found.warnings,
+    ]
 
 
 def _row(row: Row) -> list[str]:

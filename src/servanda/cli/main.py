@@ -40,6 +40,13 @@ class _Group(click.Group):
             sys.exit(_INTERRUPTED)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
+        except SystemExit as stop:
+            if _by_a_verb(stop):
+                raise
+            # 0 would say "holds", and no verdict was reached
+            click.echo(f"servanda failed: something exited with {stop.code!r}", err=True)
+            click.echo("  hint: a reward, an engine or a library called exit()", err=True)
+            sys.exit(_FAILED)
         except Exception as error:
             # 1 would say "violated", and that is not what a bug of ours says
             if os.environ.get("SERVANDA_TRACEBACK"):
@@ -67,6 +74,12 @@ class _Group(click.Group):
             found = [(verb, self.get_command(ctx, verb)) for verb in verbs]
             with formatter.section(heading):
                 formatter.write_dl([(name, v.get_short_help_str(100)) for name, v in found])
+
+
+def _by_a_verb(stop: SystemExit) -> bool:
+    """Whether a verb ended itself; code that it called must not, for exit codes are answers."""
+    *_, (frame, _) = traceback.walk_tb(stop.__traceback__)
+    return frame.f_globals.get("__name__", "").startswith("servanda.cli.")
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -53,7 +53,10 @@ def read(path: Path) -> Verdict:
             hint="give a run directory, or a file that `servanda check --format json` printed",
         ) from None
     except ValueError as error:
-        raise EvidenceError(f"{file} is not JSON of a verdict: {error}") from None
+        hint = "give a run directory, or a file that `servanda check --format json` printed"
+        if file.name == _FILE:
+            hint = "the same `servanda check` writes it again, from what was measured"
+        raise EvidenceError(f"{file} is not JSON of a verdict: {error}", hint=hint) from None
     try:
         return Verdict.from_dict(data)
     except EvidenceError as error:

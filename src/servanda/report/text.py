@@ -6,6 +6,8 @@ from servanda.bounds import ASSUMPTIONS
 from servanda.clauses import CellVerdict
 from servanda.clauses.base import ORDER
 from servanda.clauses.certificate import ALWAYS
+from servanda.clauses.chain import CHAIN, ChainCertificate
+from servanda.divergence import DIVERGENCES
 from servanda.report.base import FORMATS
 from servanda.report.words import GIVEN_UP, GLYPH, UNITS, certified, columns, line, number
 from servanda.verdict import Verdict
@@ -14,7 +16,6 @@ _SAYS = {
     "population": "of tokens that this workload's prompts bring forth",
     "realised": "of the tokens that were measured",
 }
-_MISSING = {"golden positions": "positions", "sequences": "sequences"}
 _WIDEST = 36  # of a column; a longer name is cut
 
 
@@ -117,12 +118,34 @@ def _notes(cell: CellVerdict) -> list[str]:
         )
     if cell.outcome == "inconclusive" and cell.more:
         notes.append(f"about {cell.more:,} more prompt groups would decide")
+    if cell.unit.startswith("per "):
+        notes.append(f"counted {cell.unit}")
+    if cell.value is not None and cell.value < 0 and _never_negative(cell):
+        notes.append("below 0 by sampling noise: the mean is never negative")
     if cell.missing:
-        kind = _MISSING.get(cell.units, "tokens")
-        notes.append(f"{cell.missing:,} {kind} missing, counted against both answers")
+        notes.append(f"{cell.missing:,} {_units(cell)} missing, counted against both answers")
     if not cell.enforced and cell.outcome != "not applicable":
         notes.append("monitored, not enforced")
     return notes
+
+
+def _units(cell: CellVerdict) -> str:
+    """What has a value of its own, and so can be missing; n may count their groups."""
+    if cell.units == "golden positions":
+        return "positions"
+    metric = CHAIN.get(cell.metric)
+    whole = cell.unit == "per answer" or getattr(metric, "each", "token") == "sequence"
+    return "answers" if whole else "tokens"
+
+
+def _never_negative(cell: CellVerdict) -> bool:
+    """Whether a mean below 0 can only be of samples: the estimate of one token may be there."""
+    if not certified(cell):
+        return False
+    if cell.metric in CHAIN:
+        return issubclass(CHAIN[cell.metric], ChainCertificate)
+    metric = DIVERGENCES.get(cell.metric)
+    return metric is not None and "logits" in metric.forms and metric.span_of("logits")[0] == 0
 
 
 def _nats(metric: str) -> str:
@@ -166,7 +189,12 @@ def _small_print(verdict: Verdict) -> list[str]:
 
 
 def _rests(cell: CellVerdict) -> str:
-    """What a number rests on besides what all of them do; "" where nothing."""
+    """What a number rests on besides what all of them do; "" where nothing.
+
+    Only of a decided cell: where a guard was rejected, nothing is certified.
+    """
+    if cell.outcome not in ("holds", "violated"):
+        return ""
     own = [ASSUMPTIONS[name].text for name in cell.assumptions if name not in ALWAYS]
     if not own:
         return ""
