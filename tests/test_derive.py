@@ -210,7 +210,10 @@ def test_a_reward_of_your_own_takes_the_place_of_every_reward(folder):
     assert "mode: monitor" not in done.stdout
     assert "left out   the logits' drift: no drift of logits suffices" in done.stderr
     read(Path(), done.stdout)  # printed, it names its files from here
-    named = call(folder, "--reward-drift", 0.1, "--reward-gap", "exact_answer").stdout
+    lines = [json.dumps({"prompt": text, "answer": "a"}) for text in "abc"]
+    (folder / "answered.jsonl").write_text("\n".join(lines))
+    prompts = ("--prompts", folder / "answered.jsonl")
+    named = call(folder, "--reward-drift", 0.1, "--reward-gap", "exact_answer", *prompts).stdout
     assert 'of: "exact_answer"}' in named
     text = refused(folder, "--reward-drift", 0.1, "--reward-gap", "exact_answr")
     assert "no reward is named 'exact_answr'" in text
@@ -242,7 +245,17 @@ def test_sizes_are_those_of_the_certificate():
         ),
         (
             ("--reward-drift", "nan"),
-            "a reward drift of nan is no budget",
+            "a reward drift of nan is no budget: it is not a number",
+            "give a number above 0",
+        ),
+        (
+            ("--reward-drift", "inf"),
+            "a reward drift of inf is no budget: nothing can exceed it",
+            "give a number above 0",
+        ),
+        (
+            ("--reward-drift", -1),
+            "a reward drift of -1 is no budget: what it limits is never negative",
             "give a number above 0",
         ),
         (
@@ -259,7 +272,33 @@ def test_sizes_are_those_of_the_certificate():
             ("--reward-drift", 1e-5),
             "no run of 100,000 prompt groups can certify reward_drift at most 1e-05: a kernel at "
             "half of it would take about 3,",
-            "100,000 decide a budget of 0.00041; shorten the answers, or --most",
+            "100,000 decide a budget of 0.0004; --most 3950000 gives a run that is long enough",
+        ),
+        (
+            ("--reward-drift", 0.001, "--most", 64),
+            "no run of 64 prompt groups can certify reward_drift at most 0.001",
+            "hint: 64 decide a budget of 0.43; --most 39700",
+        ),
+        (
+            ("--policy-gradient-bias", 0.1, "--advantage", 1, "--score-norm", 1)
+            + ("--weighting", "mis=2,0.5"),
+            "the band of mis is empty: 2 is not below 0.5",
+            "write LOW,HIGH around 1, such as --weighting mis=0.5,2",
+        ),
+        (
+            ("--ratio-share", 0.25, "--clip-range", 0.2, "nan"),
+            "a clip range of [0.2, nan] is none: both are numbers",
+            "give both distances from 1",
+        ),
+        (
+            ("--reward-drift", 0.1, "--reward-gap", "exact_answer"),
+            "--reward-gap exact_answer reads the 'answer' of each line, and",
+            "give --prompts a file whose lines all have one, or --reward-gap FILE.py:FUNCTION",
+        ),
+        (
+            ("--reward-drift", 0.1, "--reward-gap", "nope.py:score"),
+            "--reward-gap: there is no file nope.py",
+            "name FILE.py:FUNCTION from where you are",
         ),
         (
             ("--policy-gradient-bias", 0.1),
@@ -334,6 +373,35 @@ def test_a_budget_that_is_none_says_why_and_what_to_do(folder, arguments, reason
     text = refused(folder, *arguments)
     assert reason in text
     assert next_move in text
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [
+        ("--reward-drift", 0.0002),
+        ("--reward-drift", 0.0002, "--claim", "realised"),
+        ("--policy-gradient-bias", 0.0001, "--advantage", 1, "--score-norm", 1),
+    ],
+)
+@pytest.mark.parametrize("most", [64, 3000])
+def test_the_budget_that_is_offered_is_one(folder, budget, most):
+    text = refused(folder, *budget, "--most", most)
+    offered = re.search(r"decide a budget of ([0-9.e-]+);", text)
+    if offered is None:
+        assert f"no budget is decided by {most:,}" in text
+        return
+    assert float(offered[1]) < 2
+    again = call(folder, budget[0], float(offered[1]), *budget[2:], "--most", most)
+    assert again.exit_code == 0, again.output
+
+
+def test_no_problem_points_into_a_text_that_nobody_has_seen(folder, monkeypatch):
+    def refuse(contract, *_):
+        raise ContractError("a cell is out of reach", where=contract.where("confidence"))
+
+    monkeypatch.setattr(planning, "make_plan", refuse)
+    text = refused(folder, "--reward-drift", 0.1)
+    assert text.startswith("a cell is out of reach hint: servanda lint would refuse this contract")
 
 
 def test_a_budget_under_the_precision_of_the_record_is_refused(folder):

@@ -9,19 +9,21 @@ from pathlib import Path
 import click
 from pydantic import ValidationError
 
-from servanda import language
+from servanda import loading
+from servanda import plan as planning
 from servanda.capture import CAPTURES
 from servanda.comparison.sides import refuse_missing
 from servanda.comparison.texts import read_corpus
 from servanda.contract import GroupAdvantage, Kernel, Weighting
+from servanda.corpus import Corpus
 from servanda.derive import MOST, Asked, Derived
 from servanda.derive import derive as derived
 from servanda.engines import engine_names
 from servanda.engines.table import TableEngine
-from servanda.errors import ContractError, MeasurementError
-from servanda.faults import FAULTS
+from servanda.errors import ContractError, MeasurementError, Problem
 from servanda.kernel_string import parse_kernel
 from servanda.registry import did_you_mean
+from servanda.rewards import REWARDS, file_and_function
 from servanda.starter import name_of
 
 _FILE = click.Path(path_type=Path)
@@ -143,8 +145,8 @@ def derive(
             most=most,
         )
     )
-    # what lint has to say of the declarations comes before anything is written
-    language.parse(found.text, "the derived contract", engines=engine_names(), faults=[*FAULTS])
+    _refuse_unanswered(reward_gap or "", corpus)
+    _refuse_unfit(found.text, place)
     if output is None:
         click.echo(found.text, nl=False)
     else:
@@ -156,6 +158,37 @@ def derive(
             ) from None
     for line in _said(found, output, max_new_tokens):
         click.echo(line, err=output is None)
+
+
+def _refuse_unanswered(of: str, corpus: Corpus) -> None:
+    """A reward that is nowhere, or that reads what a line of the prompts has not."""
+    file = file_and_function(of)
+    if file is not None and not Path(file[0]).is_file():
+        raise ContractError(
+            f"--reward-gap: there is no file {file[0]}",
+            hint="name FILE.py:FUNCTION from where you are, called as FUNCTION(prompt, answer)",
+        )
+    needs = REWARDS[of].needs if of in REWARDS else ""
+    line = next((p.line for p in corpus.prompts if p.answer is None), None) if needs else None
+    if line is not None:
+        raise ContractError(
+            f"--reward-gap {of} reads the {needs!r} of each line, and {corpus.file}:{line} has "
+            "none",
+            hint="give --prompts a file whose lines all have one, or --reward-gap "
+            "FILE.py:FUNCTION, a reward that does without",
+        )
+
+
+def _refuse_unfit(text: str, place: Path) -> None:
+    """What `servanda lint` would find in the text, before it is written; nobody has seen it yet,
+    so no problem points into it."""
+    try:
+        contract = loading.read(text.encode(), "the derived contract", place)
+        planning.make_plan(contract, *loading.corpora(contract))
+    except ContractError as error:
+        hint = "servanda lint would refuse this contract; change the budget, texts or kernels"
+        problems = [Problem(problem.message, hint=hint) for problem in error.problems]
+        raise ContractError.all(problems) from None
 
 
 def _said(found: Derived, output: Path | None, tokens: int) -> list[str]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from servanda.bounds import osc_for_reward_drift, osc_from_rounding
-from servanda.capture import CAPTURES, TYPICAL_NATS, eta
+from servanda.capture import CAPTURES
 from servanda.derive.asked import Asked, refuse_nonsense
 from servanda.derive.horizon import refuse_horizon
 from servanda.derive.sizes import Held, Room
+from servanda.derive.unresolved import refuse_unresolved, too_many
 from servanda.derive.writing import Line, written
-from servanda.errors import ContractError
 
 _LOGITS = 16.0  # nats: the largest logits of language models lie in [16, 32)
 _WEIGHTS = 0.1  # how far weights scatter around 1, for sizes only
@@ -54,14 +54,14 @@ def derive(asked: Asked) -> Derived:
     refuse_nonsense(asked)
     if asked.reward_drift is not None and not asked.reward_gap:
         refuse_horizon(asked)
-    _refuse_unresolved(asked)
+    refuse_unresolved(asked)
     enforced, held = zip(*_enforced(asked), strict=True)
     room = Room((1 - asked.confidence) / 2, asked.claim, asked.tokens, asked.lines, asked.most)
     cells = len(held) + 1  # the fidelity guard has its share of alpha, too
     needs = [room.groups(one, cells) for one in held]
     for line, one, needed in zip(enforced, held, needs, strict=True):
         if needed > asked.most:
-            raise _too_many(asked, line, one, needed, room, cells)
+            raise too_many(line, one, needed, room, cells)
     monitored = [*_monitored(asked)]
     drift, why_not = _logit_route(asked)
     expected = math.ceil(max(needs))
@@ -265,55 +265,3 @@ def _down(limit: float) -> float:
     """Three digits, rounded down: what would suffice still does."""
     unit = 10.0 ** (math.floor(math.log10(limit)) - 2)
     return float(f"{math.floor(limit / unit * (1 + 1e-12)) * unit:.3g}")
-
-
-# what no run can certify
-
-
-def _refuse_unresolved(asked: Asked) -> None:
-    """A budget below what rounding the record alone reads as (law 9)."""
-    error = eta(asked.capture)
-    floors = (
-        (asked.reward_drift, "reward drift", asked.tokens * error * asked.span),
-        (asked.bias, "bias", 2 * error * (asked.factor if asked.bias is not None else 0.0)),
-        (asked.ratio_share, "share of the clip range", 0.0),
-    )
-    for budget, name, floor in floors:
-        if budget is None or asked.reward_gap or budget > floor:
-            continue
-        raise ContractError(
-            f"a {name} of {budget:g} lies under the precision of the record: logprobs in "
-            f"{asked.capture} are off by up to {error:.1e} nats (tokens of about "
-            f"{TYPICAL_NATS:g} nats), which alone may read as {floor:.2g}",
-            hint=f"let the engines record float32, or give a budget above {floor:.2g}",
-        )
-    if asked.ratio_share is not None and asked.rho <= error:
-        raise ContractError(
-            f"{asked.ratio_share:g} of the clip range is a log-ratio of {asked.rho:.1e} nats, and "
-            f"logprobs in {asked.capture} are off by up to {error:.1e}",
-            hint="let the engines record float32, or give a larger share",
-        )
-
-
-def _too_many(
-    asked: Asked, line: Line, held: Held, needed: float, room: Room, cells: int
-) -> ContractError:
-    """That a budget is too small for a run, and which one is not."""
-    power = 1.0 if held.variance is None else 0.5
-    room_above_best = held.limit - held.best
-    factor = (needed / asked.most) ** power if math.isfinite(needed) else 2.0
-    while factor < 1e9:
-        wider = replace(held, limit=min(held.best + factor * room_above_best, 0.999))
-        if room.groups(wider, cells) <= asked.most:
-            break
-        factor *= 1.05
-    enough = factor * line.limit
-    hint = "shorten the answers, or --most gives a longer run"
-    if line.aggregate != "p99":
-        hint = f"{asked.most:,} decide a budget of {enough:.2g}; {hint}"
-    counted = f"about {needed:,.0f}" if math.isfinite(needed) else "more than 10^12"
-    return ContractError(
-        f"no run of {asked.most:,} prompt groups can certify {line.metric} at most "
-        f"{line.limit:g}: a kernel at half of it would take {counted}",
-        hint=hint,
-    )
