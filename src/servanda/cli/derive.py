@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from servanda import loading
 from servanda import plan as planning
 from servanda.capture import CAPTURES
+from servanda.cli.output import refuse_place, write_text
 from servanda.comparison.sides import refuse_missing
 from servanda.comparison.texts import read_corpus
 from servanda.contract import GroupAdvantage, Kernel, Weighting
@@ -20,7 +22,7 @@ from servanda.derive import MOST, Asked, Derived
 from servanda.derive import derive as derived
 from servanda.engines import engine_names
 from servanda.engines.table import TableEngine
-from servanda.errors import ContractError, MeasurementError, Problem
+from servanda.errors import ContractError, Problem
 from servanda.kernel_string import parse_kernel
 from servanda.registry import did_you_mean
 from servanda.rewards import REWARDS, file_and_function
@@ -106,11 +108,18 @@ def derive(
 ) -> None:
     """Write the contract that keeps a budget, each limit with its reason; nothing is measured.
 
-    Enforced is what certifies the budget itself.  What would suffice for it is monitored.
+    Enforced is what certifies the budget itself.  Monitored is what moves sooner.
     KERNEL is a kernel string, such as transformers:models/tiny-lm@bfloat16.
     """
-    if output is not None and output.exists() and not force:
-        raise ContractError(f"{output} is there already", hint="give another name, or --force")
+    refuse_place(output, force)
+    given = {
+        "--advantage": advantage,
+        "--group-size": group_size,
+        "--score-norm": score_norm,
+        "--weighting": weighting,
+    }
+    if policy_gradient_bias is None:
+        _refuse_idle(given)
     place = output.parent if output is not None else Path()
     kernels = [_kernel(train, "--train"), _kernel(infer, "--infer")]
     corpus = read_corpus(prompts)
@@ -150,14 +159,19 @@ def derive(
     if output is None:
         click.echo(found.text, nl=False)
     else:
-        try:
-            output.write_text(found.text, encoding="utf-8")
-        except OSError as error:
-            raise MeasurementError(
-                f"{output} cannot be written: {error.strerror or error}"
-            ) from None
+        write_text(output, found.text)
     for line in _said(found, output, max_new_tokens):
         click.echo(line, err=output is None)
+
+
+def _refuse_idle(given: Mapping[str, object]) -> None:
+    """Options that say what a bias is made of, where no bias is asked for."""
+    idle = [option for option, value in given.items() if value is not None]
+    if idle:
+        raise click.UsageError(
+            f"{', '.join(idle)}: without --policy-gradient-bias nothing here is made of it\n"
+            "  hint: give --policy-gradient-bias B, or leave it out"
+        )
 
 
 def _refuse_unanswered(of: str, corpus: Corpus) -> None:
@@ -198,7 +212,7 @@ def _said(found: Derived, output: Path | None, tokens: int) -> list[str]:
     lines += [f"monitored  {words}" for words in found.monitored]
     if found.monitored:
         lines.append(
-            "           each would suffice and none is needed: they warn, and fail nothing"
+            "           none of them is needed to keep a budget: they warn, and fail nothing"
         )
     for words in found.left_out:
         lines += textwrap.wrap(
@@ -220,6 +234,11 @@ def _said(found: Derived, output: Path | None, tokens: int) -> list[str]:
 def _kernel(text: str, option: str) -> Kernel:
     kernel = parse_kernel(text, engines=engine_names(), name=option)
     refuse_missing(kernel, text, option)
+    if kernel.engine == "table" and Path(kernel.model or "").is_dir():
+        raise ContractError(
+            f"{option}: {kernel.model} is a folder, and a table is a JSON file",
+            hint="give the file in it, such as table:p.json",
+        )
     return kernel
 
 
@@ -256,12 +275,14 @@ def _score_norm(text: str | None) -> float | str | None:
 
 def _weighting(text: str | None) -> Weighting | None:
     """tis=2, or mis=0.5,2; None where every token counts alike."""
-    name, _, values = (text or "naive").partition("=")
+    name, _, values = ("naive" if text is None else text).partition("=")
     if name not in _WEIGHTINGS:
         hint = did_you_mean(name, _WEIGHTINGS)
         if name == "is":
             hint = "importance weights have no largest value, so no sample bounds them: tis=2"
         raise click.BadParameter(f"no weighting is named {name!r}\n  hint: {hint}")
+    if name == "naive" and values:
+        raise click.BadParameter(f"naive corrects nothing and takes no value: {text!r}")
     if name == "naive":
         return None
     try:

@@ -1,8 +1,9 @@
 # The derivation: which clauses keep a budget, which numbers would suffice, and what it takes.
 #
 # Enforced is the clause that certifies the budget itself.  What would suffice for it further
-# up the chain is monitored: it moves sooner and says where to look, but a kernel may exceed
-# it and still keep the budget, so it fails no contract.
+# up the chain is monitored, and so is the tail, which would if every token kept it: both move
+# sooner and say where to look, but a kernel may exceed them and still keep the budget, so they
+# fail no contract.
 
 from __future__ import annotations
 
@@ -22,6 +23,10 @@ _LOGITS = 16.0  # nats: the largest logits of language models lie in [16, 32)
 _WEIGHTS = 0.1  # how far weights scatter around 1, for sizes only
 _REWARDS = 0.5  # how far the difference of two rewards scatters, as a share of their range
 _SHARE = 0.01  # of tokens that p99 leaves
+_UNSURE = (
+    " An estimate where the claim is realised: the TV of the tokens measured is that of other "
+    "answers only about."
+)
 _TOKENS = ("sampler", "order", "same_tokens")
 
 
@@ -151,7 +156,8 @@ def _monitored(asked: Asked) -> Iterator[Line]:
             "tv",
             _down(asked.share / asked.tokens),
             f"Would suffice: {asked.share:g} over {asked.tokens:,} tokens, the union bound "
-            "(sequence_tv_from_token_tv). Not needed: the drifts of tokens partly cancel.",
+            "(sequence_tv_from_token_tv). Not needed: the drifts of tokens partly cancel."
+            f"{_UNSURE if asked.claim == 'realised' else ''}",
             aggregate="mean",
             monitor=True,
         )
@@ -160,7 +166,7 @@ def _monitored(asked: Asked) -> Iterator[Line]:
             "abs_log_ratio_nats",
             _down(-math.log1p(-asked.share) / asked.tokens),
             f"Would suffice if every token kept it: log-ratios of {asked.tokens:,} tokens then add "
-            "up to what the budget leaves. p99 looks at all but 1 %.",
+            "up to what the budget leaves. p99 looks at all but 1 %, so it does not suffice.",
             aggregate="p99",
             monitor=True,
         )
@@ -190,7 +196,8 @@ def _monitored(asked: Asked) -> Iterator[Line]:
             "abs_log_ratio_nats",
             _down(rho),
             f"Would suffice if every token kept it: {asked.psi.name} then leaves nothing "
-            "uncorrected (weight_gap_from_log_ratio). p99 looks at all but 1 %.",
+            "uncorrected (weight_gap_from_log_ratio). p99 looks at all but 1 %, so it does not "
+            "suffice.",
             aggregate="p99",
             monitor=True,
         )

@@ -101,7 +101,7 @@ def written(
     head = ["  # enforced: the budget, certified itself"]
     rows = [*head, *(row for line in enforced for row in line.lines())]
     if monitored:
-        rows.append("  # monitored: each would suffice, none is needed, so none fails the contract")
+        rows.append("  # monitored: none is needed to keep the budget, so none fails the contract")
         rows += [row for line in monitored for row in line.lines()]
     template = _TEMPLATE.format(
         description=json.dumps(f"Derived from {' and '.join(_budgets(asked))}."),
