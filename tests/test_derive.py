@@ -78,6 +78,7 @@ BUDGETS = st.fixed_dictionaries(
     },
     optional={
         "reward": st.tuples(st.floats(0.002, 0.9), st.sampled_from([(0.0, 1.0), (-1.0, 3.0)])),
+        "loss": st.sampled_from(["token_mean", "sequence_sum", "sequence_mean"]),
         "bias": st.tuples(st.floats(0.005, 0.5), st.sampled_from(["naive", "tis", "mis", "clip"])),
         "ratio": st.tuples(st.floats(0.01, 0.99), st.floats(0.05, 0.5), st.floats(0.05, 0.5)),
         "golden": st.none(),
@@ -102,7 +103,7 @@ def test_whatever_is_derived_lints_clean(folder, budgets):
         bias, name = budgets["bias"]
         group = GroupAdvantage(group_size=8)
         given_ |= {"bias": bias, "advantage": group, "score_norm": "logit_space"}
-        given_ |= {"weighting": weightings[name]}
+        given_ |= {"weighting": weightings[name], "loss": budgets.get("loss", "token_mean")}
     if "ratio" in budgets:
         share, low, high = budgets["ratio"]
         given_ |= {"ratio_share": share, "clip_range": (low, high)}
@@ -142,7 +143,8 @@ def test_a_contract_says_why_each_limit_is_what_it_is(folder):
     flat = " ".join(text.replace("#", " ").split())
     for reason in (
         "The budget itself: no reward in [0, 1] has an expectation that differs by more than 0.05.",
-        "(reward_drift_from_tv). Assumes: sampler, order, same_tokens, independent, reward_range.",
+        "(reward_drift_from_tv). Assumes: sampler, order, same_tokens, independent, reward_range, "
+        "same_reward.",
         "monitored: none is needed to keep the budget, so none fails the contract",
         "p99 looks at all but 1 %, so it does not suffice.",
         "Would suffice: 0.05 over 6 tokens, the union bound (sequence_tv_from_token_tv).",
@@ -191,15 +193,27 @@ def test_a_gradient_and_a_clip_range_are_declared_as_they_were_given(folder):
     ).stdout
     declared = (
         "gradient: {advantage: {group_size: 8}, score_norm: logit_space, "
-        "weighting: {mis: [0.5, 2]}, clip_range: [0.2, 0.28], ratio: bypass}"
+        "weighting: {mis: [0.5, 2]}, loss: token_mean, clip_range: [0.2, 0.28], ratio: bypass}"
     )
     assert declared in text
     assert "{id: bias, metric: policy_gradient_bias, at_most: 0.1, slices: [all]}" in text
     assert "{id: ratio, metric: ratio_budget, aggregate: p99, at_most: 0.25," in text
+    assert "score_norm, token_level, constant_divisor." in " ".join(text.replace("#", "").split())
     # the weighting leaves weights up to 2 alone, the clip range less
     assert re.search(r"id: tail-gradient.* at_most: 0\.693,", text)
     assert re.search(r"id: tail-ratio.* at_most: 0\.0557,", text)
     assert re.search(r"id: drift, metric: logit_osc_nats.* at_most: 0\.0557,", text)
+
+
+@pytest.mark.parametrize("loss", ["sequence_sum", "sequence_mean"])
+def test_a_loss_of_whole_answers_is_sized_by_answers(folder, loss):
+    bias = ("--policy-gradient-bias", 0.5, "--advantage", 1, "--score-norm", 1)
+    done = call(folder, *bias, "--loss", loss)
+    assert f"weighting: naive, loss: {loss}}}" in done.stdout
+    # half the gap over each of 6 tokens
+    assert re.search(r"id: tv-gradient.* at_most: 0\.0416,", done.stdout)
+    read(Path(), done.stdout)
+    assert "--loss: without --policy-gradient-bias" in refused(folder, "--loss", loss)
 
 
 def test_a_reward_of_your_own_takes_the_place_of_every_reward(folder):

@@ -6,12 +6,14 @@ import os
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 import click
 from pydantic import ValidationError
 
 from servanda import loading
 from servanda import plan as planning
+from servanda.bounds.gradient import Loss
 from servanda.capture import CAPTURES
 from servanda.cli.output import refuse_place, write_text
 from servanda.comparison.sides import refuse_missing
@@ -49,7 +51,7 @@ _WEIGHTINGS = ("naive", *Weighting.model_fields)
 @click.option(
     "--reward-gap",
     metavar="OF",
-    help="Hold the budget on your own reward: exact_answer, or FILE.py:FUNCTION.",
+    help="Hold the budget on your own reward: exact_answer, contains_answer, FILE.py:FUNCTION.",
 )
 @click.option(
     "--policy-gradient-bias", type=float, metavar="B", help="Of the token-level gradient."
@@ -58,6 +60,11 @@ _WEIGHTINGS = ("naive", *Weighting.model_fields)
 @click.option("--group-size", type=click.IntRange(2), help="GRPO: its bound of the advantage.")
 @click.option("--score-norm", metavar="X|logit_space", help="The largest norm of grad log p.")
 @click.option("--weighting", metavar="NAME=C", help="naive, tis=2, mis=0.5,2, clip=0.2, ...")
+@click.option(
+    "--loss",
+    type=click.Choice(get_args(Loss)),
+    help="What a token's loss is divided by.  [default: token_mean]",
+)
 @click.option("--clip-range", type=(float, float), metavar="LO HI", help="PPO: of the ratio.")
 @click.option("--ratio-share", type=float, metavar="S", help="Of it, that the kernels may use.")
 @click.option(
@@ -97,6 +104,7 @@ def derive(
     group_size: int | None,
     score_norm: str | None,
     weighting: str | None,
+    loss: Loss | None,
     clip_range: tuple[float, float] | None,
     ratio_share: float | None,
     confidence: float,
@@ -117,6 +125,7 @@ def derive(
         "--group-size": group_size,
         "--score-norm": score_norm,
         "--weighting": weighting,
+        "--loss": loss,
     }
     if policy_gradient_bias is None:
         _refuse_idle(given)
@@ -145,6 +154,7 @@ def derive(
             advantage=_advantage(advantage, group_size),
             score_norm=_score_norm(score_norm),
             weighting=_weighting(weighting),
+            loss=loss or "token_mean",
             clip_range=clip_range,
             ratio_share=ratio_share,
             confidence=confidence,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from servanda.bounds import osc_for_reward_drift, osc_from_rounding
 from servanda.capture import CAPTURES
+from servanda.clauses import CHAIN, ChainCertificate
 from servanda.derive.asked import Asked, refuse_nonsense
 from servanda.derive.horizon import refuse_horizon
 from servanda.derive.sizes import Held, Room
@@ -109,7 +110,8 @@ def _enforced(asked: Asked) -> Iterator[tuple[Line, Held]]:
                 f"The budget itself: no reward in [{low:g}, {high:g}] has an expectation that "
                 f"differs by more than {asked.reward_drift:g}. Certified from sampled answers: "
                 "the mean of (1 - W)^+ is their TV (sequence_estimators), and the range times "
-                f"that bounds the drift (reward_drift_from_tv). Assumes: {drawn}, reward_range.",
+                f"that bounds the drift (reward_drift_from_tv). Assumes: {drawn}, "
+                f"{_assumes(asked, 'reward_drift')}.",
             ),
             Held.of(asked.share, (0.0, 1.0), "sequence"),
         )
@@ -122,10 +124,10 @@ def _enforced(asked: Asked) -> Iterator[tuple[Line, Held]]:
                 f"The budget itself: the token-level policy gradient is off by at most "
                 f"{asked.bias:g}. That is a gap of weights of {asked.gap:.3g} after "
                 f"{asked.psi.name} (weight_gap), times an advantage and a score norm of together "
-                f"{asked.factor:.3g} (policy_gradient_bias). Assumes: {drawn}, advantage, "
-                "score_norm, token_level.",
+                f"{asked.factor:.3g} (policy_gradient_bias), loss {asked.loss}. Assumes: {drawn}, "
+                f"{_assumes(asked, 'policy_gradient_bias')}.",
             ),
-            Held.of(asked.gap, asked.psi.span, "token", _WEIGHTS),
+            _held_gap(asked),
         )
     if asked.clip_range is not None and asked.ratio_share is not None:
         yield (
@@ -140,6 +142,21 @@ def _enforced(asked: Asked) -> Iterator[tuple[Line, Held]]:
             ),
             Held(_SHARE, 0.0, "token"),
         )
+
+
+def _held_gap(asked: Asked) -> Held:
+    """Of a token, or of the longest answer, whose tokens count for more than one."""
+    most, scatter = asked.counted
+    low, high = asked.psi.span
+    each = "token" if asked.loss == "token_mean" else "sequence"
+    return Held.of(asked.gap, (low * most, high * most), each, _WEIGHTS * scatter)
+
+
+def _assumes(asked: Asked, metric: str) -> str:
+    """What the clause rests on besides what every number from sampled tokens does."""
+    kind = CHAIN[metric].under(asked.declared)
+    assert issubclass(kind, ChainCertificate)
+    return ", ".join(kind.assumes)
 
 
 def _drawn(asked: Asked) -> str:
@@ -174,7 +191,7 @@ def _monitored(asked: Asked) -> Iterator[Line]:
         yield Line(
             "tv-gradient",
             "tv",
-            _down(asked.gap / 2),
+            _down(asked.gap / 2 / (1 if asked.loss == "token_mean" else asked.tokens)),
             "Would suffice: without a correction the gap of weights is twice the TV "
             "(weight_gap_from_tv).",
             aggregate="mean",
@@ -256,7 +273,7 @@ def _oscs(asked: Asked) -> Iterator[tuple[float, str]]:
         yield float(osc), f"osc_for_reward_drift, answers of {asked.tokens:,} tokens"
     if asked.bias is not None and asked.psi.name == "naive":
         # 2 TV <= gap, and TV <= tanh(osc / 4)
-        yield 4 * math.atanh(asked.gap / 2), "tv_from_osc, weight_gap_from_tv"
+        yield 4 * math.atanh(asked.gap / asked.counted[0] / 2), "tv_from_osc, weight_gap_from_tv"
     elif asked.bias is not None and _untouched(asked) > 0:
         yield _untouched(asked), "abs_log_ratio_from_osc, weight_gap_from_log_ratio"
     if asked.ratio_share is not None:

@@ -162,6 +162,7 @@ def _declared(asked: Asked) -> Iterator[str]:
             shown = ", ".join(map(_number, values))
             shown = f"[{shown}]" if isinstance(value, tuple) else shown
             declared.append(f"weighting: {{{name}: {shown}}}")
+        declared.append(f"loss: {asked.loss}")
     if asked.clip_range is not None:
         low, high = asked.clip_range
         declared.append(f"clip_range: [{_number(low)}, {_number(high)}], ratio: bypass")
