@@ -150,10 +150,13 @@ def test_a_contract_says_why_each_limit_is_what_it_is(folder):
         "Would suffice: 0.05 over 6 tokens, the union bound (sequence_tv_from_token_tv).",
         "Would suffice if it were so at every context, and not only at golden ones",
         "(osc_for_reward_drift, answers of 6 tokens). Assumes: same_filters, every_context.",
-        "A kernel at half of its budget is expected to be decided after about 760.",
+        "A kernel at half of its budget is expected to be decided after about 1,728.",
     ):
         assert reason in flat, reason
-    assert "sequences: [256, 1152]" in text
+    # 6 tokens, half of them used: 5,000 for the guard at the first look
+    assert "sequences: [1728, 1728]" in text
+    long = derive(asked(folder, reward_drift=0.05, tokens=24, capture="float64"))
+    assert long.offline == (448, 1152)
 
 
 def test_a_file_finds_its_texts_and_kernels_from_where_it_lies(folder, tmp_path):
@@ -164,7 +167,7 @@ def test_a_file_finds_its_texts_and_kernels_from_where_it_lies(folder, tmp_path)
     assert "enforced   reward: the drift of any reward at most 0.05\n" in done.output
     assert "monitored  tv: the mean TV of a token at most 0.00833\n" in done.output
     assert "none of them is needed to keep a budget: they warn, and fail nothing" in done.output
-    assert "takes      about 760 prompt groups for a kernel at half the budget" in done.output
+    assert "takes      about 1,728 prompt groups for a kernel at half the budget" in done.output
     assert run.load(file).metadata.name == "limits"
     assert servanda("lint", file).exit_code == 0
     assert call(folder, "--reward-drift", 0.05, "-o", file).exit_code == 2

@@ -70,8 +70,8 @@ def derive(asked: Asked) -> Derived:
             raise too_many(line, one, needed, room, cells)
     monitored = [*_monitored(asked)]
     drift, why_not = _logit_route(asked)
-    expected = math.ceil(max(needs))
-    offline = room.offline(expected)
+    offline = room.offline(math.ceil(max(needs)))
+    expected = max(math.ceil(max(needs)), offline[0])  # nothing holds before the first look
     return Derived(
         text=written(asked, [*enforced, *monitored], drift, why_not, expected, offline),
         enforced=tuple(line.words for line in enforced),
