@@ -228,6 +228,9 @@ def test_a_reward_of_your_own_takes_the_place_of_every_reward(folder):
     assert "mode: monitor" not in done.stdout
     assert "left out   the logits' drift: no drift of logits suffices" in done.stderr
     read(Path(), done.stdout)  # printed, it names its files from here
+    groups = re.search(r"at most ([0-9,]+),\s+which is ([0-9,]+) new tokens", done.stderr)
+    most, tokens = (int(number.replace(",", "")) for number in groups.groups())
+    assert tokens == 2 * 8192 * most  # train answers, too
     lines = [json.dumps({"prompt": text, "answer": "a"}) for text in "abc"]
     (folder / "answered.jsonl").write_text("\n".join(lines))
     prompts = ("--prompts", folder / "answered.jsonl")
@@ -241,6 +244,9 @@ def test_sizes_are_those_of_the_certificate():
     expected = Held(0.05).units(alpha=0.025, cells=2)
     holds, violated = units_expected(0.05, 0.025, 0.025), units_expected(0.05, 0.1, 0.025, 2)
     assert expected == pytest.approx(max(holds, violated), rel=0.02)
+    # each of two ends has half of alpha
+    both = Held(0.05, sides=2).units(alpha=0.05, cells=2)
+    assert both == expected
     # groups that are hardly filled say less, and weights near 1 say more
     assert Held(0.05).units(alpha=0.025, cells=2, fill=0.1) > expected
     near = Held.of(0.05, (-1.0, 1.0), "token", 0.1)

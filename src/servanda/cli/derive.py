@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import textwrap
 from collections.abc import Mapping
@@ -170,7 +171,9 @@ def derive(
         click.echo(found.text, nl=False)
     else:
         write_text(output, found.text)
-    for line in _said(found, output, max_new_tokens):
+    # where your reward is compared, train answers too
+    each = max_new_tokens * sum(rows) / len(rows) * (2 if reward_gap else 1)
+    for line in _said(found, output, each):
         click.echo(line, err=output is None)
 
 
@@ -215,8 +218,12 @@ def _refuse_unfit(text: str, place: Path) -> None:
         raise ContractError.all(problems) from None
 
 
-def _said(found: Derived, output: Path | None, tokens: int) -> list[str]:
-    """What was derived, why some of it is only watched, and what it will take."""
+def _said(found: Derived, output: Path | None, each: float) -> list[str]:
+    """What was derived, why some of it is only watched, and what it will take.
+
+    Args:
+        each: new tokens of a prompt group, at most.
+    """
     lines = [f"wrote      {output}"] if output is not None else []
     lines += [f"enforced   {words}" for words in found.enforced]
     lines += [f"monitored  {words}" for words in found.monitored]
@@ -232,7 +239,7 @@ def _said(found: Derived, output: Path | None, tokens: int) -> list[str]:
         f"takes      about {found.expected:,} prompt groups for a kernel at half the budget; at "
         f"most {found.offline[1]:,},"
     )
-    lines.append(f"           which is {found.offline[1] * tokens:,} new tokens")
+    lines.append(f"           which is {math.ceil(found.offline[1] * each):,} new tokens")
     if output is not None:
         lines += [
             f"next       servanda explain --chain {output}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from servanda.bounds import osc_for_reward_drift, osc_from_rounding
 from servanda.capture import CAPTURES
@@ -99,7 +99,10 @@ def _enforced(asked: Asked) -> Iterator[tuple[Line, Held]]:
                 f"[{low:g}, {high:g}], differs by at most {asked.reward_drift:g} where both "
                 "kernels answer the same prompts. No logprob enters. Assumes: order, independent.",
             ),
-            Held.of(asked.reward_drift / asked.span, (-1.0, 1.0), "sequence", _REWARDS),
+            replace(
+                Held.of(asked.reward_drift / asked.span, (-1.0, 1.0), "sequence", _REWARDS),
+                sides=2,
+            ),
         )
     elif asked.reward_drift is not None:
         yield (

@@ -27,12 +27,14 @@ class Held:
         each: what has a value of its own.
         variance: of x, a guess, for a value that lies close to `best`; None: all or nothing,
             which is the worst case of a mean.
+        sides: ends that are certified; each has its share of alpha.
     """
 
     limit: float
     best: float = 0.0
     each: Literal["token", "sequence"] = "sequence"
     variance: float | None = None
+    sides: int = 1
 
     @classmethod
     def of(
@@ -50,6 +52,7 @@ class Held:
 
     def units(self, *, alpha: float, cells: int, fill: float = 1.0) -> float:
         """Units that decide a kernel at half the budget, and one at twice of it."""
+        alpha /= self.sides
         half = (self.limit + self.best) / 2
         twice = min(2 * self.limit - self.best, (1 + self.limit) / 2)
 
