@@ -13,9 +13,9 @@ import numpy as np
 from servanda.calibrate import Calibration, Row, accept, rewritten, seen, standard
 from servanda.calibrate import calibrate as calibrated
 from servanda.clauses import CellVerdict
-from servanda.cli.output import show
+from servanda.cli.output import refuse_place, show, write_text
 from servanda.cli.report import read
-from servanda.errors import ContractError, EvidenceError, MeasurementError
+from servanda.errors import EvidenceError
 from servanda.faults import signatures
 from servanda.plain import to_plain
 from servanda.plan import Plan
@@ -85,7 +85,7 @@ def calibrate(
     """
     if not 0 < power < 1:
         raise click.BadParameter(f"--power is a probability between 0 and 1, found {power:g}")
-    _refuse_place(output, force)
+    refuse_place(output, force)
     if not any(run_dir.glob(f"{ATTEMPT}*")):
         raise EvidenceError(
             f"{run_dir} is no run directory",
@@ -114,7 +114,7 @@ def calibrate(
         show("\n".join(_lines(run_dir, run, found, caught)))
     if output is not None:
         places = moved(run.plan.contract, run.path.parent, output.parent)
-        _write(output, rewritten(text, places))
+        write_text(output, rewritten(text, places))
         click.echo(f"wrote {output}", err=format_ == "json")
 
 
@@ -143,24 +143,6 @@ def _of_standard(run: Finished, power: float, resamples: int) -> tuple[Calibrati
             rows = tuple(replace(row, before=None) for row in found.rows)
             return replace(found, rows=rows), text
         without |= idle
-
-
-def _refuse_place(output: Path | None, force: bool) -> None:
-    """Say before all the work that the contract cannot go there."""
-    if output is None:
-        return
-    if output.is_dir() or not output.parent.is_dir():
-        what = "is a folder" if output.is_dir() else f"cannot be written: no folder {output.parent}"
-        raise click.BadParameter(f"{output} {what}")
-    if output.exists() and not force:
-        raise ContractError(f"{output} is there already", hint="give another name, or --force")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MeasurementError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _caught(run: Finished, text: str) -> tuple[Caught, ...]:

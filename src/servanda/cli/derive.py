@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import os
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 import click
 from pydantic import ValidationError
 
-from servanda import language
+from servanda import loading
+from servanda import plan as planning
+from servanda.bounds.gradient import Loss
 from servanda.capture import CAPTURES
+from servanda.cli.output import refuse_place, write_text
 from servanda.comparison.sides import refuse_missing
 from servanda.comparison.texts import read_corpus
 from servanda.contract import GroupAdvantage, Kernel, Weighting
+from servanda.corpus import Corpus
 from servanda.derive import MOST, Asked, Derived
 from servanda.derive import derive as derived
 from servanda.engines import engine_names
 from servanda.engines.table import TableEngine
-from servanda.errors import ContractError, MeasurementError
-from servanda.faults import FAULTS
+from servanda.errors import ContractError, Problem
 from servanda.kernel_string import parse_kernel
 from servanda.registry import did_you_mean
+from servanda.rewards import REWARDS, file_and_function
 from servanda.starter import name_of
 
 _FILE = click.Path(path_type=Path)
@@ -45,7 +52,7 @@ _WEIGHTINGS = ("naive", *Weighting.model_fields)
 @click.option(
     "--reward-gap",
     metavar="OF",
-    help="Hold the budget on your own reward: exact_answer, or FILE.py:FUNCTION.",
+    help="Hold the budget on your own reward: exact_answer, contains_answer, FILE.py:FUNCTION.",
 )
 @click.option(
     "--policy-gradient-bias", type=float, metavar="B", help="Of the token-level gradient."
@@ -54,6 +61,11 @@ _WEIGHTINGS = ("naive", *Weighting.model_fields)
 @click.option("--group-size", type=click.IntRange(2), help="GRPO: its bound of the advantage.")
 @click.option("--score-norm", metavar="X|logit_space", help="The largest norm of grad log p.")
 @click.option("--weighting", metavar="NAME=C", help="naive, tis=2, mis=0.5,2, clip=0.2, ...")
+@click.option(
+    "--loss",
+    type=click.Choice(get_args(Loss)),
+    help="What a token's loss is divided by.  [default: token_mean]",
+)
 @click.option("--clip-range", type=(float, float), metavar="LO HI", help="PPO: of the ratio.")
 @click.option("--ratio-share", type=float, metavar="S", help="Of it, that the kernels may use.")
 @click.option(
@@ -93,6 +105,7 @@ def derive(
     group_size: int | None,
     score_norm: str | None,
     weighting: str | None,
+    loss: Loss | None,
     clip_range: tuple[float, float] | None,
     ratio_share: float | None,
     confidence: float,
@@ -104,11 +117,19 @@ def derive(
 ) -> None:
     """Write the contract that keeps a budget, each limit with its reason; nothing is measured.
 
-    Enforced is what certifies the budget itself.  What would suffice for it is monitored.
+    Enforced is what certifies the budget itself.  Monitored is what moves sooner.
     KERNEL is a kernel string, such as transformers:models/tiny-lm@bfloat16.
     """
-    if output is not None and output.exists() and not force:
-        raise ContractError(f"{output} is there already", hint="give another name, or --force")
+    refuse_place(output, force)
+    given = {
+        "--advantage": advantage,
+        "--group-size": group_size,
+        "--score-norm": score_norm,
+        "--weighting": weighting,
+        "--loss": loss,
+    }
+    if policy_gradient_bias is None:
+        _refuse_idle(given)
     place = output.parent if output is not None else Path()
     kernels = [_kernel(train, "--train"), _kernel(infer, "--infer")]
     corpus = read_corpus(prompts)
@@ -134,6 +155,7 @@ def derive(
             advantage=_advantage(advantage, group_size),
             score_norm=_score_norm(score_norm),
             weighting=_weighting(weighting),
+            loss=loss or "token_mean",
             clip_range=clip_range,
             ratio_share=ratio_share,
             confidence=confidence,
@@ -143,29 +165,71 @@ def derive(
             most=most,
         )
     )
-    # what lint has to say of the declarations comes before anything is written
-    language.parse(found.text, "the derived contract", engines=engine_names(), faults=[*FAULTS])
+    _refuse_unanswered(reward_gap or "", corpus)
+    _refuse_unfit(found.text, place)
     if output is None:
         click.echo(found.text, nl=False)
     else:
-        try:
-            output.write_text(found.text, encoding="utf-8")
-        except OSError as error:
-            raise MeasurementError(
-                f"{output} cannot be written: {error.strerror or error}"
-            ) from None
-    for line in _said(found, output, max_new_tokens):
+        write_text(output, found.text)
+    # where your reward is compared, train answers too
+    each = max_new_tokens * sum(rows) / len(rows) * (2 if reward_gap else 1)
+    for line in _said(found, output, each):
         click.echo(line, err=output is None)
 
 
-def _said(found: Derived, output: Path | None, tokens: int) -> list[str]:
-    """What was derived, why some of it is only watched, and what it will take."""
+def _refuse_idle(given: Mapping[str, object]) -> None:
+    """Options that say what a bias is made of, where no bias is asked for."""
+    idle = [option for option, value in given.items() if value is not None]
+    if idle:
+        raise click.UsageError(
+            f"{', '.join(idle)}: without --policy-gradient-bias nothing here is made of it\n"
+            "  hint: give --policy-gradient-bias B, or leave it out"
+        )
+
+
+def _refuse_unanswered(of: str, corpus: Corpus) -> None:
+    """A reward that is nowhere, or that reads what a line of the prompts has not."""
+    file = file_and_function(of)
+    if file is not None and not Path(file[0]).is_file():
+        raise ContractError(
+            f"--reward-gap: there is no file {file[0]}",
+            hint="name FILE.py:FUNCTION from where you are, called as FUNCTION(prompt, answer)",
+        )
+    needs = REWARDS[of].needs if of in REWARDS else ""
+    line = next((p.line for p in corpus.prompts if p.answer is None), None) if needs else None
+    if line is not None:
+        raise ContractError(
+            f"--reward-gap {of} reads the {needs!r} of each line, and {corpus.file}:{line} has "
+            "none",
+            hint="give --prompts a file whose lines all have one, or --reward-gap "
+            "FILE.py:FUNCTION, a reward that does without",
+        )
+
+
+def _refuse_unfit(text: str, place: Path) -> None:
+    """What `servanda lint` would find in the text, before it is written; nobody has seen it yet,
+    so no problem points into it."""
+    try:
+        contract = loading.read(text.encode(), "the derived contract", place)
+        planning.make_plan(contract, *loading.corpora(contract))
+    except ContractError as error:
+        hint = "servanda lint would refuse this contract; change the budget, texts or kernels"
+        problems = [Problem(problem.message, hint=hint) for problem in error.problems]
+        raise ContractError.all(problems) from None
+
+
+def _said(found: Derived, output: Path | None, each: float) -> list[str]:
+    """What was derived, why some of it is only watched, and what it will take.
+
+    Args:
+        each: new tokens of a prompt group, at most.
+    """
     lines = [f"wrote      {output}"] if output is not None else []
     lines += [f"enforced   {words}" for words in found.enforced]
     lines += [f"monitored  {words}" for words in found.monitored]
     if found.monitored:
         lines.append(
-            "           each would suffice and none is needed: they warn, and fail nothing"
+            "           none of them is needed to keep a budget: they warn, and fail nothing"
         )
     for words in found.left_out:
         lines += textwrap.wrap(
@@ -175,7 +239,7 @@ def _said(found: Derived, output: Path | None, tokens: int) -> list[str]:
         f"takes      about {found.expected:,} prompt groups for a kernel at half the budget; at "
         f"most {found.offline[1]:,},"
     )
-    lines.append(f"           which is {found.offline[1] * tokens:,} new tokens")
+    lines.append(f"           which is {math.ceil(found.offline[1] * each):,} new tokens")
     if output is not None:
         lines += [
             f"next       servanda explain --chain {output}",
@@ -187,6 +251,11 @@ def _said(found: Derived, output: Path | None, tokens: int) -> list[str]:
 def _kernel(text: str, option: str) -> Kernel:
     kernel = parse_kernel(text, engines=engine_names(), name=option)
     refuse_missing(kernel, text, option)
+    if kernel.engine == "table" and Path(kernel.model or "").is_dir():
+        raise ContractError(
+            f"{option}: {kernel.model} is a folder, and a table is a JSON file",
+            hint="give the file in it, such as table:p.json",
+        )
     return kernel
 
 
@@ -223,12 +292,14 @@ def _score_norm(text: str | None) -> float | str | None:
 
 def _weighting(text: str | None) -> Weighting | None:
     """tis=2, or mis=0.5,2; None where every token counts alike."""
-    name, _, values = (text or "naive").partition("=")
+    name, _, values = ("naive" if text is None else text).partition("=")
     if name not in _WEIGHTINGS:
         hint = did_you_mean(name, _WEIGHTINGS)
         if name == "is":
             hint = "importance weights have no largest value, so no sample bounds them: tis=2"
         raise click.BadParameter(f"no weighting is named {name!r}\n  hint: {hint}")
+    if name == "naive" and values:
+        raise click.BadParameter(f"naive corrects nothing and takes no value: {text!r}")
     if name == "naive":
         return None
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from servanda.errors import MeasurementError
+from servanda.errors import ContractError, MeasurementError
 from servanda.report import FORMATS, format_of
 from servanda.report.base import SUFFIXES
 from servanda.verdict import Verdict
@@ -42,14 +42,39 @@ def by_suffix(path: Path) -> str:
     return found
 
 
+def refuse_place(output: Path | None, force: bool) -> None:
+    """Say before all the work that a contract cannot go there."""
+    if output is None:
+        return
+    _refuse_folder(output)
+    if output.exists() and not force:
+        raise ContractError(f"{output} is there already", hint="give another name, or --force")
+
+
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"cannot be written: no folder {path.parent}"
+        raise click.BadParameter(f"{path} {what}")
+
+
+def write_text(path: Path, text: str) -> None:
+    """A contract to its file.
+
+    Raises:
+        MeasurementError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MeasurementError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
 def clear(path: Path) -> None:
     """Refuse a file that cannot be written, and remove an old one.
 
     A report of an earlier run must not be taken for the one of a run that failed.
     """
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else f"cannot be written: no folder {path.parent}"
-        raise click.BadParameter(f"{path} {what}")
+    _refuse_folder(path)
     if path.is_file():
         path.unlink()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from servanda.bounds import PSI, Psi
-from servanda.bounds.gradient import LOGIT_SCORE_NORM
-from servanda.contract import Claim, GroupAdvantage, Kernel, Weighting
+from servanda.bounds import PSI, Psi, loss_weights
+from servanda.bounds.gradient import LOGIT_SCORE_NORM, Loss
+from servanda.contract import Claim, Contract, GroupAdvantage, Kernel, Weighting
 from servanda.derive.sizes import MOST
-from servanda.errors import ContractError
+from servanda.errors import ContractError, Problem
+from servanda.learning import Gradient, Reward
+from servanda.lint.learning import learning
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Asked:
         reward_of: your own reward, as a contract names it: the budget is then held on that,
             both kernels sampling; "": on every reward in the range.
         bias: of a policy gradient, in units of advantage x score norm.
+        loss: what a token's loss is divided by; the bias is of an answer unless it is token_mean.
         ratio_share: of the clip range, that the kernels may use up.
         capture: the format that the coarser side records its logprobs in, see capture.py.
         aligned: the kernels agree operation by operation, so the field's are no measure.
@@ -44,6 +47,7 @@ class Asked:
     advantage: float | GroupAdvantage | None = None
     score_norm: float | str | None = None
     weighting: Weighting | None = None
+    loss: Loss = "token_mean"
     clip_range: tuple[float, float] | None = None
     ratio_share: float | None = None
     confidence: float = 0.95
@@ -91,6 +95,27 @@ class Asked:
         return self.bias / self.factor
 
     @property
+    def counted(self) -> tuple[float, float]:
+        """What the tokens of the longest answer count for together, and the root of the sum of
+        squares: 1 and 1 where each token is a unit."""
+        weight_N = loss_weights(self.loss, [1 if self.loss == "token_mean" else self.tokens])
+        return float(weight_N.sum()), math.hypot(*weight_N.tolist())
+
+    @property
+    def declared(self) -> Contract:
+        """What the contract says of the trainer, and nothing else of it."""
+        reward = Reward.model_construct(range=self.reward_range, of=self.reward_of or None)
+        gradient = Gradient.model_construct(
+            advantage=self.advantage,
+            score_norm=self.score_norm,
+            weighting=self.weighting or "naive",
+            loss=self.loss,
+            clip_range=self.clip_range,
+            ratio="bypass",
+        )
+        return Contract.model_construct(reward=reward, gradient=gradient)
+
+    @property
     def rho(self) -> float:
         """The log-ratio that uses up the share of the clip range on its narrower side, nats."""
         assert self.clip_range is not None and self.ratio_share is not None
@@ -114,8 +139,7 @@ def refuse_nonsense(asked: Asked) -> None:
     for name, budget in zip(("reward drift", "bias", "share"), budgets, strict=True):
         if budget is not None and not 0 < budget < math.inf:
             raise ContractError(
-                f"a {name} of {budget:g} is no budget: no sample can show that two kernels "
-                "are the same",
+                f"a {name} of {budget:g} is no budget: {_no_budget(budget)}",
                 hint="give a number above 0",
             )
     if "pack" in (asked.train.engine, asked.infer.engine):
@@ -129,8 +153,31 @@ def refuse_nonsense(asked: Asked) -> None:
             hint="give --reward-drift: by how much your reward may differ",
         )
     _refuse_reward(asked)
-    _refuse_bias(asked)
     _refuse_ratio(asked)
+    _refuse_declared(asked)
+    _refuse_bias(asked)
+
+
+def _no_budget(budget: float) -> str:
+    if math.isnan(budget):
+        return "it is not a number"
+    if budget < 0:
+        return "what it limits is never negative"
+    if budget > 0:
+        return "nothing can exceed it"
+    return "no sample can show that two kernels are the same"
+
+
+def _refuse_declared(asked: Asked) -> None:
+    """What lint finds in the declarations, in terms of the options."""
+    problems = []
+    for found in learning(asked.declared):
+        hint = found.hint
+        if found.path[:2] == ("gradient", "weighting"):
+            hint = f"write LOW,HIGH around 1, such as --weighting {found.path[-1]}=0.5,2"
+        problems.append(Problem(found.message, hint=hint))
+    if problems:
+        raise ContractError.all(problems)
 
 
 def _refuse_reward(asked: Asked) -> None:
@@ -167,7 +214,7 @@ def _refuse_bias(asked: Asked) -> None:
             f"an advantage times a score norm of {asked.factor:g} bounds nothing",
             hint="both are finite, and above 0",
         )
-    most = asked.psi.span[1] * asked.factor
+    most = asked.psi.span[1] * asked.factor * asked.counted[0]
     if asked.bias >= most:
         raise ContractError(
             f"with this advantage and score norm no bias exceeds {most:.3g}: a budget of "
@@ -184,10 +231,15 @@ def _refuse_ratio(asked: Asked) -> None:
         )
     if asked.clip_range is None or asked.ratio_share is None:
         return
-    if not 0 < min(asked.clip_range) <= max(asked.clip_range) < math.inf:
+    low, high = asked.clip_range
+    if not (math.isfinite(low) and math.isfinite(high)):
         raise ContractError(
-            f"a clip range of [{asked.clip_range[0]:g}, {asked.clip_range[1]:g}] has no width "
-            "on one side",
+            f"a clip range of [{low:g}, {high:g}] is none: both are numbers",
+            hint="give both distances from 1, such as 0.2 0.28",
+        )
+    if min(low, high) <= 0:
+        raise ContractError(
+            f"a clip range of [{low:g}, {high:g}] has no width on one side",
             hint="give both distances from 1, such as 0.2 0.28",
         )
     if asked.ratio_share >= 1:

@@ -1,8 +1,9 @@
 # The derivation: which clauses keep a budget, which numbers would suffice, and what it takes.
 #
 # Enforced is the clause that certifies the budget itself.  What would suffice for it further
-# up the chain is monitored: it moves sooner and says where to look, but a kernel may exceed
-# it and still keep the budget, so it fails no contract.
+# up the chain is monitored, and so is the tail, which would if every token kept it: both move
+# sooner and say where to look, but a kernel may exceed them and still keep the budget, so they
+# fail no contract.
 
 from __future__ import annotations
 
@@ -11,17 +12,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from servanda.bounds import osc_for_reward_drift, osc_from_rounding
-from servanda.capture import CAPTURES, TYPICAL_NATS, eta
+from servanda.capture import CAPTURES
+from servanda.clauses import CHAIN, ChainCertificate
 from servanda.derive.asked import Asked, refuse_nonsense
 from servanda.derive.horizon import refuse_horizon
 from servanda.derive.sizes import Held, Room
+from servanda.derive.unresolved import refuse_unresolved, too_many
 from servanda.derive.writing import Line, written
-from servanda.errors import ContractError
 
 _LOGITS = 16.0  # nats: the largest logits of language models lie in [16, 32)
 _WEIGHTS = 0.1  # how far weights scatter around 1, for sizes only
 _REWARDS = 0.5  # how far the difference of two rewards scatters, as a share of their range
 _SHARE = 0.01  # of tokens that p99 leaves
+_UNSURE = (
+    " An estimate where the claim is realised: the TV of the tokens measured is that of other "
+    "answers only about."
+)
 _TOKENS = ("sampler", "order", "same_tokens")
 
 
@@ -54,18 +60,18 @@ def derive(asked: Asked) -> Derived:
     refuse_nonsense(asked)
     if asked.reward_drift is not None and not asked.reward_gap:
         refuse_horizon(asked)
-    _refuse_unresolved(asked)
+    refuse_unresolved(asked)
     enforced, held = zip(*_enforced(asked), strict=True)
     room = Room((1 - asked.confidence) / 2, asked.claim, asked.tokens, asked.lines, asked.most)
     cells = len(held) + 1  # the fidelity guard has its share of alpha, too
     needs = [room.groups(one, cells) for one in held]
     for line, one, needed in zip(enforced, held, needs, strict=True):
         if needed > asked.most:
-            raise _too_many(asked, line, one, needed, room, cells)
+            raise too_many(line, one, needed, room, cells)
     monitored = [*_monitored(asked)]
     drift, why_not = _logit_route(asked)
-    expected = math.ceil(max(needs))
-    offline = room.offline(expected)
+    offline = room.offline(math.ceil(max(needs)))
+    expected = max(math.ceil(max(needs)), offline[0])  # nothing holds before the first look
     return Derived(
         text=written(asked, [*enforced, *monitored], drift, why_not, expected, offline),
         enforced=tuple(line.words for line in enforced),
@@ -93,7 +99,10 @@ def _enforced(asked: Asked) -> Iterator[tuple[Line, Held]]:
                 f"[{low:g}, {high:g}], differs by at most {asked.reward_drift:g} where both "
                 "kernels answer the same prompts. No logprob enters. Assumes: order, independent.",
             ),
-            Held.of(asked.reward_drift / asked.span, (-1.0, 1.0), "sequence", _REWARDS),
+            replace(
+                Held.of(asked.reward_drift / asked.span, (-1.0, 1.0), "sequence", _REWARDS),
+                sides=2,
+            ),
         )
     elif asked.reward_drift is not None:
         yield (
@@ -104,7 +113,8 @@ def _enforced(asked: Asked) -> Iterator[tuple[Line, Held]]:
                 f"The budget itself: no reward in [{low:g}, {high:g}] has an expectation that "
                 f"differs by more than {asked.reward_drift:g}. Certified from sampled answers: "
                 "the mean of (1 - W)^+ is their TV (sequence_estimators), and the range times "
-                f"that bounds the drift (reward_drift_from_tv). Assumes: {drawn}, reward_range.",
+                f"that bounds the drift (reward_drift_from_tv). Assumes: {drawn}, "
+                f"{_assumes(asked, 'reward_drift')}.",
             ),
             Held.of(asked.share, (0.0, 1.0), "sequence"),
         )
@@ -117,10 +127,10 @@ def _enforced(asked: Asked) -> Iterator[tuple[Line, Held]]:
                 f"The budget itself: the token-level policy gradient is off by at most "
                 f"{asked.bias:g}. That is a gap of weights of {asked.gap:.3g} after "
                 f"{asked.psi.name} (weight_gap), times an advantage and a score norm of together "
-                f"{asked.factor:.3g} (policy_gradient_bias). Assumes: {drawn}, advantage, "
-                "score_norm, token_level.",
+                f"{asked.factor:.3g} (policy_gradient_bias), loss {asked.loss}. Assumes: {drawn}, "
+                f"{_assumes(asked, 'policy_gradient_bias')}.",
             ),
-            Held.of(asked.gap, asked.psi.span, "token", _WEIGHTS),
+            _held_gap(asked),
         )
     if asked.clip_range is not None and asked.ratio_share is not None:
         yield (
@@ -137,6 +147,21 @@ def _enforced(asked: Asked) -> Iterator[tuple[Line, Held]]:
         )
 
 
+def _held_gap(asked: Asked) -> Held:
+    """Of a token, or of the longest answer, whose tokens count for more than one."""
+    most, scatter = asked.counted
+    low, high = asked.psi.span
+    each = "token" if asked.loss == "token_mean" else "sequence"
+    return Held.of(asked.gap, (low * most, high * most), each, _WEIGHTS * scatter)
+
+
+def _assumes(asked: Asked, metric: str) -> str:
+    """What the clause rests on besides what every number from sampled tokens does."""
+    kind = CHAIN[metric].under(asked.declared)
+    assert issubclass(kind, ChainCertificate)
+    return ", ".join(kind.assumes)
+
+
 def _drawn(asked: Asked) -> str:
     return ", ".join((*_TOKENS, *(("independent",) if asked.claim == "population" else ())))
 
@@ -151,7 +176,8 @@ def _monitored(asked: Asked) -> Iterator[Line]:
             "tv",
             _down(asked.share / asked.tokens),
             f"Would suffice: {asked.share:g} over {asked.tokens:,} tokens, the union bound "
-            "(sequence_tv_from_token_tv). Not needed: the drifts of tokens partly cancel.",
+            "(sequence_tv_from_token_tv). Not needed: the drifts of tokens partly cancel."
+            f"{_UNSURE if asked.claim == 'realised' else ''}",
             aggregate="mean",
             monitor=True,
         )
@@ -160,7 +186,7 @@ def _monitored(asked: Asked) -> Iterator[Line]:
             "abs_log_ratio_nats",
             _down(-math.log1p(-asked.share) / asked.tokens),
             f"Would suffice if every token kept it: log-ratios of {asked.tokens:,} tokens then add "
-            "up to what the budget leaves. p99 looks at all but 1 %.",
+            "up to what the budget leaves. p99 looks at all but 1 %, so it does not suffice.",
             aggregate="p99",
             monitor=True,
         )
@@ -168,7 +194,7 @@ def _monitored(asked: Asked) -> Iterator[Line]:
         yield Line(
             "tv-gradient",
             "tv",
-            _down(asked.gap / 2),
+            _down(asked.gap / 2 / (1 if asked.loss == "token_mean" else asked.tokens)),
             "Would suffice: without a correction the gap of weights is twice the TV "
             "(weight_gap_from_tv).",
             aggregate="mean",
@@ -190,7 +216,8 @@ def _monitored(asked: Asked) -> Iterator[Line]:
             "abs_log_ratio_nats",
             _down(rho),
             f"Would suffice if every token kept it: {asked.psi.name} then leaves nothing "
-            "uncorrected (weight_gap_from_log_ratio). p99 looks at all but 1 %.",
+            "uncorrected (weight_gap_from_log_ratio). p99 looks at all but 1 %, so it does not "
+            "suffice.",
             aggregate="p99",
             monitor=True,
         )
@@ -249,7 +276,7 @@ def _oscs(asked: Asked) -> Iterator[tuple[float, str]]:
         yield float(osc), f"osc_for_reward_drift, answers of {asked.tokens:,} tokens"
     if asked.bias is not None and asked.psi.name == "naive":
         # 2 TV <= gap, and TV <= tanh(osc / 4)
-        yield 4 * math.atanh(asked.gap / 2), "tv_from_osc, weight_gap_from_tv"
+        yield 4 * math.atanh(asked.gap / asked.counted[0] / 2), "tv_from_osc, weight_gap_from_tv"
     elif asked.bias is not None and _untouched(asked) > 0:
         yield _untouched(asked), "abs_log_ratio_from_osc, weight_gap_from_log_ratio"
     if asked.ratio_share is not None:
@@ -265,55 +292,3 @@ def _down(limit: float) -> float:
     """Three digits, rounded down: what would suffice still does."""
     unit = 10.0 ** (math.floor(math.log10(limit)) - 2)
     return float(f"{math.floor(limit / unit * (1 + 1e-12)) * unit:.3g}")
-
-
-# what no run can certify
-
-
-def _refuse_unresolved(asked: Asked) -> None:
-    """A budget below what rounding the record alone reads as (law 9)."""
-    error = eta(asked.capture)
-    floors = (
-        (asked.reward_drift, "reward drift", asked.tokens * error * asked.span),
-        (asked.bias, "bias", 2 * error * (asked.factor if asked.bias is not None else 0.0)),
-        (asked.ratio_share, "share of the clip range", 0.0),
-    )
-    for budget, name, floor in floors:
-        if budget is None or asked.reward_gap or budget > floor:
-            continue
-        raise ContractError(
-            f"a {name} of {budget:g} lies under the precision of the record: logprobs in "
-            f"{asked.capture} are off by up to {error:.1e} nats (tokens of about "
-            f"{TYPICAL_NATS:g} nats), which alone may read as {floor:.2g}",
-            hint=f"let the engines record float32, or give a budget above {floor:.2g}",
-        )
-    if asked.ratio_share is not None and asked.rho <= error:
-        raise ContractError(
-            f"{asked.ratio_share:g} of the clip range is a log-ratio of {asked.rho:.1e} nats, and "
-            f"logprobs in {asked.capture} are off by up to {error:.1e}",
-            hint="let the engines record float32, or give a larger share",
-        )
-
-
-def _too_many(
-    asked: Asked, line: Line, held: Held, needed: float, room: Room, cells: int
-) -> ContractError:
-    """That a budget is too small for a run, and which one is not."""
-    power = 1.0 if held.variance is None else 0.5
-    room_above_best = held.limit - held.best
-    factor = (needed / asked.most) ** power if math.isfinite(needed) else 2.0
-    while factor < 1e9:
-        wider = replace(held, limit=min(held.best + factor * room_above_best, 0.999))
-        if room.groups(wider, cells) <= asked.most:
-            break
-        factor *= 1.05
-    enough = factor * line.limit
-    hint = "shorten the answers, or --most gives a longer run"
-    if line.aggregate != "p99":
-        hint = f"{asked.most:,} decide a budget of {enough:.2g}; {hint}"
-    counted = f"about {needed:,.0f}" if math.isfinite(needed) else "more than 10^12"
-    return ContractError(
-        f"no run of {asked.most:,} prompt groups can certify {line.metric} at most "
-        f"{line.limit:g}: a kernel at half of it would take {counted}",
-        hint=hint,
-    )

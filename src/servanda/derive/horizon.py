@@ -1,4 +1,4 @@
-# The horizon: answers so long that the chain says nothing of the stacks that there are.
+# The horizon: answers so long that the stacks that there are spend more than the budget.
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _FIELD_KL = 6.4e-4  # Qwen3-8B, SGLang against Megatron: arXiv 2510.11370
 _FIELD_NATS = 0.011  # mean |dlogp|, Qwen3-4B, vLLM against Megatron: vllm-project/vime#64
 # kernels that were aligned operation by operation, mean |dlogp|: blog.vllm.ai, IsoExec
 _ALIGNED_NATS = 3.24e-5
+_VACUOUS = 0.99  # TV of whole answers that leaves a reward nearly its whole range
 
 
 def refuse_horizon(asked: Asked) -> None:
@@ -29,19 +30,22 @@ def refuse_horizon(asked: Asked) -> None:
     if asked.tokens * _FIELD_NATS / 2 < 1:
         return
     typical = float(sequence_tv_gaussian(asked.tokens * _FIELD_KL))
-    if asked.share >= typical:
-        return
     needed = nats_for(asked.share, asked.tokens)
+    # the two figures are of different stacks: below one of them is not below the field
+    if asked.share >= typical or needed >= _FIELD_NATS:
+        return
     everywhere = float(
         osc_for_reward_drift(asked.reward_drift or 0.0, asked.tokens, *asked.reward_range)
     )
+    vacuous = ": vacuous" if typical >= _VACUOUS else ""
     raise ContractError(
         f"over answers of up to {asked.tokens:,} tokens a reward drift of {asked.reward_drift:g} "
         f"takes a mean |dlogp| of about {needed:.1g} nats a token (or logits within "
-        f"{everywhere:.1g} at every context), and no dense 16-bit stack in the field is there: "
-        f"they show {_FIELD_NATS:g} (vllm-project/vime#64) and a KL of {_FIELD_KL:g} (arXiv "
-        f"2510.11370), which over such answers is a TV of about {typical:.2g}. The chain is "
-        "vacuous at this length",
+        f"{everywhere:.1g} at every context), and that lies below what dense 16-bit stacks show. "
+        "Two public figures, of two different stacks: a mean |dlogp| of "
+        f"{_FIELD_NATS:g} nats (Qwen3-4B, vLLM against Megatron, vllm-project/vime#64); and a KL "
+        f"of {_FIELD_KL:g} nats a token (Qwen3-8B, SGLang against Megatron, arXiv 2510.11370), "
+        f"which over such answers is a TV of about {typical:.2g}{vacuous}",
         hint="--reward-gap OF promises your own reward, both kernels sampling; or give shorter "
         "answers; or --aligned, for kernels that agree operation by operation (such stacks show "
         f"{_ALIGNED_NATS:g})",

@@ -11,6 +11,7 @@ from servanda.stats import reach
 MOST = 100_000  # prompt groups that a run may have, unless somebody asks for more
 _ROUND = 64  # of a workload
 _FIRST = 256  # prompt groups before which nothing holds, where a run has more
+_GUARD = 5_000  # tokens in which sampler_fidelity sees a hidden top-p of .95
 _MARGIN = 1.5  # half of the runs need more than what is expected
 _FILL = 0.5  # of the room for tokens: answers end before it is used up
 _ENDLESS = 1e12
@@ -26,12 +27,14 @@ class Held:
         each: what has a value of its own.
         variance: of x, a guess, for a value that lies close to `best`; None: all or nothing,
             which is the worst case of a mean.
+        sides: ends that are certified; each has its share of alpha.
     """
 
     limit: float
     best: float = 0.0
     each: Literal["token", "sequence"] = "sequence"
     variance: float | None = None
+    sides: int = 1
 
     @classmethod
     def of(
@@ -49,6 +52,7 @@ class Held:
 
     def units(self, *, alpha: float, cells: int, fill: float = 1.0) -> float:
         """Units that decide a kernel at half the budget, and one at twice of it."""
+        alpha /= self.sides
         half = (self.limit + self.best) / 2
         twice = min(2 * self.limit - self.best, (1 + self.limit) / 2)
 
@@ -101,6 +105,8 @@ class Room:
 
     def offline(self, expected: float) -> tuple[int, int]:
         """The first look, and the limit of a run that is expected to need so many groups."""
-        last = math.ceil(_MARGIN * expected / _ROUND) * _ROUND
+        tokens = self.lines[1] * self.tokens * _FILL
+        first = max(math.ceil(_GUARD / tokens / _ROUND) * _ROUND, _FIRST)
+        last = max(math.ceil(_MARGIN * expected / _ROUND) * _ROUND, first)
         last = min(last, self.most)
-        return min(_FIRST, last), last
+        return min(first, last), last

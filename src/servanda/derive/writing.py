@@ -101,7 +101,7 @@ def written(
     head = ["  # enforced: the budget, certified itself"]
     rows = [*head, *(row for line in enforced for row in line.lines())]
     if monitored:
-        rows.append("  # monitored: each would suffice, none is needed, so none fails the contract")
+        rows.append("  # monitored: none is needed to keep the budget, so none fails the contract")
         rows += [row for line in monitored for row in line.lines()]
     template = _TEMPLATE.format(
         description=json.dumps(f"Derived from {' and '.join(_budgets(asked))}."),
@@ -162,6 +162,7 @@ def _declared(asked: Asked) -> Iterator[str]:
             shown = ", ".join(map(_number, values))
             shown = f"[{shown}]" if isinstance(value, tuple) else shown
             declared.append(f"weighting: {{{name}: {shown}}}")
+        declared.append(f"loss: {asked.loss}")
     if asked.clip_range is not None:
         low, high = asked.clip_range
         declared.append(f"clip_range: [{_number(low)}, {_number(high)}], ratio: bypass")
