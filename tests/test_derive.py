@@ -497,6 +497,25 @@ def test_a_drift_of_logits_below_their_rounding_is_left_out_with_the_reason(fold
     assert without.left_out == ("the logits' drift: no golden texts were given",)
 
 
+def test_a_share_that_rounding_alone_uses_up_is_refused(folder):
+    clip = {"clip_range": (0.2, 0.28), "reward_drift": None}
+    with pytest.raises(ContractError) as error:
+        derive(replace(rounded(folder, tokens=24), ratio_share=0.01, **clip))
+    text = str(error.value)
+    assert "0.01 of the clip range is a log-ratio of 2.2e-03 nats, and rounding a single" in text
+    assert "between 1 and 2 to bfloat16 moves it by up to 3.9e-03: no such kernel keeps" in text
+    assert "promise logit_osc_nats at_most 0 on golden texts" in text
+    assert derive(replace(rounded(folder, tokens=24), ratio_share=0.25, **clip)).enforced
+
+
+def test_a_drift_of_logits_is_named_only_where_it_keeps_every_budget(folder):
+    more = {"weighting": Weighting.model_validate({"reject": [0.5, 2.0]}), "bias": 0.1}
+    more |= {"advantage": 1.0, "score_norm": 1.0, "clip_range": (0.2, 0.28), "ratio_share": 0.25}
+    found = derive(asked(folder, reward_drift=None, **more))
+    left_out = ("the logits' drift: no drift of logits suffices for every budget",)
+    assert found.left_out == left_out
+
+
 def test_kernels_and_files_that_are_not_there_are_said_with_their_place(folder, tmp_path):
     done = call(folder, "--reward-drift", 0.1, infer="none.json")
     assert done.exit_code == 2

@@ -245,8 +245,9 @@ def _logit_route(asked: Asked) -> tuple[Line | None, str]:
     if asked.golden is None:
         return None, "no golden texts were given"
     ways = [*_oscs(asked)]
-    if not ways:
-        return None, "no drift of logits suffices for this budget"
+    budgets = (asked.reward_drift, asked.bias, asked.ratio_share)
+    if len(ways) < sum(budget is not None for budget in budgets):
+        return None, f"no drift of logits suffices for {'every' if ways else 'this'} budget"
     osc, theorem = min(ways)
     rounding = sum(_rounding(kernel.dtype) for kernel in (asked.train, asked.infer))
     if osc <= rounding:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from servanda.capture import TYPICAL_NATS, eta
+from servanda.bounds import rounding_eps
+from servanda.capture import CAPTURES, TYPICAL_NATS, eta
 from servanda.derive.asked import Asked
 from servanda.derive.sizes import Held, Room
 from servanda.derive.writing import Line
@@ -16,7 +17,7 @@ _LONGEST = 1e9  # prompt groups that anybody would ask for
 
 
 def refuse_unresolved(asked: Asked) -> None:
-    """A budget below what rounding the record alone reads as.
+    """A budget below what rounding alone reads as: of the record, or of a kernel's own logits.
 
     Raises:
         ContractError: which one, and which budget is above.
@@ -41,6 +42,16 @@ def refuse_unresolved(asked: Asked) -> None:
             f"{asked.ratio_share:g} of the clip range is a log-ratio of {asked.rho:.1e} nats, and "
             f"logprobs in {asked.capture} are off by up to {error:.1e}",
             hint="let the engines record float32, or give a larger share",
+        )
+    coarse = min((asked.train.dtype, asked.infer.dtype), key=lambda dtype: CAPTURES[dtype])
+    rounding = float(rounding_eps(1.0, CAPTURES[coarse]))
+    if asked.ratio_share is not None and asked.rho <= rounding:
+        raise ContractError(
+            f"{asked.ratio_share:g} of the clip range is a log-ratio of {asked.rho:.1e} nats, and "
+            f"rounding a single logit between 1 and 2 to {coarse} moves it by up to "
+            f"{rounding:.1e}: no such kernel keeps 99 % of its tokens within that",
+            hint="give a larger share; of kernels that are equal bit by bit promise logit_osc_nats "
+            "at_most 0 on golden texts",
         )
 
 
