@@ -8,7 +8,7 @@ import pytest
 from servanda import run
 from servanda.calibrate import seen
 from servanda.calibrate.again import Again, drawn, top_share
-from servanda.clauses import Certificate
+from servanda.clauses import Certificate, Feed
 from servanda.clauses.certificate import total
 from servanda.reread import reread
 from tests import kit
@@ -75,3 +75,13 @@ def test_the_top_groups_carry_what_the_law_of_their_means_says(sigma, share):
     assert top_share(total_G) == pytest.approx(share, abs=0.01)
     assert top_share(np.zeros(9)) == 0.0
     assert top_share(np.array([-5.0, 1.0, 1.0])) == 0.5
+
+
+def test_the_top_of_a_slice_is_that_of_the_groups_that_met_it():
+    """Of a hundred groups five met the slice, alike: one of them carries a fifth."""
+    met_G = np.zeros(100)
+    met_G[:5] = 1.0
+    kind = Certificate(Feed(limit=0.1))
+    sums = {("sums", None): (0.3 * met_G, met_G, np.zeros(100))}
+    again = Again(None, kind, None, np.ones((1, 100)), 0.0, sums)
+    assert again.top == pytest.approx(0.2)

@@ -46,8 +46,10 @@ def top_share(total_G: Floats) -> float:
     0.32
     """
     total_G = np.sort(np.maximum(total_G, 0.0))
+    if not total_G.sum():
+        return 0.0
     largest_G = total_G[-math.ceil(_TOP * len(total_G)) :]
-    return float(largest_G.sum() / total_G.sum()) if total_G.sum() else 0.0
+    return float(largest_G.sum() / total_G.sum())
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,8 @@ class Again:
         if feed.threshold is not None:
             return None
         total_G, tokens_G, _ = self._sums(feed)
-        return top_share(total_G - feed.best * tokens_G)
+        met_G = tokens_G > 0  # of the whole run, a small slice is met by a twentieth anyway
+        return top_share((total_G - feed.best * tokens_G)[met_G])
 
     def clear_of_noise(self, limit: float) -> bool:
         """Whether twice the self-noise stays within the limit, so that beyond it is red."""
