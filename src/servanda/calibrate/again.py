@@ -42,7 +42,7 @@ def top_share(total_G: Floats) -> float:
 
     Values below 0, which only sampling noise gives, count as 0.
 
-    >>> top_share(np.array([9.0] + 19 * [1.0])).round(2).item()
+    >>> round(top_share(np.array([9.0] + 19 * [1.0])), 2)
     0.32
     """
     total_G = np.sort(np.maximum(total_G, 0.0))
