@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
@@ -65,7 +66,7 @@ def chain_metric(contract: Contract, clause: Clause) -> type[ChainMetric]:
 
 
 @dataclass(frozen=True)
-class ChainCertificate(Certificate):
+class ChainCertificate(Certificate, ABC):
     """A metric of the chain whose mean LogMoment certifies."""
 
     meaning: ClassVar[str] = ""
@@ -105,9 +106,9 @@ class ChainCertificate(Certificate):
         yield from ()
 
     @classmethod
+    @abstractmethod
     def of(cls, contract: Contract, clause: Clause) -> Certificate:
         """The certificate of a clause which lacks nothing."""
-        raise NotImplementedError
 
     @staticmethod
     def misplaced(feed: Feed, clause: Clause) -> Iterator[Lack]:
