@@ -15,7 +15,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) --constraint constraints.txt --editable '.[transformers,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[transformers,onnx,serve,dev]'
 	@touch $@
 
 demo: $(VENV)/.demo  ## two real kernels, one of which breaks its contract on a hidden slice

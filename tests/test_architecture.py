@@ -24,6 +24,7 @@ FLOORS = (
         "identity",
         "plain",
         "rewards",
+        "rollouts",
         "latency",
         "sampling",
         "slices",
@@ -59,6 +60,7 @@ FLOORS = (
         "schedule",
         "schema",
         "scope",
+        "soundness",
         "starter",
         "verdict",
     },
@@ -69,6 +71,7 @@ FLOORS = (
         "engines",
         "faults",
         "golden",
+        "importers",
         "invariance",
         "measurement",
         "packing",
@@ -77,9 +80,10 @@ FLOORS = (
         "rounds",
         "rundir",
         "scoring",
+        "surface",
         "timing",
     },
-    {"__main__", "cli", "comparison", "drill", "loading", "reread", "run"},
+    {"__main__", "cli", "comparison", "drill", "dumps", "loading", "reread", "run", "testing"},
 )
 # pure floors: no file, socket, clock, environment, process
 IMPURE = {"os", "io", "pathlib", "socket", "subprocess", "tempfile", "time", "datetime", "random"}

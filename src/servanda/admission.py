@@ -7,14 +7,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 
 from servanda.capture import CAPTURES, TYPICAL_NATS, capture_floor, eta
 from servanda.clauses import Cell, CornerFact, ServiceLevel
 from servanda.contract import Contract, Kernel, Path
 from servanda.corpus import Corpus
-from servanda.errors import ContractError, MeasurementError, Problem, Where
-from servanda.identity import Description
+from servanda.errors import ContractError, IdentityError, MeasurementError, Problem, Where
+from servanda.identity import GRADES, Description, Grade
 from servanda.plan import Plan
 from servanda.sampling import Sampling
 from servanda.trace import Trace
@@ -26,6 +27,41 @@ _ABOUT = ("path", "batch_size", "sampling")
 def path_of(kernel: Kernel, side: str) -> Path:
     """How a side scores given tokens: as declared, or infer by decoding and train by prefill."""
     return kernel.path or ("prefill" if side == "train" else "decode")
+
+
+def refuse_unscored(train: Kernel, description: Description) -> None:
+    """A train kernel that cannot score what infer draws, by the path it declares.
+
+    Raises:
+        MeasurementError: it cannot.
+    """
+    path = path_of(train, "train")
+    if path not in description.scores:
+        can = " or ".join(description.scores)
+        raise MeasurementError(
+            f"the train engine {train.engine!r} cannot score given tokens by {path}",
+            hint=f"declare kernels.train.path: {can}"
+            if can
+            else "let it be infer, the side "
+            "that draws, and let a kernel that scores prompts be train",
+        )
+
+
+def refuse_weak_identity(contract: Contract, grade: Grade) -> None:
+    """Weights that are less sure than `weights.identity` asks for (law 8).
+
+    Raises:
+        IdentityError: they are.
+    """
+    wanted = contract.weights.identity
+    if wanted is not None and GRADES.index(grade) > GRADES.index(wanted):
+        raise IdentityError(
+            f"the weights of the two sides are {grade} to be the same, and the contract wants "
+            f"them {wanted}",
+            where=contract.where("weights", "identity"),
+            hint="open a kernel that loads the checkpoint, write its digest as weights_from, or "
+            f"accept weights: {{identity: {grade}}}",
+        )
 
 
 def refuse_unresolved(plan: Plan, descriptions: Mapping[str, Description]) -> None:
@@ -124,7 +160,8 @@ def refuse_unfit(
         ContractError: naming the lines.
     """
     context = min((d.context for d in descriptions if d.context is not None), default=None)
-    vocabulary = descriptions[0].vocab_size
+    known = [d.vocab_size for d in descriptions if d.vocab_size]
+    vocabulary = min(known, default=math.inf)
     problems = []
     for prompt, tokens in zip(corpus.prompts, ids, strict=True):
         where = Where(corpus.file, prompt.line, 1)

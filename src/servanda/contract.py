@@ -75,11 +75,17 @@ __all__ = [
 
 API_VERSION = "servanda.dev/v1alpha1"
 SECTIONS = ("numerical", "statistical", "runtime", "observability")
-QUANTIZATIONS = ("int8_weight_only", "int8_dynamic", "w8a8", "int4_g32")
+QUANTIZATIONS = (
+    *("int8_weight_only", "int8_dynamic", "w8a8", "int4_g32"),
+    *("q8_0", "q4_0", "q4_k_m"),  # of GGUF
+)
 RECORDS = ("fingerprint", "token_ids", "processed_logprobs", "sampling", "path", "batch_size")
 WHOLE = "all"  # the slice that every clause also has
 PACK = "pack"  # the engine of a kernel that drew elsewhere, and was recorded
 EXTERNAL = "external"  # the engine of a kernel that a trainer runs, and nobody here opens
+
+# engines whose precision is not ours to choose
+_OTHERS_ROUND = ("table", PACK, "openai_http", "recorded")
 
 Section = Literal["numerical", "statistical", "runtime", "observability"]
 Place = tuple[str | int, ...]  # of a part of a contract: keys and indexes
@@ -100,6 +106,19 @@ class Kernel(Value):
 
     engine: str = Field(description="What runs it; external where a trainer does.")
     model: str | None = Field(None, description="A folder or file, from the contract's folder.")
+    url: str | None = Field(None, description="Of a server, such as http://127.0.0.1:8000.")
+    served: str | None = Field(
+        None, description="What the server calls the model; default its only."
+    )
+    dialect: Literal["vllm", "sglang", "llamacpp", "plain"] | None = Field(
+        None, description="What kind of server it is; default: it is asked."
+    )
+    logprobs: Literal["raw", "processed"] | None = Field(
+        None, description="Of the server, before or after its sampling; default as its kind has it."
+    )
+    python: str | None = Field(
+        None, description="A virtual environment or interpreter that runs it, if not this one."
+    )
     title: str = Field("", description="What reports call it.")
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     attention: Literal["eager", "sdpa"] = "eager"
@@ -117,8 +136,9 @@ class Kernel(Value):
 
     def __str__(self) -> str:
         parts = [self.dtype, self.attention, self.quantization or ""]
-        text = " ".join(p for p in parts if p) if self.engine not in ("table", "pack") else ""
-        name = self.title or f"{self.engine} {PurePath(self.model or '').name} {text}".strip()
+        text = " ".join(p for p in parts if p) if self.engine not in _OTHERS_ROUND else ""
+        where = self.url or PurePath(self.model or "").name
+        name = self.title or f"{self.engine} {where} {text}".strip()
         return f"{name} [fault: {', '.join(self.fault)}]" if self.fault else name
 
 
@@ -281,7 +301,8 @@ def _named(workloads: Any) -> dict[str, Any]:
     return {w.pop("name", n): {k: v for k, v in w.items() if k != "prompts"} for n, w in items}
 
 
-_KERNEL = {"model", "title"}
+# where a kernel runs does not change what it computes: its engine says which build it is
+_KERNEL = {"model", "title", "url", "served", "python"}
 _NOT_MEANING: dict[str, Any] = {
     "metadata": {"annotations", "title", "description", "version"},
     "kernels": {"train": _KERNEL, "infer": _KERNEL},

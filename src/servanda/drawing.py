@@ -9,13 +9,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from servanda.admission import as_declared, path_of
 from servanda.clauses import DRAWS, REWARD
-from servanda.contract import PACK, Kernel, Path
+from servanda.contract import Kernel, Path
 from servanda.engines.base import Engine, verb_of
 from servanda.errors import MeasurementError
 from servanda.identity import Description
@@ -25,7 +26,12 @@ from servanda.rundir import RunDirectory
 from servanda.sampling import Sampling
 from servanda.schedule import Schedule, Unit
 from servanda.scoring import Scorer
-from servanda.trace import Batch, Trace
+from servanda.trace import Batch, Trace, answered, some
+
+
+def ends_of(descriptions: Mapping[str, Description], side: str) -> tuple[int, ...]:
+    """The ids that end a sequence: a side that does not know them has those of another."""
+    return next((d.eos for d in (descriptions[side], *descriptions.values()) if d.eos), ())
 
 
 @dataclass(frozen=True)
@@ -132,11 +138,11 @@ class Drawing:
 
     def _texts(self, side: str, answers: Sequence[Sequence[int]]) -> list[str]:
         """The text of each answer before the token that ends it."""
-        ends = set(self.descriptions[side].eos)
+        ends = set(ends_of(self.descriptions, side))
         ids = [[*itertools.takewhile(lambda t: t not in ends, tokens)] for tokens in answers]
-        if self.kernels[side].engine != PACK:
+        if self.descriptions[side].decodes:
             return verb_of(self.engines[side], "decode")(ids)
-        # a pack has no tokenizer, and both sides have one vocabulary
+        # both sides have one vocabulary
         decode = verb_of(self.engines["train"], "decode")
         return self.pools["train"].submit(decode, ids).result()
 
@@ -152,12 +158,12 @@ class Drawing:
         batch = self._batch(schedule, units, infer.continuations)
         again = batch.take([r for r in schedule.noise_rows(len(units)) if not infer.lost_S[r]])
 
-        def score(side: str, what: str, some: Batch) -> Future[Trace]:
+        def score(side: str, what: str, given: Batch) -> Future[Trace]:
             path = path_of(self.kernels[side], side)
             engine, sampling = self.engines[side], self._sampling(schedule, side)
 
             def make() -> Trace:
-                return in_order(some, engine.score, sampling, path)
+                return answered(in_order(given, engine.score, sampling, path), given)
 
             def scored() -> Trace:
                 trace = self.run.kept(round_name(schedule, index, what), make)
@@ -167,7 +173,14 @@ class Drawing:
 
         scores = {"train": score("train", "train", batch)}
         if len(again):
-            scores |= {f"self_{side}": score(side, f"self_{side}", again) for side in SIDES}
+            for side in SIDES:
+                what = f"self_{side}"
+                if path_of(self.kernels[side], side) in self.descriptions[side].scores:
+                    scores[what] = score(side, what, again)
+                else:  # it draws and cannot score what it drew: nobody knows its self-noise
+                    nothing = partial(some, infer, ())
+                    name = round_name(schedule, index, what)
+                    scores[what] = self.pools[side].submit(self.run.kept, name, nothing)
         if self.plan.scored(schedule.name):
             pool = self.pools["train"]
             scores[DRAWS] = pool.submit(self.drawn, schedule, index, units, "train", DRAWS)

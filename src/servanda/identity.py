@@ -6,13 +6,15 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from servanda.errors import IdentityError
+from servanda.workload import Path
 
 _DRAWS = 1  # raised when a version draws other tokens from the same seed
 
 Grade = Literal["verified", "derived", "declared"]
+GRADES: tuple[Grade, ...] = get_args(Grade)  # the surest first
 
 
 def digest_of(value: object) -> str:
@@ -28,14 +30,19 @@ class Description:
     Args:
         fingerprint: everything that may change a number: versions, precision, threads.
         tensors: name -> digest of each weight tensor, cast to float32, before the kernel
-            rounds or quantises it.
-        tokens: digest of the vocabulary, id by id, and of the tokenizer's rules.
-        vocab_size: rows of the output distribution.
-        eos: ids that end a sequence.
+            rounds or quantises it; none where the engine does not see them.
+        tokens: digest of the vocabulary, id by id, and of the tokenizer's rules; "" where the
+            engine does not know them.
+        vocab_size: rows of the output distribution; 0 where the engine does not know it.
+        eos: ids that end a sequence; none where the engine does not know them.
         context: largest number of tokens of a sequence; None where there is no limit.
         full_logits: whether `Engine.logits` works; timed: whether `Engine.time` does.
         top: how many of the likeliest tokens `Engine.top` gives; 0 where it does not work.
         capture: the format that logprobs are recorded in (law 9), see capture.py.
+        weights_from: `weights` of the checkpoint that the engine's own were converted from;
+            the fingerprint says by what.
+        scores: the paths by which `Engine.score` works.
+        encodes: whether `Engine.encode` works; decodes: whether `Engine.decode` does.
     """
 
     fingerprint: Mapping[str, str]
@@ -48,6 +55,10 @@ class Description:
     top: int = 0
     timed: bool = False
     capture: str = "float64"
+    weights_from: str = ""
+    scores: tuple[Path, ...] = ("prefill", "decode")
+    encodes: bool = True
+    decodes: bool = True
 
     @property
     def digest(self) -> str:
@@ -57,7 +68,8 @@ class Description:
 
     @property
     def weights(self) -> str:
-        return digest_of(dict(self.tensors))
+        """Digest of the weights; "" where nobody knows them."""
+        return digest_of(dict(self.tensors)) if self.tensors else self.weights_from
 
 
 @dataclass(frozen=True)
@@ -85,18 +97,44 @@ class EvidenceKey:
 def same_policy(train: Description, infer: Description, side: str = "infer") -> Grade:
     """The grade of identity of two sides, or a refusal (law 8).
 
+    What an engine does not know is not compared: a server's weights are its word.
+
     Args:
         side: what the second one is called in messages.
+
+    Returns:
+        verified: equal digests of all tensors.  derived: one side was converted from the very
+        weights of the other.  declared: nobody looked.
 
     Raises:
         IdentityError: other vocabulary, other weights.
     """
-    if (train.tokens, train.vocab_size) != (infer.tokens, infer.vocab_size):
+    _refuse_other_vocabulary(train, infer, side)
+    if train.tensors and infer.tensors:
+        _refuse_other_tensors(train, infer)
+        return "verified"
+    if not train.weights or not infer.weights:
+        return "declared"
+    if train.weights != infer.weights:
+        raise IdentityError(
+            f"{side} was made from weights {infer.weights[:8]}, and train has "
+            f"{train.weights[:8]}: a divergence would mix kernel and weights",
+            hint="convert the checkpoint that train loads, or correct weights_from",
+        )
+    return "derived"
+
+
+def _refuse_other_vocabulary(train: Description, infer: Description, side: str) -> None:
+    known = all(d.tokens and d.vocab_size for d in (train, infer))
+    if known and (train.tokens, train.vocab_size) != (infer.tokens, infer.vocab_size):
         raise IdentityError(
             f"the tokenizers differ: train has {train.vocab_size} ids (digest {train.tokens[:8]}), "
             f"{side} has {infer.vocab_size} (digest {infer.tokens[:8]})",
             hint="a token id must mean the same on both sides: use one tokenizer.json",
         )
+
+
+def _refuse_other_tensors(train: Description, infer: Description) -> None:
     if train.tensors.keys() != infer.tensors.keys():
         odd = sorted(train.tensors.keys() ^ infer.tensors.keys())
         raise IdentityError(
@@ -110,4 +148,3 @@ def same_policy(train: Description, infer: Description, side: str = "infer") -> 
             f"first {other[0]!r}: a divergence would mix kernel and weights",
             hint="sync the weights, or load the same checkpoint on both sides",
         )
-    return "verified"

@@ -96,8 +96,9 @@ def _models(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
     for side in ("train", "infer"):
         kernel: Kernel = getattr(contract.kernels, side)
         # an engine without a model is for the engine to refuse
-        if kernel.model is not None:
-            yield ("kernels", side, "model"), kernel.model
+        for name, place in (("model", kernel.model), ("python", kernel.python)):
+            if place is not None:
+                yield ("kernels", side, name), place
 
 
 def _reward_file(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -110,7 +111,8 @@ def beside(contract: Contract, folder: Path) -> Contract:
     """The contract with its paths resolved against its own folder."""
 
     def kernel(k: Kernel) -> Kernel:
-        return k.model_copy(update={"model": str(folder / k.model)}) if k.model else k
+        places = {"model": k.model, "python": k.python}
+        return k.model_copy(update={n: str(folder / p) for n, p in places.items() if p})
 
     changes: dict[str, object] = {
         "kernels": contract.kernels.model_copy(

@@ -21,12 +21,14 @@ from servanda.admission import (
     refuse_outside,
     refuse_unfit,
     refuse_unresolved,
+    refuse_unscored,
+    refuse_weak_identity,
 )
 from servanda.clauses.base import Source
 from servanda.columns import CLASS_FIELDS
 from servanda.contract import Kernel
 from servanda.corpus import Corpus
-from servanda.drawing import Drawing
+from servanda.drawing import Drawing, ends_of
 from servanda.engines.base import Engine
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, IdentityError, MeasurementError
@@ -105,6 +107,7 @@ class Measurement:
         self.watch(Progress("loading the kernels", len(kernels), len(kernels)))
         for side in [*kernels][1:]:
             self._refuse_other_tokens(side)
+        refuse_unscored(kernels["train"], self.descriptions["train"])
         corpora = [corpus.digest for corpus in self.plan.corpora.values()]
         golden = self.plan.golden.digest if self.plan.golden else ""
         train = self.descriptions["train"]
@@ -119,6 +122,7 @@ class Measurement:
             stable=self.descriptions["stable"].digest if "stable" in kernels else "",
             reward=self.plan.reward,
         )
+        refuse_weak_identity(self.plan.contract, self.key.grade)
         if "stable" in kernels:
             same_policy(train, self.descriptions["stable"], "stable")
         refuse_unresolved(self.plan, self.descriptions)
@@ -142,7 +146,8 @@ class Measurement:
 
     def _refuse_other_tokens(self, other: str) -> None:
         """Name the first id that means two things; same_policy only sees digests."""
-        if self.descriptions["train"].tokens == self.descriptions[other].tokens:
+        ours, theirs = (self.descriptions[side].tokens for side in ("train", other))
+        if ours == theirs or not ours or not theirs:
             return
         train, others = (self.engines[side].vocabulary() for side in ("train", other))
         for i, (ours, theirs) in enumerate(zip(train, others, strict=False)):
@@ -171,22 +176,28 @@ class Measurement:
             )
 
     def _encode(self, corpus: Corpus, width: int) -> list[tuple[int, ...]]:
-        """Token ids of every line, the same on both sides and within the context."""
+        """Token ids of every line, the same on all sides that encode, and within the context."""
         texts = [p.text for p in corpus.prompts if p.token_ids is None]
-        by_side = {side: iter(self.engines[side].encode(texts)) for side in SIDES}
+        sides = [side for side in SIDES if self.descriptions[side].encodes]
+        if texts and not sides:
+            raise MeasurementError(
+                "neither engine has a tokenizer, and the prompts are texts",
+                hint='give "token_ids" on every line of the prompts',
+            )
+        by_side = {side: iter(self.engines[side].encode(texts)) for side in sides}
         ids: list[tuple[int, ...]] = []
         for prompt in corpus.prompts:
             if prompt.token_ids is not None:
                 ids.append(prompt.token_ids)
                 continue
-            train, infer = next(by_side["train"]), next(by_side["infer"])
-            if train != infer:
+            first, *others = (next(by_side[side]) for side in sides)
+            if others and first != others[0]:
                 raise IdentityError(
                     f"{corpus.file}:{prompt.line}: the two sides encode this prompt differently: "
-                    f"train {train[:8]}..., infer {infer[:8]}...",
+                    f"train {first[:8]}..., infer {others[0][:8]}...",
                     hint="use one tokenizer.json on both sides",
                 )
-            ids.append(tuple(train))
+            ids.append(tuple(first))
         refuse_unfit(corpus, ids, width, [*self.descriptions.values()])
         if corpus is not self.plan.golden:
             refuse_outside(self.plan.contract, corpus, ids)
@@ -246,7 +257,13 @@ class Measurement:
         fields = {field for cell in self.plan.cells for field in cell.cut.fields}
         if not fields & set(CLASS_FIELDS):
             return None
-        return codes(self.engines["infer"].vocabulary(), self.descriptions["infer"].eos)
+        for side in ("infer", "train"):
+            if vocabulary := self.engines[side].vocabulary():
+                return codes(vocabulary, ends_of(self.descriptions, side))
+        raise MeasurementError(
+            "slices by class of token need the vocabulary, and neither engine has it",
+            hint="cut by another field, or let one side be a kernel that loads the checkpoint",
+        )
 
     def rounds(self, schedule: Schedule) -> Iterator[Round]:
         """Closed rounds from the first on: those on disk, then new ones as they are measured."""

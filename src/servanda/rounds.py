@@ -62,7 +62,7 @@ def peers(infer: Trace, train: Trace, others: Mapping[str, Trace]) -> dict[str, 
     """What a round is compared with, from the traces beside it."""
     found = {}
     for name, side in (("self_train", train), ("self_infer", infer)):
-        if name in others:
+        if name in others and len(others[name].sequence_S):
             again = others[name]
             rows = again.sequence_S.tolist()
             own, drawn = some(side, rows), some(infer, rows)

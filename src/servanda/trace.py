@@ -120,6 +120,27 @@ class Trace:
         )
 
 
+def answered(trace: Trace, batch: Batch) -> Trace:
+    """Scores of a batch in which a lost sequence has its given tokens, and NaN for their logprobs.
+
+    So its tokens count as missing (law 1), where two traces of unequal lengths would not align.
+    """
+    if not trace.lost_S.any():
+        return trace
+    length_S = np.array([len(given) for given in batch.continuations], dtype=np.int64)
+    there_N = ~np.repeat(trace.lost_S, length_S)
+    columns = {name: np.full(len(there_N), np.nan) for name in {"logp", *trace.columns}}
+    for name, values in trace.columns.items():
+        columns[name][there_N] = values
+    return replace(
+        trace,
+        length_S=length_S,
+        lost_S=np.zeros(len(batch), dtype=bool),
+        token_N=np.array([t for given in batch.continuations for t in given], dtype=np.int64),
+        columns=columns,
+    )
+
+
 def some(trace: Trace, sequences: Sequence[int]) -> Trace:
     """The given sequences of a trace, in the given order."""
     starts = np.cumsum(trace.length_S) - trace.length_S

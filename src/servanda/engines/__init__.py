@@ -17,9 +17,14 @@ __all__ = ["BUILTIN", "Engine", "engine_names", "open_engine"]
 # each imports one heavy library, so none is imported before it is asked for
 BUILTIN = MappingProxyType(
     {
+        "llamacpp": "servanda.engines.llamacpp",
+        "onnxruntime": "servanda.engines.onnxruntime",
+        "openai_http": "servanda.engines.http",
         "pack": "servanda.engines.pack",
+        "recorded": "servanda.engines.recorded",
         "table": "servanda.engines.table",
         "transformers": "servanda.engines.transformers",
+        "vllm": "servanda.engines.vllm",
     }
 )
 _PLUGINS = "servanda.engines"

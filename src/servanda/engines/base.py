@@ -26,15 +26,18 @@ class Engine(Protocol):
     def describe(self) -> Description: ...
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of prompts; no special tokens are added."""
+        """Token ids of prompts; no special tokens are added.
+
+        Refused where `describe().encodes` says so.
+        """
         ...
 
     def vocabulary(self) -> list[str]:
-        """The token of each id, for messages."""
+        """The token of each id, for messages and for classes of tokens; [] where unknown."""
         ...
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The text of token ids, for rewards.  Optional."""
+        """The text of token ids, for rewards.  Refused where `describe().decodes` says so."""
         ...
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
@@ -48,7 +51,11 @@ class Engine(Protocol):
         ...
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
-        """Processed logprobs of the given continuations, by prefill or by decoding."""
+        """Processed logprobs of the given continuations, by prefill or by decoding.
+
+        A sequence that no value came back for is lost, and has no tokens in the trace.
+        `describe().scores` says which paths there are.
+        """
         ...
 
     def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.float32]]:

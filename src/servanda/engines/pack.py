@@ -47,6 +47,7 @@ class PackEngine:
             context=own.context,
             full_logits=False,
             top=self._best_NK.shape[1] if self.pack.golden_rows is not None else 0,
+            decodes=False,
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

@@ -17,6 +17,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path as FilePath
 from typing import IO, Any
 
 import numpy as np
@@ -100,10 +101,11 @@ class Worker:
 
     def __init__(self, kernel: Kernel, side: str) -> None:
         self.kernel, self.side = kernel, side
+        interpreter = _interpreter(kernel.python)
         try:
             self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _CHILD],
+                [interpreter, "-c", _CHILD],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
@@ -127,7 +129,7 @@ class Worker:
 
     def describe(self) -> Description:
         data = self._call("describe")[0]["value"]
-        return Description(**{**data, "eos": tuple(data["eos"])})
+        return Description(**{**data, **{n: tuple(data[n]) for n in ("eos", "scores")}})
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return self._call("encode", {"texts": list(texts)})[0]["value"]
@@ -208,10 +210,29 @@ class Worker:
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - _TAIL))
         words = self._log.read().decode(errors="replace").strip()
+        if self.kernel.python is not None and "No module named 'servanda'" in words:
+            return MeasurementError(
+                f"{self.kernel.python} has no servanda: it runs the {self.side} engine",
+                hint=f"{_interpreter(self.kernel.python)} -m pip install servanda",
+            )
         return MeasurementError(
             f"the {self.side} worker left with exit code {code} during {verb!r}:\n{words}",
             hint="what was measured is kept; engine and kernel are named in the contract",
         )
+
+
+def _interpreter(python: str | None) -> str:
+    """The interpreter of a virtual environment, or the one that is named; default this one."""
+    if python is None:
+        return sys.executable
+    place = FilePath(python)
+    found = place / "bin" / "python" if place.is_dir() else place
+    if not os.access(found, os.X_OK) or found.is_dir():
+        raise MeasurementError(
+            f"{python} is no virtual environment and no Python interpreter",
+            hint="kernels.*.python names a folder with bin/python in it, or an interpreter",
+        )
+    return str(found)
 
 
 def spawn(kernel: Kernel, side: str) -> Worker:

@@ -1,0 +1,82 @@
+# Rollouts: what a trainer's dump holds of one step, whatever framework wrote it.
+#
+# Axes: S sequences in the order of the dump, N tokens of all sequences one after another,
+# prompts included.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.errors import EvidenceError
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Sequences of one training step, or of a part of it: index i of a column speaks of token i.
+
+    Args:
+        step: of the trainer.
+        length_S: tokens of each sequence, its prompt included, its padding not.
+        token_N: token ids.
+        mask_N: whether the trainer learns from the token: what a policy drew, no prompt, no
+            tool's words.
+        logp_train_N, logp_infer_N: nats, float64; NaN where the dump has none.
+        group_S: the prompt group of each sequence, any text; sequences with one prompt share it.
+        source_S: where each sequence stands, such as "train_data_step14.jsonl:3".
+        labels: name -> text of each sequence, [S]: "env", "replica".
+        per_sequence: name -> number of each sequence, [S]: "reward".
+        per_token: name -> number of each token, [N]: "staleness", "advantage", "entropy_nats".
+    """
+
+    step: int
+    length_S: Array
+    token_N: Array
+    mask_N: Array
+    logp_train_N: Array
+    logp_infer_N: Array
+    group_S: tuple[str, ...]
+    source_S: tuple[str, ...]
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    per_sequence: Mapping[str, Array] = field(default_factory=dict)
+    per_token: Mapping[str, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sequences, tokens = len(self.length_S), int(self.length_S.sum())
+        own = {"group_S": self.group_S, "source_S": self.source_S}
+        wanted = {
+            sequences: {**own, **self.labels, **self.per_sequence},
+            tokens: {
+                "token_N": self.token_N,
+                "mask_N": self.mask_N,
+                "logp_train_N": self.logp_train_N,
+                "logp_infer_N": self.logp_infer_N,
+                **self.per_token,
+            },
+        }
+        for size, columns in wanted.items():
+            for name, column in columns.items():
+                if len(column) != size:
+                    raise EvidenceError(
+                        f"rollouts of step {self.step} have {sequences} sequences of {tokens} "
+                        f"tokens, and {len(column)} values of {name}"
+                    )
+
+    def __len__(self) -> int:
+        return len(self.length_S)
+
+    @property
+    def start_S(self) -> Array:
+        """Where each sequence begins among the tokens, [S]."""
+        return np.cumsum(self.length_S) - self.length_S
+
+    @property
+    def sequence_N(self) -> Array:
+        """The sequence of each token, [N]."""
+        return np.repeat(np.arange(len(self)), self.length_S)
