@@ -52,6 +52,8 @@ DEFAULT_GUARDS = (
     Clause.model_validate({"id": "sampler_fidelity", "metric": "sampler_fidelity"}),
     Clause.model_validate({"id": "usable_ratio", "metric": "usable_ratio", "at_least": 0.999}),
 )
+# who asks train what was served needs no word of infer
+_INSTEAD = {"sampler_fidelity": "served_fidelity"}
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,8 @@ def _clauses(
             guarded.add((clause.metric, workload))
     for workload in workloads:
         for guard in DEFAULT_GUARDS:
-            if workload in certified and (guard.metric, workload) not in guarded:
+            found = {guard.metric, _INSTEAD.get(guard.metric)}
+            if workload in certified and not any((m, workload) in guarded for m in found):
                 name = guard.id if workload == workloads[0] else f"{guard.id}.{workload}"
                 changes = {"id": name, "workload": workload}
                 yield "observability", ("observability",), guard.model_copy(update=changes)

@@ -1,5 +1,7 @@
 # Guards that refute: coherence on whole runs, fidelity where only the best tokens are reported.
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -220,3 +222,36 @@ def test_without_ranks_and_best_tokens_the_guard_stays_open_and_says_why(tmp_pat
         "it draws from: let it report top logprobs"
     )
     assert verdict.n == 0 and verdict.missing > 0
+
+
+SERVED = "observability: {clauses: [{id: served, metric: served_fidelity}]}"
+
+
+def without_ranks(kernel, side):
+    """Kernels of which infer reports each token's own logprob and no more."""
+    engine = run.in_process(kernel, side)
+    if side == "infer":
+        generate = engine.generate
+
+        def bare(*asked):
+            trace = generate(*asked)
+            return replace(trace, columns={"logp": trace.columns["logp"]})
+
+        engine.generate = bare
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [("", "holds"), (", fault: {undisclosed_temperature: 0.5}", "violated")],
+)
+def test_train_sees_the_sampler_where_infer_reports_only_its_tokens(tmp_path, fault, outcome):
+    path, _ = kit.write(
+        tmp_path, q={"": kit.BASE}, limit=0.4, more=SERVED, first=640, last=640, infer=fault
+    )
+    verdict = run.check(path, run_dir=tmp_path / "run", open=without_ranks)
+    cells = {cell.clause: cell for cell in verdict.cells}
+    assert cells["served"].outcome == outcome
+    assert "sampler_fidelity" not in cells  # nothing could be said of it
+    if outcome == "violated":
+        assert "as train ranks them" in cells["served"].note

@@ -23,7 +23,9 @@ from servanda.clauses.base import (
     peak,
 )
 from servanda.clauses.reward_gap import DRAWS
-from servanda.stats import Coherence, Fidelity, LikelihoodRatio, Refutation
+from servanda.stats import Coherence, Fidelity, LikelihoodRatio, Refutation, Served
+from servanda.stats.fidelity import log_densities
+from servanda.stats.likelihood_ratio import log_factors
 from servanda.trace import Trace
 
 FOUND_TRAIN = (
@@ -155,6 +157,47 @@ def _by_rank(view: View, inside_N: Array, lost: int) -> Fidelity:
     u_N = columns["mass_before"] + view.uniform_N * np.exp(columns["logp"])
     missing = int((inside_N & ~known_N).sum()) + lost
     return Fidelity.of(np.minimum(u_N[known_N], 1.0), missing)
+
+
+@GUARDS.register("served_fidelity")
+@dataclass(frozen=True)
+class ServedFidelity(_Refuting):
+    """The served tokens are drawn from what infer reports, by train's distribution.
+
+    Where infer reports nothing but the token's own logprob, train knows where it ranks.
+    """
+
+    found: ClassVar[str] = (
+        "served tokens do not follow the distribution that their logprobs speak of, as train "
+        "ranks them: an undisclosed temperature, top-p or mask, or a token that is never drawn"
+    )
+
+    def weigh(self, cell: Cell, view: View) -> Refutation:
+        train, infer = view.pair.train, view.pair.infer
+        inside_N = view.mask(cell.cut)
+        seen_N = inside_N & view.usable_N
+        if "mass_before" in train.columns:
+            seen_N &= np.isfinite(train.columns["mass_before"])
+            own_N = np.exp(train.columns["logp"])
+            assert view.uniform_N is not None  # every workload view has one
+            u_N = np.minimum(train.columns["mass_before"] + view.uniform_N * own_N, 1.0)
+            factors_JN = log_densities(u_N[seen_N])
+        elif train.best is not None:
+            ids_NK, logp_NK = (best_NK[seen_N] for best_NK in train.best)
+            factors_JN, told_n = log_factors(ids_NK, logp_NK, infer.token_N[seen_N])
+            seen_N[seen_N] = told_n
+        else:
+            return Refutation(missing=int(inside_N.sum()) + _lost(cell, view))
+        missing = int((inside_N & ~seen_N).sum()) + _lost(cell, view)
+        error_N = _errors(train) + _errors(infer)
+        return Served.of(factors_JN, view.log_ratio()[seen_N], missing, error_N[seen_N])
+
+    def judge(self, cell: Cell, rounds: list[Refutation], floor: object, look: Look) -> CellVerdict:
+        unseen = (
+            "train records neither where the served tokens rank nor its best tokens: let it report "
+            "top logprobs"
+        )
+        return _refuted(cell, rounds, look, self.found, unseen)
 
 
 @GUARDS.register("coherence")

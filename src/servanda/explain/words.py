@@ -29,6 +29,9 @@ _METRICS = {
 _GUARDS = {
     "sampler_fidelity": "the served tokens follow the distribution that infer reports; it finds "
     "an undisclosed temperature, top-p or mask",
+    "served_fidelity": "the served tokens follow the distribution that infer's logprobs speak of, "
+    "as train ranks them; it finds an undisclosed temperature, top-p or mask where infer reports "
+    "no more than each token's own logprob",
     "usable_ratio": "the share of launched tokens for which both kernels gave a usable logprob; "
     "a lost answer counts with all the tokens it had room for",
     "coherence": "the two kernels' logprobs can be those of two distributions; it finds raw "

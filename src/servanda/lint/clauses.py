@@ -18,7 +18,7 @@ from servanda.marks import Marks, Path
 from servanda.scope import known_by_name
 
 KNOWN_LATER = ("rescored_ratio",)
-_WITHOUT_LIMIT = ("sampler_fidelity", "coherence")  # guards that can only reject
+_WITHOUT_LIMIT = ("sampler_fidelity", "served_fidelity", "coherence")  # guards that can only reject
 _GUARD_LIMITS = {"usable_ratio": ("at_least", "0.999"), "self_noise": ("at_most", "0.005")}
 _AN_EXAMPLE = "{id: tv, metric: tv, aggregate: mean, at_most: 0.02}"
 

@@ -73,7 +73,7 @@ def _extent(cells: Sequence[CellVerdict]) -> str:
 
 
 def _untrusted(bad: Sequence[CellVerdict]) -> bool:
-    return any(c.metric == "sampler_fidelity" for c in bad)
+    return any(c.metric in ("sampler_fidelity", "served_fidelity") for c in bad)
 
 
 def _broken(bad: Sequence[CellVerdict]) -> str:

@@ -11,6 +11,7 @@ from servanda.stats.log_moment import LogMoment
 from servanda.stats.multiplicity import attempt_alpha, e_bh, slice_alpha, step_alpha
 from servanda.stats.reach import Reach, reach
 from servanda.stats.refutation import Refutation
+from servanda.stats.served import Served
 from servanda.stats.unequal import ByChance, Unequal
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "LogMoment",
     "Reach",
     "Refutation",
+    "Served",
     "ShiryaevRoberts",
     "Unequal",
     "attempt_alpha",

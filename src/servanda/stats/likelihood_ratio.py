@@ -57,15 +57,26 @@ class LikelihoodRatio(Refutation):
             EvidenceError: the last column is the drawn token wherever it has a value, and it
                 has none elsewhere: it was appended after the draw.
         """
-        _refuse_appended(ids_NK, logp_NK, token_N)
-        with np.errstate(over="ignore"):
-            mass_NK = np.exp(logp_NK)
-        usable_N = mass_NK.sum(axis=1) <= 1 + _SLACK  # false for NaN
-        best_NK, hit_NK = _sorted(ids_NK[usable_N], mass_NK[usable_N], token_N[usable_N])
-        sums = np.array(_log_ratios(best_NK, hit_NK))
+        factors_JN, usable_N = log_factors(ids_NK, logp_NK, token_N)
         missing += int((~usable_N).sum())
-        sums += missing * math.log(LEAK)
-        return cls(int(usable_N.sum()), tuple(sums.tolist()), missing)
+        sums_J = factors_JN.sum(axis=1) + missing * math.log(LEAK)
+        return cls(int(usable_N.sum()), tuple(sums_J.tolist()), missing)
+
+
+def log_factors(
+    ids_NK: NDArray[np.int64], logp_NK: Floats, token_N: NDArray[np.int64]
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """log a / m of the drawn cell of each usable token, [J, n], and which are usable, [N].
+
+    Raises:
+        EvidenceError: as `LikelihoodRatio.of`.
+    """
+    _refuse_appended(ids_NK, logp_NK, token_N)
+    with np.errstate(over="ignore"):
+        mass_NK = np.exp(logp_NK)
+    usable_N = mass_NK.sum(axis=1) <= 1 + _SLACK  # false for NaN
+    best_NK, hit_NK = _sorted(ids_NK[usable_N], mass_NK[usable_N], token_N[usable_N])
+    return _log_ratios(best_NK, hit_NK), usable_N
 
 
 def _refuse_appended(
@@ -101,8 +112,8 @@ def _sorted(
     return best_NK, hit_NK & (hit_NK.cumsum(axis=1) == 1)  # an id that is listed twice counts once
 
 
-def _log_ratios(best_NK: Floats, hit_NK: NDArray[np.bool_]) -> list[float]:
-    """sum log a / m of the drawn cells, one number an alternative."""
+def _log_ratios(best_NK: Floats, hit_NK: NDArray[np.bool_]) -> Floats:
+    """log a / m of the drawn cells, one row an alternative, [J, N]."""
     rest_N = np.maximum(1 - best_NK.sum(axis=1), 0.0)
     # an upper end of each mass: rounding of the record may not look like a lie
     null_NC = np.column_stack([best_NK * (1 + _SLACK), rest_N + _SLACK])
@@ -112,8 +123,8 @@ def _log_ratios(best_NK: Floats, hit_NK: NDArray[np.bool_]) -> list[float]:
     for cells_NC in _alternatives(best_NK, rest_N):
         share_N = cells_NC[hit_NC] / cells_NC.sum(axis=1)
         # the report itself adds LEAK of its own, less the slack that null_NC holds
-        found.append(float(np.log((1 - LEAK) * share_N / told_N + LEAK).sum()))
-    return found
+        found.append(np.log((1 - LEAK) * share_N / told_N + LEAK))
+    return np.array(found)
 
 
 def _alternatives(best_NK: Floats, rest_N: Floats) -> list[Floats]:
