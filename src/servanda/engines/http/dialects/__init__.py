@@ -1,0 +1,33 @@
+# The dialects that this version speaks, in the order in which a server is asked for them.
+
+from __future__ import annotations
+
+from servanda.engines.http.dialects import llamacpp, plain, sglang, vllm
+from servanda.engines.http.dialects.base import DIALECTS, Dialect, Server
+from servanda.engines.http.transport import Transport
+from servanda.errors import MeasurementError
+
+__all__ = ["DIALECTS", "Dialect", "Server", "found_out"]
+
+# plain is last: every one of the others also speaks a little of it
+ORDER = (vllm.VLLM, sglang.SGLang, llamacpp.LlamaCpp, plain.Plain)
+
+
+def found_out(
+    transport: Transport, dialect: str | None, served: str | None
+) -> tuple[Dialect, Server]:
+    """The dialect of a server, as declared or by asking, and what it says of itself.
+
+    Raises:
+        MeasurementError: it does not answer, or not as the declared dialect does.
+    """
+    kinds = ORDER if dialect is None else (DIALECTS[dialect],)
+    for kind in kinds:
+        speaker = kind()
+        server = speaker.meet(transport, served)
+        if server is not None:
+            return speaker, server
+    raise MeasurementError(
+        f"{transport.url} does not answer as a server of dialect {dialect!r} does",
+        hint="leave `dialect` out and the server is asked, or correct kernels.*.url",
+    )

@@ -1,0 +1,198 @@
+# Dialects: how one kind of server is asked, and how its answers read.
+#
+# A dialect owns no socket: it makes requests, and reads the replies that somebody fetched.
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from servanda.contract import Path
+from servanda.engines.http.replies import Best, Part
+from servanda.engines.http.transport import Transport
+from servanda.errors import MeasurementError
+from servanda.registry import Registry
+from servanda.sampling import Sampling
+
+Meaning = Literal["raw", "processed"]
+Request = tuple[str, Mapping[str, Any]]  # endpoint and body
+Ids = tuple[int, ...]
+
+BEST = 8  # likeliest tokens of a drawn step: what the guard of the sampler reads
+TOP = 20  # of a golden position; the most that vLLM gives unless it is told otherwise
+
+
+@dataclass(frozen=True)
+class Server:
+    """What a server says of itself.
+
+    Args:
+        served: what it calls the model.
+        context: the largest number of tokens that it runs, prompt and new ones together.
+        vocab_size, tokens, eos, weights: as in Description; 0 and empty where unknown.
+        scores: paths by which it scores given tokens.
+        top: likeliest tokens that it gives at most of a given position; 0 where none.
+        facts: what else may change a number, for the fingerprint.
+    """
+
+    served: str
+    version: str = ""
+    context: int | None = None
+    vocab_size: int = 0
+    tokens: str = ""
+    eos: Ids = ()
+    weights: str = ""
+    scores: tuple[Path, ...] = ()
+    top: int = 0
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One sequence that is asked for.
+
+    Args:
+        prompt, given: token ids; `given` is empty where the server draws.
+        width: new tokens at most.
+        seed: of this sequence alone.
+        best: how many of the likeliest tokens are wanted beside the own; 0: none.
+        record: whether logprobs are wanted at all.
+    """
+
+    prompt: Ids
+    width: int
+    sampling: Sampling
+    seed: int
+    given: Ids = ()
+    best: int = 0
+    record: bool = True
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back of one sequence: a logprob and the likeliest tokens of each token."""
+
+    tokens: Ids
+    logp: tuple[float, ...]
+    best: tuple[Best, ...]
+
+
+class Dialect(Protocol):
+    """One kind of server.
+
+    `meaning` is what its logprobs are unless the kernel declares otherwise, `encodes` and
+    `decodes` whether it has a tokenizer to ask, `flush` the endpoint that empties its cache
+    of prefixes, where scoring needs that.
+    """
+
+    name: str
+    meaning: Meaning
+    encodes: bool
+    decodes: bool
+    flush: str | None
+
+    def meet(self, transport: Transport, served: str | None) -> Server | None:
+        """What the server says of itself; None where it is of another kind."""
+        ...
+
+    def refusal(self, sampling: Sampling, meaning: Meaning) -> tuple[str, str] | None:
+        """Why processed logprobs of a transform cannot be had, and the next move."""
+        ...
+
+    def draw(self, asked: Asked, server: Server, meaning: Meaning) -> Request: ...
+
+    def drawn(self, reply: Part, asked: Asked, server: Server) -> Answer: ...
+
+    def score(self, asked: Asked, server: Server, path: Path) -> Request: ...
+
+    def scored(self, reply: Part, asked: Asked, server: Server, path: Path) -> Answer: ...
+
+    def stream(self, asked: Asked, server: Server, meaning: Meaning) -> Request: ...
+
+    def event(self, event: Part, before: int) -> tuple[int, bool]:
+        """How many tokens there are after an event, and whether that is all of them."""
+        ...
+
+    def encode(self, text: str, server: Server) -> Request: ...
+
+    def encoded(self, reply: Part) -> list[int]: ...
+
+    def decode(self, ids: Ids, server: Server) -> Request: ...
+
+    def decoded(self, reply: Part) -> str: ...
+
+
+DIALECTS: Registry[type[Dialect]] = Registry("dialect")
+
+
+def seed_of(seed: int, sequence: int) -> int:
+    """The seed of one request, 31 bits: the run's draws are keyed by sequence, not by order."""
+    key = hashlib.blake2b(f"{seed}|http|{sequence}".encode(), digest_size=8).digest()
+    return int.from_bytes(key, "big") % 2**31
+
+
+def best_of(sampling: Sampling, server: Server) -> int:
+    """How many of the likeliest tokens to ask for: a filter leaves no more than its top_k."""
+    most = [BEST, sampling.top_k or BEST, server.vocab_size or BEST, server.top or BEST]
+    return min(most)
+
+
+def neutral(sampling: Sampling) -> bool:
+    """Whether raw logprobs are processed ones: nothing is divided, nothing is filtered."""
+    return sampling.temperature == 1.0 and not sampling.filters
+
+
+def complete(part: Part, tokens: Ids, width: int, ended: str) -> None:
+    """Refuse an answer that is neither ended by the model nor as long as was asked for.
+
+    Args:
+        ended: "stop" where the model ended it, "length" where the limit did.
+    """
+    if ended == "length" and len(tokens) != width:
+        found = f"has {len(tokens)} tokens and ended by its length, and {width} were asked for"
+    elif ended not in ("stop", "length"):
+        found = f"ended by {ended!r}"
+    elif not 1 <= len(tokens) <= width:
+        found = f"has {len(tokens)} tokens, and 1 to {width} were asked for"
+    else:
+        return
+    raise part.refuse(
+        f"{part.place or 'the reply'} {found}",
+        "the server cut or stopped it: look at its context length and its log",
+    )
+
+
+def with_end(answer: Answer, end: int, width: int) -> Answer:
+    """The answer with the token that ended it, where a server leaves it out of its ids.
+
+    Nobody knows the probability of that step then: it is NaN, and counts as missing.
+    """
+    if answer.tokens[-1:] == (end,) or len(answer.tokens) >= width:
+        return answer
+    return Answer((*answer.tokens, end), (*answer.logp, math.nan), (*answer.best, ()))
+
+
+def only_model(transport: Transport, served: str | None) -> tuple[str, Part]:
+    """The name of the model that is served, and what /v1/models says of it.
+
+    Raises:
+        MeasurementError: none of that name, or several and no name.
+    """
+    listed = transport.ask("/v1/models")["data"]
+    models = {part["id"].text(): part for part in listed.items()}
+    names = ", ".join(models)
+    if served is not None and served not in models:
+        raise MeasurementError(
+            f"{transport.url} serves no model {served!r}, only {names or 'none at all'}",
+            hint="correct kernels.*.served",
+        )
+    if served is None and len(models) != 1:
+        raise MeasurementError(
+            f"{transport.url} serves {len(models)} models: {names or 'none'}",
+            hint="name one as kernels.*.served" if models else "load a model on the server",
+        )
+    name = served if served is not None else next(iter(models))
+    return name, models[name]

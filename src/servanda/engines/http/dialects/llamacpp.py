@@ -1,0 +1,164 @@
+# llama-server, by its own /completion.
+#
+# Seen on build b1-0c1e570: `tokens` and `completion_probabilities` hold the token that ended
+# the sequence.  `n_probs` lists the likeliest alone, whichever was drawn.  Before sampling a
+# logprob is that of the plain softmax, after it (post_sampling_probs) a probability of what
+# the filters left, and the list may be shorter than was asked for.  A probability of 0 has the
+# logprob -3.4e38.  The echoed prompt is a text, so only its length can be held against what
+# was sent; a BOS is added to texts alone.  There are no logprobs of a prompt.
+
+from __future__ import annotations
+
+from servanda.contract import Path
+from servanda.engines.http.dialects.base import (
+    DIALECTS,
+    Answer,
+    Asked,
+    Ids,
+    Meaning,
+    Request,
+    Server,
+    complete,
+    neutral,
+    only_model,
+)
+from servanda.engines.http.replies import Best, Part, likeliest
+from servanda.engines.http.transport import Transport
+from servanda.errors import MeasurementError
+from servanda.sampling import Sampling
+
+_ENDS = {"eos": "stop", "limit": "length"}
+# the order of our own transform; the server's default has the temperature last
+_SAMPLERS = ["temperature", "top_k", "top_p", "min_p"]
+
+
+@DIALECTS.register("llamacpp")
+class LlamaCpp:
+    name = "llamacpp"
+    meaning: Meaning = "raw"
+    encodes = decodes = True
+    flush = None
+
+    def meet(self, transport: Transport, served: str | None) -> Server | None:
+        props = transport.maybe("/props")
+        if props is None or props.get("build_info") is None:
+            return None
+        name, model = only_model(transport, served)
+        meta, context = model.get("meta"), props["default_generation_settings"]["n_ctx"]
+        facts = {key: part.text() for key in ("model_ftype",) if (part := props.get(key))}
+        size = meta.get("n_vocab") if meta else None
+        return Server(
+            served=name,
+            version=props["build_info"].text(),
+            # the last place of a slot is never drawn into
+            context=context.whole() - 1,
+            vocab_size=size.whole() if size else 0,
+            eos=_end(transport, props.get("eos_token")),
+            facts={**facts, "slots": str(props["total_slots"].whole())},
+        )
+
+    def refusal(self, sampling: Sampling, meaning: Meaning) -> tuple[str, str] | None:
+        return None  # probabilities after sampling can be had of any
+
+    def draw(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
+        sampling = asked.sampling
+        after = meaning == "processed" or not neutral(sampling)
+        return "/completion", {
+            "model": server.served,
+            "prompt": list(asked.prompt),
+            "n_predict": asked.width,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k or 0,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repeat_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "samplers": _SAMPLERS,
+            "seed": asked.seed,
+            "stop": [],
+            "ignore_eos": False,
+            "n_probs": max(asked.best, 1) if asked.record else 0,
+            "post_sampling_probs": after and asked.record,
+            "return_tokens": True,
+            # a cached prefix was computed in another batch
+            "cache_prompt": False,
+        }
+
+    def drawn(self, reply: Part, asked: Asked, server: Server) -> Answer:
+        ran = reply["tokens_evaluated"]
+        if ran.whole() != len(asked.prompt):
+            raise ran.refuse(
+                f"tokens_evaluated is {ran.value}, and {len(asked.prompt)} tokens were sent: the "
+                "server put a token before the prompt (BOS), or encoded it anew",
+                "start llama-server with a file whose tokenizer.ggml.add_bos_token is false",
+            )
+        tokens = reply["tokens"].tokens(server.vocab_size)
+        why = reply["stop_type"].text()
+        complete(reply, tokens, asked.width, _ENDS.get(why, why))
+        steps = reply["completion_probabilities"].items(len(tokens), "tokens")
+        logp: list[float] = []
+        best: list[Best] = []
+        for step, token in zip(steps, tokens, strict=True):
+            if step["id"].token(server.vocab_size) != token:
+                raise step["id"].wrong(f"the token {token}, which `tokens` has there")
+            after = "prob" in step.value
+            value = _value(step, after)
+            top = step["top_probs" if after else "top_logprobs"].items()
+            pairs = [(p["id"].token(server.vocab_size), _value(p, after)) for p in top]
+            k = max(asked.best, 1)
+            logp.append(value)
+            found = likeliest(pairs, token, value, k, step, few=after)
+            best.append(found if asked.best else ())
+        return Answer(tokens, tuple(logp), tuple(best))
+
+    def score(self, asked: Asked, server: Server, path: Path) -> Request:
+        raise _unscored()
+
+    def scored(self, reply: Part, asked: Asked, server: Server, path: Path) -> Answer:
+        raise _unscored()
+
+    def stream(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
+        endpoint, body = self.draw(asked, server, meaning)
+        return endpoint, {**body, "stream": True}
+
+    def event(self, event: Part, before: int) -> tuple[int, bool]:
+        # the last event has no tokens of its own
+        return before + len(event["tokens"].items()), event["stop"].value is True
+
+    def encode(self, text: str, server: Server) -> Request:
+        return "/tokenize", {"content": text, "add_special": False}
+
+    def encoded(self, reply: Part) -> list[int]:
+        return list(reply["tokens"].tokens(0))
+
+    def decode(self, ids: Ids, server: Server) -> Request:
+        return "/detokenize", {"tokens": list(ids)}
+
+    def decoded(self, reply: Part) -> str:
+        return reply["content"].text()
+
+
+def _value(part: Part, after: bool) -> float:
+    """The logprob of a step or of one of its likeliest tokens."""
+    key = "prob" if after else "logprob"
+    if key not in part.value:
+        raise part.refuse(f"{part.place} has no {key!r}", "update llama-server")
+    field = Part(part.value[key], f"{part.place}.{key}", part.url, part.endpoint)
+    return field.log_of_probability() if after else field.logprob()
+
+
+def _end(transport: Transport, token: Part | None) -> Ids:
+    """The id of the end token, whose text /props tells."""
+    if token is None or not token.text():
+        return ()
+    body = {"content": token.text(), "add_special": False, "parse_special": True}
+    ids = transport.ask("/tokenize", body)["tokens"].tokens(0)
+    return ids if len(ids) == 1 else ()
+
+
+def _unscored() -> MeasurementError:
+    return MeasurementError(
+        "llama-server gives no logprobs of a prompt",
+        hint="let it be infer, the side that draws; engine llamacpp scores with the same library",
+    )

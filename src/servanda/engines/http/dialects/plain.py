@@ -1,0 +1,106 @@
+# Any other server of OpenAI's /v1/completions.
+#
+# It is asked in vLLM's words, and believed only where token ids come back: a token's text
+# does not tell its id.  Given tokens cannot be scored: no two servers echo a prompt alike.
+
+from __future__ import annotations
+
+from servanda.contract import Path
+from servanda.engines.http.dialects import completions
+from servanda.engines.http.dialects.base import (
+    DIALECTS,
+    Answer,
+    Asked,
+    Ids,
+    Meaning,
+    Request,
+    Server,
+    neutral,
+    only_model,
+)
+from servanda.engines.http.replies import Part, same_prompt
+from servanda.engines.http.transport import Transport
+from servanda.errors import MeasurementError
+from servanda.sampling import Sampling
+
+
+@DIALECTS.register("plain")
+class Plain:
+    name = "plain"
+    meaning: Meaning = "raw"
+    encodes = decodes = False
+    flush = None
+
+    def meet(self, transport: Transport, served: str | None) -> Server | None:
+        return Server(only_model(transport, served)[0])
+
+    def refusal(self, sampling: Sampling, meaning: Meaning) -> tuple[str, str] | None:
+        if neutral(sampling) or meaning == "processed":
+            return None
+        return (
+            "the sampling has a temperature or a filter, and raw logprobs of drawn tokens do not "
+            "say what they were drawn with",
+            "let the server report logprobs after its sampling and declare `logprobs: processed`, "
+            "or sample at temperature 1 without filters",
+        )
+
+    def draw(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
+        return completions.request(asked, server)
+
+    def drawn(self, reply: Part, asked: Asked, server: Server) -> Answer:
+        choice = completions.only_choice(reply)
+        _same_length(reply, choice, asked)
+        ids = choice.get("token_ids")
+        if ids is None:
+            names = choice["logprobs"]["tokens"].items()
+            tokens = tuple(completions.named(part, server) for part in names)
+        else:
+            tokens = ids.tokens(server.vocab_size)
+        completions.ended(choice, tokens, asked)
+        return completions.answer(choice, tokens, asked, server)
+
+    def score(self, asked: Asked, server: Server, path: Path) -> Request:
+        raise _without("scores given tokens")
+
+    def scored(self, reply: Part, asked: Asked, server: Server, path: Path) -> Answer:
+        raise _without("scores given tokens")
+
+    def stream(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
+        return completions.request(asked, server, stream=True)
+
+    def event(self, event: Part, before: int) -> tuple[int, bool]:
+        return completions.streamed(event, before)
+
+    def encode(self, text: str, server: Server) -> Request:
+        raise _without("encodes a text")
+
+    def encoded(self, reply: Part) -> list[int]:
+        raise _without("encodes a text")
+
+    def decode(self, ids: Ids, server: Server) -> Request:
+        raise _without("decodes ids")
+
+    def decoded(self, reply: Part) -> str:
+        raise _without("decodes ids")
+
+
+def _same_length(reply: Part, choice: Part, asked: Asked) -> None:
+    """A server that says nothing of the prompt it ran, not even its length, is not believed."""
+    echo = choice.get("prompt_token_ids")
+    if echo is not None:
+        same_prompt(echo, asked.prompt)
+        return
+    ran = reply["usage"]["prompt_tokens"]
+    if ran.whole() != len(asked.prompt):
+        raise ran.refuse(
+            f"{ran.place} is {ran.value}, and {len(asked.prompt)} tokens were sent: the server put "
+            "a token before the prompt (BOS), or encoded it anew",
+            "serve the model without a BOS token of the server's own, and without a template",
+        )
+
+
+def _without(verb: str) -> MeasurementError:
+    return MeasurementError(
+        f"no endpoint of a plain server {verb}",
+        hint="let a kernel that loads the checkpoint be the other side",
+    )

@@ -1,0 +1,183 @@
+# SGLang's server, by its own /generate.
+#
+# Written from its documentation; what it says is read as strictly as anything else.
+# `output_token_logprobs` are [logprob, id, text]: after the temperature, before the filters
+# (SGLANG_RETURN_ORIGINAL_LOGPROB=1: before both).  `input_token_logprobs` are at temperature
+# 1, with null first.  A request that hits the prefix cache returns fewer rows of its prompt,
+# so the cache is flushed before scoring.
+
+from __future__ import annotations
+
+from servanda.contract import Path
+from servanda.engines.http.dialects.base import (
+    DIALECTS,
+    TOP,
+    Answer,
+    Asked,
+    Ids,
+    Meaning,
+    Request,
+    Server,
+    complete,
+    only_model,
+    with_end,
+)
+from servanda.engines.http.replies import Best, Part, likeliest, same_prompt
+from servanda.engines.http.transport import Transport
+from servanda.errors import MeasurementError
+from servanda.sampling import Sampling
+
+_FACTS = ("dtype", "quantization", "kv_cache_dtype", "attention_backend", "sampling_backend",
+          "tp_size", "enable_deterministic_inference", "disable_radix_cache",
+          "chunked_prefill_size")  # fmt: skip
+
+
+@DIALECTS.register("sglang")
+class SGLang:
+    name = "sglang"
+    meaning: Meaning = "processed"
+    encodes = decodes = False
+    flush = "/flush_cache"
+
+    def meet(self, transport: Transport, served: str | None) -> Server | None:
+        info = transport.maybe("/get_model_info")
+        if info is None or info.get("model_path") is None:
+            return None
+        name, model = only_model(transport, served)
+        about = transport.maybe("/get_server_info") or info
+        length, version = model.get("max_model_len"), about.get("version")
+        facts = {key: str(part.value) for key in _FACTS if (part := about.get(key))}
+        return Server(
+            served=name,
+            version=version.text() if version else "",
+            context=length.whole() - 1 if length else None,
+            scores=("prefill",),
+            top=TOP,
+            facts=facts,
+        )
+
+    def refusal(self, sampling: Sampling, meaning: Meaning) -> tuple[str, str] | None:
+        if sampling.filters:
+            return (
+                "SGLang's logprobs are those before its filters, and the sampling has one",
+                "sample without top_k, top_p and min_p",
+            )
+        if sampling.temperature != 1.0 and meaning == "raw":
+            return (
+                "the sampling has a temperature, and logprobs before it do not say what tokens "
+                "were drawn with",
+                "start the server without SGLANG_RETURN_ORIGINAL_LOGPROB and declare "
+                "`logprobs: processed`",
+            )
+        return None
+
+    def draw(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
+        # the seed counts where the server was started with --enable-deterministic-inference
+        sampling = asked.sampling
+        return "/generate", {
+            "input_ids": list(asked.prompt),
+            "sampling_params": {
+                "max_new_tokens": asked.width,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k or -1,
+                "min_p": sampling.min_p,
+                "repetition_penalty": 1.0,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
+                "sampling_seed": asked.seed,
+                "n": 1,
+                "stop": [],
+                "ignore_eos": False,
+            },
+            "return_logprob": asked.record,
+            "logprob_start_len": -1,
+            "top_logprobs_num": asked.best if asked.record else 0,
+            "return_text_in_logprobs": False,
+        }
+
+    def drawn(self, reply: Part, asked: Asked, server: Server) -> Answer:
+        meta = reply["meta_info"]
+        ran = meta["prompt_tokens"]
+        if ran.whole() != len(asked.prompt):
+            raise ran.refuse(
+                f"{ran.place} is {ran.value}, and {len(asked.prompt)} tokens were sent: the server "
+                "put a token before the prompt (BOS), or encoded it anew",
+                "serve the model without a BOS token of the server's own, and without a template",
+            )
+        tokens = reply["output_ids"].tokens(server.vocab_size)
+        why = meta["finish_reason"]
+        complete(reply, tokens, asked.width, why["type"].text())
+        answer = _steps(meta, "output", tokens, asked, server, 0)
+        matched = why.get("matched")
+        if matched is not None and isinstance(matched.value, int):
+            answer = with_end(answer, matched.token(server.vocab_size), asked.width)
+        return answer
+
+    def score(self, asked: Asked, server: Server, path: Path) -> Request:
+        endpoint, body = self.draw(asked, server, "raw")
+        text = [*asked.prompt, *asked.given]
+        changes = {"input_ids": text, "logprob_start_len": 0, "top_logprobs_num": asked.best}
+        changes["sampling_params"] = {**body["sampling_params"], "max_new_tokens": 0}
+        return endpoint, {**body, **changes}
+
+    def scored(self, reply: Part, asked: Asked, server: Server, path: Path) -> Answer:
+        meta, text = reply["meta_info"], (*asked.prompt, *asked.given)
+        rows = meta["input_token_logprobs"].items(len(text), "tokens of the prompt")
+        ids = [_pair(row, server)[0] for row in rows]
+        place = f"{rows[0].place.removesuffix('[0]')}[*][1]"
+        same_prompt(Part(ids, place, reply.url, reply.endpoint), text)
+        return _steps(meta, "input", asked.given, asked, server, len(asked.prompt))
+
+    def stream(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
+        endpoint, body = self.draw(asked, server, meaning)
+        return endpoint, {**body, "stream": True}
+
+    def event(self, event: Part, before: int) -> tuple[int, bool]:
+        # its ids are all so far or the new ones, as the server was started; the count is not
+        meta = event["meta_info"]
+        return meta["completion_tokens"].whole(), meta.get("finish_reason") is not None
+
+    def encode(self, text: str, server: Server) -> Request:
+        raise _untold("encode a text")
+
+    def encoded(self, reply: Part) -> list[int]:
+        raise _untold("encode a text")
+
+    def decode(self, ids: Ids, server: Server) -> Request:
+        raise _untold("decode ids")
+
+    def decoded(self, reply: Part) -> str:
+        raise _untold("decode ids")
+
+
+def _steps(meta: Part, side: str, tokens: Ids, asked: Asked, server: Server, first: int) -> Answer:
+    """Logprobs of the tokens from row `first` on; side: "input" or "output"."""
+    rows = meta[f"{side}_token_logprobs"].items(first + len(tokens), "tokens")[first:]
+    logp: list[float] = []
+    for row, token in zip(rows, tokens, strict=True):
+        found, value = _pair(row, server)
+        if found != token:
+            raise row.wrong(f"of the token {token}, which stands there")
+        logp.append(value)
+    best: list[Best] = [()] * len(tokens)
+    if asked.best:
+        lists = meta[f"{side}_top_logprobs"].items(first + len(tokens), "tokens")[first:]
+        for at, row in enumerate(lists):
+            if row.value is not None:
+                pairs = [_pair(part, server) for part in row.items()]
+                best[at] = likeliest(pairs, tokens[at], logp[at], asked.best, row, few=False)
+    return Answer(tokens, tuple(logp), tuple(best))
+
+
+def _pair(row: Part, server: Server) -> tuple[int, float]:
+    """A token id and its logprob, of [logprob, id, text]."""
+    value, token, *_ = row.items(3, "fields: logprob, id and text")
+    return token.token(server.vocab_size), value.logprob()
+
+
+def _untold(what: str) -> MeasurementError:
+    return MeasurementError(
+        f"SGLang's server is not asked to {what}",
+        hint="let a kernel that loads the checkpoint be the other side",
+    )

@@ -1,0 +1,184 @@
+# vLLM's server, and `servanda serve-kernel`, which speaks the same.
+#
+# Seen on vLLM 0.32: `token_ids` and `logprobs` hold the token that ended the sequence, with
+# its logprob, so nothing has to be appended; a stop token of the request's or of a model's
+# generation_config is named by `stop_reason`.  `logprobs: k` lists k tokens, and the drawn
+# one first where it is not among them.  -inf is written as -9999.  `prompt_logprobs` are raw
+# whatever --logprobs-mode says.  `trace_decode_token_ids` is no field of /v1/completions
+# there, and is ignored without a word: only a server that announces it is trusted with it.
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from servanda.contract import Path
+from servanda.engines.http.dialects import completions
+from servanda.engines.http.dialects.base import (
+    DIALECTS,
+    TOP,
+    Answer,
+    Asked,
+    Ids,
+    Meaning,
+    Request,
+    Server,
+    neutral,
+    only_model,
+    with_end,
+)
+from servanda.engines.http.replies import Part, same_prompt
+from servanda.engines.http.transport import Refused, Transport
+from servanda.sampling import Sampling
+
+_ALLOWED = re.compile(r"max allowed: ([0-9]{1,6})", re.ASCII)
+_CACHE = re.compile(r'\b(block_size|cache_dtype|enable_prefix_caching)="([^"]*)"')
+RAW = (
+    "the sampling has a temperature or a filter, and raw logprobs of drawn tokens do not say what "
+    "they were drawn with",
+    "start the server with --logprobs-mode processed_logprobs and declare `logprobs: processed`",
+)
+
+
+@DIALECTS.register("vllm")
+class VLLM:
+    name = "vllm"
+    meaning: Meaning = "raw"
+    encodes = decodes = True
+    flush = None
+
+    def meet(self, transport: Transport, served: str | None) -> Server | None:
+        ours = transport.maybe("/servanda/describe")
+        version = (ours or transport.maybe("/version") or Part({}, "", "", "")).get("version")
+        if version is None and ours is None:
+            return None
+        name, model = only_model(transport, served)
+        length = model.get("max_model_len")
+        server = Server(
+            served=name,
+            version=version.text() if version else "",
+            # scoring asks for one token more, since a request without one is refused
+            context=length.whole() - 1 if length else None,
+            scores=("prefill",),
+            top=self._top(transport, name),
+            facts=_cache(transport.text("/metrics") or ""),
+        )
+        return server if ours is None else _announced(server, ours)
+
+    def _top(self, transport: Transport, served: str) -> int:
+        """How many likeliest tokens of a prompt's rows the server gives."""
+        asked = Asked((0, 0), 1, Sampling(), 0, best=TOP)
+        try:
+            endpoint, body = completions.request(
+                asked, Server(served), logprobs=None, prompt_logprobs=TOP
+            )
+            transport.ask(endpoint, body)
+        except Refused as refused:
+            allowed = _ALLOWED.search(refused.text)
+            if allowed is None:
+                raise
+            return min(TOP, int(allowed[1]))
+        return TOP
+
+    def refusal(self, sampling: Sampling, meaning: Meaning) -> tuple[str, str] | None:
+        if neutral(sampling):
+            return None
+        if meaning == "raw":
+            return RAW
+        if sampling.min_p > 0.0 and sampling.top_p < 1.0:
+            return (
+                "vLLM applies min-p before top-p, and the workload's sampling has it after",
+                "declare one of the two filters, not both",
+            )
+        return None
+
+    def draw(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
+        return completions.request(asked, server)
+
+    def drawn(self, reply: Part, asked: Asked, server: Server) -> Answer:
+        choice = completions.only_choice(reply)
+        same_prompt(choice["prompt_token_ids"], asked.prompt)
+        tokens = choice["token_ids"].tokens(server.vocab_size)
+        completions.ended(choice, tokens, asked)
+        answer = completions.answer(choice, tokens, asked, server)
+        reason = choice.get("stop_reason")
+        if reason is not None and isinstance(reason.value, int):
+            answer = with_end(answer, reason.token(server.vocab_size), asked.width)
+        return answer
+
+    def score(self, asked: Asked, server: Server, path: Path) -> Request:
+        if path == "decode":
+            return completions.request(asked, server, trace_decode_token_ids=list(asked.given))
+        endpoint, body = completions.request(asked, server)
+        changes = {
+            "prompt": [*asked.prompt, *asked.given],
+            "max_tokens": 1,
+            "logprobs": None,
+            "prompt_logprobs": asked.best,
+            # a prefix that was computed before would be read, and not computed
+            "cache_salt": secrets.token_hex(16),
+        }
+        return endpoint, {**body, **changes}
+
+    def scored(self, reply: Part, asked: Asked, server: Server, path: Path) -> Answer:
+        choice = completions.only_choice(reply)
+        if path == "decode":
+            same_prompt(choice["prompt_token_ids"], asked.prompt)
+            tokens = choice["token_ids"].tokens(server.vocab_size)
+            answer = completions.answer(choice, tokens, asked, server)
+            return completions.replayed(answer, asked.given, choice)
+        same_prompt(choice["prompt_token_ids"], (*asked.prompt, *asked.given))
+        return completions.rows(choice, asked, server)
+
+    def stream(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
+        return completions.request(asked, server, stream=True)
+
+    def event(self, event: Part, before: int) -> tuple[int, bool]:
+        return completions.streamed(event, before)
+
+    def encode(self, text: str, server: Server) -> Request:
+        body = {"model": server.served, "prompt": text, "add_special_tokens": False}
+        return "/tokenize", body
+
+    def encoded(self, reply: Part) -> list[int]:
+        return list(reply["tokens"].tokens(0))
+
+    def decode(self, ids: Ids, server: Server) -> Request:
+        return "/detokenize", {"model": server.served, "tokens": list(ids)}
+
+    def decoded(self, reply: Part) -> str:
+        return reply["prompt"].text()
+
+
+def _cache(metrics: str) -> dict[str, str]:
+    """What the metrics page tells of the cache that may change a number."""
+    lines = [line for line in metrics.splitlines() if line.startswith("vllm:cache_config_info{")]
+    return dict(_CACHE.findall(lines[0])) if lines else {}
+
+
+def _announced(server: Server, ours: Part) -> Server:
+    """What a servanda server knows of its kernel besides."""
+
+    def text(key: str) -> str:
+        part = ours.get(key)
+        return part.text() if part is not None else ""
+
+    scores, eos = ours.get("scores"), ours.get("eos")
+    size, length, facts = (ours.get(key) for key in ("vocab_size", "context", "fingerprint"))
+    paths: tuple[Path, ...] = ("prefill", "decode")
+    said = [part.text() for part in scores.items()] if scores else ["prefill"]
+    return Server(
+        served=server.served,
+        version=server.version,
+        context=length.whole() if length else server.context,
+        vocab_size=size.whole() if size else 0,
+        tokens=text("tokens"),
+        eos=eos.tokens(0) if eos else (),
+        weights=text("weights"),
+        scores=tuple(path for path in paths if path in said),
+        top=server.top,
+        facts={
+            **server.facts,
+            **{f"kernel.{key}": part.text() for key, part in (facts.fields() if facts else ())},
+        },
+    )

@@ -1,0 +1,279 @@
+# Engine `openai_http`: a kernel that a server runs.
+#
+# One request a sequence, batch_size of them in flight: which of them a server computes
+# together is its own affair.  Token ids go out and token ids come back.
+# What is never asked of a server is full logits, for they do not fit into a reply.
+# Axes: S sequences, N tokens of all sequences one after another, K likeliest tokens.
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.contract import Kernel, Path
+from servanda.engines.base import ENGINES
+from servanda.engines.http.dialects import found_out
+from servanda.engines.http.dialects.base import Answer, Asked, Meaning, best_of, neutral, seed_of
+from servanda.engines.http.replies import Part
+from servanda.engines.http.transport import Limits, Transport
+from servanda.errors import MeasurementError
+from servanda.identity import Description
+from servanda.latency import Timing
+from servanda.sampling import Sampling
+from servanda.trace import Batch, Trace
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@ENGINES.register("openai_http")
+class HTTPEngine:
+    """Draws and scores by asking a server; see `dialects` for how each kind is asked."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        limits: Limits = Limits(),
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.kernel = kernel
+        self.transport = Transport(_address(kernel), kernel.batch_size, limits, pause)
+        self.dialect, self.server = found_out(self.transport, kernel.dialect, kernel.served)
+        self.meaning: Meaning = kernel.logprobs or self.dialect.meaning
+        self.clock: Callable[[], float] = time.perf_counter
+        # a server that cannot answer as it should says so now, and not in the middle of a run
+        asked = Asked((0,), 1, Sampling(), 0, best=best_of(Sampling(), self.server))
+        first = self.transport.ask(*self.dialect.draw(asked, self.server, self.meaning))
+        self.dialect.drawn(first, asked, self.server)
+        self._fingerprint = _system_fingerprint(first)
+
+    def describe(self) -> Description:
+        server = self.server
+        return Description(
+            fingerprint={
+                "engine": "openai_http",
+                "dialect": self.dialect.name,
+                "version": server.version,
+                "served": server.served,
+                "logprobs": self.meaning,
+                "batch_size": str(self.kernel.batch_size),
+                **self._fingerprint,
+                **server.facts,
+            },
+            tensors={},
+            tokens=server.tokens,
+            vocab_size=server.vocab_size,
+            eos=server.eos,
+            context=server.context,
+            full_logits=False,
+            top=server.top,
+            timed=True,
+            capture="float32",
+            weights_from=self.kernel.weights_from or server.weights,
+            scores=server.scores,
+            encodes=self.dialect.encodes,
+            decodes=self.dialect.decodes,
+        )
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        def one(text: str) -> list[int]:
+            request = self.dialect.encode(text, self.server)
+            return self.dialect.encoded(self.transport.ask(*request))
+
+        return self._at_once(one, texts, self.kernel.batch_size)
+
+    def vocabulary(self) -> list[str]:
+        return []
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        def one(tokens: Sequence[int]) -> str:
+            if not tokens:
+                return ""
+            request = self.dialect.decode(tuple(tokens), self.server)
+            return self.dialect.decoded(self.transport.ask(*request))
+
+        return self._at_once(one, ids, self.kernel.batch_size)
+
+    def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
+        self._refuse_sampling(sampling)
+        best = best_of(sampling, self.server)
+        asked = self._asked(batch, sampling, seed, best)
+
+        def one(sequence: Asked) -> Answer:
+            request = self.dialect.draw(sequence, self.server, self.meaning)
+            return self.dialect.drawn(self.transport.ask(*request), sequence, self.server)
+
+        return self._trace(batch, self._all(one, asked, batch), best, "decode", sampling)
+
+    def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
+        return self._scored(batch, sampling, path, best=0)
+
+    def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.float32]]:
+        raise MeasurementError(
+            f"{self.transport.url} gives no full logits: they do not fit into a reply",
+            hint="let it be infer, whose likeliest tokens are enough for `golden:`, or leave out "
+            "`golden:` and the numerical section",
+        )
+
+    def top(self, batch: Batch, path: Path) -> Trace:
+        if not self.server.top:
+            raise MeasurementError(
+                f"{self.transport.url} gives no likeliest tokens of given positions "
+                f"(dialect {self.dialect.name})",
+                hint="leave out `golden:` and the numerical section for this kernel",
+            )
+        return self._scored(batch, Sampling(), path, best=self.server.top)
+
+    def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
+        """By this process's clock, from the launch of the batch on.
+
+        Tokens that come in one event came at once.
+        """
+        if record:
+            self._refuse_sampling(sampling)
+        best = best_of(sampling, self.server) if record else 0
+        asked = self._asked(batch, sampling, seed, best, record)
+        begun = self.clock()
+        steps = self._all(self._streamed, asked, batch)
+        return Timing(
+            first_S=tuple(step_T[0] - begun for step_T in steps),
+            gap_N=tuple(b - a for step_T in steps for a, b in pairwise(step_T)),
+            wall=max(step_T[-1] for step_T in steps) - begun,
+        )
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def _streamed(self, asked: Asked) -> list[float]:
+        """When each token of an answer came, by the clock."""
+        step_T: list[float] = []
+        done = False
+        endpoint, body = self.dialect.stream(asked, self.server, self.meaning)
+        for event in self.transport.events(endpoint, body):
+            now = self.clock()
+            there, last = self.dialect.event(event, len(step_T))
+            step_T += [now] * (there - len(step_T))
+            done |= last
+        if not done or not 1 <= len(step_T) <= asked.width:
+            raise MeasurementError(
+                f"{self.transport.url}{endpoint} streamed {len(step_T)} tokens"
+                + ("" if done else " and no end")
+                + f", and 1 to {asked.width} were asked for",
+                hint="look at the server's log, and at what stands between it and here",
+            )
+        return step_T
+
+    def _scored(self, batch: Batch, sampling: Sampling, path: Path, best: int) -> Trace:
+        if path not in self.server.scores:
+            can = " or ".join(self.server.scores)
+            raise MeasurementError(
+                f"{self.transport.url} cannot score given tokens by {path} "
+                f"(dialect {self.dialect.name})",
+                hint=f"it scores by {can}" if can else "let it be infer, the side that draws",
+            )
+        if path == "decode":
+            self._refuse_sampling(sampling)
+        elif not neutral(sampling):
+            raise MeasurementError(
+                f"{self.transport.url} scores a prompt by raw logprobs, and the sampling has a "
+                "temperature or a filter",
+                hint="sample at temperature 1 without filters, or let a kernel that loads the "
+                "checkpoint score",
+            )
+        if self.dialect.flush is not None:
+            self.transport.text(self.dialect.flush)
+
+        def one(sequence: Asked) -> Answer:
+            request = self.dialect.score(sequence, self.server, path)
+            reply = self.transport.ask(*request)
+            return self.dialect.scored(reply, sequence, self.server, path)
+
+        asked = self._asked(batch, sampling, 0, best)
+        return self._trace(batch, self._all(one, asked, batch), best, path, sampling)
+
+    def _asked(
+        self, batch: Batch, sampling: Sampling, seed: int, best: int, record: bool = True
+    ) -> list[Asked]:
+        given = batch.continuations or ((),) * len(batch)
+        return [
+            Asked(
+                prompt=tuple(int(t) for t in prompt),
+                width=len(tokens) or batch.width,
+                sampling=sampling,
+                seed=seed_of(seed, sequence),
+                given=tuple(int(t) for t in tokens),
+                best=best,
+                record=record,
+            )
+            for sequence, prompt, tokens in zip(batch.sequence_S, batch.prompts, given, strict=True)
+        ]
+
+    def _all(self, one: Callable[[Asked], R], asked: Sequence[Asked], batch: Batch) -> list[R]:
+        return self._at_once(one, asked, batch.together or self.kernel.batch_size)
+
+    def _at_once(self, one: Callable[[T], R], todo: Sequence[T], size: int) -> list[R]:
+        """The answers in order, `size` of them in flight; the first that fails ends it all."""
+        if not todo:
+            return []
+        with ThreadPoolExecutor(min(size, len(todo))) as pool:
+            waiting = [pool.submit(partial(one, item)) for item in todo]
+            try:
+                return [future.result() for future in waiting]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _trace(
+        self, batch: Batch, answers: Sequence[Answer], k: int, path: Path, sampling: Sampling
+    ) -> Trace:
+        token_N = np.array([t for a in answers for t in a.tokens], dtype=np.int64)
+        columns = {"logp": np.array([v for a in answers for v in a.logp], dtype=np.float64)}
+        steps = [step for a in answers for step in a.best]
+        for i in range(k):
+            pairs = [step[i] if i < len(step) else (np.nan, np.nan) for step in steps]
+            ids_N, logp_N = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+            columns |= {f"id.{i}": ids_N, f"logp.{i}": logp_N}
+        return Trace(
+            sequence_S=np.array(batch.sequence_S, dtype=np.int64),
+            length_S=np.array([len(a.tokens) for a in answers], dtype=np.int64),
+            lost_S=np.zeros(len(batch), dtype=bool),
+            prompt_tokens_S=np.array([len(p) for p in batch.prompts], dtype=np.int64),
+            token_N=token_N,
+            columns=columns,
+            about={
+                "path": path,
+                "batch_size": str(batch.together or self.kernel.batch_size),
+                "sampling": sampling.model_dump_json(),
+            },
+        )
+
+    def _refuse_sampling(self, sampling: Sampling) -> None:
+        refusal = self.dialect.refusal(sampling, self.meaning)
+        if refusal is not None:
+            reason, hint = refusal
+            raise MeasurementError(f"{self.transport.url}: {reason}", hint=hint)
+
+
+def _address(kernel: Kernel) -> str:
+    """The url of a kernel, if it is the address of a server."""
+    parts = urlsplit(kernel.url or "")
+    if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+        raise MeasurementError(
+            f"engine 'openai_http' needs the url of a server, and has {kernel.url!r}",
+            hint="write `url: http://127.0.0.1:8000` beside the engine",
+        )
+    return (kernel.url or "").rstrip("/").removesuffix("/v1")
+
+
+def _system_fingerprint(reply: Part) -> dict[str, Any]:
+    """A server's own digest of its version and settings, where it gives one."""
+    found = reply.get("system_fingerprint")
+    return {} if found is None else {"system_fingerprint": found.text()}

@@ -1,0 +1,233 @@
+# Replies: what a server said, read strictly.
+#
+# A value that is not what it should be is an error that names server, endpoint and field;
+# a logprob that a server does not know is NaN, and never a number that it did not send.
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from servanda.errors import MeasurementError
+
+_SHOWN = 120  # characters of a server's words that a message repeats
+_HEAD = 8  # token ids of a list that a message shows
+_LEAST = -9999.0  # what vLLM writes where it means -inf, and no server below that
+_SLACK = 1e-5  # a softmax in float32 may exceed 1 by rounding
+_MOST_ID = 2**31 - 1
+_ODD = "this reply is not one of the declared dialect: check `dialect` and the server's version"
+
+Best = tuple[tuple[int, float], ...]  # ids and logprobs of the likeliest tokens, best first
+
+
+@dataclass(frozen=True)
+class Part:
+    """A value of a reply, and where it was found."""
+
+    value: Any
+    place: str
+    url: str
+    endpoint: str
+
+    @classmethod
+    def parse(cls, text: bytes | str, url: str, endpoint: str) -> Part:
+        """The whole of a reply.
+
+        Raises:
+            MeasurementError: it is not JSON, or names a field twice.
+        """
+        try:
+            value = json.loads(text, object_pairs_hook=_once)
+        except (ValueError, RecursionError) as error:
+            said = text.decode(errors="replace") if isinstance(text, bytes) else text
+            page = said.lstrip()[:1] == "<"
+            found = "an HTML page" if page else f"no JSON ({shortened(str(error))})"
+            raise MeasurementError(
+                f"{url}{endpoint} answered with {found}: {shortened(said.strip())!r}",
+                hint="is it the right server? A gateway between may answer in its place",
+            ) from None
+        return cls(value, "", url, endpoint)
+
+    def wrong(self, wanted: str, hint: str = _ODD) -> MeasurementError:
+        """The error that this value is; `wanted` says what it should have been."""
+        field = self.place or "the reply"
+        found = shortened(_said(self.value))
+        return MeasurementError(
+            f"{self.url}{self.endpoint}: {field} is {found}, not {wanted}", hint=hint
+        )
+
+    def refuse(self, what: str, hint: str) -> MeasurementError:
+        """The error of a field whose value is well formed."""
+        return MeasurementError(f"{self.url}{self.endpoint}: {what}", hint=hint)
+
+    def __getitem__(self, key: str) -> Part:
+        """A field that has to be there."""
+        found = self.get(key)
+        if found is None:
+            raise self.refuse(f"{self._at(key)} is missing", _ODD)
+        return found
+
+    def get(self, key: str) -> Part | None:
+        """A field; None where it is absent or null."""
+        if not isinstance(self.value, dict):
+            raise self.wrong("an object")
+        value = self.value.get(key)
+        return None if value is None else self._part(value, self._at(key))
+
+    def items(self, length: int | None = None, what: str = "entries") -> list[Part]:
+        """The elements of a list, of a given length if it is said."""
+        if not isinstance(self.value, list):
+            raise self.wrong("a list")
+        if length is not None and len(self.value) != length:
+            found = f"{self.place} has {len(self.value)} entries for {length} {what}"
+            raise self.refuse(found, "the server lost or added some: nothing can be aligned")
+        return [self._part(v, f"{self.place}[{i}]") for i, v in enumerate(self.value)]
+
+    def fields(self) -> Iterator[tuple[str, Part]]:
+        """The fields of an object."""
+        if not isinstance(self.value, dict):
+            raise self.wrong("an object")
+        for key, value in self.value.items():
+            yield key, self._part(value, self._at(key))
+
+    def text(self) -> str:
+        if not isinstance(self.value, str):
+            raise self.wrong("a text")
+        return self.value
+
+    def whole(self) -> int:
+        """A whole number, not negative."""
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_ID:
+            raise self.wrong("a whole number")
+        return value
+
+    def token(self, vocab_size: int) -> int:
+        """A token id; one beyond the known vocabulary is refused.
+
+        Args:
+            vocab_size: 0 where it is not known.
+        """
+        token = self.whole()
+        if vocab_size and token >= vocab_size:
+            raise self.refuse(
+                f"{self.place} is the token id {token}, and the vocabulary ends at "
+                f"{vocab_size - 1}",
+                "the server's output layer is padded beyond the tokenizer: mask those rows "
+                "(a token that has no text is never trained on)",
+            )
+        return token
+
+    def tokens(self, vocab_size: int, length: int | None = None) -> tuple[int, ...]:
+        """A list of token ids."""
+        return tuple(part.token(vocab_size) for part in self.items(length))
+
+    def logprob(self) -> float:
+        """A logprob, nats; NaN where the server does not know it.
+
+        Unknown are null, NaN and everything from -9999 down, which servers write for -inf.
+        """
+        value = self.value
+        if value is None:
+            return math.nan
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong("a logprob")
+        if value != value or value <= _LEAST:
+            return math.nan
+        if value > _SLACK:
+            raise self.wrong("a logprob: those are never above 0")
+        return float(value)
+
+    def log_of_probability(self) -> float:
+        """The log of a probability, nats; NaN where it is 0, for nothing of mass 0 is drawn."""
+        value = self.value
+        if value is None:
+            return math.nan
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong("a probability")
+        if value != value or value == 0:
+            return math.nan
+        if not 0 < value <= 1 + _SLACK:
+            raise self.wrong("a probability")
+        return math.log(value)
+
+    def _at(self, key: str) -> str:
+        return f"{self.place}.{key}" if self.place else key
+
+    def _part(self, value: Any, place: str) -> Part:
+        return Part(value, place, self.url, self.endpoint)
+
+
+def same_prompt(part: Part, sent: Sequence[int]) -> None:
+    """Refuse a server that ran another prompt than the one it was sent.
+
+    Args:
+        part: the token ids that it says it ran.
+    """
+    ran = part.tokens(0)
+    if ran != tuple(sent):
+        raise part.refuse(
+            f"{part.place} is {_head(ran)}, and {_head(sent)} was sent: the server put a token "
+            "before the prompt (BOS), or encoded it anew",
+            "serve the model without a BOS token of the server's own, and without a template",
+        )
+
+
+def likeliest(
+    pairs: Sequence[tuple[int, float]], drawn: int, logp: float, k: int, place: Part, few: bool
+) -> Best:
+    """The k likeliest tokens of a step, best first; shorter only where `few` may be.
+
+    A server that appends the drawn token gives k + 1: then it is taken out again, since which
+    ids are listed has to be fixed before the draw.
+
+    Raises:
+        MeasurementError: another number of them, an id twice, or another value for the drawn one.
+    """
+    ids = [token for token, _ in pairs]
+    hint = "ask for fewer top logprobs, or raise the server's limit (vLLM: --max-logprobs)"
+    if len(set(ids)) < len(ids):
+        raise place.refuse(f"{place.place} lists a token id twice", _ODD)
+    for token, value in pairs:
+        # unknown in one place and known in the other is no contradiction
+        if token == drawn and value != logp and value == value and logp == logp:
+            said = f"{place.place} says {value:g} for the drawn token {drawn}, whose logprob is"
+            raise place.refuse(f"{said} {logp:g}", _ODD)
+    if len(pairs) == k + 1 and drawn in ids:
+        pairs = [pair for pair in pairs if pair[0] != drawn]
+    if len(pairs) > k or (len(pairs) < k and not few):
+        raise place.refuse(f"{place.place} lists {len(pairs)} tokens, and {k} were asked for", hint)
+    known = [pair for pair in pairs if pair[1] == pair[1]]
+    return tuple(sorted(known, key=lambda pair: (-pair[1], pair[0])))
+
+
+def shortened(text: str) -> str:
+    """At most a line of it."""
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
+
+
+def _said(value: object) -> str:
+    """A value as JSON has it; a number of ten thousand digits cannot be written out."""
+    try:
+        return json.dumps(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__}"
+
+
+def _head(ids: Sequence[int]) -> str:
+    more = f", ... ({len(ids)})" if len(ids) > _HEAD else ""
+    return f"[{', '.join(map(str, ids[:_HEAD]))}{more}]"
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; a field that is there twice has two values, and so none."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the field {twice!r} is there twice")
+    return found

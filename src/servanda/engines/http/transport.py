@@ -1,0 +1,219 @@
+# Transport: JSON to a server and back, and what may be asked a second time.
+#
+# A request carries its own seed, so asking again is the same draw and not another one.
+# Tried again: no connection, a connection that breaks, no answer in time, 429, 502, 503, 504.
+# Not tried again: any other status, and a body that is not what was asked for.
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from servanda.engines.http.replies import Part, shortened
+from servanda.errors import MeasurementError
+
+_AGAIN = (429, 502, 503, 504)
+_MISSING = (404, 405, 501)  # of an endpoint that another kind of server has
+_EVENT = "data:"
+_DONE = "[DONE]"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a server is waited for, how often it is asked, how much it may say.
+
+    Args:
+        connect_s, read_s: for a connection, and between two pieces of an answer.
+        tries: of one request, the first included.
+        pause_s: before the second try; doubled before each further one.
+        most_pause_s: the longest pause, and the longest Retry-After that is waited for.
+        most_bytes: of one answer.
+    """
+
+    connect_s: float = 10.0
+    read_s: float = 600.0
+    tries: int = 4
+    pause_s: float = 0.5
+    most_pause_s: float = 60.0
+    most_bytes: int = 1 << 28
+
+
+class Refused(MeasurementError):  # noqa: N818 - what a server did, as a word
+    """A server that answered, and said no.
+
+    Args:
+        status: of HTTP; text: what it said.
+    """
+
+    def __init__(self, message: str, *, status: int, text: str, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.status, self.text = status, text
+
+
+class _Passing(Exception):  # noqa: N818 - what may pass if it is asked again
+    def __init__(self, what: str, hint: str, wait_s: float | None = None) -> None:
+        super().__init__(what)
+        self.hint, self.wait_s = hint, wait_s
+
+
+class Transport:
+    """One server, asked from several threads; `in_flight` connections are kept open."""
+
+    def __init__(
+        self,
+        url: str,
+        in_flight: int,
+        limits: Limits = Limits(),
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url, self.limits, self._pause = url.rstrip("/"), limits, pause
+        self._client = httpx2.Client(
+            timeout=httpx2.Timeout(limits.read_s, connect=limits.connect_s, pool=None),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=in_flight),
+            follow_redirects=False,
+            # a proxy on the way could be another server, and a packed body one without end
+            trust_env=False,
+            headers={"accept-encoding": "identity"},
+        )
+
+    def ask(self, endpoint: str, body: Mapping[str, Any] | None = None) -> Part:
+        """The JSON that an endpoint answers with; POST if there is a body.
+
+        Raises:
+            Refused: a status that is not 200.
+            MeasurementError: no answer after all tries, too long a one, or not JSON.
+        """
+        return self._parsed(endpoint, self._answer(endpoint, body))
+
+    def text(self, endpoint: str) -> str | None:
+        """A page of a server; None where it has none."""
+        try:
+            return self._answer(endpoint, None).decode(errors="replace")
+        except Refused as refused:
+            if refused.status in _MISSING:
+                return None
+            raise
+
+    def maybe(self, endpoint: str) -> Part | None:
+        """The JSON object of an endpoint that only some servers have; None where it is not."""
+        text = self.text(endpoint)
+        try:
+            value = json.loads(text or "")
+        except (ValueError, RecursionError):
+            return None  # a front page that answers every address
+        return Part(value, "", self.url, endpoint) if isinstance(value, dict) else None
+
+    def events(self, endpoint: str, body: Mapping[str, Any]) -> Iterator[Part]:
+        """The events of a stream, as they come.  Asked once: a second try would not be timed.
+
+        Raises:
+            Refused, MeasurementError: as `ask` does.
+        """
+        try:
+            with self._client.stream("POST", self.url + endpoint, json=body) as response:
+                self._refuse_status(endpoint, response)
+                read = 0
+                for line in response.iter_lines():
+                    read += len(line)
+                    self._refuse_long(endpoint, read)
+                    data = line.removeprefix(_EVENT).strip()
+                    if line.startswith(_EVENT) and data != _DONE:
+                        event = self._parsed(endpoint, data)
+                        if isinstance(event.value, dict) and "error" in event.value:
+                            raise event.wrong("an error in the middle of a stream")
+                        yield event
+        except _Passing as passing:
+            raise self._gone(endpoint, passing, 1) from None
+        except httpx2.TransportError as error:
+            raise self._gone(endpoint, self._passing(error), 1) from None
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _answer(self, endpoint: str, body: Mapping[str, Any] | None) -> bytes:
+        pause_s, tries = self.limits.pause_s, self.limits.tries
+        for attempt in range(1, tries + 1):
+            try:
+                return self._once(endpoint, body)
+            except _Passing as passing:
+                if attempt == tries:
+                    raise self._gone(endpoint, passing, tries) from None
+                wait_s = pause_s if passing.wait_s is None else passing.wait_s
+                self._pause(min(wait_s, self.limits.most_pause_s))
+                pause_s *= 2
+        raise AssertionError("the last try answers or raises")
+
+    def _once(self, endpoint: str, body: Mapping[str, Any] | None) -> bytes:
+        method = "GET" if body is None else "POST"
+        try:
+            with self._client.stream(method, self.url + endpoint, json=body) as response:
+                self._refuse_status(endpoint, response)
+                return self._body(endpoint, response)
+        except httpx2.TransportError as error:
+            raise self._passing(error) from None
+
+    def _passing(self, error: httpx2.TransportError) -> _Passing:
+        limits = self.limits
+        if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+            return _Passing("cannot be reached", "start the server, or correct kernels.*.url")
+        if isinstance(error, httpx2.TimeoutException):
+            what = f"did not answer within {limits.read_s:g} s"
+            return _Passing(what, "look at the server's log; lower batch_size if it is overloaded")
+        if isinstance(error, httpx2.NetworkError | httpx2.RemoteProtocolError):
+            what = "broke the connection off"
+            return _Passing(what, "look at the server's log: a server that ran out of memory dies")
+        what = f"cannot be asked: {error}"
+        return _Passing(what, "kernels.*.url is http://HOST:PORT or https://HOST:PORT")
+
+    def _refuse_status(self, endpoint: str, response: httpx2.Response) -> None:
+        status = response.status_code
+        if status == 200:
+            return
+        said = shortened(self._body(endpoint, response).decode(errors="replace").strip())
+        what = f"answered with status {status}" + (f": {said}" if said else "")
+        hint = "look at the server's log"
+        if status in _AGAIN:
+            raise _Passing(what, hint, _seconds(response.headers.get("retry-after")))
+        if status in (401, 403):
+            hint = "this version sends no key: serve the model without one, on a closed network"
+        elif 300 <= status < 400:
+            to = response.headers.get("location", "nowhere")
+            hint = f"redirects are not followed: if {to} is the server, name it as kernels.*.url"
+        elif status == 404:
+            hint = "is it the right server, and the right `dialect` and `served`?"
+        elif status < 500:
+            hint = "the server refuses what was asked of it; its own words say why"
+        message = f"{self.url}{endpoint} {what}"
+        raise Refused(message, status=status, text=said, hint=hint)
+
+    def _body(self, endpoint: str, response: httpx2.Response) -> bytes:
+        parts, read = [], 0
+        for part in response.iter_bytes():
+            read += len(part)
+            self._refuse_long(endpoint, read)
+            parts.append(part)
+        return b"".join(parts)
+
+    def _refuse_long(self, endpoint: str, read: int) -> None:
+        if read > self.limits.most_bytes:
+            raise MeasurementError(
+                f"{self.url}{endpoint} answers with more than {self.limits.most_bytes:,} bytes",
+                hint="no answer of a kernel is that long: is it the right server?",
+            )
+
+    def _parsed(self, endpoint: str, text: bytes | str) -> Part:
+        return Part.parse(text, self.url, endpoint)
+
+    def _gone(self, endpoint: str, passing: _Passing, tries: int) -> MeasurementError:
+        times = f" ({tries} tries)" if tries > 1 else ""
+        return MeasurementError(f"{self.url}{endpoint} {passing}{times}", hint=passing.hint)
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Of a Retry-After header; None where there is none, or it is a date."""
+    return float(retry_after) if retry_after and retry_after.strip().isdecimal() else None
