@@ -83,7 +83,18 @@ FLOORS = (
         "surface",
         "timing",
     },
-    {"__main__", "cli", "comparison", "drill", "dumps", "loading", "reread", "run", "testing"},
+    {
+        "__main__",
+        "cli",
+        "comparison",
+        "drill",
+        "dumps",
+        "loading",
+        "reread",
+        "run",
+        "selftest",
+        "testing",
+    },
 )
 # pure floors: no file, socket, clock, environment, process
 IMPURE = {"os", "io", "pathlib", "socket", "subprocess", "tempfile", "time", "datetime", "random"}

@@ -11,12 +11,14 @@ import click
 from servanda.cli.costs import cost_line, plan_lines
 from servanda.cli.options import max_time_option, until
 from servanda.cli.progress import watching
+from servanda.cli.surface import looked
 from servanda.comparison import CONTRACT, Asked, compare, costed, plan_of, prepare
 from servanda.engines.worker import spawn
 from servanda.probe import Engines
 from servanda.report import FORMATS
 
 _FILE = click.Path(path_type=Path)
+_VIOLATED = 1
 
 
 @click.command("compare")
@@ -60,7 +62,9 @@ def compare_command(
     \b
     A and B are kernel strings, such as
       transformers:models/tiny-lm@bfloat16+int8_weight_only,attention=sdpa,batch_size=16
-    or A is a reference pack (servanda measure -o x.pack).
+    or servers, such as http://127.0.0.1:8000; or A is a reference pack (servanda measure -o
+    x.pack).  Of two servers, what clients meet before the kernels is compared first: prompt ids,
+    chat templates, tool calls, sampling defaults.
     """
     deadline = until(max_time)
     aside = format_ != "text"  # only the verdict goes to stdout then
@@ -71,7 +75,11 @@ def compare_command(
                 click.echo(line, err=aside)
 
     with Engines(spawn) as engines, watching(quiet) as watch:
-        comparison = prepare(Asked(**asked), engines)  # type: ignore[arg-type]
+        wanted = Asked(**asked)  # type: ignore[arg-type]
+        odd = () if plan else looked(wanted, say)
+        if odd and odd[0].layer == "tokenizer":
+            sys.exit(_VIOLATED)
+        comparison = prepare(wanted, engines)
         if plan:
             ready = plan_of(comparison)
             cost = costed(ready, engines, watch=watch)
@@ -90,4 +98,5 @@ def compare_command(
         comparison.save(save)
     kept = comparison.folder / CONTRACT
     say("", f"contract  {save or kept}  (servanda check {kept} --run-dir {comparison.folder})")
-    sys.exit(verdict.exit_code)
+    # a client that is served otherwise is served otherwise, whatever the kernels do
+    sys.exit(_VIOLATED if odd else verdict.exit_code)

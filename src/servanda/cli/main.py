@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "Measure and judge": ("check", "compare", "report"),
     "Contracts": ("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "presets"),
     "Pieces": ("measure",),
+    "Servers": ("selftest",),
     "See it": ("demo", "bench"),
 }
 

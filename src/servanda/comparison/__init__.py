@@ -11,6 +11,7 @@ from servanda.comparison.comparison import (
 )
 from servanda.comparison.reference import Alone, alone, measure_pack
 from servanda.comparison.sides import Sides, sides_of
+from servanda.comparison.texts import plain_texts
 
 __all__ = [
     "CONTRACT",
@@ -22,6 +23,7 @@ __all__ = [
     "compare",
     "costed",
     "measure_pack",
+    "plain_texts",
     "plan_of",
     "prepare",
     "sides_of",

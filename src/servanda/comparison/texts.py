@@ -41,6 +41,12 @@ def prompts_of(file: Path | None, sides: Sides) -> tuple[Corpus, str]:
     return corpus, f"{len(corpus):,} prompts: {whose}"
 
 
+def plain_texts(file: Path | None) -> list[str]:
+    """The prompts of a comparison that are texts, in the order of the file."""
+    corpus = read_corpus(file or shipped(SHIPPED))
+    return [prompt.text for prompt in corpus.prompts if prompt.token_ids is None]
+
+
 def golden_of(file: Path | None, sides: Sides) -> Corpus | None:
     """The golden texts: those of the file, or those that a pack was made with."""
     if sides.pack is None:

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from servanda.surface.cases import CONVERSATIONS, TEXTS, TOOL_PROMPTS, Conversation
 from servanda.surface.doors import Called, Door, Rendered
-from servanda.surface.finding import Finding
+from servanda.surface.finding import Finding, Layer
+
+T = TypeVar("T")
 
 _HEAD = 6  # token ids of each side that a first difference shows
 
@@ -26,9 +29,8 @@ def look(a: Door, b: Door, texts: Sequence[str] = ()) -> Iterator[Finding]:
     yield Finding("servers", "same", f"{a.shown} · {b.shown}")
     yield _defaults(a, b)
     plain = [*TEXTS, *texts]
-    yield _same_ids("tokenizer", "texts", plain, lambda d, t: d.encoded(t), (a, b), repr)
-    chats = CONVERSATIONS
-    yield _same_ids("chat template", "chats", chats, lambda d, c: d.rendered(c), (a, b), _named)
+    yield _same_ids("tokenizer", "texts", plain, Door.encoded, (a, b), repr)
+    yield _same_ids("chat template", "chats", CONVERSATIONS, Door.rendered, (a, b), _named)
     yield _tool_calls(a, b)
 
 
@@ -53,12 +55,12 @@ def _defaults(a: Door, b: Door) -> Finding:
 
 
 def _same_ids(
-    layer: str,
+    layer: Layer,
     what: str,
-    cases: Sequence[object],
-    ask: Callable[[Door, object], Rendered],  # type: ignore[type-arg]
+    cases: Sequence[T],
+    ask: Callable[[Door, T], Rendered],
     doors: tuple[Door, Door],
-    shown: Callable[[object], str],  # type: ignore[type-arg]
+    shown: Callable[[T], str],
 ) -> Finding:
     """Whether both servers make the same prompt ids of each case."""
     same = counted = 0
@@ -82,13 +84,13 @@ def _same_ids(
     asked = len(cases)
     if len(refused) == 2 and not first and not same:
         text = "; ".join(f"{name} refuses {said}" for name, said in refused.items())
-        return Finding(layer, "unknown", text)  # type: ignore[arg-type]
+        return Finding(layer, "unknown", text)
     how = "prompt ids" if counted else "numbers of prompt tokens (ids are not told)"
     if first:
-        return Finding(layer, "differs", f"{how} of {same} of {asked} {what} are equal", first)  # type: ignore[arg-type]
+        return Finding(layer, "differs", f"{how} of {same} of {asked} {what} are equal", first)
     both = asked - same
     besides = f", {both} refused by both" if both else ""
-    return Finding(layer, "same", f"{how} of {same} of {asked} {what} are equal{besides}")  # type: ignore[arg-type]
+    return Finding(layer, "same", f"{how} of {same} of {asked} {what} are equal{besides}")
 
 
 def _difference(case: str, mine: Rendered, theirs: Rendered, doors: tuple[Door, Door]) -> str:
@@ -101,9 +103,7 @@ def _difference(case: str, mine: Rendered, theirs: Rendered, doors: tuple[Door, 
         return f"{case}: {mine.count} tokens and {theirs.count}"
     pairs = enumerate(zip(mine.ids, theirs.ids, strict=False))
     at = next((i for i, (x, y) in pairs if x != y), min(len(mine.ids), len(theirs.ids)))
-    heads = (
-        f"{d.name} {[*(r.ids or ())][at : at + _HEAD]} of {r.count}" for d, r in sides
-    )
+    heads = (f"{d.name} {[*(r.ids or ())][at : at + _HEAD]} of {r.count}" for d, r in sides)
     return f"{case}: from token {at} on, {', '.join(heads)}"
 
 

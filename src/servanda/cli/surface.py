@@ -1,0 +1,50 @@
+# Two servers, looked at before their kernels are compared.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from servanda.comparison import Asked, plain_texts
+from servanda.contract import Kernel
+from servanda.engines import engine_names
+from servanda.engines.http import HTTPEngine
+from servanda.kernel_string import parse_kernel
+from servanda.surface import Door, Finding, conclusion, differs, lines, look
+
+_TEXTS = 32  # of the workload, that both tokenizers are asked to encode
+
+
+def looked(asked: Asked, say: Callable[..., None]) -> tuple[Finding, ...]:
+    """What differs above the kernels of two servers, said line by line; () of other kernels.
+
+    Raises:
+        ContractError, MeasurementError: as `prepare` and the servers do.
+    """
+    named = {"A": asked.a, "B": asked.b}
+    kernels = {
+        name: parse_kernel(text, engines=engine_names(), name=name) for name, text in named.items()
+    }
+    if any(kernel.url is None for kernel in kernels.values()):
+        return ()
+    return _looked(kernels, plain_texts(asked.prompts)[:_TEXTS], say)
+
+
+def _looked(
+    kernels: dict[str, Kernel], texts: list[str], say: Callable[..., None]
+) -> tuple[Finding, ...]:
+    found: list[Finding] = []
+    engines: list[HTTPEngine] = []
+    try:
+        engines.extend(map(HTTPEngine, kernels.values()))
+        a, b = (Door(name, engine) for name, engine in zip(kernels, engines, strict=True))
+        for finding in look(a, b, texts):
+            found.append(finding)
+            say(*lines(finding))
+            if finding.layer == "tokenizer" and finding.outcome == "differs":
+                break
+    finally:
+        for engine in engines:
+            engine.close()
+    odd = differs(found)
+    say(*([f"surface   ✗ {conclusion(odd)}"] if odd else []), "")
+    return odd
