@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -21,9 +22,17 @@ from numpy.typing import NDArray
 from servanda.contract import Kernel, Path
 from servanda.engines.base import ENGINES
 from servanda.engines.http.dialects import found_out
-from servanda.engines.http.dialects.base import Answer, Asked, Meaning, best_of, neutral, seed_of
+from servanda.engines.http.dialects.base import (
+    NEUTRAL,
+    Answer,
+    Asked,
+    Meaning,
+    best_of,
+    neutral,
+    seed_of,
+)
 from servanda.engines.http.replies import Part
-from servanda.engines.http.transport import Limits, Transport
+from servanda.engines.http.transport import LIMITS, Limits, Transport
 from servanda.errors import MeasurementError
 from servanda.identity import Description
 from servanda.latency import Timing
@@ -41,16 +50,24 @@ class HTTPEngine:
     def __init__(
         self,
         kernel: Kernel,
-        limits: Limits = Limits(),
+        limits: Limits = LIMITS,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.kernel = kernel
         self.transport = Transport(_address(kernel), kernel.batch_size, limits, pause)
-        self.dialect, self.server = found_out(self.transport, kernel.dialect, kernel.served)
-        self.meaning: Meaning = kernel.logprobs or self.dialect.meaning
+        try:
+            self._meet()
+        except BaseException:
+            self.transport.close()
+            raise
         self.clock: Callable[[], float] = time.perf_counter
-        # a server that cannot answer as it should says so now, and not in the middle of a run
-        asked = Asked((0,), 1, Sampling(), 0, best=best_of(Sampling(), self.server))
+
+    def _meet(self) -> None:
+        """Ask the server what it is, and for one token: one that cannot give it says so now."""
+        kernel = self.kernel
+        self.dialect, self.server = found_out(self.transport, kernel.dialect, kernel.served)
+        self.meaning: Meaning = kernel.logprobs or self.server.meaning or self.dialect.meaning
+        asked = Asked((0,), 1, NEUTRAL, 0, best=best_of(NEUTRAL, self.server))
         first = self.transport.ask(*self.dialect.draw(asked, self.server, self.meaning))
         self.dialect.drawn(first, asked, self.server)
         self._fingerprint = _system_fingerprint(first)
@@ -130,7 +147,7 @@ class HTTPEngine:
                 f"(dialect {self.dialect.name})",
                 hint="leave out `golden:` and the numerical section for this kernel",
             )
-        return self._scored(batch, Sampling(), path, best=self.server.top)
+        return self._scored(batch, NEUTRAL, path, best=self.server.top)
 
     def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
         """By this process's clock, from the launch of the batch on.
@@ -157,11 +174,12 @@ class HTTPEngine:
         step_T: list[float] = []
         done = False
         endpoint, body = self.dialect.stream(asked, self.server, self.meaning)
-        for event in self.transport.events(endpoint, body):
-            now = self.clock()
-            there, last = self.dialect.event(event, len(step_T))
-            step_T += [now] * (there - len(step_T))
-            done |= last
+        with closing(self.transport.events(endpoint, body)) as events:
+            for event in events:
+                now = self.clock()
+                there, last = self.dialect.event(event, len(step_T))
+                step_T += [now] * (there - len(step_T))
+                done |= last
         if not done or not 1 <= len(step_T) <= asked.width:
             raise MeasurementError(
                 f"{self.transport.url}{endpoint} streamed {len(step_T)} tokens"
@@ -208,7 +226,7 @@ class HTTPEngine:
                 prompt=tuple(int(t) for t in prompt),
                 width=len(tokens) or batch.width,
                 sampling=sampling,
-                seed=seed_of(seed, sequence),
+                seed=seed_of(seed, sequence, self.dialect.seed_bits),
                 given=tuple(int(t) for t in tokens),
                 best=best,
                 record=record,

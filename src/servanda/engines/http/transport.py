@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,9 @@ class Limits:
     most_bytes: int = 1 << 28
 
 
+LIMITS = Limits()
+
+
 class Refused(MeasurementError):  # noqa: N818 - what a server did, as a word
     """A server that answered, and said no.
 
@@ -68,7 +71,7 @@ class Transport:
         self,
         url: str,
         in_flight: int,
-        limits: Limits = Limits(),
+        limits: Limits = LIMITS,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.url, self.limits, self._pause = url.rstrip("/"), limits, pause
@@ -108,7 +111,7 @@ class Transport:
             return None  # a front page that answers every address
         return Part(value, "", self.url, endpoint) if isinstance(value, dict) else None
 
-    def events(self, endpoint: str, body: Mapping[str, Any]) -> Iterator[Part]:
+    def events(self, endpoint: str, body: Mapping[str, Any]) -> Generator[Part, None, None]:
         """The events of a stream, as they come.  Asked once: a second try would not be timed.
 
         Raises:

@@ -24,6 +24,8 @@ Ids = tuple[int, ...]
 BEST = 8  # likeliest tokens of a drawn step: what the guard of the sampler reads
 TOP = 20  # of a golden position; the most that vLLM gives unless it is told otherwise
 
+NEUTRAL = Sampling(temperature=1.0, top_k=None, top_p=1.0, min_p=0.0)
+
 
 @dataclass(frozen=True)
 class Server:
@@ -35,6 +37,7 @@ class Server:
         vocab_size, tokens, eos, weights: as in Description; 0 and empty where unknown.
         scores: paths by which it scores given tokens.
         top: likeliest tokens that it gives at most of a given position; 0 where none.
+        meaning: what it says of its logprobs; None where it says nothing.
         facts: what else may change a number, for the fingerprint.
     """
 
@@ -47,6 +50,7 @@ class Server:
     weights: str = ""
     scores: tuple[Path, ...] = ()
     top: int = 0
+    meaning: Meaning | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -85,14 +89,26 @@ class Dialect(Protocol):
 
     `meaning` is what its logprobs are unless the kernel declares otherwise, `encodes` and
     `decodes` whether it has a tokenizer to ask, `flush` the endpoint that empties its cache
-    of prefixes, where scoring needs that.
+    of prefixes, where scoring needs that; a seed has `seed_bits`.
     """
 
-    name: str
-    meaning: Meaning
-    encodes: bool
-    decodes: bool
-    flush: str | None
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def meaning(self) -> Meaning: ...
+
+    @property
+    def encodes(self) -> bool: ...
+
+    @property
+    def decodes(self) -> bool: ...
+
+    @property
+    def flush(self) -> str | None: ...
+
+    @property
+    def seed_bits(self) -> int: ...
 
     def meet(self, transport: Transport, served: str | None) -> Server | None:
         """What the server says of itself; None where it is of another kind."""
@@ -128,10 +144,14 @@ class Dialect(Protocol):
 DIALECTS: Registry[type[Dialect]] = Registry("dialect")
 
 
-def seed_of(seed: int, sequence: int) -> int:
-    """The seed of one request, 31 bits: the run's draws are keyed by sequence, not by order."""
+def seed_of(seed: int, sequence: int, bits: int) -> int:
+    """The seed of one request: the run's draws are keyed by sequence, not by order.
+
+    Of ten thousand seeds of 31 bits two are equal in one run of fifty; that makes answers alike
+    where the two prompts are one.
+    """
     key = hashlib.blake2b(f"{seed}|http|{sequence}".encode(), digest_size=8).digest()
-    return int.from_bytes(key, "big") % 2**31
+    return int.from_bytes(key, "big") % 2**bits
 
 
 def best_of(sampling: Sampling, server: Server) -> int:

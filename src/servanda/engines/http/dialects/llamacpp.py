@@ -38,6 +38,7 @@ class LlamaCpp:
     meaning: Meaning = "raw"
     encodes = decodes = True
     flush = None
+    seed_bits = 31
 
     def meet(self, transport: Transport, served: str | None) -> Server | None:
         props = transport.maybe("/props")

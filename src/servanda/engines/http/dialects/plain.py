@@ -30,6 +30,7 @@ class Plain:
     meaning: Meaning = "raw"
     encodes = decodes = False
     flush = None
+    seed_bits = 31
 
     def meet(self, transport: Transport, served: str | None) -> Server | None:
         return Server(only_model(transport, served)[0])

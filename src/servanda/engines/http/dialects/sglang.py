@@ -38,6 +38,7 @@ class SGLang:
     meaning: Meaning = "processed"
     encodes = decodes = False
     flush = "/flush_cache"
+    seed_bits = 31
 
     def meet(self, transport: Transport, served: str | None) -> Server | None:
         info = transport.maybe("/get_model_info")

@@ -16,6 +16,7 @@ from servanda.contract import Path
 from servanda.engines.http.dialects import completions
 from servanda.engines.http.dialects.base import (
     DIALECTS,
+    NEUTRAL,
     TOP,
     Answer,
     Asked,
@@ -46,6 +47,7 @@ class VLLM:
     meaning: Meaning = "raw"
     encodes = decodes = True
     flush = None
+    seed_bits = 53  # what JSON carries exactly everywhere
 
     def meet(self, transport: Transport, served: str | None) -> Server | None:
         ours = transport.maybe("/servanda/describe")
@@ -67,7 +69,7 @@ class VLLM:
 
     def _top(self, transport: Transport, served: str) -> int:
         """How many likeliest tokens of a prompt's rows the server gives."""
-        asked = Asked((0, 0), 1, Sampling(), 0, best=TOP)
+        asked = Asked((0, 0), 1, NEUTRAL, 0, best=TOP)
         try:
             endpoint, body = completions.request(
                 asked, Server(served), logprobs=None, prompt_logprobs=TOP
@@ -177,6 +179,7 @@ def _announced(server: Server, ours: Part) -> Server:
         weights=text("weights"),
         scores=tuple(path for path in paths if path in said),
         top=server.top,
+        meaning="processed" if text("logprobs") == "processed" else None,
         facts={
             **server.facts,
             **{f"kernel.{key}": part.text() for key, part in (facts.fields() if facts else ())},

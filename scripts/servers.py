@@ -1,0 +1,94 @@
+# Real servers, started for tests and for records of what they say, and stopped again.
+#
+# SERVANDA_VENVS names the folder that they are installed in: vllm is a virtual environment,
+# llamacpp/bin has llama-server.  Others are named by SERVANDA_LLAMA_SERVER.
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+
+ROOT = Path(__file__).parents[1]
+MODEL = ROOT / "models" / "tiny-lm"
+VENVS = Path(os.environ.get("SERVANDA_VENVS", ROOT / ".venvs"))
+PATIENCE_S = 300
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def vllm_command(port, *more):
+    return [
+        *(str(VENVS / "vllm" / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(MODEL), "--served-model-name", "tiny-lm", "--dtype", "float32"),
+        *("--enforce-eager", "--max-num-seqs", "8", "--host", "127.0.0.1", "--port", str(port)),
+        *more,
+    ]
+
+
+def llama_command(port, gguf, *more):
+    found = os.environ.get("SERVANDA_LLAMA_SERVER", VENVS / "llamacpp" / "bin" / "llama-server")
+    return [
+        *(str(found), "-m", str(gguf), "--alias", "tiny-lm", "-t", "1", "-c", "2048", "-np", "4"),
+        # a cache in f16 moves logprobs by 2e-4; in f32 the two engines agree to 1e-5
+        *("-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-webui"),
+        *("--host", "127.0.0.1", "--port", str(port), *more),
+    ]
+
+
+@contextmanager
+def running(command, port, log):
+    """The url of a server that is up; it is gone afterwards, and so are its children."""
+    folder = Path(command[0]).parent
+    libraries = os.pathsep.join([str(folder), os.environ.get("LD_LIBRARY_PATH", "")])
+    environment = {**os.environ, **_OFFLINE, "LD_LIBRARY_PATH": libraries}
+    # of this interpreter, and no other one's
+    environment.pop("PYTHONPATH", None)
+    with open(log, "wb") as words:
+        process = subprocess.Popen(
+            command, stdout=words, stderr=words, env=environment, start_new_session=True
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait(process, url, log)
+        yield url
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait(process, url, log):
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server left with {process.returncode}:\n{_tail(log)}")
+        try:
+            if httpx2.get(f"{url}/health", trust_env=False).status_code == 200:
+                return
+        except httpx2.TransportError:
+            pass
+        time.sleep(0.2)
+    raise RuntimeError(f"{url} is not up after {PATIENCE_S} s:\n{_tail(log)}")
+
+
+def _tail(log):
+    return Path(log).read_text(errors="replace")[-2000:]
