@@ -350,7 +350,7 @@ def test_a_divergence_without_an_upper_end_can_be_violated_and_never_holds(tmp_p
 def test_a_metric_that_best_tokens_do_not_bound_is_named(tmp_path, made, more, outcome):
     found, _ = near(made, tmp_path, "logit_osc_nats", "max", more=more)
     assert found.outcome == outcome
-    assert "a pack holds the best tokens of golden texts" in found.note
+    assert "infer tells the best tokens of golden texts" in found.note
 
 
 def test_golden_texts_that_the_pack_lacks_are_refused(tmp_path, made):

@@ -33,6 +33,7 @@ from servanda.workload import (
 
 __all__ = [
     "API_VERSION",
+    "BEST_ONLY",
     "EXTERNAL",
     "PACK",
     "QUANTIZATIONS",
@@ -86,6 +87,8 @@ EXTERNAL = "external"  # the engine of a kernel that a trainer runs, and nobody 
 
 # engines whose precision is not ours to choose
 _OTHERS_ROUND = ("table", PACK, "openai_http", "recorded")
+# engines that tell the best tokens of a golden position, and never its full logits
+BEST_ONLY = (PACK, "openai_http", "recorded")
 
 Section = Literal["numerical", "statistical", "runtime", "observability"]
 Place = tuple[str | int, ...]  # of a part of a contract: keys and indexes

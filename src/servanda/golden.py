@@ -51,8 +51,9 @@ def measure_golden(
             )
     kernels = plan.contract.kernels
     paths: dict[str, Path] = {"train": "prefill", "infer": plan.contract.golden.path}
-    best = engines["infer"].describe().top
-    if best:  # a pack drew, and the candidate re-scores as it serves
+    told = engines["infer"].describe()
+    best = 0 if told.full_logits else told.top
+    if best:  # whoever has no full logits here drew, and train re-scores as it is declared to
         paths["train"] = path_of(kernels.train, "train")
     sides = ("train",) if best else ("train", "infer")
     for side in sides:
@@ -150,7 +151,8 @@ def _bounded(
     infer = engines["infer"]
     train = engines["train"].logits(batches["train"], paths["train"])
     far = infer.top(batches["infer"], paths["infer"])
-    return bounded(train, far, infer.describe().vocab_size)
+    sizes = (engines[side].describe().vocab_size for side in ("infer", "train"))
+    return bounded(train, far, next(size for size in sizes if size))
 
 
 def against_itself(batch: Batch, engine: Engine, path: Path) -> Trace:

@@ -35,7 +35,7 @@ from servanda.clauses import (
     corners_of,
     service_level,
 )
-from servanda.contract import PACK, WHOLE, Clause, Contract, Kernel, Place, Section, Stage
+from servanda.contract import BEST_ONLY, WHOLE, Clause, Contract, Kernel, Place, Section, Stage
 from servanda.corpus import Corpus
 from servanda.divergence import DIVERGENCES
 from servanda.errors import ContractError, Problem
@@ -240,12 +240,12 @@ def _clauses(
                 yield "observability", ("observability",), guard.model_copy(update=changes)
 
 
-def _of_pack(clause: Clause) -> Kind:
-    """A numerical clause where the infer side is a pack: between the ends that it leaves."""
+def _of_best(clause: Clause) -> Kind:
+    """A numerical clause where infer tells its best tokens: between the ends that they leave."""
     metric = DIVERGENCES.get(clause.metric)
     if metric is not None and "topk" in metric.forms:
         return BoundedFact()
-    reason = "a pack holds the best tokens of golden texts, which do not bound this metric"
+    reason = "infer tells the best tokens of golden texts, which do not bound this metric"
     return NotHere(reason, required=bool(clause.required))
 
 
@@ -267,8 +267,8 @@ def _kind(
         return service_level(clause, load, schedule.seed)
     if clause.metric == "batch_invariance_nats":
         return BatchInvariance()
-    if section == "numerical" and contract.kernels.infer.engine == PACK:
-        return _of_pack(clause)
+    if section == "numerical" and contract.kernels.infer.engine in BEST_ONLY:
+        return _of_best(clause)
     if section == "numerical" and clause.metric == CALIBRATION:
         return Calibration()
     if clause.metric in CHAIN:

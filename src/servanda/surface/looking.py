@@ -43,7 +43,7 @@ def _defaults(a: Door, b: Door) -> Finding:
     told = {door.name: door.defaults() for door in (a, b)}
     silent = [name for name, found in told.items() if found is None]
     if silent:
-        text = f"{' and '.join(silent)} does not tell its sampling defaults; every one is sent here"
+        text = f"{' and '.join(silent)} tell{'s' if len(silent) == 1 else ''} no sampling defaults; all are sent here"
         return Finding("defaults", "unknown", text, fails=False)
     mine, theirs = told[a.name] or {}, told[b.name] or {}
     odd = [key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key)]
