@@ -43,7 +43,8 @@ def _defaults(a: Door, b: Door) -> Finding:
     told = {door.name: door.defaults() for door in (a, b)}
     silent = [name for name, found in told.items() if found is None]
     if silent:
-        text = f"{' and '.join(silent)} tell{'s' if len(silent) == 1 else ''} no sampling defaults; all are sent here"
+        who = f"{silent[0]} tells" if len(silent) == 1 else "A and B tell"
+        text = f"{who} no sampling defaults; all are sent here"
         return Finding("defaults", "unknown", text, fails=False)
     mine, theirs = told[a.name] or {}, told[b.name] or {}
     odd = [key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key)]
