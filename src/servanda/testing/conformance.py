@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from servanda.errors import ServandaError
-from servanda.testing import about, draws, misuse, scores  # noqa: F401 - they register laws
+from servanda.testing import about, draws, misuse, scores, seeds  # noqa: F401 - they register laws
 from servanda.testing.base import LAWS, Broken, Case, Skipped
 
 _LAST = "a_closed_engine_opens_again"  # it closes what the others run on
@@ -144,7 +144,8 @@ def _tried(name: str, case: Case) -> Finding:
         return Finding(name, "broken", broken.found, broken.hint)
     except ServandaError as error:
         problem = error.problems[0]
-        return Finding(name, "broken", f"it refused: {problem.message}", problem.hint)
+        hint = problem.hint or "the description says what an engine can do: say so there"
+        return Finding(name, "broken", f"it refused: {problem.message}", hint)
     except Exception as error:
         # whatever an engine trips over is a finding, and the other laws are still tried
         said = f"it failed with {type(error).__name__}: {error}"
