@@ -302,6 +302,7 @@ def test_a_recorded_kernel_is_checked_again_to_the_same_verdict(tmp_path, side, 
 
     again = run.check(elsewhere(path, side, model), run_dir=tmp_path / "b", open=run.in_process)
 
+    assert {cell["section"] for cell in first.to_dict()["cells"]} >= {"numerical", "statistical"}
     assert numbers(again) == numbers(first)
 
 

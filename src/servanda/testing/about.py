@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict
 
 from servanda.capture import CAPTURES
+from servanda.errors import MeasurementError
 from servanda.testing.base import LAWS, Broken, Case, Skipped, require
 
 
@@ -13,7 +15,8 @@ from servanda.testing.base import LAWS, Broken, Case, Skipped, require
 def describe_is_stable(case: Case) -> None:
     """The description is the same at every call, and running changes nothing in it."""
     first = case.description
-    case.drawn(n=2) if hasattr(case.engine, "generate") else case.engine.describe()
+    with contextlib.suppress(Skipped):  # it does not draw
+        case.drawn(n=2)
     again = case.engine.describe()
     other = [name for name, value in asdict(first).items() if asdict(again)[name] != value]
     require(
@@ -74,7 +77,7 @@ def describe_is_consistent(case: Case) -> None:
 
 @LAWS.register("texts_round_trip")
 def texts_round_trip(case: Case) -> None:
-    """What is encoded, decoded and encoded again is the same ids."""
+    """A decoded text is the same text once it was encoded and decoded again."""
     said = case.description
     if not (said.encodes and said.decodes):
         raise Skipped(f"it does not {'decode' if said.encodes else 'encode'}")
@@ -86,13 +89,13 @@ def texts_round_trip(case: Case) -> None:
         f"decode gives {len(texts)} texts for {len(ids)} sequences",
         "one text a sequence",
     )
-    once = case.engine.encode(texts)
-    twice = case.engine.encode(case.engine.decode(once))
-    for text, before, after in zip(texts, once, twice, strict=True):
+    once = case.engine.decode(case.engine.encode(texts))
+    for text, back in zip(texts, once, strict=True):
+        # some tokenizers put a blank before the first word
         require(
-            list(before) == list(after),
-            f"{text!r} is encoded as {list(before)[:8]}, and its decoded ids as {list(after)[:8]}",
-            "encode adds no special tokens, and decode leaves none out",
+            text.strip() == back.strip(),
+            f"{text!r} is {back!r} once it was encoded and decoded",
+            "encode adds no special tokens, and decode leaves blanks as they were drawn",
         )
 
 
@@ -123,13 +126,20 @@ def ids_are_in_the_vocabulary(case: Case) -> None:
 
 @LAWS.register("nothing_encodes_as_nothing")
 def nothing_encodes_as_nothing(case: Case) -> None:
-    """No texts give no ids, and no ids give no texts."""
+    """No texts give no ids, no ids give no texts, and an empty text has no special tokens."""
     said = case.description
     if not (said.encodes or said.decodes):
         raise Skipped("it neither encodes nor decodes")
     if said.encodes:
         found = case.engine.encode([])
         require(found == [], f"encode([]) is {found!r}", "return [] for no texts")
+        with contextlib.suppress(MeasurementError):  # it may refuse an empty text
+            found = [list(ids) for ids in case.engine.encode([""])]
+            require(
+                found == [[]],
+                f'encode([""]) is {found!r}',
+                "add no special tokens: a prompt begins as its text does",
+            )
     if said.decodes:
         found = case.engine.decode([])
         require(found == [], f"decode([]) is {found!r}", "return [] for no sequences")

@@ -129,13 +129,19 @@ class Case:
 
     @cached_property
     def room(self) -> int:
-        """New tokens that every prompt has room for."""
-        context = self.description.context
-        return self.width if context is None else min(self.width, context - self._longest)
+        """New tokens that every prompt has room for.
 
-    @property
-    def _longest(self) -> int:
-        return max(map(len, self.prompts))
+        Raises:
+            MeasurementError: there are none.
+        """
+        context, longest = self.description.context, max(map(len, self.prompts))
+        room = self.width if context is None else min(self.width, context - longest)
+        if room < 1:
+            raise MeasurementError(
+                f"a prompt of {longest} tokens leaves no room in a context of {context}",
+                hint="give shorter prompts",
+            )
+        return room
 
     def batch(self, n: int = FEW, width: int | None = None, same: bool = False) -> Batch:
         """The first n sequences; `same`: all from one prompt."""

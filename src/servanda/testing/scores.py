@@ -93,6 +93,7 @@ def scores_repeat_the_record(case: Case) -> str:
         batch, logp_N = case.given(sampling)
         scored = case.score(batch, "decode", sampling)
         rows_match(batch, scored, "score")
+        scored = answered(scored, batch)
         said.append(_same(case, scored, logp_N, scored.columns["logp"], "scored by decode"))
     return "; with top_p 0.5 ".join(said)
 
@@ -205,7 +206,7 @@ def logits_agree_with_scores(case: Case) -> str:
     batch, _ = case.given()
     said = []
     for path in _paths(case):
-        scored = case.score(batch, path)
+        scored = answered(case.score(batch, path), batch)
         logits_NV = _logits(case, batch, path)
         own_N = log_softmax(logits_NV)[np.arange(len(logits_NV)), scored.token_N]
         with_logits = _same(case, scored, scored.columns["logp"], own_N, f"in logits by {path}")
