@@ -1,5 +1,6 @@
 # The laws of engines: honest engines keep them, and each defect breaks the law that names it.
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from servanda.engines.table import TableEngine
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
 from servanda.sampling import Sampling, log_softmax
-from servanda.testing import LAWS, check_engine, examine_engine
+from servanda.testing import LAWS, check_engine, examine_engine, misuse
 from servanda.trace import Trace
 from tests import kit
 
@@ -462,6 +463,26 @@ def test_each_defect_breaks_the_law_that_names_it(name, kernel):
     assert law in report.broken, report
     finding = next(f for f in report.findings if f.law == law)
     assert finding.said and finding.hint
+
+
+def test_an_engine_that_hangs_once_it_is_closed_is_not_waited_for(kernel, monkeypatch):
+    released = threading.Event()
+
+    class Hangs(TableEngine):
+        closed = False
+
+        def close(self):
+            self.closed = True
+
+        def describe(self):
+            if self.closed:
+                released.wait()
+            return super().describe()
+
+    monkeypatch.setattr(misuse, "_PATIENCE_S", 0.05)
+    report = examine_engine(lambda: Hangs(kernel), laws=["a_closed_engine_opens_again"])
+    released.set()
+    assert "after close, describe did not answer within 0.05 s" in str(report)
 
 
 def test_a_broken_law_is_an_assertion_that_says_what_was_found_and_the_next_move(kernel):

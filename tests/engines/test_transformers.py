@@ -668,7 +668,7 @@ def test_a_throw_away_model_keeps_every_law_that_speaks_of_it(folder):
 
 def test_the_shipped_model_keeps_the_laws_on_texts_and_through_a_worker():
     shipped = Path(__file__).parents[2] / "models" / "tiny-lm"
-    kernel = Kernel(engine="transformers", model=str(shipped), dtype="bfloat16", batch_size=16)
+    kernel = Kernel(engine="transformers", model=str(shipped), batch_size=16)
     texts = ["Snow lay on the roofs.", "Wailvel lived near", "1 + 2 ="]
-    report = check_engine(lambda: spawn(kernel, "infer"), texts, sequences=32, tolerance=1e-2)
+    report = check_engine(lambda: spawn(kernel, "infer"), texts, sequences=24)
     assert len(report.those("skipped")) == 2
