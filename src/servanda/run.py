@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from servanda.contract import Contract, Kernel
 from servanda.engines import open_engine
 from servanda.engines.base import Engine
+from servanda.engines.recorded import Recorder
+from servanda.engines.recorded_file import Recording
 from servanda.engines.worker import spawn
-from servanda.errors import Interrupted
+from servanda.errors import Interrupted, MeasurementError
 from servanda.evidence import Evidence, GoldenRun, Round, weigh_golden
 from servanda.evidence import weigh as weigh_rounds
 from servanda.faults import signatures
@@ -78,6 +81,8 @@ def check(
     open: Open = spawn,
     watch: Watch | None = None,
     deadline: Callable[[], bool] | None = None,
+    record: str | Path | None = None,
+    record_side: str = "infer",
 ) -> Verdict:
     """Measure and judge a contract at the offline stage.
 
@@ -87,6 +92,9 @@ def check(
             interrupted is finished first.
         watch: called with Progress.
         deadline: whether the time is over; no round starts after that.
+        record: a file for all that one kernel answers, which engine `recorded` replays; it is
+            there once the verdict is, and needs an attempt that nothing was measured in yet.
+        record_side: which kernel: infer, train or stable.
 
     Raises:
         ContractError, MeasurementError, Interrupted: as load, compile and measure do.
@@ -97,10 +105,23 @@ def check(
         text = path.read_text(encoding="utf-8-sig")
     root = Path(run_dir) if run_dir is not None else RUNS / contract.metadata.name
     plan = compile(contract)  # what is wrong with the text is said before anything is touched
-    with opened(root, fresh=fresh) as run:
+    if record is not None and record_side == "stable" and plan.stable is None:
+        raise MeasurementError(
+            "the contract measures no stable kernel, so there is nothing to record of it",
+            hint="record infer or train",
+        )
+    opening = open
+    with opened(root, fresh=fresh) as run, ExitStack() as stack:
         plan = replace(plan, attempt=run.attempt)
+        if record is not None:
+            if run.begun is not None:
+                raise MeasurementError(
+                    f"{run.path} was begun before: a recording of the rest would lack its rounds",
+                    hint="record in another --run-dir, or in a new attempt: --fresh",
+                )
+            opening = stack.enter_context(_recording(Path(record), record_side, open))
         resumed, began = run.begun is not None, time.monotonic()
-        *_, evidence, fingerprints = _measured(plan, run, open, watch, deadline)
+        *_, evidence, fingerprints = _measured(plan, run, opening, watch, deadline)
         verdict = judge(plan, evidence)
         circumstances = Circumstances(
             fingerprints,
@@ -118,6 +139,22 @@ def check(
             verdict = out_of_time(verdict)
         run.finish(json.dumps(verdict.to_dict(), indent=1))
     return verdict
+
+
+@contextmanager
+def _recording(path: Path, side: str, open_: Open) -> Iterator[Open]:
+    """Open kernels, and keep what one side answers; the file is there if all went well."""
+    recording = Recording(path)
+
+    def opened_(kernel: Kernel, named: str) -> Engine:
+        engine = open_(kernel, named)
+        return Recorder(engine, recording) if named == side else engine
+
+    try:
+        yield opened_
+        recording.finish()
+    finally:
+        recording.discard()
 
 
 def _measured(

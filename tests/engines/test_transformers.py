@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +20,10 @@ from servanda.engines import decoding
 from servanda.engines.base import ENGINES
 from servanda.engines.checkpoint import end_tokens, tensor_digest, token_digest
 from servanda.engines.transformers import TransformersEngine
+from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
 from servanda.sampling import Sampling
+from servanda.testing import check_engine
 from servanda.trace import Batch
 
 VOCAB, CONTEXT, WIDTH = 64, 48, 12
@@ -650,3 +653,22 @@ def test_a_sequence_that_cannot_be_run_is_named(engine, prompt, continuation, sa
     batch = Batch((7, 8), ((5,), prompt), WIDTH, ((6,), continuation))
 
     assert refusal(lambda: engine.score(batch, PLAIN, "prefill")) == f"sequence 8 {says}"
+
+
+# the laws of engines
+
+
+def test_a_throw_away_model_keeps_every_law_that_speaks_of_it(folder):
+    report = check_engine(lambda: open_engine(folder), sequences=24)
+    assert [f.law for f in report.those("skipped")] == [
+        "top_is_the_head",
+        "best_were_fixed_before_the_draw",
+    ]
+
+
+def test_the_shipped_model_keeps_the_laws_on_texts_and_through_a_worker():
+    shipped = Path(__file__).parents[2] / "models" / "tiny-lm"
+    kernel = Kernel(engine="transformers", model=str(shipped), batch_size=16)
+    texts = ["Snow lay on the roofs.", "Wailvel lived near", "1 + 2 ="]
+    report = check_engine(lambda: spawn(kernel, "infer"), texts, sequences=16, width=4)
+    assert len(report.those("skipped")) == 2

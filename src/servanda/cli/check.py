@@ -31,6 +31,18 @@ from servanda.report import FORMATS
     multiple=True,
     help="Write this one too; its suffix says the format (.html .json .xml .sarif .md).",
 )
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path),
+    help="Keep all that one kernel answers; engine recorded replays it elsewhere.",
+)
+@click.option(
+    "--record-side",
+    type=click.Choice(["infer", "train", "stable"]),
+    default="infer",
+    show_default=True,
+    help="Which kernel.",
+)
 @max_time_option
 @click.option("--quiet", is_flag=True, help="No progress.")
 def check(
@@ -40,6 +52,8 @@ def check(
     format_: str | None,
     output: Path | None,
     reports: tuple[Path, ...],
+    record: Path | None,
+    record_side: str,
     max_time: float | None,
     quiet: bool,
 ) -> None:
@@ -56,9 +70,19 @@ def check(
         clear(path)
     deadline = until(max_time)
     with watching(quiet) as watch:
-        verdict = run.check(contract, run_dir=run_dir, fresh=fresh, watch=watch, deadline=deadline)
+        verdict = run.check(
+            contract,
+            run_dir=run_dir,
+            fresh=fresh,
+            watch=watch,
+            deadline=deadline,
+            record=record,
+            record_side=record_side,
+        )
     if not quiet:
         click.echo(f"measured in {run_dir or run.RUNS / verdict.contract}", err=True)
+        if record is not None:
+            click.echo(f"recorded the {record_side} kernel in {record}", err=True)
     for path, name in files.items():
         write(verdict, name, path)
     written = [f"report {path}" for path in files]

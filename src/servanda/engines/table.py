@@ -84,6 +84,7 @@ class TableEngine:
         return [" ".join(self.table.tokens[token] for token in tokens) for tokens in ids]
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
+        self._refuse_misfits(batch)
         logp_CV = processed_logprobs(self.table.logits_CV, sampling)
         draws_SW = np.stack([uniforms(seed, "draw", s, batch.width) for s in batch.sequence_S])
         new: list[list[int]] = [[] for _ in batch.prompts]
@@ -97,9 +98,11 @@ class TableEngine:
         return self._trace(batch, new, sampling, "decode")
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
+        self._refuse_misfits(batch)
         return self._trace(batch, batch.continuations, sampling, path)
 
     def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.floating]]:
+        self._refuse_misfits(batch)
         rows = self._rows(batch, batch.continuations)
         size = max(1, CHUNK_ELEMENTS // len(self.table.tokens))
         for start in range(0, len(rows), size):
@@ -119,6 +122,19 @@ class TableEngine:
 
     def close(self) -> None:
         pass
+
+    def _refuse_misfits(self, batch: Batch) -> None:
+        """A sequence with a token that the table does not have, by its name."""
+        known = range(len(self.table.tokens))
+        given = batch.continuations or ((),) * len(batch)
+        for sequence, *texts in zip(batch.sequence_S, batch.prompts, given, strict=True):
+            odd = [token for text in texts for token in text if token not in known]
+            if odd:
+                raise MeasurementError(
+                    f"sequence {sequence} has the token id {odd[0]}, and the table's ids end at "
+                    f"{len(known) - 1}",
+                    hint="encode prompts with the tokens of this table",
+                )
 
     def _draw(self, logp_SV: Floats, uniform_S: Floats) -> Ints:
         """The next token of each row, [S], from its processed logprobs; a fault overrides it."""

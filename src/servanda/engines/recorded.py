@@ -1,0 +1,283 @@
+# Engine `recorded`: what another engine answered, elsewhere; and the Recorder that writes it.
+#
+# A contract is measured where the kernel runs, and checked again where it does not, to the
+# same verdict.  What is not in the file is refused by name and never made up; so is time,
+# which belongs to the machine it was measured on.
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from servanda.contract import Kernel, Path
+from servanda.engines.base import ENGINES, Engine, verb_of
+from servanda.engines.recorded_file import (
+    Call,
+    Question,
+    Recording,
+    Row,
+    read_recording,
+    rows_of,
+)
+from servanda.engines.wire import from_table, to_table
+from servanda.errors import MeasurementError
+from servanda.identity import Description, digest_of
+from servanda.latency import Timing
+from servanda.sampling import Sampling
+from servanda.trace import Batch, Trace
+
+_ANEW = "record the run that asks for it: `servanda check CONTRACT --record FILE`"
+_NOUNS = {"generate": "draw", "score": "score", "logits": "logits", "top": "best tokens"}
+
+
+def _question(
+    verb: str,
+    batch: Batch,
+    sampling: Sampling | None = None,
+    seed: int | None = None,
+    path: Path | None = None,
+) -> Question:
+    return Question(
+        verb,
+        batch.width,
+        batch.together,
+        None if sampling is None else sampling.model_dump(mode="json"),
+        None if seed is None else str(seed),
+        path,
+    )
+
+
+class Recorder:
+    """An engine that answers as the one it wraps, and keeps every answer in a recording.
+
+    Closing it closes that engine; the recording is its owner's to finish.
+    """
+
+    def __init__(self, engine: Engine, recording: Recording) -> None:
+        self._engine, self._recording = engine, recording
+
+    def describe(self) -> Description:
+        found = self._engine.describe()
+        if self._recording.description is None:
+            # whoever replays may ask which tokens these are
+            self._recording.vocabulary = self._engine.vocabulary()
+        self._recording.description = found
+        return found
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        ids = self._engine.encode(texts)
+        self._recording.encoded.update(zip(texts, ids, strict=True))
+        return ids
+
+    def vocabulary(self) -> list[str]:
+        return self._engine.vocabulary()
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        texts = verb_of(self._engine, "decode")(ids)
+        self._recording.decoded.update(zip(map(_ids_key, ids), texts, strict=True))
+        return texts
+
+    def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
+        trace = verb_of(self._engine, "generate")(batch, sampling, seed)
+        return self._kept(_question("generate", batch, sampling, seed), batch, trace)
+
+    def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
+        trace = self._engine.score(batch, sampling, path)
+        return self._kept(_question("score", batch, sampling, path=path), batch, trace)
+
+    def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.floating]]:
+        pieces = []
+        for piece in self._engine.logits(batch, path):
+            pieces.append(np.array(piece))
+            yield piece
+        if pieces:
+            sink = io.BytesIO()
+            np.save(sink, np.concatenate(pieces), allow_pickle=False)
+            question = _question("logits", batch, path=path)
+            rows = [len(piece) for piece in pieces]
+            self._recording.add(question, rows_of(batch), sink.getvalue(), rows)
+
+    def top(self, batch: Batch, path: Path) -> Trace:
+        return self._kept(_question("top", batch, path=path), batch, self._engine.top(batch, path))
+
+    def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
+        return self._engine.time(batch, sampling, seed, record)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _kept(self, question: Question, batch: Batch, trace: Trace) -> Trace:
+        sink = pa.BufferOutputStream()
+        pq.write_table(to_table(trace), sink, compression="zstd")
+        self._recording.add(question, rows_of(batch), sink.getvalue().to_pybytes())
+        return trace
+
+
+@contextmanager
+def record(engine: Engine, path: str | FilePath) -> Iterator[Engine]:
+    """Answers of an engine, kept in a file that is whole at the end of the block.
+
+    A block that ends in an error leaves no file; the engine is closed in either case.
+
+    Raises:
+        MeasurementError: the file cannot be written, or logits are too large to be kept.
+    """
+    recording = Recording(FilePath(path))
+    recorder = Recorder(engine, recording)
+    try:
+        yield recorder
+        recorder.describe()
+        recording.finish()
+    finally:
+        recording.discard()
+        recorder.close()
+
+
+@ENGINES.register("recorded")
+class RecordedEngine:
+    """Answers from a file, and only what is in it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        if not kernel.model:
+            raise MeasurementError(
+                "engine 'recorded' needs a model",
+                hint="write `model: x.recorded` beside the engine",
+            )
+        self.kernel = kernel
+        self.recorded = read_recording(kernel.model)
+        self._turn: Counter[str] = Counter()
+
+    def describe(self) -> Description:
+        own, asked = self.recorded.description, {c.question.verb for c in self.recorded.calls}
+        return replace(
+            own,
+            fingerprint={**own.fingerprint, "recorded": self.recorded.digest},
+            full_logits="logits" in asked,
+            top=own.top if "top" in asked else 0,
+            timed=False,
+        )
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        encoded = self.recorded.head["encoded"]
+        for text in texts:
+            if text not in encoded:
+                raise MeasurementError(
+                    f"{self._name} has no token ids of {text[:40]!r}", hint=_ANEW
+                )
+        return [list(encoded[text]) for text in texts]
+
+    def vocabulary(self) -> list[str]:
+        return list(self.recorded.head["vocabulary"] or ())
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        decoded = self.recorded.head["decoded"]
+        keys = [_ids_key(tokens) for tokens in ids]
+        for tokens, key in zip(ids, keys, strict=True):
+            if key not in decoded:
+                raise MeasurementError(
+                    f"{self._name} has no text of the ids {list(tokens)[:8]}", hint=_ANEW
+                )
+        return [decoded[key] for key in keys]
+
+    def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
+        return self._trace(_question("generate", batch, sampling, seed), batch)
+
+    def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
+        return self._trace(_question("score", batch, sampling, path=path), batch)
+
+    def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.floating]]:
+        call = self._found(_question("logits", batch, path=path), batch)
+        logits_NV = np.load(io.BytesIO(self.recorded.data(call)), allow_pickle=False)
+        yield from np.split(logits_NV, np.cumsum(call.pieces)[:-1])
+
+    def top(self, batch: Batch, path: Path) -> Trace:
+        return self._trace(_question("top", batch, path=path), batch)
+
+    def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
+        raise MeasurementError(
+            f"{self._name} cannot be timed: seconds belong to the machine that spent them",
+            hint="leave out the clauses on time for this kernel, or check them where it runs",
+        )
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def _name(self) -> str:
+        return f"the recording {self.recorded.file}"
+
+    def _trace(self, question: Question, batch: Batch) -> Trace:
+        data = self.recorded.data(self._found(question, batch))
+        return from_table(pq.read_table(pa.BufferReader(data), use_threads=False))
+
+    def _found(self, question: Question, batch: Batch) -> Call:
+        rows = rows_of(batch)
+        key = question.key(rows)
+        answers = self.recorded.by_key.get(key)
+        if answers is None:
+            raise self._refusal(question, rows)
+        # a kernel that answers otherwise each time is replayed in the order it did
+        self._turn[key] += 1
+        return answers[(self._turn[key] - 1) % len(answers)]
+
+    def _refusal(self, question: Question, rows: Sequence[Row]) -> MeasurementError:
+        """Why a question has no answer here: sequence, option, prompt, or company."""
+        noun = _NOUNS[question.verb]
+        calls = [c for c in self.recorded.calls if c.question.verb == question.verb]
+        if not calls:
+            return MeasurementError(f"{self._name} has no {noun} of any sequence", hint=_ANEW)
+        same = {row for c in calls if c.question == question for row in c.rows}
+        if not same:
+            near = max(calls, key=lambda c: _alike(c.question, question))
+            there, asked = asdict(near.question), asdict(question)
+            what = next(name for name in asked if asked[name] != there[name])
+            return MeasurementError(
+                f"{self._name} has no {noun} of sequence {rows[0][0]} with {what} "
+                f"{_plain(asked[what])}: it has {what} {_plain(there[what])}",
+                hint=f"ask as the recorded run did, or {_ANEW}",
+            )
+        sequences = {sequence for sequence, _ in same}
+        for sequence, digest in rows:
+            if sequence not in sequences:
+                seed = f" with seed {question.seed}" if question.seed is not None else ""
+                return MeasurementError(
+                    f"{self._name} has no {noun} of sequence {sequence}{seed}: it ends at sequence "
+                    f"{max(sequences)}",
+                    hint=f"lower the second number of promotion.offline.sequences, or {_ANEW}",
+                )
+            if (sequence, digest) not in same:
+                return MeasurementError(
+                    f"{self._name} has sequence {sequence} with another prompt or continuation",
+                    hint=f"give the prompts of the recorded run, or {_ANEW}",
+                )
+        return MeasurementError(
+            f"{self._name} has sequence {rows[0][0]} in another batch than the {len(rows)} "
+            "sequences that are asked for",
+            hint="what ran beside a sequence is part of its record: ask with the round, samples "
+            f"and batch_size of the recorded run, or {_ANEW}",
+        )
+
+
+def _ids_key(tokens: Sequence[int]) -> str:
+    return digest_of([int(token) for token in tokens])
+
+
+def _alike(one: Question, other: Question) -> int:
+    a, b = asdict(one), asdict(other)
+    return sum(a[name] == b[name] for name in a)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {v}" for name, v in value.items() if v is not None)
+    return str(value)
