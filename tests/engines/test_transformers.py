@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from servanda.contract import Kernel
-from servanda.engines import transformers as module
+from servanda.engines import decoding
 from servanda.engines.base import ENGINES
 from servanda.engines.checkpoint import end_tokens, tensor_digest, token_digest
 from servanda.engines.transformers import TransformersEngine
@@ -200,7 +200,7 @@ def test_eager_attention_survives_padding_in_every_precision(folder, drawn, path
 def test_logits_are_those_behind_the_scores_row_by_row(
     engine, drawn, path, chunk_elements, monkeypatch
 ):
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk_elements)
+    monkeypatch.setattr(decoding, "CHUNK_ELEMENTS", chunk_elements)
     trace = engine.score(drawn, PLAIN, path)
 
     pieces = list(engine.logits(drawn, path))

@@ -1,18 +1,14 @@
 # Engine `transformers`: a causal language model of Hugging Face Transformers, on the CPU.
 #
-# The shapes it runs at are fixed by the launch, never by how long sequences turn out to be.
-# Decoding pads prompts on the left, and ended rows are stepped on until the last has ended.
-# Prefill pads on the right, to the longest prompt plus batch.width; its last column is
-# always padding, since nothing follows a sequence's last token, and so the attention
-# kernel, which Transformers picks by whether a mask is full, is fixed too.
-# Axes: S rows of a chunk, T columns that are fed, W new tokens, N tokens of all sequences
-# one after another, R rows of logits, V vocabulary.
+# How it pads, draws and scores is in decoding.py.  The last column of a prefill is always
+# padding, and so the attention kernel, which Transformers picks by whether a mask is full,
+# is fixed by the launch too.
+# Axes: S rows of a chunk, T columns that are fed, V vocabulary.
 
 from __future__ import annotations
 
 import platform
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,31 +17,21 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
-from servanda.contract import Kernel, Path
+from servanda.contract import Kernel
 from servanda.engines import checkpoint
-from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
+from servanda.engines.base import ENGINES
+from servanda.engines.decoding import DecodingEngine
 from servanda.engines.quantized import check_quantization, quantize_
-from servanda.errors import MeasurementError
 from servanda.identity import Description, digest_of
-from servanda.latency import Timing
-from servanda.sampling import (
-    Floats,
-    Ints,
-    Sampling,
-    columns_of,
-    draw,
-    processed_logprobs,
-    uniforms,
-)
-from servanda.trace import Array, Batch, Trace
+from servanda.sampling import Ints
+from servanda.trace import Batch
 
 
 @ENGINES.register("transformers")
-class TransformersEngine:
-    """Draws by real decoding with a cache; scores by decoding or by prefill.
+class TransformersEngine(DecodingEngine):
+    """A model as `from_pretrained` builds it, in the kernel's dtype, attention and quantization.
 
-    The logits of kernel.batch_size scored sequences are in memory at a time.  Who wraps the
-    engine may override `_load_state` and `_finish` (the torch module), `_positions`,
+    Who wraps the engine may override `_load_state` and `_finish` (the torch module), `_positions`,
     `_attended`, `_cache` and `_forward` (how it runs), and `_draw`.
     """
 
@@ -53,7 +39,7 @@ class TransformersEngine:
         if kernel.quantization is not None:
             check_quantization(kernel.quantization)  # before anything is read
         torch.set_num_threads(1)
-        self.kernel = kernel
+        super().__init__(kernel)
         self.folder = checkpoint.checkpoint_folder(kernel.model)
         with checkpoint.quiet():
             with checkpoint.reading(self.folder / "config.json"):
@@ -83,12 +69,7 @@ class TransformersEngine:
             context=getattr(text_config, "max_position_embeddings", None),
             timed=True,
         )
-        self.clock: Callable[[], float] = time.perf_counter
-        self._pad = self._description.eos[0] if self._description.eos else 0
         self._finish(kernel.quantization)
-
-    def describe(self) -> Description:
-        return self._description
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
@@ -106,29 +87,6 @@ class TransformersEngine:
             self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
             for tokens in ids
         ]
-
-    def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
-        self._refuse_misfits(batch)
-        chunks = batch.chunks(self.kernel.batch_size)
-        return Trace.join([self._generate(chunk, sampling, seed) for chunk in chunks])
-
-    def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
-        self._refuse_misfits(batch)
-        chunks = batch.chunks(self.kernel.batch_size)
-        return Trace.join([self._score(chunk, sampling, path) for chunk in chunks])
-
-    def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.float32]]:
-        self._refuse_misfits(batch)
-        for chunk in batch.chunks(self.kernel.batch_size):
-            for logits_RV in self._given_logits(chunk, path):
-                if len(logits_RV):
-                    yield logits_RV.float().numpy()
-
-    def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
-        self._refuse_misfits(batch)
-        begun = self.clock()
-        chunks = batch.chunks(self.kernel.batch_size)  # requests beyond it wait
-        return Timing.join([self._timed(chunk, sampling, seed, record, begun) for chunk in chunks])
 
     def close(self) -> None:
         self.model = None
@@ -174,10 +132,6 @@ class TransformersEngine:
         """An empty cache of keys and values, for one chunk of sequences."""
         return transformers.DynamicCache(config=self._config)
 
-    def _draw(self, logp_SV: Floats, uniform_S: Floats) -> Ints:
-        """The next token of each row, [S], from its processed logprobs."""
-        return draw(logp_SV, uniform_S)
-
     def _forward(self, ids_ST: Tensor, mask_ST: Tensor, **options: Any) -> Tensor:
         """Logits of the columns asked for; `mask_ST` also covers what the cache holds."""
         with torch.inference_mode():
@@ -190,10 +144,7 @@ class TransformersEngine:
             ).logits
 
     def _decode(self, prompts: Sequence[Sequence[int]]) -> Generator[Tensor, Ints | None, None]:
-        """Yields logits of the next token, [S, V], and is sent the tokens to go on with."""
-        width = max(map(len, prompts))
-        ids_ST = torch.tensor([[self._pad] * (width - len(p)) + [*p] for p in prompts])
-        mask_ST = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        ids_ST, mask_ST = map(torch.from_numpy, self._left_padded(prompts))
         cache = self._cache()
         while True:
             logits_S1V = self._forward(
@@ -203,143 +154,14 @@ class TransformersEngine:
             ids_ST = torch.from_numpy(token_S)[:, None]
             mask_ST = torch.nn.functional.pad(mask_ST, (0, 1), value=1)
 
-    def _generate(
-        self,
-        chunk: Batch,
-        sampling: Sampling,
-        seed: int,
-        record: bool = True,
-        stepped: Callable[[], None] = lambda: None,
-    ) -> Trace:
-        """Draws a chunk; `stepped` is called once all of a step is known, and recorded."""
-        uniform_SW = np.stack([uniforms(seed, "draw", s, chunk.width) for s in chunk.sequence_S])
-        steps, fed_S = self._decode(chunk.prompts), None
-        open_S = np.ones(len(chunk), dtype=bool)
-        record_T: list[dict[str, Array]] = []
-        for t in range(chunk.width):
-            logp_SV = logprobs(steps.send(fed_S), sampling)
-            token_S = self._draw(logp_SV, uniform_SW[:, t])
-            columns = columns_of(logp_SV, token_S) if record else {}
-            record_T.append(columns | {"token": token_S, "open": open_S})
-            stepped()
-            fed_S = np.where(open_S, token_S, self._pad)
-            open_S = open_S & ~np.isin(token_S, self._description.eos)
-            if not open_S.any():
-                break
-        record_ST = {c: np.stack([r[c] for r in record_T], axis=1) for c in record_T[0]}
-        open_ST = record_ST.pop("open")
-        columns = {name: values_ST[open_ST] for name, values_ST in record_ST.items()}
-        length_S = open_ST.sum(axis=1)
-        return self._trace(chunk, length_S, columns.pop("token"), columns, "decode", sampling)
-
-    def _timed(
-        self, chunk: Batch, sampling: Sampling, seed: int, record: bool, begun: float
-    ) -> Timing:
-        step_T: list[float] = []
-        drawn = self._generate(chunk, sampling, seed, record, lambda: step_T.append(self.clock()))
-        return Timing.of(begun, step_T, drawn.length_S.tolist())
-
-    def _score(self, chunk: Batch, sampling: Sampling, path: Path) -> Trace:
-        token_N = np.array([t for given in chunk.continuations for t in given], dtype=np.int64)
-        parts, start = [], 0
-        for logits_RV in self._given_logits(chunk, path):
-            token_R = token_N[start : start + len(logits_RV)]
-            parts.append(columns_of(logprobs(logits_RV, sampling), token_R))
-            start += len(logits_RV)
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        length_S = np.array([len(given) for given in chunk.continuations])
-        return self._trace(chunk, length_S, token_N, columns, path, sampling)
-
-    def _given_logits(self, chunk: Batch, path: Path) -> Iterator[Tensor]:
-        """Logits before each given token, sequence by sequence, in one piece [R, V] or more."""
-        length_S = np.array([len(given) for given in chunk.continuations])
-        prompt_S = np.array([len(prompt) for prompt in chunk.prompts])
-        if path == "decode":
-            logits_STV, first_S = self._forced(chunk, int(length_S.max())), np.zeros_like(prompt_S)
-        else:
-            logits_STV, first_S = self._prefill(chunk), prompt_S - prompt_S.min()
-        row_N = np.repeat(np.arange(len(chunk)), length_S)
-        position_N = np.arange(len(row_N)) - np.repeat(length_S.cumsum() - length_S, length_S)
-        row_N, column_N = torch.from_numpy(row_N), torch.from_numpy(first_S[row_N] + position_N)
-        rows = max(1, CHUNK_ELEMENTS // logits_STV.shape[-1])
-        for row_R, column_R in zip(row_N.split(rows), column_N.split(rows), strict=True):
-            yield logits_STV[row_R, column_R]
-
-    def _forced(self, chunk: Batch, steps: int) -> Tensor:
-        """Logits [S, T, V] of decoding the given tokens, just as `generate` ran."""
-        given_SW = np.full((len(chunk), chunk.width), self._pad)
-        for row, given in enumerate(chunk.continuations):
-            given_SW[row, : len(given)] = given
-        decode = self._decode(chunk.prompts)
-        logits_TSV = [next(decode)]
-        logits_TSV += [decode.send(given_SW[:, t]) for t in range(steps - 1)]
-        return torch.stack(logits_TSV, dim=1)
-
     def _prefill(self, chunk: Batch) -> Tensor:
-        """Logits [S, T, V] of one forward; column 0 follows the shortest prompt."""
-        texts = [
-            [*prompt, *given[:-1]]
-            for prompt, given in zip(chunk.prompts, chunk.continuations, strict=True)
-        ]
-        shortest, longest = min(map(len, chunk.prompts)), max(map(len, chunk.prompts))
-        width = longest + chunk.width
-        ids_ST = torch.tensor([text + [self._pad] * (width - len(text)) for text in texts])
-        mask_ST = torch.tensor([[1] * len(t) + [0] * (width - len(t)) for t in texts])
-        keep = width - shortest + 1
+        ids_ST, mask_ST, keep = self._right_padded(chunk)
+        ids_ST, mask_ST = torch.from_numpy(ids_ST), torch.from_numpy(mask_ST)
         return self._forward(ids_ST, mask_ST, use_cache=False, logits_to_keep=keep)
 
-    def _trace(
-        self,
-        chunk: Batch,
-        length_S: Array,
-        token_N: Array,
-        columns: Mapping[str, Floats],
-        path: Path,
-        sampling: Sampling,
-    ) -> Trace:
-        return Trace(
-            sequence_S=np.array(chunk.sequence_S, dtype=np.int64),
-            length_S=length_S.astype(np.int64),
-            lost_S=np.zeros(len(chunk), dtype=bool),
-            prompt_tokens_S=np.array([len(p) for p in chunk.prompts], dtype=np.int64),
-            token_N=token_N,
-            columns=columns,
-            about={
-                "path": path,
-                "batch_size": str(chunk.together or self.kernel.batch_size),
-                "sampling": sampling.model_dump_json(),
-            },
-        )
+    def _stack(self, logits_TSV: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(logits_TSV), dim=1)
 
-    def _refuse_misfits(self, batch: Batch) -> None:
-        """A sequence that the model cannot run, by its name and size."""
-        context, ids = self._description.context, range(self._description.vocab_size)
-        continuations = batch.continuations or ((),) * len(batch)
-        for sequence, prompt, given in zip(
-            batch.sequence_S, batch.prompts, continuations, strict=True
-        ):
-            odd = [token for token in (*prompt, *given) if token not in ids]
-            if not prompt:
-                found = "has an empty prompt"
-                hint = "give its first token as the prompt"
-            elif odd:
-                found = f"has the token id {odd[0]}, and the model's ids end at {len(ids) - 1}"
-                hint = "encode prompts with the tokenizer of this model"
-            elif len(given) > batch.width:
-                found = f"has {len(given)} tokens to score in a batch of width {batch.width}"
-                hint = "the width of a batch is its longest continuation, or more"
-            elif context is not None and len(prompt) + batch.width > context:
-                found = (
-                    f"needs {len(prompt) + batch.width} tokens ({len(prompt)} of prompt and "
-                    f"{batch.width} new), and the model's context is {context}"
-                )
-                hint = "shorten the prompt, or lower max_new_tokens"
-            else:
-                continue
-            raise MeasurementError(f"sequence {sequence} {found}", hint=hint)
-
-
-def logprobs(logits_RV: Tensor, sampling: Sampling) -> Floats:
-    """Processed logprobs in float64; a logit that is no number makes NaN, quietly."""
-    with np.errstate(invalid="ignore"):
-        return processed_logprobs(logits_RV.double().numpy(), sampling)
+    def _numpy(self, logits: Tensor) -> NDArray[np.floating]:
+        wide = logits.dtype in (torch.float32, torch.float64)
+        return (logits if wide else logits.float()).numpy()

@@ -1,0 +1,250 @@
+# An engine of padded batches: what draws, scores and times, once a library gives the logits.
+#
+# The shapes it runs at are fixed by the launch, never by how long sequences turn out to be.
+# Decoding pads prompts on the left, and ended rows are stepped on until the last has ended.
+# Prefill pads on the right, to the longest prompt plus batch.width; its last column is
+# always padding, since nothing follows a sequence's last token.
+# Axes: S rows of a chunk, T columns that are fed, W new tokens, N tokens of all sequences
+# one after another, R rows of logits, V vocabulary.
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.contract import Kernel, Path
+from servanda.engines.base import CHUNK_ELEMENTS
+from servanda.errors import MeasurementError
+from servanda.identity import Description
+from servanda.latency import Timing
+from servanda.sampling import (
+    Floats,
+    Ints,
+    Sampling,
+    columns_of,
+    draw,
+    processed_logprobs,
+    uniforms,
+)
+from servanda.trace import Array, Batch, Trace
+
+
+class DecodingEngine(ABC):
+    """Draws by real decoding with a cache; scores by decoding or by prefill.
+
+    The logits of kernel.batch_size scored sequences are in memory at a time.  They are arrays
+    of the library's own (`Any` below), which can be indexed like those of numpy.  Who wraps the
+    engine may override `_draw`.
+    """
+
+    _description: Description
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.clock: Callable[[], float] = time.perf_counter
+
+    def describe(self) -> Description:
+        return self._description
+
+    def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
+        self._refuse_misfits(batch)
+        chunks = batch.chunks(self.kernel.batch_size)
+        return Trace.join([self._generate(chunk, sampling, seed) for chunk in chunks])
+
+    def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
+        self._refuse_misfits(batch)
+        chunks = batch.chunks(self.kernel.batch_size)
+        return Trace.join([self._score(chunk, sampling, path) for chunk in chunks])
+
+    def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.float32]]:
+        self._refuse_misfits(batch)
+        for chunk in batch.chunks(self.kernel.batch_size):
+            for logits_RV in self._given_logits(chunk, path):
+                if len(logits_RV):
+                    yield self._numpy(logits_RV).astype(np.float32, copy=False)
+
+    def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
+        self._refuse_misfits(batch)
+        begun = self.clock()
+        chunks = batch.chunks(self.kernel.batch_size)  # requests beyond it wait
+        return Timing.join([self._timed(chunk, sampling, seed, record, begun) for chunk in chunks])
+
+    # what a library has to give
+
+    @abstractmethod
+    def _decode(self, prompts: Sequence[Sequence[int]]) -> Generator[Any, Ints | None, None]:
+        """Yields logits of the next token, [S, V], and is sent the tokens to go on with."""
+
+    @abstractmethod
+    def _prefill(self, chunk: Batch) -> Any:
+        """Logits [S, T, V] of one forward; column 0 follows the shortest prompt."""
+
+    @abstractmethod
+    def _stack(self, logits_TSV: Sequence[Any]) -> Any:
+        """The logits of single steps as [S, T, V]."""
+
+    @abstractmethod
+    def _numpy(self, logits: Any) -> NDArray[np.floating]:
+        """The same numbers, none of them rounded."""
+
+    # how it runs
+
+    @property
+    def _pad(self) -> int:
+        eos = self._description.eos
+        return eos[0] if eos else 0
+
+    def _left_padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+        """Ids and mask, [S, T] each, to decode from."""
+        width = max(map(len, prompts))
+        ids_ST = np.array([[self._pad] * (width - len(p)) + [*p] for p in prompts])
+        return ids_ST, np.array([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+
+    def _right_padded(self, chunk: Batch) -> tuple[Ints, Ints, int]:
+        """Ids and mask, [S, T] each, to prefill with, and of how many columns logits are asked."""
+        texts = [
+            [*prompt, *given[:-1]]
+            for prompt, given in zip(chunk.prompts, chunk.continuations, strict=True)
+        ]
+        shortest, longest = min(map(len, chunk.prompts)), max(map(len, chunk.prompts))
+        width = longest + chunk.width
+        ids_ST = np.array([text + [self._pad] * (width - len(text)) for text in texts])
+        mask_ST = np.array([[1] * len(t) + [0] * (width - len(t)) for t in texts])
+        return ids_ST, mask_ST, width - shortest + 1
+
+    def _draw(self, logp_SV: Floats, uniform_S: Floats) -> Ints:
+        """The next token of each row, [S], from its processed logprobs."""
+        return draw(logp_SV, uniform_S)
+
+    def _logprobs(self, logits_RV: Any, sampling: Sampling) -> Floats:
+        """Processed logprobs in float64; a logit that is no number makes NaN, quietly."""
+        with np.errstate(invalid="ignore"):
+            return processed_logprobs(self._numpy(logits_RV), sampling)
+
+    def _generate(
+        self,
+        chunk: Batch,
+        sampling: Sampling,
+        seed: int,
+        record: bool = True,
+        stepped: Callable[[], None] = lambda: None,
+    ) -> Trace:
+        """Draws a chunk; `stepped` is called once all of a step is known, and recorded."""
+        uniform_SW = np.stack([uniforms(seed, "draw", s, chunk.width) for s in chunk.sequence_S])
+        steps, fed_S = self._decode(chunk.prompts), None
+        open_S = np.ones(len(chunk), dtype=bool)
+        record_T: list[dict[str, Array]] = []
+        for t in range(chunk.width):
+            logp_SV = self._logprobs(steps.send(fed_S), sampling)
+            token_S = self._draw(logp_SV, uniform_SW[:, t])
+            columns = columns_of(logp_SV, token_S) if record else {}
+            record_T.append(columns | {"token": token_S, "open": open_S})
+            stepped()
+            fed_S = np.where(open_S, token_S, self._pad)
+            open_S = open_S & ~np.isin(token_S, self._description.eos)
+            if not open_S.any():
+                break
+        record_ST = {c: np.stack([r[c] for r in record_T], axis=1) for c in record_T[0]}
+        open_ST = record_ST.pop("open")
+        columns = {name: values_ST[open_ST] for name, values_ST in record_ST.items()}
+        length_S = open_ST.sum(axis=1)
+        return self._trace(chunk, length_S, columns.pop("token"), columns, "decode", sampling)
+
+    def _timed(
+        self, chunk: Batch, sampling: Sampling, seed: int, record: bool, begun: float
+    ) -> Timing:
+        step_T: list[float] = []
+        drawn = self._generate(chunk, sampling, seed, record, lambda: step_T.append(self.clock()))
+        return Timing.of(begun, step_T, drawn.length_S.tolist())
+
+    def _score(self, chunk: Batch, sampling: Sampling, path: Path) -> Trace:
+        token_N = np.array([t for given in chunk.continuations for t in given], dtype=np.int64)
+        parts, start = [], 0
+        for logits_RV in self._given_logits(chunk, path):
+            token_R = token_N[start : start + len(logits_RV)]
+            parts.append(columns_of(self._logprobs(logits_RV, sampling), token_R))
+            start += len(logits_RV)
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        length_S = np.array([len(given) for given in chunk.continuations])
+        return self._trace(chunk, length_S, token_N, columns, path, sampling)
+
+    def _given_logits(self, chunk: Batch, path: Path) -> Iterator[Any]:
+        """Logits before each given token, sequence by sequence, in one piece [R, V] or more."""
+        length_S = np.array([len(given) for given in chunk.continuations])
+        prompt_S = np.array([len(prompt) for prompt in chunk.prompts])
+        if path == "decode":
+            logits_STV, first_S = self._forced(chunk, int(length_S.max())), np.zeros_like(prompt_S)
+        else:
+            logits_STV, first_S = self._prefill(chunk), prompt_S - prompt_S.min()
+        row_N = np.repeat(np.arange(len(chunk)), length_S)
+        position_N = np.arange(len(row_N)) - np.repeat(length_S.cumsum() - length_S, length_S)
+        column_N = first_S[row_N] + position_N
+        rows = max(1, CHUNK_ELEMENTS // logits_STV.shape[-1])
+        for start in range(0, max(1, len(row_N)), rows):  # one piece, be it empty
+            piece = slice(start, start + rows)
+            yield logits_STV[row_N[piece], column_N[piece]]
+
+    def _forced(self, chunk: Batch, steps: int) -> Any:
+        """Logits [S, T, V] of decoding the given tokens, just as `generate` ran."""
+        given_SW = np.full((len(chunk), chunk.width), self._pad)
+        for row, given in enumerate(chunk.continuations):
+            given_SW[row, : len(given)] = given
+        decode = self._decode(chunk.prompts)
+        logits_TSV = [next(decode)]
+        logits_TSV += [decode.send(given_SW[:, t]) for t in range(steps - 1)]
+        return self._stack(logits_TSV)
+
+    def _trace(
+        self,
+        chunk: Batch,
+        length_S: Array,
+        token_N: Array,
+        columns: Mapping[str, Floats],
+        path: Path,
+        sampling: Sampling,
+    ) -> Trace:
+        return Trace(
+            sequence_S=np.array(chunk.sequence_S, dtype=np.int64),
+            length_S=length_S.astype(np.int64),
+            lost_S=np.zeros(len(chunk), dtype=bool),
+            prompt_tokens_S=np.array([len(p) for p in chunk.prompts], dtype=np.int64),
+            token_N=token_N,
+            columns=columns,
+            about={
+                "path": path,
+                "batch_size": str(chunk.together or self.kernel.batch_size),
+                "sampling": sampling.model_dump_json(),
+            },
+        )
+
+    def _refuse_misfits(self, batch: Batch) -> None:
+        """A sequence that the model cannot run, by its name and size."""
+        context, ids = self._description.context, range(self._description.vocab_size)
+        continuations = batch.continuations or ((),) * len(batch)
+        for sequence, prompt, given in zip(
+            batch.sequence_S, batch.prompts, continuations, strict=True
+        ):
+            odd = [token for token in (*prompt, *given) if token not in ids]
+            if not prompt:
+                found = "has an empty prompt"
+                hint = "give its first token as the prompt"
+            elif odd:
+                found = f"has the token id {odd[0]}, and the model's ids end at {len(ids) - 1}"
+                hint = "encode prompts with the tokenizer of this model"
+            elif len(given) > batch.width:
+                found = f"has {len(given)} tokens to score in a batch of width {batch.width}"
+                hint = "the width of a batch is its longest continuation, or more"
+            elif context is not None and len(prompt) + batch.width > context:
+                found = (
+                    f"needs {len(prompt) + batch.width} tokens ({len(prompt)} of prompt and "
+                    f"{batch.width} new), and the model's context is {context}"
+                )
+                hint = "shorten the prompt, or lower max_new_tokens"
+            else:
+                continue
+            raise MeasurementError(f"sequence {sequence} {found}", hint=hint)
