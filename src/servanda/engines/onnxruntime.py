@@ -127,9 +127,7 @@ class OnnxRuntimeEngine(DecodingEngine):
     def _prefill(self, chunk: Batch) -> NDArray[np.float32]:
         ids_ST, mask_ST, keep = self._right_padded(chunk)
         columns_C = np.arange(ids_ST.shape[1])[-keep:]
-        (logits_SCV,) = self._run(
-            ids_ST, mask_ST, columns_C, self._nothing(len(chunk)), ["logits"]
-        )
+        (logits_SCV,) = self._run(ids_ST, mask_ST, columns_C, self._nothing(len(chunk)), ["logits"])
         return logits_SCV.numpy()
 
     def _stack(self, logits_TSV: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
