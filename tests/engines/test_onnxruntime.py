@@ -566,5 +566,5 @@ def test_a_contract_between_transformers_and_onnxruntime_is_checked(pairs, tmp_p
 
     assert verdict.tokens > 0 and verdict.lost == 0
     (cell,) = [c for c in verdict.cells if (c.clause, c.slice) == ("tv", "all")]
-    assert 0 < cell.value < 1e-5 and verdict.grade == "verified"
+    assert 0 < cell.value < 1e-5 and verdict.key.grade == "verified"
     assert verdict.exit_code == 0

@@ -278,7 +278,7 @@ def _write_graph(model: Any, file: Path) -> None:
     # sizes that differ from each other and from 0 and 1, so that none is taken for a constant
     sequences, before, new = 2, 5, 3
     with torch.inference_mode(False), torch.no_grad():
-        seen = DynamicCache()
+        seen: Any = DynamicCache()
         model(torch.zeros((sequences, before), dtype=torch.long), past_key_values=seen)
         # contiguous: a stride would become part of the graph
         past = [(layer.keys.contiguous(), layer.values.contiguous()) for layer in seen.layers]

@@ -153,7 +153,7 @@ def _refuse(kernel: Kernel) -> None:
 
 def _fingerprint(kernel: Kernel, about: Mapping[str, Any]) -> dict[str, str]:
     # which of its kernels ONNX Runtime takes depends on what the processor can do
-    found = np.show_config(mode="dicts")["SIMD Extensions"]["found"]  # type: ignore[index]
+    seen: Any = np.show_config(mode="dicts")
     return {
         "engine": "onnxruntime",
         "python": platform.python_version(),
@@ -163,7 +163,7 @@ def _fingerprint(kernel: Kernel, about: Mapping[str, Any]) -> dict[str, str]:
         "quantization": kernel.quantization or "none",
         "device": "cpu",
         "provider": _PROVIDER,
-        "cpu": " ".join(found),
+        "cpu": " ".join(seen["SIMD Extensions"]["found"]),
         "threads": "1",
         "execution": "sequential",
         "architecture": about["architecture"],
