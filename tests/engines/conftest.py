@@ -1,13 +1,16 @@
-# Without torch (make test-all on other interpreters) its engine is left out, and says so.
+# Without their libraries (make test-all on other interpreters) engines are left out, and say so.
 
 from importlib.util import find_spec
 
-collect_ignore = []
-if find_spec("torch") is None:
-    collect_ignore = ["test_transformers.py", "test_quantized.py"]
+NEEDS = {
+    "test_transformers.py": {"torch"},
+    "test_quantized.py": {"torch"},
+    "test_time.py": {"torch"},
+    "test_onnxruntime.py": {"torch", "onnx", "onnxruntime", "onnxscript"},
+}
+MISSING = {name: sorted(n for n in needs if find_spec(n) is None) for name, needs in NEEDS.items()}
+collect_ignore = [name for name, missing in MISSING.items() if missing]
 
 
 def pytest_report_header():
-    if collect_ignore:
-        return "torch is not installed: tests of engine 'transformers' are left out"
-    return None
+    return [f"{name} is left out: no {', '.join(MISSING[name])}" for name in collect_ignore]
