@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,9 @@ def write_gguf(folder: Path, path: Path, kind: str) -> None:
             not written, a value has no place in `kind`, or the quantiser refuses.
     """
     if kind not in KINDS:
-        raise MeasurementError(f"there is no kind {kind!r} of GGUF", hint=f"of {', '.join(KINDS)}")
+        raise MeasurementError(
+            f"no GGUF file of kind {kind!r} is written", hint=f"there are {', '.join(KINDS)}"
+        )
     folder = checkpoint_folder(str(folder))
     config, stored = read_json(folder / "config.json"), read_stored(folder)
     with _whole(path) as made:
@@ -130,30 +132,28 @@ def _write(
     folder: Path, config: Mapping[str, Any], stored: Mapping[str, Stored], path: Path, kind: str
 ) -> None:
     places = layout(folder, config, stored)
-    writer = GGUFWriter(path, config["model_type"])
-    tokenizer = read_json(folder / "tokenizer.json")
-    eos = end_tokens(folder, config)
-    writer.add_name(folder.resolve().name)
-    writer.add_file_type(KINDS[kind])
-    writer.add_string("servanda.weights_from", weights_digest(stored, config))
-    writer.add_string("servanda.converter", CONVERTER)
-    writer.add_string("servanda.tokens", token_digest(token_ids(tokenizer), tokenizer))
-    if eos:
-        writer.add_array("servanda.eos", list(eos))
-    _add_shape(writer, config)
-    write_tokenizer(writer, tokenizer, config, eos)
-    for place in places.values():
-        flat = _kind_of(place, kind)
-        bits = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[flat]
-        size = int(np.prod(place.shape)) * np.dtype(bits).itemsize
-        writer.add_tensor_info(place.name, place.shape, np.dtype(bits), size, _WRITTEN[flat])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for name, place in places.items():
-        values = place.arranged(stored[name].float32())
-        writer.write_tensor_data(rounded(values, _kind_of(place, kind), name))
-    writer.close()
+    tokenizer, eos = read_json(folder / "tokenizer.json"), end_tokens(folder, config)
+    with closing(GGUFWriter(path, config["model_type"])) as writer:
+        writer.add_name(folder.resolve().name)
+        writer.add_file_type(KINDS[kind])
+        writer.add_string("servanda.weights_from", weights_digest(stored, config))
+        writer.add_string("servanda.converter", CONVERTER)
+        writer.add_string("servanda.tokens", token_digest(token_ids(tokenizer), tokenizer))
+        if eos:
+            writer.add_array("servanda.eos", list(eos))
+        _add_shape(writer, config)
+        write_tokenizer(writer, tokenizer, config, eos)
+        for place in places.values():
+            flat = _kind_of(place, kind)
+            bits = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[flat]
+            size = int(np.prod(place.shape)) * np.dtype(bits).itemsize
+            writer.add_tensor_info(place.name, place.shape, np.dtype(bits), size, _WRITTEN[flat])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for name, place in places.items():
+            values = place.arranged(stored[name].float32())
+            writer.write_tensor_data(rounded(values, _kind_of(place, kind), name))
 
 
 def _kind_of(place: Place, kind: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from servanda.errors import MeasurementError
 
 _PLACE = "LLAMA_CPP_LIB_PATH"  # read by llama-cpp-python when it is imported
-_ERROR, _CONTINUED = 3, 5  # levels of ggml's log
+_ERROR, _CONTINUED = 4, 5  # levels of ggml's log
 
 _said: deque[str] = deque(maxlen=20)
 _kept = SimpleNamespace(callback=None, level=0)
