@@ -21,13 +21,20 @@ LLAMA = {
     "bos_token_id": 1,
 }
 QWEN3 = {**LLAMA, "model_type": "qwen3", "tie_word_embeddings": True}
+_ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 TOKENIZER = {
+    "version": "1.0",
     "added_tokens": [
-        {"id": 0, "content": "<eos>", "special": True},
-        {"id": 10, "content": "<tool>", "special": False},
+        {"id": 0, "content": "<eos>", "special": True, **_ADDED},
+        {"id": 10, "content": "<tool>", "special": False, **_ADDED},
     ],
     "normalizer": None,
-    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+    "pre_tokenizer": {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "use_regex": True,
+        "trim_offsets": True,
+    },
     "model": {
         "type": "BPE",
         "vocab": {token: i for i, token in enumerate(["<eos>", "a", "b", "c", "Ġ", "ab", "Ġa"])},

@@ -147,7 +147,7 @@ def test_the_file_says_what_it_is_and_what_it_was_made_from(tmp_path):
         "servanda.weights_from": weights_digest(read_stored(tmp_path / "policy"), LLAMA),
         "servanda.converter": CONVERTER,
         "servanda.tokens": token_digest(token_ids(TOKENIZER), TOKENIZER),
-        "servanda.eos": [0, 3],
+        "servanda.eos": "[0, 3]",
         "servanda.tokenizes": True,
         "llama.vocab_size": 12,
         "llama.context_length": 64,

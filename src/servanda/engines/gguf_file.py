@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -139,8 +140,7 @@ def _write(
         writer.add_string("servanda.weights_from", weights_digest(stored, config))
         writer.add_string("servanda.converter", CONVERTER)
         writer.add_string("servanda.tokens", token_digest(token_ids(tokenizer), tokenizer))
-        if eos:
-            writer.add_array("servanda.eos", list(eos))
+        writer.add_string("servanda.eos", json.dumps(eos))  # llama.cpp does not tell arrays
         _add_shape(writer, config)
         write_tokenizer(writer, tokenizer, config, eos)
         for place in places.values():
