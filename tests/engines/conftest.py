@@ -5,6 +5,7 @@ from importlib.util import find_spec
 NEEDS = {
     "test_transformers.py": {"torch"},
     "test_quantized.py": {"torch"},
+    "test_stored.py": {"torch"},
     "test_time.py": {"torch"},
     "test_onnxruntime.py": {"torch", "onnx", "onnxruntime", "onnxscript"},
 }

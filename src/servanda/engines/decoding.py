@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from servanda.contract import Kernel, Path
 from servanda.engines.base import CHUNK_ELEMENTS
-from servanda.errors import MeasurementError
+from servanda.engines.misfits import refuse_misfits
 from servanda.identity import Description
 from servanda.latency import Timing
 from servanda.sampling import (
@@ -52,24 +52,24 @@ class DecodingEngine(ABC):
         return self._description
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
-        self._refuse_misfits(batch)
+        refuse_misfits(batch, self._description)
         chunks = batch.chunks(self.kernel.batch_size)
         return Trace.join([self._generate(chunk, sampling, seed) for chunk in chunks])
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
-        self._refuse_misfits(batch)
+        refuse_misfits(batch, self._description)
         chunks = batch.chunks(self.kernel.batch_size)
         return Trace.join([self._score(chunk, sampling, path) for chunk in chunks])
 
     def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.float32]]:
-        self._refuse_misfits(batch)
+        refuse_misfits(batch, self._description)
         for chunk in batch.chunks(self.kernel.batch_size):
             for logits_RV in self._given_logits(chunk, path):
                 if len(logits_RV):
                     yield self._numpy(logits_RV).astype(np.float32, copy=False)
 
     def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
-        self._refuse_misfits(batch)
+        refuse_misfits(batch, self._description)
         begun = self.clock()
         chunks = batch.chunks(self.kernel.batch_size)  # requests beyond it wait
         return Timing.join([self._timed(chunk, sampling, seed, record, begun) for chunk in chunks])
@@ -221,30 +221,3 @@ class DecodingEngine(ABC):
                 "sampling": sampling.model_dump_json(),
             },
         )
-
-    def _refuse_misfits(self, batch: Batch) -> None:
-        """A sequence that the model cannot run, by its name and size."""
-        context, ids = self._description.context, range(self._description.vocab_size)
-        continuations = batch.continuations or ((),) * len(batch)
-        for sequence, prompt, given in zip(
-            batch.sequence_S, batch.prompts, continuations, strict=True
-        ):
-            odd = [token for token in (*prompt, *given) if token not in ids]
-            if not prompt:
-                found = "has an empty prompt"
-                hint = "give its first token as the prompt"
-            elif odd:
-                found = f"has the token id {odd[0]}, and the model's ids end at {len(ids) - 1}"
-                hint = "encode prompts with the tokenizer of this model"
-            elif len(given) > batch.width:
-                found = f"has {len(given)} tokens to score in a batch of width {batch.width}"
-                hint = "the width of a batch is its longest continuation, or more"
-            elif context is not None and len(prompt) + batch.width > context:
-                found = (
-                    f"needs {len(prompt) + batch.width} tokens ({len(prompt)} of prompt and "
-                    f"{batch.width} new), and the model's context is {context}"
-                )
-                hint = "shorten the prompt, or lower max_new_tokens"
-            else:
-                continue
-            raise MeasurementError(f"sequence {sequence} {found}", hint=hint)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from servanda.contract import Kernel
+from servanda.engines.folder import reading, weight_files
 from servanda.errors import MeasurementError
 from servanda.identity import digest_of
 
@@ -66,7 +67,7 @@ def onnx_file(folder: Path, config_json: Mapping[str, Any], kernel: Kernel) -> O
     """The ONNX file of a checkpoint folder, from the cache or made now.
 
     Args:
-        folder: as of `checkpoint.checkpoint_folder`.
+        folder: as of `folder.checkpoint_folder`.
         config_json: its config.json.
         kernel: of engine onnxruntime; its attention and quantization say which file.
 
@@ -112,8 +113,6 @@ def _versions(libraries: tuple[str, ...]) -> dict[str, str]:
 
 
 def _weights_digest(folder: Path) -> str:
-    from servanda.engines.checkpoint import reading, weight_files
-
     digest = hashlib.blake2b(digest_size=16)
     for file in weight_files(folder):
         with reading(file):
@@ -207,7 +206,7 @@ def _export(folder: Path, kernel: Kernel, file: Path) -> dict[str, Any]:
         from servanda.engines import checkpoint
 
     with checkpoint.quiet():
-        with checkpoint.reading(folder / "config.json"):
+        with reading(folder / "config.json"):
             config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         state = checkpoint.read_weights(folder)
         model: Any = checkpoint.build_model(folder, config, state, kernel)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.contract import Kernel
+from servanda.engines import folder
 from servanda.engines.base import ENGINES
 from servanda.engines.decoding import DecodingEngine
 from servanda.engines.onnx_file import QUANTIZED, needing, onnx_file, past_names
@@ -37,21 +38,19 @@ class OnnxRuntimeEngine(DecodingEngine):
             import onnxruntime
             from tokenizers import Tokenizer
 
-            from servanda.engines import checkpoint
-
-        folder = checkpoint.checkpoint_folder(kernel.model)
-        config_json = checkpoint.read_json(folder / "config.json")
-        tokenizer_json = checkpoint.read_json(folder / "tokenizer.json")
-        with checkpoint.reading(folder / "tokenizer.json"):
-            self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        place = folder.checkpoint_folder(kernel.model)
+        config_json = folder.read_json(place / "config.json")
+        tokenizer_json = folder.read_json(place / "tokenizer.json")
+        with folder.reading(place / "tokenizer.json"):
+            self._tokenizer: Any = Tokenizer.from_file(str(place / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        file = onnx_file(folder, config_json, kernel)
+        file = onnx_file(place, config_json, kernel)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = 3  # errors: they are raised as well
-        with checkpoint.reading(file.path, "delete its folder: it is made anew"):
+        with folder.reading(file.path, "delete its folder: it is made anew"):
             self._session: Any = onnxruntime.InferenceSession(file.path, options, [_PROVIDER])
         self._value = onnxruntime.OrtValue.ortvalue_from_numpy
         # of each layer's keys and values
@@ -70,9 +69,9 @@ class OnnxRuntimeEngine(DecodingEngine):
                 "config": digest_of(config_json),
             },
             tensors=about["tensors"],
-            tokens=checkpoint.token_digest(self._tokenizer.get_vocab(), tokenizer_json),
+            tokens=folder.token_digest(self._tokenizer.get_vocab(), tokenizer_json),
             vocab_size=about["vocab_size"],
-            eos=checkpoint.end_tokens(folder, about),
+            eos=folder.end_tokens(place, about),
             context=about["context"],
             timed=True,
         )

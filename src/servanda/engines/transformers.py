@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from servanda.contract import Kernel
-from servanda.engines import checkpoint
+from servanda.engines import checkpoint, folder
 from servanda.engines.base import ENGINES
 from servanda.engines.decoding import DecodingEngine
 from servanda.engines.quantized import check_quantization, quantize_
@@ -40,15 +40,15 @@ class TransformersEngine(DecodingEngine):
             check_quantization(kernel.quantization)  # before anything is read
         torch.set_num_threads(1)
         super().__init__(kernel)
-        self.folder = checkpoint.checkpoint_folder(kernel.model)
+        self.folder = folder.checkpoint_folder(kernel.model)
         with checkpoint.quiet():
-            with checkpoint.reading(self.folder / "config.json"):
-                config_json = checkpoint.read_json(self.folder / "config.json")
+            with folder.reading(self.folder / "config.json"):
+                config_json = folder.read_json(self.folder / "config.json")
                 self._config: Any = transformers.AutoConfig.from_pretrained(
                     self.folder, local_files_only=True
                 )
-            with checkpoint.reading(self.folder / "tokenizer.json"):
-                tokenizer_json = checkpoint.read_json(self.folder / "tokenizer.json")
+            with folder.reading(self.folder / "tokenizer.json"):
+                tokenizer_json = folder.read_json(self.folder / "tokenizer.json")
                 self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
                     self.folder, local_files_only=True
                 )
@@ -63,9 +63,9 @@ class TransformersEngine(DecodingEngine):
                 for name, tensor in state.items()
                 if tied.get(name) not in state
             },
-            tokens=checkpoint.token_digest(self._tokenizer.get_vocab(), tokenizer_json),
+            tokens=folder.token_digest(self._tokenizer.get_vocab(), tokenizer_json),
             vocab_size=text_config.vocab_size,
-            eos=checkpoint.end_tokens(self.folder, text_config.to_dict()),
+            eos=folder.end_tokens(self.folder, text_config.to_dict()),
             context=getattr(text_config, "max_position_embeddings", None),
             timed=True,
         )

@@ -1,0 +1,198 @@
+# One model of llama.cpp in memory, by its C functions: metadata, tokens, and logits of what is
+# fed to it.
+#
+# Axes: R rows of logits, S sequences, V vocabulary.
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.engines.llama_library import last_error, llama
+from servanda.errors import MeasurementError
+
+# tokens that one call and one graph take: what llama-server cuts a prompt into by default
+TOKENS_AT_ONCE = 512
+_MAGIC = b"GGUF"
+
+
+class Fed(NamedTuple):
+    """A token for the model: its id, place and sequence, and whether its logits are wanted."""
+
+    token: int
+    position: int
+    sequence: int
+    wanted: bool
+
+
+class LlamaModel:
+    """Weights, a cache of keys and values that all sequences share, and one thread.
+
+    Args:
+        file: of GGUF.
+        cache: the dtype of keys and values, "f32" or "f16".
+        flash: whether attention is fused.
+
+    Raises:
+        MeasurementError: llama.cpp is missing, or cannot load the file.
+    """
+
+    def __init__(self, file: Path, cache: str, flash: bool) -> None:
+        self.lib, self.file = llama(), file
+        _refuse_no_gguf(file)
+        options = self.lib.llama_model_default_params()
+        options.n_gpu_layers = 0
+        self._model = self.lib.llama_model_load_from_file(os.fsencode(file), options)
+        if not self._model:
+            raise MeasurementError(
+                f"llama.cpp cannot load {str(file)!r}: {last_error()}",
+                hint="copy or convert the file again, or build a llama.cpp that has this "
+                "architecture",
+            )
+        if self.lib.llama_model_has_encoder(self._model):
+            raise MeasurementError(
+                f"{str(file)!r} is no causal language model: it has an encoder",
+                hint="kernels.*.model names a model that continues texts",
+            )
+        self._cache = {"f32": self.lib.GGML_TYPE_F32, "f16": self.lib.GGML_TYPE_F16}[cache]
+        self._flash = int(flash)
+        self._vocab = self.lib.llama_model_get_vocab(self._model)
+        self._batch = self.lib.llama_batch_init(TOKENS_AT_ONCE, 0, 1)
+        self._context: Any = None
+        self._room = (0, 0)
+        self.vocab_size: int = self.lib.llama_vocab_n_tokens(self._vocab)
+        self.context: int = self.lib.llama_model_n_ctx_train(self._model)
+        self.kind: int = self.lib.llama_model_ftype(self._model)
+        self.most_sequences: int = self.lib.llama_max_parallel_sequences()
+
+    def said(self, key: str) -> str:
+        """A value of the file's metadata as text; "" where it has none."""
+        size = 256
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            length = self.lib.llama_model_meta_val_str(self._model, key.encode(), buffer, size)
+            if length < size:
+                return buffer.value.decode(errors="replace") if length > 0 else ""
+            size = length + 1
+
+    # tokens
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Ids that end a sequence: as the converter said, or else as llama.cpp has it."""
+        said = self.said("servanda.eos")
+        if said:
+            return tuple(json.loads(said))
+        ids = range(self.vocab_size)
+        return tuple(i for i in ids if self.lib.llama_vocab_is_eog(self._vocab, i))
+
+    def vocabulary(self) -> list[str]:
+        texts = [self.lib.llama_vocab_get_text(self._vocab, i) for i in range(self.vocab_size)]
+        return [text.decode(errors="replace") for text in texts]
+
+    def tokenize(self, text: str) -> list[int]:
+        data = text.encode()
+        size = len(data) + 1
+        ids = (self.lib.llama_token * size)()
+        n = self.lib.llama_tokenize(self._vocab, data, len(data), ids, size, False, True)
+        if n < 0:
+            raise MeasurementError(
+                f"llama.cpp cannot cut the text {text[:40]!r} into tokens",
+                hint="kernels.*.model may be the folder of the checkpoint, with its tokenizer",
+            )
+        return list(ids[:n])
+
+    def text(self, ids: Sequence[int]) -> str:
+        return b"".join(map(self._piece, ids)).decode(errors="replace")
+
+    def _piece(self, token: int) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = self.lib.llama_token_to_piece(self._vocab, token, buffer, size, 0, True)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+    # running
+
+    def begin(self, sequences: int, cells: int) -> None:
+        """Forget what was fed, and make room for so many sequences and tokens of all of them."""
+        if self._context and sequences <= self._room[0] and cells <= self._room[1]:
+            self.lib.llama_memory_clear(self.lib.llama_get_memory(self._context), True)
+            return
+        self._free_context()
+        options = self.lib.llama_context_default_params()
+        options.n_ctx, options.n_seq_max = cells, sequences
+        options.n_batch = options.n_ubatch = TOKENS_AT_ONCE
+        options.n_threads = options.n_threads_batch = 1
+        options.type_k = options.type_v = self._cache
+        options.flash_attn_type = self._flash
+        options.kv_unified = options.no_perf = True
+        self._context = self.lib.llama_init_from_model(self._model, options)
+        if not self._context:
+            raise MeasurementError(
+                f"llama.cpp cannot make room for {sequences} sequences of {cells} tokens in all: "
+                f"{last_error()}",
+                hint="lower kernels.*.batch_size or max_new_tokens",
+            )
+        self._room = (sequences, cells)
+
+    def feed(self, tokens: Sequence[Fed]) -> Iterator[NDArray[np.float32]]:
+        """Logits [R, V] of the tokens that want them, in the order fed, a piece for each call."""
+        for start in range(0, len(tokens), TOKENS_AT_ONCE):
+            piece = tokens[start : start + TOKENS_AT_ONCE]
+            batch = self._batch
+            batch.n_tokens = len(piece)
+            for i, fed in enumerate(piece):
+                batch.token[i], batch.pos[i] = fed.token, fed.position
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, fed.sequence
+                batch.logits[i] = fed.wanted
+            code = self.lib.llama_decode(self._context, batch)
+            if code:
+                raise MeasurementError(
+                    f"llama.cpp cannot run {len(piece)} tokens (code {code}): {last_error()}",
+                    hint="lower kernels.*.batch_size",
+                )
+            rows = [self._logits(i) for i, fed in enumerate(piece) if fed.wanted]
+            yield np.stack(rows) if rows else np.zeros((0, self.vocab_size), np.float32)
+
+    def _logits(self, i: int) -> NDArray[np.float32]:
+        row = self.lib.llama_get_logits_ith(self._context, i)
+        return np.ctypeslib.as_array(row, shape=(self.vocab_size,))
+
+    def close(self) -> None:
+        if self._model:
+            self._free_context()
+            self.lib.llama_batch_free(self._batch)
+            self.lib.llama_model_free(self._model)
+            self._model = None
+
+    def _free_context(self) -> None:
+        if self._context:
+            self.lib.llama_free(self._context)
+            self._context = None
+
+
+def _refuse_no_gguf(file: Path) -> None:
+    """A file that does not begin as GGUF does: llama.cpp would say less."""
+    try:
+        with file.open("rb") as opened:
+            magic = opened.read(len(_MAGIC))
+    except OSError as error:
+        raise MeasurementError(
+            f"{str(file)!r} cannot be read: {error.strerror or error}",
+            hint="kernels.*.model of engine 'llamacpp' is a checkpoint's folder or a .gguf file",
+        ) from None
+    if magic != _MAGIC:
+        raise MeasurementError(
+            f"{str(file)!r} is no GGUF file: it begins with {magic!r}",
+            hint="name the checkpoint's folder, which is converted, or a .gguf file",
+        )

@@ -1,0 +1,331 @@
+# llama.cpp itself against Transformers in float32, at the same weights.
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from servanda import run
+from servanda.contract import Kernel
+from servanda.engines.gguf_file import write_gguf
+from servanda.engines.worker import spawn
+from servanda.errors import MeasurementError
+from servanda.identity import same_policy
+from servanda.sampling import Sampling
+from servanda.trace import Batch
+from tests.engines.checkpoints import LLAMA, QWEN3, TOKENIZER, numbers, write_checkpoint
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "models" / "tiny-lm"
+WIDTH, SEED = 48, 7
+PROMPTS = [
+    json.loads(line)["prompt"]
+    for line in (ROOT / "data" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:24]
+]
+
+
+@pytest.fixture(scope="module")
+def opened(venvs, tmp_path_factory):
+    """Opens kernels of llama.cpp in their own environment, each once, and closes them."""
+    cache = tmp_path_factory.mktemp("cache")
+    workers = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERVANDA_CACHE", str(cache))
+
+        def open_kernel(**kernel):
+            kernel = {"model": str(MODEL), "batch_size": 8, **kernel}
+            key = json.dumps(kernel, sort_keys=True)
+            if key not in workers:
+                told = Kernel(engine="llamacpp", python=str(venvs / "llamacpp"), **kernel)
+                workers[key] = spawn(told, "infer")
+            return workers[key]
+
+        yield open_kernel
+    for worker in workers.values():
+        worker.close()
+
+
+@pytest.fixture(scope="module")
+def train():
+    worker = spawn(Kernel(engine="transformers", model=str(MODEL), batch_size=8), "train")
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(scope="module")
+def prompts(train):
+    ids = train.encode(PROMPTS)
+    return Batch(tuple(range(len(ids))), tuple(map(tuple, ids)), WIDTH)
+
+
+@pytest.fixture(scope="module")
+def drawn(train, prompts):
+    return train.generate(prompts, Sampling(), SEED)
+
+
+def given(prompts, trace):
+    return Batch(prompts.sequence_S, prompts.prompts, prompts.width, trace.continuations)
+
+
+def cut(rows, at):
+    """Rows of ids as a batch of prompts, and of what follows them."""
+    prompts, rest = (tuple(tuple(r[part]) for r in rows) for part in (slice(at), slice(at, None)))
+    return Batch(tuple(range(len(rows))), prompts, len(rest[0]), rest)
+
+
+def distance(engine, train, batch, path):
+    """|log ratio| of every token."""
+    theirs = engine.score(batch, Sampling(), path).columns["logp"]
+    return np.abs(train.score(batch, Sampling(), path).columns["logp"] - theirs)
+
+
+@pytest.mark.parametrize("path", ["prefill", "decode"])
+def test_in_float32_llama_cpp_is_the_same_kernel(opened, train, prompts, drawn, path):
+    engine, batch = opened(), given(prompts, drawn)
+
+    assert distance(engine, train, batch, path).max() < 1e-4
+
+    theirs = np.concatenate(list(engine.logits(batch, path)))
+    ours = np.concatenate(list(train.logits(batch, path)))
+    assert theirs.shape == ours.shape
+    assert np.abs(theirs - ours).max() < 1e-3
+
+
+def test_a_coarser_file_is_farther_away(opened, train, prompts, drawn):
+    batch = given(prompts, drawn)
+    kernels = {
+        "f32": {},
+        "f16": {"dtype": "float16"},
+        "q8_0": {"quantization": "q8_0"},
+        "q4_k_m": {"quantization": "q4_k_m"},
+    }
+
+    mean = {
+        name: float(distance(opened(**kernel), train, batch, "decode").mean())
+        for name, kernel in kernels.items()
+    }
+
+    assert mean["f32"] < 1e-5 < mean["f16"] < 1e-3 < mean["q8_0"] < 5e-3 < mean["q4_k_m"] < 5e-2
+
+
+@pytest.mark.parametrize(
+    "kernel", [{"dtype": "bfloat16"}, {"quantization": "q4_0"}, {"attention": "sdpa"}], ids=str
+)
+def test_every_other_kind_runs_and_agrees_with_itself(opened, train, prompts, drawn, kernel):
+    engine, batch = opened(**kernel), given(prompts, drawn)
+
+    assert distance(engine, train, batch, "prefill").mean() < 5e-2
+    assert distance(engine, engine, batch, "decode").max() == 0.0
+
+
+def test_draws_are_coupled_to_those_of_transformers(opened, prompts, drawn):
+    trace = opened().generate(prompts, Sampling(), SEED)
+
+    same = [a == b for a, b in zip(trace.continuations, drawn.continuations, strict=True)]
+
+    assert np.mean(same) >= 0.95
+    assert trace.columns.keys() == drawn.columns.keys()
+    assert trace.about == {**drawn.about, "path": "decode"}
+
+
+def test_a_sequence_is_drawn_alike_alone_and_among_others(opened, prompts):
+    engine, alone = opened(), opened(batch_size=1)
+    few = prompts.take(range(4))
+
+    together, one = (e.generate(few, Sampling(top_p=0.9), SEED) for e in (engine, alone))
+
+    assert together.continuations == one.continuations
+    assert np.abs(together.columns["logp"] - one.columns["logp"]).max() < 1e-4
+
+
+def test_what_was_drawn_is_scored_as_it_was_drawn(opened, prompts):
+    engine = opened(quantization="q8_0")
+    trace = engine.generate(prompts, Sampling(temperature=0.8), SEED)
+
+    again = engine.score(given(prompts, trace), Sampling(temperature=0.8), "decode")
+
+    for name, column in trace.columns.items():
+        assert np.array_equal(again.columns[name], column), name
+
+
+def test_tokens_texts_and_ends_are_those_of_the_checkpoint(opened, train, prompts):
+    engine, ours, theirs = opened(), train.describe(), opened().describe()
+
+    assert (theirs.tokens, theirs.vocab_size, theirs.eos, theirs.context) == (
+        (ours.tokens, ours.vocab_size, ours.eos, ours.context)
+    )
+    assert engine.encode(PROMPTS) == train.encode(PROMPTS)
+    assert engine.vocabulary() == train.vocabulary()
+    assert engine.decode(prompts.prompts) == train.decode(prompts.prompts)
+
+
+def test_converted_weights_are_derived_and_not_verified(opened, train):
+    assert same_policy(train.describe(), opened().describe()) == "derived"
+    assert opened().describe().weights == train.describe().weights
+
+
+def test_a_bare_file_is_cut_into_tokens_by_llama_cpp_itself(opened, train, prompts, tmp_path):
+    write_gguf(MODEL, tmp_path / "m.gguf", "f32")
+    engine = opened(model=str(tmp_path / "m.gguf"))
+
+    assert engine.encode(PROMPTS) == train.encode(PROMPTS)
+    assert engine.vocabulary() == train.vocabulary()
+    assert engine.decode(prompts.prompts) == train.decode(prompts.prompts)
+    described = engine.describe()
+    assert same_policy(train.describe(), described) == "derived"
+    assert described.eos == train.describe().eos
+    few = prompts.take(range(8))
+    folder = opened().generate(few, Sampling(), SEED)
+    assert engine.generate(few, Sampling(), SEED).continuations == folder.continuations
+
+
+@pytest.mark.parametrize(
+    "config",
+    [LLAMA, {**LLAMA, "tie_word_embeddings": True}, QWEN3, {**QWEN3, "tie_word_embeddings": False}],
+    ids=["llama", "llama, tied", "qwen3, tied", "qwen3"],
+)
+def test_every_architecture_that_is_written_is_computed_alike(opened, tmp_path, config):
+    config = {**config, "head_dim": 8, "architectures": ["made by hand"]}
+    write_checkpoint(tmp_path / "m", config, numbers(config))
+    train = spawn(Kernel(engine="transformers", model=str(tmp_path / "m")), "train")
+    rows = np.random.default_rng(2).integers(0, config["vocab_size"], (4, 24)).tolist()
+    batch = Batch(
+        (0, 1, 2, 3), tuple(tuple(r[:8]) for r in rows), 16, tuple(tuple(r[8:]) for r in rows)
+    )
+
+    try:
+        for path in ("prefill", "decode"):
+            far = distance(opened(model=str(tmp_path / "m")), train, batch, path)
+            assert far.max() < 1e-3, path
+    finally:
+        train.close()
+
+
+def test_a_tokenizer_that_llama_cpp_lacks_leaves_a_kernel_of_ids(opened, tmp_path):
+    config = {**LLAMA, "head_dim": 8}
+    words = {**TOKENIZER, "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
+    write_checkpoint(tmp_path / "m", config, numbers(config), words)
+    write_gguf(tmp_path / "m", tmp_path / "m.gguf", "f32")
+    engine = opened(model=str(tmp_path / "m.gguf"))
+
+    described = engine.describe()
+
+    assert (described.encodes, described.decodes, described.eos) == (False, False, (0, 3))
+    assert engine.vocabulary() == []
+    trace = engine.generate(Batch((0,), ((1, 2),), 4), Sampling(), SEED)
+    assert len(trace.token_N) in range(1, 5)
+    with pytest.raises(MeasurementError, match=r"holds a tokenizer that llama\.cpp does not have"):
+        engine.encode(["a"])
+
+
+def test_a_batch_that_does_not_fit_one_piece_is_fed_in_more(opened, train):
+    """2,240 prompt tokens a chunk: more than one call takes, so the cache is read across calls."""
+    rows = np.random.default_rng(3).integers(1, 1000, (8, 300)).tolist()
+
+    for path in ("prefill", "decode"):  # random ids are improbable: a logprob of -20 is coarser
+        assert distance(opened(), train, cut(rows, 280), path).max() < 1e-3
+
+
+def test_served_tokens_are_timed(opened, prompts, drawn):
+    for record in (True, False):
+        timing = opened().time(prompts, Sampling(), SEED, record)
+        assert timing.tokens == int(opened().generate(prompts, Sampling(), SEED).length_S.sum())
+        assert min(timing.first_S) > 0
+
+
+# refusals
+
+
+def refused(opened, **kernel):
+    with pytest.raises(MeasurementError) as told:
+        opened(**kernel).describe()
+    return str(told.value)
+
+
+def test_files_that_are_no_model_of_llama_cpp_are_named(opened, tmp_path):
+    write_gguf(MODEL, tmp_path / "m.gguf", "f32")
+    whole = (tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "short.gguf").write_bytes(whole[:5_000_000])
+    (tmp_path / "other.gguf").write_bytes(
+        whole.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0zzzzz", 1)
+    )
+    (tmp_path / "text.gguf").write_text("GUF")
+    again = (
+        "\n  hint: copy or convert the file again, or build a llama.cpp that has this architecture"
+    )
+
+    short = refused(opened, model=str(tmp_path / "short.gguf"))
+    assert short.startswith(f"infer: llama.cpp cannot load '{tmp_path / 'short.gguf'}': ")
+    assert "model is corrupted or incomplete" in short and short.endswith(again)
+    other = refused(opened, model=str(tmp_path / "other.gguf"))
+    assert "unknown model architecture: 'zzzzz'" in other and other.endswith(again)
+    assert refused(opened, model=str(tmp_path / "text.gguf")) == (
+        f"infer: '{tmp_path / 'text.gguf'}' is no GGUF file: it begins with b'GUF'\n"
+        "  hint: name the checkpoint's folder, which is converted, or a .gguf file"
+    )
+    assert refused(opened, model=str(tmp_path / "m.gguf"), quantization="q8_0") == (
+        f"infer: '{tmp_path / 'm.gguf'}' holds f32, and the kernel's quantization says q8_0\n"
+        "  hint: write dtype: float32 for this file, or name one that holds q8_0"
+    )
+    assert "was made from weights" in refused(
+        opened, model=str(tmp_path / "m.gguf"), weights_from="0" * 32
+    )
+
+
+def test_a_library_that_is_not_there_is_named(venvs, monkeypatch, tmp_path):
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
+    worker = spawn(
+        Kernel(engine="llamacpp", python=str(venvs / "llamacpp"), model=str(MODEL)), "infer"
+    )
+
+    with pytest.raises(MeasurementError) as told:
+        worker.describe()
+    worker.close()
+
+    assert "the library of llama.cpp cannot be loaded" in str(told.value)
+    assert f"(LLAMA_CPP_LIB_PATH is '{tmp_path}')" in str(told.value)
+    assert "let LLAMA_CPP_LIB_PATH name the folder of libllama" in str(told.value)
+
+
+# the command line
+
+CONTRACT = """\
+apiVersion: servanda.dev/v1alpha1
+kind: KernelContract
+metadata: {{name: llamacpp}}
+kernels:
+  train: {{engine: transformers, model: {model}, batch_size: 16}}
+  infer: {{engine: llamacpp, python: {python}, model: {model}, quantization: q8_0, batch_size: 16}}
+workload:
+  prompts: {prompts}
+  sampling: {{max_new_tokens: 24, seed: 7}}
+confidence: 0.95
+claim: population
+weights: {{identity: derived}}
+statistical:
+  - {{id: tail, metric: abs_log_ratio_nats, aggregate: p90, at_most: {limit}}}
+observability:
+  clauses:
+    - {{id: fidelity, metric: sampler_fidelity}}
+promotion: {{offline: {{sequences: [100, 1000]}}}}
+"""
+
+
+@pytest.mark.parametrize(("limit", "code"), [(0.1, 0), (0.0005, 1)])
+def test_a_contract_is_checked_end_to_end(venvs, tmp_path, monkeypatch, limit, code):
+    monkeypatch.setenv("SERVANDA_CACHE", str(tmp_path / "cache"))
+    contract = tmp_path / "q8.kernelcontract.yaml"
+    contract.write_text(
+        CONTRACT.format(
+            model=MODEL,
+            prompts=ROOT / "data" / "prompts.jsonl",
+            python=venvs / "llamacpp",
+            limit=limit,
+        )
+    )
+
+    verdict = run.check(contract, run_dir=tmp_path / "run")
+
+    assert verdict.exit_code == code
+    assert verdict.lost == 0
