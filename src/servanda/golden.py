@@ -150,7 +150,9 @@ def _bounded(
     infer = engines["infer"]
     train = engines["train"].logits(batches["train"], paths["train"])
     far = infer.top(batches["infer"], paths["infer"])
-    return bounded(train, far, infer.describe().vocab_size)
+    # a server does not tell the size of its vocabulary, and both sides have one
+    size = infer.describe().vocab_size or engines["train"].describe().vocab_size
+    return bounded(train, far, size)
 
 
 def against_itself(batch: Batch, engine: Engine, path: Path) -> Trace:

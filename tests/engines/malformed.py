@@ -135,7 +135,8 @@ def _another(draw, value):
         if how == 4:
             return {**value, str(draw(st.integers(-1, 1100))): {"logprob": -0.5, "rank": 1}}
         return dict(reversed(value.items()))
-    if isinstance(value, int | float) and not isinstance(value, bool) and how < 3:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and how < 3 and abs(value) < 1e300:
         return value + draw(st.sampled_from([1, -1, 0.5, -0.5]))
     return deepcopy(draw(st.sampled_from([*NUMBERS, *OTHERS])))  # it may be changed again
 
