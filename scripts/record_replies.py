@@ -8,6 +8,7 @@
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -34,6 +35,7 @@ SEED = 8  # by which both servers end an answer by themselves
 # one byte of a text, the end token, and a piece of code
 BATCH = Batch((0, 1, 2, 3), ((5, 6, 7, 8), (0,), (300, 77, 80), (14, 0)), WIDTH)
 FILTERED = Sampling(temperature=0.7, top_k=3)
+_FOLDERS = re.compile(r'(?<="model_path":")[^"]*/')
 _PAGE = "vllm:cache_config_info{"  # all that is read of /metrics, which is long
 
 
@@ -78,7 +80,7 @@ def recorder(target, found):
                     "asked": json.loads(body) if body else None,
                     "status": reply.status_code,
                     "type": reply.headers.get("content-type", ""),
-                    "text": text.replace(str(ROOT), "/srv"),
+                    "text": _FOLDERS.sub("/srv/", text.replace(str(ROOT), "/srv")),
                 }
             )
             content = text.encode()

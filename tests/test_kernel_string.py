@@ -8,7 +8,7 @@ from servanda.contract import QUANTIZATIONS, Kernel
 from servanda.errors import ContractError
 from servanda.kernel_string import DTYPES, kernel_string, parse_kernel, shown
 
-ENGINES = ["pack", "table", "transformers"]
+ENGINES = ["openai_http", "pack", "table", "transformers"]
 
 texts = st.text(min_size=1, max_size=12).filter(lambda t: t.isprintable() or '"' in t)
 kernels = st.builds(
@@ -22,6 +22,7 @@ kernels = st.builds(
     path=st.sampled_from([None, "prefill", "decode"]),
     batch_size=st.integers(1, 4096),
     weights_from=st.one_of(st.none(), texts),
+    python=st.one_of(st.none(), texts),
     fault=st.one_of(
         st.none(),
         st.dictionaries(
@@ -85,12 +86,12 @@ B:1:25: no quantization is named 'int8'
   hint: which one: int8_weight_only or int8_dynamic? They are different kernels""",
         ),
         (
-            "http://localhost:8000",
+            "http://localhost:8000/v1?key=a",
             """\
-B:1:1: servers are not supported by this version, only engines that it runs itself
-    1 | http://localhost:8000
-        ^
-  hint: name a kernel such as transformers:models/tiny-lm@bfloat16, or reference.pack""",
+B:1:25: this is not the address of a server
+    1 | http://localhost:8000/v1?key=a
+                                ^
+  hint: write http://HOST:PORT, and options after a comma""",
         ),
         (
             "models/tiny-lm",
@@ -137,6 +138,10 @@ def test_what_is_wrong_is_said_under_its_place(text, message):
         ("table:p,title=a,title=b", 17, "title is there twice"),
         ('table:p,title="a', 15, "a quote inside a value, or one that is not closed"),
         ("table:p@w8a8", 9, "no dtype is named 'w8a8'"),
+        ("http://", 1, "this is not the address of a server"),
+        ("http://a b", 9, "this is not the address of a server"),
+        ("http://a,dtype=float32", 10, "a url has no key 'dtype'"),
+        ("http://a,dialect=openai", 18, "dialect cannot be 'openai'"),
     ],
 )
 def test_every_mistake_has_its_column(text, column, part):
@@ -144,6 +149,42 @@ def test_every_mistake_has_its_column(text, column, part):
         parse(text)
     problem = caught.value.problems[0]
     assert part in problem.message and problem.where.column == column and problem.hint
+
+
+def test_a_server_is_named_by_its_url():
+    text = "https://gpu-7:8000/v1,dialect=vllm,logprobs=processed,served=policy,batch_size=64"
+    kernel = Kernel(
+        engine="openai_http",
+        url="https://gpu-7:8000/v1",
+        dialect="vllm",
+        logprobs="processed",
+        served="policy",
+        batch_size=64,
+    )
+    assert parse(text) == kernel and kernel_string(kernel) == text
+    plain = Kernel(engine="openai_http", url="http://[::1]:80")
+    assert parse("http://[::1]:80") == plain and kernel_string(plain) == "http://[::1]:80"
+
+
+@given(
+    st.builds(
+        Kernel,
+        engine=st.just("openai_http"),
+        url=st.sampled_from(["http://a", "https://10.0.0.1:8000", "http://h:1/path/of/it"]),
+        served=st.one_of(st.none(), texts),
+        dialect=st.sampled_from([None, "vllm", "sglang", "llamacpp", "plain"]),
+        logprobs=st.sampled_from([None, "raw", "processed"]),
+        batch_size=st.integers(1, 4096),
+        title=st.one_of(st.just(""), texts),
+        weights_from=st.one_of(st.none(), texts),
+    )
+)
+def test_every_server_has_a_string_that_gives_it_back(kernel):
+    assert parse(kernel_string(kernel)) == kernel
+
+
+def test_an_interpreter_is_a_key_of_what_runs_here():
+    assert parse("table:p.json,python=.venvs/vllm").python == ".venvs/vllm"
 
 
 def test_what_has_no_string_says_so():

@@ -143,7 +143,7 @@ def _kernel(kernel: Kernel) -> str:
     """A kernel as a flow mapping: what decides its numbers, and what is not the default."""
     plain = Kernel(engine=kernel.engine)  # type: ignore[call-arg]
     always = ("engine", "model")
-    if kernel.engine not in ("table", "pack"):
+    if kernel.engine not in ("table", "pack") and kernel.url is None:
         always += ("dtype", "attention")
     items = [
         f"{name}: {_value(value)}"

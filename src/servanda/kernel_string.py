@@ -3,10 +3,13 @@
 #   transformers:models/tiny-lm@bfloat16+int8_weight_only,attention=sdpa,batch_size=16
 #   table:p.json
 #   reference.pack
+#   http://127.0.0.1:8000,dialect=vllm,logprobs=processed
 #
 #   kernel   = engine ":" model ["@" dtype ["+" quantization]] {"," key "=" value}
+#            | url {"," key "=" value}, of engine openai_http
 #            | a path that ends in ".pack"
-#   key      = attention | batch_size | path | title | weights_from | fault
+#   key      = attention | batch_size | path | title | weights_from | python | fault
+#            | served | dialect | logprobs, of a url
 #   fault    = name [":" value], the value as JSON; without one it is true
 #
 # A model or a value in double quotes is read as a JSON text, so that it may hold any of
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, get_args
 
@@ -28,12 +31,17 @@ from servanda.registry import did_you_mean
 
 PACK = ".pack"
 DTYPES: tuple[str, ...] = get_args(Kernel.model_fields["dtype"].annotation)
-KEYS = ("attention", "batch_size", "path", "title", "weights_from", "fault")
-_EXAMPLE = "such as transformers:models/tiny-lm@bfloat16, or reference.pack"
+KEYS = ("attention", "batch_size", "path", "title", "weights_from", "python", "fault")
+SERVER_KEYS = ("dialect", "logprobs", "served", "batch_size", "path", "title", "weights_from")
+SERVER = "openai_http"
+_EXAMPLE = "such as transformers:models/tiny-lm@bfloat16, http://HOST:PORT, or reference.pack"
+_URL = re.compile(r"https?://[^/,\s]+(/[^,\s?#]*)?")
 _WORD = re.compile(r'"(?:[^"\\]|\\.)*"|[^",]*')
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "attention": get_args(Kernel.model_fields["attention"].annotation),
     "path": ("prefill", "decode"),
+    "dialect": ("vllm", "sglang", "llamacpp", "plain"),
+    "logprobs": ("raw", "processed"),
 }
 
 
@@ -62,6 +70,9 @@ def kernel_string(kernel: Kernel) -> str:
     >>> kernel_string(Kernel(engine="transformers", model="m", quantization="w8a8"))
     'transformers:m@float32+w8a8'
     """
+    if kernel.url is not None and kernel.sampling is None and kernel.engine == SERVER:
+        plain = Kernel(engine=SERVER, url=kernel.url)  # type: ignore[call-arg]
+        return kernel.url + _keys(kernel, plain, SERVER_KEYS)
     if kernel.sampling is not None or kernel.model is None:
         what = "no model" if kernel.model is None else "a sampling of its own"
         raise ContractError(
@@ -73,7 +84,13 @@ def kernel_string(kernel: Kernel) -> str:
     text = f"{kernel.engine}:{_written(kernel.model, marks=',@')}"
     if kernel.engine not in ("table", "pack") or kernel.dtype != plain.dtype or kernel.quantization:
         text += f"@{kernel.dtype}" + (f"+{kernel.quantization}" if kernel.quantization else "")
-    for key in KEYS:
+    return text + _keys(kernel, plain, KEYS)
+
+
+def _keys(kernel: Kernel, plain: Kernel, keys: Sequence[str]) -> str:
+    """The keys by which a kernel differs from the plain one."""
+    text = ""
+    for key in keys:
         value = getattr(kernel, key)
         if value == getattr(plain, key):
             continue
@@ -117,11 +134,7 @@ class _Reader:
         if not text.strip():
             raise self.wrong(0, "an empty text names no kernel", f"name one, {_EXAMPLE}")
         if re.match(r"https?://", text):
-            raise self.wrong(
-                0,
-                "servers are not supported by this version, only engines that it runs itself",
-                f"name a kernel {_EXAMPLE}",
-            )
+            return self._server()
         if text.endswith(PACK) and text.split(":", 1)[0] not in self.engines:
             return Kernel(engine="pack", model=text)  # type: ignore[call-arg]
         engine, colon, _ = text.partition(":")
@@ -152,10 +165,26 @@ class _Reader:
         if not model:
             raise self.wrong(colon_at + 1, "the kernel names no model", f"write one, {_EXAMPLE}")
         found["model"] = model
+        return self._made(at, found, places, KEYS)
+
+    def _server(self) -> Kernel:
+        """The kernel behind a url."""
+        match = _URL.match(self.text)
+        end = match.end() if match else 0
+        if match is None or self.text[end : end + 1] not in ("", ","):
+            hint = "write http://HOST:PORT, and options after a comma"
+            raise self.wrong(end, "this is not the address of a server", hint)
+        found: dict[str, Any] = {"engine": SERVER, "url": match[0]}
+        return self._made(end, found, {"engine": 0, "url": 0}, SERVER_KEYS)
+
+    def _made(
+        self, at: int, found: dict[str, Any], places: dict[str, int], keys: Sequence[str]
+    ) -> Kernel:
+        """The kernel, with the options from `at` on."""
         while at < len(self.text):
             if self.text[at] != ",":
                 raise self.wrong(at, "a comma is wanted here", "write ,key=value after the model")
-            at = self._option(at + 1, found, places)
+            at = self._option(at + 1, found, places, keys)
         try:
             return Kernel(**found)
         except ValidationError as error:
@@ -195,12 +224,15 @@ class _Reader:
                 raise self.wrong(at + len(dtype) + 1, message, _quantization_hint(quantization))
             found["quantization"] = quantization
 
-    def _option(self, at: int, found: dict[str, Any], places: dict[str, int]) -> int:
+    def _option(
+        self, at: int, found: dict[str, Any], places: dict[str, int], keys: Sequence[str]
+    ) -> int:
         """One key=value from `at` on; where it ends."""
         key = self.text[at:].split("=", 1)[0].split(",", 1)[0]
         equals = at + len(key)
-        if key not in KEYS:
-            raise self.wrong(at, f"a kernel string has no key {key!r}", did_you_mean(key, KEYS))
+        if key not in keys:
+            whose = "a url" if keys is SERVER_KEYS else "a kernel string"
+            raise self.wrong(at, f"{whose} has no key {key!r}", did_you_mean(key, keys))
         if not self.text.startswith("=", equals):
             raise self.wrong(equals, f"{key} has no value", f"write {key}=...")
         if key in found:

@@ -59,8 +59,9 @@ class Engines:
 
 def _same(a: Kernel, b: Kernel) -> bool:
     """Whether two kernels are one, though their contracts lie in other folders."""
-    numbers = [kernel.model_dump(exclude={"model", "title"}) for kernel in (a, b)]
-    files = [Path(kernel.model or "").resolve() for kernel in (a, b)]
+    numbers = [kernel.model_dump(exclude={"model", "python", "title"}) for kernel in (a, b)]
+    places = [(kernel.model, kernel.python) for kernel in (a, b)]
+    files = [[Path(place or "").resolve() for place in both] for both in places]
     return numbers[0] == numbers[1] and files[0] == files[1]
 
 

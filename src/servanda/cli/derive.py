@@ -137,7 +137,8 @@ def derive(
         read_corpus(golden)
     rows = [len(group) for group in corpus.groups]
     there = [
-        kernel.model_copy(update={"model": _beside(kernel.model, place)}) for kernel in kernels
+        kernel.model_copy(update={"model": _beside(kernel.model, place)} if kernel.model else {})
+        for kernel in kernels
     ]
     found = derived(
         Asked(

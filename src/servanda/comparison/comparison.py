@@ -73,7 +73,8 @@ class Comparison:
             return Path(os.path.relpath(path, place)).as_posix()
 
         def kernel(k: Kernel | None) -> Kernel | None:
-            return k and k.model_copy(update={"model": beside(k.model)} if k.model else {})
+            places = {"model": k.model, "python": k.python} if k else {}
+            return k and k.model_copy(update={n: beside(p) for n, p in places.items() if p})
 
         parts = self.parts
         train, infer = kernel(parts.train), kernel(parts.infer)

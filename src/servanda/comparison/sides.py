@@ -24,8 +24,11 @@ class Sides:
 
     @property
     def as_served(self) -> Sides:
-        """A re-scores as it serves, by decoding: prefill is another path (law 7)."""
-        if self.stable is not None or self.train.path is not None:
+        """A re-scores as it serves, by decoding: prefill is another path (law 7).
+
+        A server scores by the paths that it has.
+        """
+        if self.stable is not None or self.train.path is not None or self.train.url is not None:
             return self
         return replace(self, train=self.train.model_copy(update={"path": "decode"}))
 
@@ -70,6 +73,8 @@ def sides_of(a_text: str, b_text: str, referee_text: str | None = None) -> Sides
 
 
 def refuse_missing(kernel: Kernel, text: str, name: str) -> None:
+    if kernel.url is not None:
+        return  # whether anybody answers there is seen when it is asked
     model = kernel.model or ""
     if not Path(model).exists():
         at = max(text.find(model), 0)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 
 from servanda.contract import EXTERNAL, QUANTIZATIONS, Contract, Kernel
 from servanda.lint.finding import Finding, nearest, quoted
 from servanda.marks import Path
+
+_SERVER = "openai_http"
+_URL = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?")
+_ADDRESS = "write url: http://127.0.0.1:8000"
 
 
 def kernels(
@@ -35,7 +40,28 @@ def kernels(
             message = f"{path[-1]} samples as workload.sampling says"
             hint = "declare it there; kernels.train.sampling is for a trainer's own transform"
             yield Finding((*path, "sampling"), message, hint, key=True)
+        yield from _server(path, kernel)
         yield from _fault(path, kernel, faults)
+
+
+def _server(path: Path, kernel: Kernel) -> Iterator[Finding]:
+    """A url, and what speaks of the server behind it."""
+    if kernel.engine == _SERVER:
+        if kernel.url is None:
+            yield Finding(path, "engine openai_http needs the url of a server", _ADDRESS)
+        elif _URL.fullmatch(kernel.url) is None:
+            message = f"{quoted(kernel.url)} is not the address of a server"
+            yield Finding((*path, "url"), message, _ADDRESS)
+        if kernel.model is not None:
+            message = "a server has loaded its model already"
+            hint = "remove model; which one of several is named by served"
+            yield Finding((*path, "model"), message, hint, key=True)
+        return
+    for name in ("url", "served", "dialect", "logprobs"):
+        if getattr(kernel, name) is not None:
+            message = f"engine {kernel.engine} runs its model itself and takes no {name}"
+            hint = "write engine: openai_http, or remove it"
+            yield Finding((*path, name), message, hint, key=True)
 
 
 def _exact_quantization(name: str) -> str:

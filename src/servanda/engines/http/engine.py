@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -128,7 +128,8 @@ class HTTPEngine:
             request = self.dialect.draw(sequence, self.server, self.meaning)
             return self.dialect.drawn(self.transport.ask(*request), sequence, self.server)
 
-        return self._trace(batch, self._all(one, asked, batch), best, "decode", sampling)
+        answers = self._all(one, asked, batch)
+        return trace_of(batch, answers, best, self._about(batch, "decode", sampling))
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
         return self._scored(batch, sampling, path, best=0)
@@ -215,7 +216,8 @@ class HTTPEngine:
             return self.dialect.scored(reply, sequence, self.server, path)
 
         asked = self._asked(batch, sampling, 0, best)
-        return self._trace(batch, self._all(one, asked, batch), best, path, sampling)
+        answers = self._all(one, asked, batch)
+        return trace_of(batch, answers, best, self._about(batch, path, sampling))
 
     def _asked(
         self, batch: Batch, sampling: Sampling, seed: int, best: int, record: bool = True
@@ -249,35 +251,42 @@ class HTTPEngine:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _trace(
-        self, batch: Batch, answers: Sequence[Answer], k: int, path: Path, sampling: Sampling
-    ) -> Trace:
-        token_N = np.array([t for a in answers for t in a.tokens], dtype=np.int64)
-        columns = {"logp": np.array([v for a in answers for v in a.logp], dtype=np.float64)}
-        steps = [step for a in answers for step in a.best]
-        for i in range(k):
-            pairs = [step[i] if i < len(step) else (np.nan, np.nan) for step in steps]
-            ids_N, logp_N = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
-            columns |= {f"id.{i}": ids_N, f"logp.{i}": logp_N}
-        return Trace(
-            sequence_S=np.array(batch.sequence_S, dtype=np.int64),
-            length_S=np.array([len(a.tokens) for a in answers], dtype=np.int64),
-            lost_S=np.zeros(len(batch), dtype=bool),
-            prompt_tokens_S=np.array([len(p) for p in batch.prompts], dtype=np.int64),
-            token_N=token_N,
-            columns=columns,
-            about={
-                "path": path,
-                "batch_size": str(batch.together or self.kernel.batch_size),
-                "sampling": sampling.model_dump_json(),
-            },
-        )
+    def _about(self, batch: Batch, path: Path, sampling: Sampling) -> dict[str, str]:
+        return {
+            "path": path,
+            "batch_size": str(batch.together or self.kernel.batch_size),
+            "sampling": sampling.model_dump_json(),
+        }
 
     def _refuse_sampling(self, sampling: Sampling) -> None:
         refusal = self.dialect.refusal(sampling, self.meaning)
         if refusal is not None:
             reason, hint = refusal
             raise MeasurementError(f"{self.transport.url}: {reason}", hint=hint)
+
+
+def trace_of(
+    batch: Batch,
+    answers: Sequence[Answer],
+    k: int,
+    about: Mapping[str, str],
+) -> Trace:
+    """What came back as one trace, with the k likeliest tokens; NaN where there are fewer."""
+    columns = {"logp": np.array([v for a in answers for v in a.logp], dtype=np.float64)}
+    steps = [step for a in answers for step in a.best]
+    for i in range(k):
+        pairs = [step[i] if i < len(step) else (np.nan, np.nan) for step in steps]
+        ids_N, logp_N = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+        columns |= {f"id.{i}": ids_N, f"logp.{i}": logp_N}
+    return Trace(
+        sequence_S=np.array(batch.sequence_S, dtype=np.int64),
+        length_S=np.array([len(a.tokens) for a in answers], dtype=np.int64),
+        lost_S=np.zeros(len(batch), dtype=bool),
+        prompt_tokens_S=np.array([len(p) for p in batch.prompts], dtype=np.int64),
+        token_N=np.array([t for a in answers for t in a.tokens], dtype=np.int64),
+        columns=columns,
+        about=about,
+    )
 
 
 def _address(kernel: Kernel) -> str:
