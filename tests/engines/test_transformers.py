@@ -17,7 +17,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from servanda.contract import Kernel
 from servanda.engines import transformers as module
 from servanda.engines.base import ENGINES
-from servanda.engines.checkpoint import end_tokens, tensor_digest, token_digest
+from servanda.engines.checkpoint import tensor_digest
+from servanda.engines.folder import end_tokens, token_digest
 from servanda.engines.transformers import TransformersEngine
 from servanda.errors import MeasurementError
 from servanda.sampling import Sampling

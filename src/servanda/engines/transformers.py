@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from servanda.contract import Kernel, Path
-from servanda.engines import checkpoint
+from servanda.engines import checkpoint, folder
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
+from servanda.engines.misfits import refuse_misfits
 from servanda.engines.quantized import check_quantization, quantize_
-from servanda.errors import MeasurementError
 from servanda.identity import Description, digest_of
 from servanda.latency import Timing
 from servanda.sampling import (
@@ -54,15 +54,15 @@ class TransformersEngine:
             check_quantization(kernel.quantization)  # before anything is read
         torch.set_num_threads(1)
         self.kernel = kernel
-        self.folder = checkpoint.checkpoint_folder(kernel.model)
+        self.folder = folder.checkpoint_folder(kernel.model)
         with checkpoint.quiet():
-            with checkpoint.reading(self.folder / "config.json"):
-                config_json = checkpoint.read_json(self.folder / "config.json")
+            with folder.reading(self.folder / "config.json"):
+                config_json = folder.read_json(self.folder / "config.json")
                 self._config: Any = transformers.AutoConfig.from_pretrained(
                     self.folder, local_files_only=True
                 )
-            with checkpoint.reading(self.folder / "tokenizer.json"):
-                tokenizer_json = checkpoint.read_json(self.folder / "tokenizer.json")
+            with folder.reading(self.folder / "tokenizer.json"):
+                tokenizer_json = folder.read_json(self.folder / "tokenizer.json")
                 self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
                     self.folder, local_files_only=True
                 )
@@ -77,9 +77,9 @@ class TransformersEngine:
                 for name, tensor in state.items()
                 if tied.get(name) not in state
             },
-            tokens=checkpoint.token_digest(self._tokenizer.get_vocab(), tokenizer_json),
+            tokens=folder.token_digest(self._tokenizer.get_vocab(), tokenizer_json),
             vocab_size=text_config.vocab_size,
-            eos=checkpoint.end_tokens(self.folder, text_config.to_dict()),
+            eos=folder.end_tokens(self.folder, text_config.to_dict()),
             context=getattr(text_config, "max_position_embeddings", None),
             timed=True,
         )
@@ -108,24 +108,24 @@ class TransformersEngine:
         ]
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
-        self._refuse_misfits(batch)
+        refuse_misfits(batch, self._description)
         chunks = batch.chunks(self.kernel.batch_size)
         return Trace.join([self._generate(chunk, sampling, seed) for chunk in chunks])
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
-        self._refuse_misfits(batch)
+        refuse_misfits(batch, self._description)
         chunks = batch.chunks(self.kernel.batch_size)
         return Trace.join([self._score(chunk, sampling, path) for chunk in chunks])
 
     def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.float32]]:
-        self._refuse_misfits(batch)
+        refuse_misfits(batch, self._description)
         for chunk in batch.chunks(self.kernel.batch_size):
             for logits_RV in self._given_logits(chunk, path):
                 if len(logits_RV):
                     yield logits_RV.float().numpy()
 
     def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
-        self._refuse_misfits(batch)
+        refuse_misfits(batch, self._description)
         begun = self.clock()
         chunks = batch.chunks(self.kernel.batch_size)  # requests beyond it wait
         return Timing.join([self._timed(chunk, sampling, seed, record, begun) for chunk in chunks])
@@ -310,33 +310,6 @@ class TransformersEngine:
                 "sampling": sampling.model_dump_json(),
             },
         )
-
-    def _refuse_misfits(self, batch: Batch) -> None:
-        """A sequence that the model cannot run, by its name and size."""
-        context, ids = self._description.context, range(self._description.vocab_size)
-        continuations = batch.continuations or ((),) * len(batch)
-        for sequence, prompt, given in zip(
-            batch.sequence_S, batch.prompts, continuations, strict=True
-        ):
-            odd = [token for token in (*prompt, *given) if token not in ids]
-            if not prompt:
-                found = "has an empty prompt"
-                hint = "give its first token as the prompt"
-            elif odd:
-                found = f"has the token id {odd[0]}, and the model's ids end at {len(ids) - 1}"
-                hint = "encode prompts with the tokenizer of this model"
-            elif len(given) > batch.width:
-                found = f"has {len(given)} tokens to score in a batch of width {batch.width}"
-                hint = "the width of a batch is its longest continuation, or more"
-            elif context is not None and len(prompt) + batch.width > context:
-                found = (
-                    f"needs {len(prompt) + batch.width} tokens ({len(prompt)} of prompt and "
-                    f"{batch.width} new), and the model's context is {context}"
-                )
-                hint = "shorten the prompt, or lower max_new_tokens"
-            else:
-                continue
-            raise MeasurementError(f"sequence {sequence} {found}", hint=hint)
 
 
 def logprobs(logits_RV: Tensor, sampling: Sampling) -> Floats:

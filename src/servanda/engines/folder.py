@@ -1,0 +1,134 @@
+# The folder of a checkpoint: config.json, tokenizer.json and safetensors, and what they say.
+#
+# Nothing here needs torch, so that an engine without it reads the same folder, refuses it in
+# the same words and gives its tensors the same digests.  Local folders only: nothing is
+# downloaded, and a pickle is never opened.  Whatever is wrong with a folder is said with the
+# file that is wrong and what to do about it.
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.errors import MeasurementError, Where
+from servanda.identity import digest_of
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SAVED_ANEW = "copy the folder again, or write it anew with save_pretrained"
+
+
+def checkpoint_folder(model: str | None) -> Path:
+    """The folder of a model, which has all the files that an engine reads.
+
+    Raises:
+        MeasurementError: no folder, or a file is not in it.
+    """
+    if not model:
+        raise MeasurementError(
+            "the kernel names no model",
+            hint="add model: path/to/folder, a folder with config.json and model.safetensors",
+        )
+    folder = Path(model)
+    if not folder.is_dir():
+        found = "is a file" if folder.exists() else "does not exist"
+        raise MeasurementError(
+            f"the model folder {str(folder)!r} {found}",
+            hint=_nearest(folder) or "only local folders are read, nothing is downloaded",
+        )
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise MeasurementError(
+                f"the model folder {str(folder)!r} has no {name}",
+                hint="save model and tokenizer into this folder with save_pretrained",
+            )
+    weight_files(folder)
+    return folder
+
+
+def _nearest(folder: Path) -> str:
+    """A folder beside the missing one whose name is close to it."""
+    beside = sorted(p.name for p in folder.parent.glob("*/"))
+    near = difflib.get_close_matches(folder.name, beside, n=1)
+    return f"did you mean {str(folder.parent / near[0])!r}?" if near else ""
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up the checkpoint."""
+    names = [WEIGHTS]
+    if (folder / INDEX).is_file():
+        with reading(folder / INDEX):
+            names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+    for name in names:
+        if not (folder / name).is_file():
+            other = sorted(p.name for p in folder.glob("*.bin"))
+            raise MeasurementError(
+                f"the model folder {str(folder)!r} has no {name}",
+                hint=f"{other[0]} is a pickle and is not read: save it as safetensors"
+                if other
+                else SAVED_ANEW,
+            )
+    return [folder / name for name in names]
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object; a syntax error is shown at its line."""
+    with reading(file):
+        text = file.read_text(encoding="utf-8")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError as error:
+            line = (text.splitlines() or [""])[error.lineno - 1 : error.lineno]
+            raise MeasurementError(
+                f"this is not JSON: {error.msg}",
+                where=Where(str(file), error.lineno, error.colno, *line),
+                hint=SAVED_ANEW,
+            ) from None
+        if not isinstance(value, dict):
+            raise MeasurementError(f"{str(file)!r} holds no JSON object", hint=SAVED_ANEW)
+    return value
+
+
+@contextmanager
+def reading(file: Path, hint: str = SAVED_ANEW) -> Iterator[None]:
+    """Whatever a library says about a file, said with the file's name and a next step."""
+    try:
+        yield
+    except MeasurementError:
+        raise
+    except Exception as error:  # the readers raise anything, bare Exception included
+        said = str(error).strip() or type(error).__name__
+        raise MeasurementError(
+            f"{str(file)!r} cannot be read: {said.splitlines()[0]}", hint=hint
+        ) from error
+
+
+def end_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ids that end a sequence: generation_config.json first, then config.json."""
+    file = folder / "generation_config.json"
+    said = read_json(file).get("eos_token_id") if file.is_file() else None
+    said = config.get("eos_token_id") if said is None else said
+    return () if said is None else tuple(said) if isinstance(said, list) else (said,)
+
+
+def values_digest(values: NDArray[np.floating], shape: Sequence[int]) -> str:
+    """Of a tensor's shape and of its values as little-endian float32, 16 bytes in hex."""
+    values = np.ascontiguousarray(values, dtype="<f4")
+    digest = hashlib.blake2b(json.dumps(list(shape)).encode(), digest_size=16)
+    digest.update(values.reshape(-1).view("u1").data)
+    return digest.hexdigest()
+
+
+def token_digest(ids: Mapping[str, int], tokenizer_json: Mapping[str, Any]) -> str:
+    """Of the vocabulary, id by id, and of every other rule of tokenizer.json."""
+    rules = {key: value for key, value in tokenizer_json.items() if key != "model"}
+    model = tokenizer_json.get("model") or {}
+    rules["model"] = {key: value for key, value in model.items() if key != "vocab"}
+    return digest_of([sorted((i, token) for token, i in ids.items()), rules])
