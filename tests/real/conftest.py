@@ -1,0 +1,30 @@
+# Engines that live in environments of their own: run only when asked for, `make test-engines`.
+#
+# SERVANDA_VENVS names the folder with the environments, default .venvs.
+
+import os
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(config, items):
+    asked = any("real" in str(arg) for arg in config.args)
+    if not asked:
+        reason = pytest.mark.skip(reason="make test-engines")
+        for item in items:
+            if HERE in item.path.parents:
+                item.add_marker(reason)
+
+
+@pytest.fixture(scope="session")
+def venvs():
+    return Path(os.environ.get("SERVANDA_VENVS", ".venvs")).absolute()
+
+
+@pytest.fixture(scope="session")
+def vllm(venvs):
+    """The environment with vLLM, as kernels.*.python names it."""
+    return str(venvs / "vllm")
