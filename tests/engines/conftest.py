@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 collect_ignore = []
 if find_spec("torch") is None:
-    collect_ignore = ["test_transformers.py", "test_quantized.py"]
+    collect_ignore = ["test_transformers.py", "test_quantized.py", "test_vllm.py"]
 
 
 def pytest_report_header():

@@ -68,13 +68,15 @@ class VllmEngine:
             fingerprint=vllm_launch.fingerprint(
                 self._vllm, self._llm, kernel, config.model_type, config_json
             ),
-            tensors=vllm_launch.digests(place, config),
+            # of a checkpoint that is stored quantised, the tensors are not those that train has
+            tensors={} if kernel.weights_from else vllm_launch.digests(place, config),
             tokens=folder.token_digest(self._tokenizer.get_vocab(), tokenizer_json),
             vocab_size=text_config.vocab_size,
             eos=folder.end_tokens(place, text_config.to_dict()),
             context=context,
             timed=True,
             capture="float32",
+            weights_from=kernel.weights_from or "",
         )
         self.clock: Callable[[], float] = time.perf_counter
 

@@ -16,13 +16,12 @@ import torch
 import transformers
 
 from servanda.contract import Kernel
-from servanda.engines import checkpoint, folder
+from servanda.engines import checkpoint
 from servanda.engines.vllm_rows import Tap, TapProcessor
 from servanda.errors import MeasurementError
 from servanda.identity import digest_of
 
 DTYPES = ("float32", "bfloat16", "float16")
-QUANTIZATIONS = {"int8_weight_only": "int8_per_channel_weight_only"}
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -32,6 +31,7 @@ _ENVIRONMENT = {
 }
 # which a user may have set otherwise
 _DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+_SAID = 300  # characters of vLLM's own message that are repeated
 
 
 def refuse_options(kernel: Kernel) -> None:
@@ -44,11 +44,13 @@ def refuse_options(kernel: Kernel) -> None:
         raise MeasurementError(
             f"engine 'vllm' has no {kernel.dtype}", hint=f"its dtypes are {', '.join(DTYPES)}"
         )
-    if kernel.quantization is not None and kernel.quantization not in QUANTIZATIONS:
+    if kernel.quantization is not None:
+        # int8_per_channel_weight_only of vLLM 0.32 is for experts: a dense model stays as it is
         raise MeasurementError(
-            f"engine 'vllm' has no quantization {kernel.quantization!r}",
-            hint=f"it has {', '.join(QUANTIZATIONS)}; a checkpoint that is stored quantised "
-            "needs none to be named",
+            f"engine 'vllm' has no quantization {kernel.quantization!r}: what vLLM quantises by "
+            "itself are other layers, or other formats",
+            hint="leave `quantization` out; let `model` be a checkpoint that is stored quantised, "
+            "and `weights_from` the digest of the one it was made from",
         )
 
 
@@ -104,9 +106,7 @@ def start(
         processors: Any = importlib.import_module("vllm.v1.sample.logits_processor")
         bases = (TapProcessor, processors.AdapterLogitsProcessor)
         options = {"logits_processors": [type("Taps", bases, {"taps": taps})]}
-    if kernel.quantization is not None:
-        options["quantization"] = QUANTIZATIONS[kernel.quantization]
-    with folder.reading(place, "vLLM may not have this architecture, or not this much memory"):
+    try:
         return vllm.LLM(
             str(place),
             dtype=kernel.dtype,
@@ -122,6 +122,13 @@ def start(
             async_scheduling=False,
             **options,
         )
+    except Exception as error:  # it raises anything, bare Exception included
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise MeasurementError(
+            f"vLLM does not start with {str(place)!r}: {said[:_SAID]}",
+            hint="it may not have this architecture, or not this much memory: "
+            "VLLM_CPU_KVCACHE_SPACE is of its cache, in GiB",
+        ) from error
 
 
 def fingerprint(
@@ -143,7 +150,7 @@ def fingerprint(
         "torch": str(torch.__version__),
         "dtype": kernel.dtype,
         "attention": ", ".join(sorted(backends)),  # kernel.attention is not vLLM's to follow
-        "quantization": QUANTIZATIONS.get(kernel.quantization or "", "none"),
+        "quantization": config.model_config.quantization or "none",
         "kv_cache": str(config.cache_config.cache_dtype),
         "enforce_eager": "true",
         "prefix_caching": "false",
