@@ -3,11 +3,14 @@
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 
 from servanda.contract import Kernel
 from servanda.engines import vllm_launch
@@ -17,6 +20,7 @@ from servanda.sampling import Sampling
 from servanda.trace import Batch
 
 PLAIN = Sampling()
+MODEL = Path(__file__).parents[2] / "models" / "tiny-lm"
 
 
 @dataclass
@@ -117,6 +121,26 @@ def test_seeds_are_fresh_per_request_and_those_of_a_torch_generator():
 def test_an_option_that_vllm_cannot_honour_is_refused_by_name(kernel, found):
     with pytest.raises(MeasurementError, match=found):
         vllm_launch.refuse_options(Kernel(engine="vllm", model="m", **kernel))
+
+
+def test_a_checkpoint_whose_shapes_are_not_those_of_its_config_is_refused():
+    """vLLM would load as much of each tensor as fits."""
+    config = transformers.AutoConfig.from_pretrained(MODEL)
+    assert set(vllm_launch.digests(MODEL, config)) == set(load_file(MODEL / "model.safetensors"))
+    config.intermediate_size = 500
+    with pytest.raises(MeasurementError, match=r"another shape than config\.json for") as said:
+        vllm_launch.digests(MODEL, config)
+    assert "down_proj.weight' (12 such)" in said.value.problems[0].message
+
+
+def test_what_vllm_says_at_the_start_is_repeated():
+    def refuse(*_, **options):
+        assert options["logprobs_mode"] == "processed_logprobs"
+        raise ValueError("1 validation error for VllmConfig\n  torch.float32 is not supported")
+
+    vllm, kernel = type("Vllm", (), {"LLM": staticmethod(refuse)}), Kernel(engine="vllm", model="m")
+    with pytest.raises(MeasurementError, match=r"VllmConfig torch\.float32 is not supported"):
+        vllm_launch.start(vllm, kernel, MODEL, 512, None)
 
 
 def test_an_interpreter_without_vllm_says_where_to_name_another(monkeypatch):

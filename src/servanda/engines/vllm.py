@@ -62,14 +62,15 @@ class VllmEngine:
             )
         text_config = config.get_text_config()
         context = getattr(text_config, "max_position_embeddings", None)
+        # of a checkpoint that is stored quantised, the tensors are not those that train has
+        tensors = {} if kernel.weights_from else vllm_launch.digests(place, config)
         self._taps = vllm_launch.taps_here()
         self._llm: Any = vllm_launch.start(self._vllm, kernel, place, context, self._taps)
         self._description = Description(
             fingerprint=vllm_launch.fingerprint(
                 self._vllm, self._llm, kernel, config.model_type, config_json
             ),
-            # of a checkpoint that is stored quantised, the tensors are not those that train has
-            tensors={} if kernel.weights_from else vllm_launch.digests(place, config),
+            tensors=tensors,
             tokens=folder.token_digest(self._tokenizer.get_vocab(), tokenizer_json),
             vocab_size=text_config.vocab_size,
             eos=folder.end_tokens(place, text_config.to_dict()),

@@ -167,10 +167,23 @@ def fingerprint(
 
 
 def digests(place: Path, config: Any) -> dict[str, str]:
-    """The digest of each tensor of the checkpoint, but of those that are tied to another."""
+    """The digest of each tensor of the checkpoint, but of those that are tied to another.
+
+    Raises:
+        MeasurementError: a tensor has not the shape that config.json gives it.  vLLM 0.32 would
+            load as much of it as fits, and say nothing.
+    """
     state = checkpoint.read_weights(place)
-    with torch.device("meta"):  # a model without numbers knows which of its tensors are one
+    with torch.device("meta"):  # a model without numbers knows the shapes, and what is one tensor
         model = transformers.AutoModelForCausalLM.from_config(config)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    other = sorted(n for n in state if n in shapes and state[n].shape != shapes[n])
+    if other:
+        raise MeasurementError(
+            f"the checkpoint {str(place)!r} has another shape than config.json for {other[0]!r} "
+            f"({len(other)} such)",
+            hint="config.json and weights must come from one save_pretrained",
+        )
     tied = model.all_tied_weights_keys
     return {
         name: checkpoint.tensor_digest(tensor)
