@@ -24,6 +24,7 @@ from torch import Tensor
 from servanda.contract import Kernel, Path
 from servanda.engines import checkpoint
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
+from servanda.engines.decoding import Step, decoded, stacked
 from servanda.engines.quantized import check_quantization, quantize_
 from servanda.errors import MeasurementError
 from servanda.identity import Description, digest_of
@@ -35,7 +36,6 @@ from servanda.sampling import (
     columns_of,
     draw,
     processed_logprobs,
-    uniforms,
 )
 from servanda.trace import Array, Batch, Trace
 
@@ -107,10 +107,26 @@ class TransformersEngine:
             for tokens in ids
         ]
 
+    def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = None) -> str:
+        if not self._tokenizer.chat_template:
+            raise MeasurementError(
+                f"the tokenizer of {self.folder} has no chat template",
+                hint="send /v1/completions, or add chat_template.jinja to the model's folder",
+            )
+        return self._tokenizer.apply_chat_template(
+            list(messages), tools=tools, add_generation_prompt=True, tokenize=False
+        )
+
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
         self._refuse_misfits(batch)
         chunks = batch.chunks(self.kernel.batch_size)
         return Trace.join([self._generate(chunk, sampling, seed) for chunk in chunks])
+
+    def steps(self, batch: Batch, sampling: Sampling, seed: int, best: int = 0) -> Iterator[Trace]:
+        self._refuse_misfits(batch)
+        for chunk in batch.chunks(self.kernel.batch_size):
+            for step in self._steps(chunk, sampling, seed, best=best):
+                yield self._trace(chunk, *step.record, "decode", sampling)
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
         self._refuse_misfits(batch)
@@ -203,41 +219,28 @@ class TransformersEngine:
             ids_ST = torch.from_numpy(token_S)[:, None]
             mask_ST = torch.nn.functional.pad(mask_ST, (0, 1), value=1)
 
-    def _generate(
-        self,
-        chunk: Batch,
-        sampling: Sampling,
-        seed: int,
-        record: bool = True,
-        stepped: Callable[[], None] = lambda: None,
-    ) -> Trace:
-        """Draws a chunk; `stepped` is called once all of a step is known, and recorded."""
-        uniform_SW = np.stack([uniforms(seed, "draw", s, chunk.width) for s in chunk.sequence_S])
-        steps, fed_S = self._decode(chunk.prompts), None
-        open_S = np.ones(len(chunk), dtype=bool)
-        record_T: list[dict[str, Array]] = []
-        for t in range(chunk.width):
-            logp_SV = logprobs(steps.send(fed_S), sampling)
-            token_S = self._draw(logp_SV, uniform_SW[:, t])
-            columns = columns_of(logp_SV, token_S) if record else {}
-            record_T.append(columns | {"token": token_S, "open": open_S})
-            stepped()
-            fed_S = np.where(open_S, token_S, self._pad)
-            open_S = open_S & ~np.isin(token_S, self._description.eos)
-            if not open_S.any():
-                break
-        record_ST = {c: np.stack([r[c] for r in record_T], axis=1) for c in record_T[0]}
-        open_ST = record_ST.pop("open")
-        columns = {name: values_ST[open_ST] for name, values_ST in record_ST.items()}
-        length_S = open_ST.sum(axis=1)
-        return self._trace(chunk, length_S, columns.pop("token"), columns, "decode", sampling)
+    def _steps(self, chunk: Batch, sampling: Sampling, seed: int, **kept: Any) -> Iterator[Step]:
+        """Draws a chunk, step by step; `kept` says what is recorded, see `decoded`."""
+        decode, ends = self._decode(chunk.prompts), self._description.eos
+        return decoded(
+            lambda fed_S: logprobs(decode.send(fed_S), sampling),
+            *(self._draw, chunk, seed, ends, self._pad),
+            **kept,
+        )
+
+    def _generate(self, chunk: Batch, sampling: Sampling, seed: int) -> Trace:
+        record = stacked(self._steps(chunk, sampling, seed))
+        return self._trace(chunk, *record, "decode", sampling)
 
     def _timed(
         self, chunk: Batch, sampling: Sampling, seed: int, record: bool, begun: float
     ) -> Timing:
-        step_T: list[float] = []
-        drawn = self._generate(chunk, sampling, seed, record, lambda: step_T.append(self.clock()))
-        return Timing.of(begun, step_T, drawn.length_S.tolist())
+        steps, step_T = [], []
+        for step in self._steps(chunk, sampling, seed, record=record):
+            steps.append(step)
+            step_T.append(self.clock())
+        length_S, _, _ = stacked(steps)
+        return Timing.of(begun, step_T, length_S.tolist())
 
     def _score(self, chunk: Batch, sampling: Sampling, path: Path) -> Trace:
         token_N = np.array([t for given in chunk.continuations for t in given], dtype=np.int64)
