@@ -21,7 +21,7 @@ _FAILED, _INTERRUPTED = 4, 130
 VERBS: dict[str, tuple[str, ...]] = {
     "Measure and judge": ("check", "compare", "report"),
     "Contracts": ("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "presets"),
-    "Pieces": ("measure",),
+    "Pieces": ("measure", "serve-kernel"),
     "See it": ("demo", "bench"),
 }
 
@@ -65,7 +65,7 @@ class _Group(click.Group):
         if cmd_name not in verbs:
             hint = did_you_mean(cmd_name, verbs)
             raise click.UsageError(f"there is no command {cmd_name!r}\n  hint: {hint}", ctx)
-        module = import_module(f"servanda.cli.{cmd_name}")
+        module = import_module(f"servanda.cli.{cmd_name.replace('-', '_')}")
         found = (v for v in vars(module).values() if isinstance(v, click.Command))
         return next(verb for verb in found if verb.name == cmd_name)
 

@@ -40,7 +40,7 @@ class Step:
 
 def decoded(
     logp_after: Callable[[Ints | None], Floats],
-    draw: Callable[[Floats, Ints], Ints],
+    draw: Callable[[Floats, Floats], Ints],
     chunk: Batch,
     seed: int,
     ends: Iterable[int],
