@@ -17,7 +17,11 @@ from servanda.kernel_string import parse_kernel
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option("--served", metavar="NAME", help="Of the model.  [default: that of its file]")
-@click.option("--max-batch", type=click.IntRange(1, 4096), default=8, show_default=True)
+@click.option(
+    "--max-batch",
+    type=click.IntRange(1, 4096),
+    help="Requests that run together.  [default: the kernel's batch_size]",
+)
 @click.option(
     "--wait-ms",
     type=click.FloatRange(0, 60_000),
@@ -31,7 +35,7 @@ def serve_kernel_command(
     host: str,
     port: int,
     served: str | None,
-    max_batch: int,
+    max_batch: int | None,
     wait_ms: float,
     test_mode: bool,
 ) -> None:
@@ -51,15 +55,16 @@ def serve_kernel_command(
             hint="pip install 'servanda[serve]'",
         ) from None
     name = served or PurePath(found.model or "").name
+    together = max_batch or found.batch_size
     with bound(host, port) as taken:
         at = f"http://{host}:{taken.getsockname()[1]}"
-        engine = open_engine(found.model_copy(update={"batch_size": max_batch}))
+        engine = open_engine(found.model_copy(update={"batch_size": together}))
         try:
             serve(
                 engine,
                 name,
                 taken,
-                Limits(max_batch=max_batch, wait_s=wait_ms / 1000),
+                Limits(max_batch=together, wait_s=wait_ms / 1000),
                 test_mode=test_mode,
                 ready=lambda: click.echo(f"{name} at {at}  (Ctrl-C ends it)"),
             )

@@ -52,7 +52,7 @@ def event(data: dict[str, Any]) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come, until the last or until the client hangs up; calls `ended` then."""
+    """Sends events as they come, until the client hangs up; calls `ended` at the end."""
 
     def __init__(self, events: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
