@@ -144,7 +144,7 @@ def test_given_tokens_are_decoded_and_their_processed_logprobs_returned(engine, 
     oracle = scored(engine, given, Sampling(**WARM))
     assert found["token_ids"] == given and found["finish_reason"] == "length"
     assert found["logprobs"]["token_logprobs"] == oracle.columns["logp"].tolist()
-    # c is filtered out after a, as JSON says it
+    # a filter takes d away, and JSON has no infinity
     given = [3]
     found = choice(client, trace_decode_token_ids=given, logprobs=0, top_k=2)
     assert found["logprobs"]["token_logprobs"] == [-9999.0]
