@@ -131,6 +131,7 @@ class Server:
         about = self.asking.about
         told = {k: v for k, v in asdict(about).items() if k != "tensors"}
         how = {
+            "version": __version__,
             "logprobs": "processed",
             "prompt_logprobs": "raw",
             "filters": ["temperature", "top_k", "top_p", "min_p"],

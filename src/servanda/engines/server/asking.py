@@ -107,10 +107,13 @@ class Asking:
         return ask, found
 
     def _best(self, asked: int | None, name: str) -> int | None:
-        size = self.about.vocab_size
-        if asked == -1 and not 0 < size <= MAX_LOGPROBS:
-            raise Refused(f"{name} is {MAX_LOGPROBS} at most", name)
-        return size if asked == -1 else min(asked, size) if asked and size else asked
+        """How many likeliest tokens, or a refusal in vLLM's words: clients read the limit there."""
+        most = min(self.about.vocab_size or MAX_LOGPROBS, MAX_LOGPROBS)
+        whole = asked == -1 and self.about.vocab_size == most
+        if asked is not None and not whole and not 0 <= asked <= most:
+            found = f"Requested {name} of {asked}, which is greater than max allowed: {most}"
+            raise Refused(found, name)
+        return most if whole else asked
 
     def _refuse_unscored(self, ask: Ask) -> None:
         """What this engine cannot report.

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from servanda.errors import ServandaError
 from servanda.sampling import Sampling
 
-MAX_LOGPROBS = 1024
+MAX_LOGPROBS = 1024  # or the vocabulary, where that is less
 MAX_SEQUENCES = 128
 _INT64 = 2**63
 _COLDEST = 0.01  # as vLLM: below it, logits over the temperature leave their range
@@ -101,7 +101,7 @@ class _Common(_Strict):
     min_p: float = Field(0.0, ge=0, lt=1)
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     n: int = Field(1, ge=1, le=MAX_SEQUENCES)
-    prompt_logprobs: int | None = Field(None, ge=-1, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=-1)
     stream: bool = False
     stream_options: _StreamOptions | None = None
     return_token_ids: bool = False
@@ -141,7 +141,7 @@ class _Common(_Strict):
 class _Completion(_Common):
     prompt: Any
     max_tokens: int = Field(16, ge=0)
-    logprobs: int | None = Field(None, ge=-1, le=MAX_LOGPROBS)
+    logprobs: int | None = Field(None, ge=-1)
     echo: bool = False
 
 
@@ -150,7 +150,7 @@ class _Chat(_Common):
     max_tokens: int | None = Field(None, ge=0)
     max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool = False
-    top_logprobs: int = Field(0, ge=-1, le=MAX_LOGPROBS)
+    top_logprobs: int = Field(0, ge=-1)
     tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: Literal["auto", "none"] = "auto"
 
