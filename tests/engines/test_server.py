@@ -17,7 +17,8 @@ from starlette.testclient import TestClient
 from servanda.cli.main import main
 from servanda.engines.base import streams
 from servanda.engines.server.app import Limits, Server
-from servanda.engines.server.running import SEED, sequence_of
+from servanda.engines.server.jobs import sequence_of
+from servanda.engines.server.running import SEED
 from servanda.engines.server.serving import bound
 from servanda.engines.table import TableEngine
 from servanda.faults import FAULTS

@@ -16,7 +16,8 @@ from starlette.testclient import TestClient
 
 from servanda.engines.server.app import Limits, Server
 from servanda.engines.server.batching import Batcher, Full
-from servanda.engines.server.running import SEED, Job
+from servanda.engines.server.jobs import Job
+from servanda.engines.server.running import SEED
 from servanda.engines.table import TableEngine
 from servanda.sampling import Sampling
 from servanda.trace import Batch

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,16 +17,17 @@ from starlette.types import ASGIApp
 from servanda import __version__
 from servanda.engines.base import Engine
 from servanda.engines.server import wire
+from servanda.engines.server.ask import Ask, Refused
 from servanda.engines.server.asking import Asking
 from servanda.engines.server.batching import Batcher, Full
+from servanda.engines.server.chats import chat_reply
+from servanda.engines.server.failing import failed, json_reply, not_found
+from servanda.engines.server.fields import MAX_LOGPROBS
 from servanda.engines.server.misbehave import DRAWN_BY, Misbehaving, Misbehaviour
-from servanda.engines.server.replies import Head, chat_reply, completion_reply
+from servanda.engines.server.replies import Head, completion_reply
 from servanda.engines.server.stream import EventStream, Gone, chunks, unless_gone
-from servanda.engines.server.wire import Refused
-from servanda.errors import ServandaError
 
 Handler = Callable[[Request], Awaitable[Response]]
-_TYPES = {400: "BadRequestError", 404: "NotFoundError", 429: "TooManyRequestsError"}
 _LEFT = 499  # nobody reads it
 
 
@@ -78,7 +77,7 @@ class Server:
         app = Starlette(
             routes=routes,
             lifespan=self._lifespan,
-            exception_handlers={HTTPException: _not_found},  # type: ignore[dict-item]
+            exception_handlers={HTTPException: not_found},  # type: ignore[dict-item]
         )
         return Misbehaving(app, self.misbehaviour) if self.misbehaviour else app
 
@@ -95,7 +94,7 @@ class Server:
         async def guarded(request: Request) -> Response:
             if self._in_flight >= self.limits.in_flight:
                 message = f"{self._in_flight} requests are being answered, and no more are taken"
-                return _json(failed(Full(message, hint="ask again later")))
+                return json_reply(failed(Full(message, hint="ask again later")))
             self._in_flight += 1
             response = None
             try:
@@ -104,7 +103,7 @@ class Server:
             except (Gone, ClientDisconnect):
                 return Response(status_code=_LEFT)
             except Exception as error:
-                return _json(failed(error))
+                return json_reply(failed(error))
             finally:
                 if isinstance(response, EventStream):
                     response.and_then(self._leave)
@@ -120,12 +119,12 @@ class Server:
         return Response()
 
     async def _version(self, _: Request) -> Response:
-        return _json({"version": __version__})
+        return json_reply({"version": __version__})
 
     async def _models(self, _: Request) -> Response:
         about = {"id": self.served, "object": "model", "created": 0, "owned_by": "servanda"}
         more = {"root": self.served, "max_model_len": self.asking.longest}
-        return _json({"object": "list", "data": [{**about, **more}]})
+        return json_reply({"object": "list", "data": [{**about, **more}]})
 
     async def _describe(self, _: Request) -> Response:
         about = self.asking.about
@@ -138,8 +137,8 @@ class Server:
             "streams": self.asking.streams,
         }
         digests = {"digest": about.digest, "weights": about.weights}
-        room = {"max_model_len": self.asking.longest, "max_logprobs": wire.MAX_LOGPROBS}
-        return _json({**told, **digests, **how, **room, "test_mode": bool(self.misbehaviour)})
+        room = {"max_model_len": self.asking.longest, "max_logprobs": MAX_LOGPROBS}
+        return json_reply({**told, **digests, **how, **room, "test_mode": bool(self.misbehaviour)})
 
     async def _tokenize(self, request: Request) -> Response:
         body = await self._body(request)
@@ -155,13 +154,13 @@ class Server:
             raise Refused("texts are encoded as they are", "add_special_tokens")
         ids = await self.asking.encode(text)
         about = {"count": len(ids), "max_model_len": self.asking.longest}
-        return _json({**about, "tokens": list(ids), "token_strs": None})
+        return json_reply({**about, "tokens": list(ids), "token_strs": None})
 
     async def _detokenize(self, request: Request) -> Response:
         tokens = (await self._body(request)).get("tokens")
         if not isinstance(tokens, list) or not all(type(i) is int for i in tokens):
             raise Refused("tokens is a list of token ids", "tokens")
-        return _json({"prompt": await self.asking.decode(tuple(tokens))})
+        return json_reply({"prompt": await self.asking.decode(tuple(tokens))})
 
     async def _completions(self, request: Request) -> Response:
         return await self._answer(request, wire.completion(await self._body(request), self.served))
@@ -170,7 +169,7 @@ class Server:
         ask = wire.chat(await self._body(request), self.served)
         return await self._answer(request, await self.asking.rendered(ask))
 
-    async def _answer(self, request: Request, ask: wire.Ask) -> Response:
+    async def _answer(self, request: Request, ask: Ask) -> Response:
         ask, choices = await self.asking.choices(ask)
         head = Head.of(ask, self.served)
         source = self.asking.answers(ask, choices, request.scope.get(DRAWN_BY))
@@ -185,7 +184,7 @@ class Server:
             await unless_gone(request.receive, collected())
         finally:
             source.drop()
-        return _json((chat_reply if ask.chat else completion_reply)(ask, head, choices))
+        return json_reply((chat_reply if ask.chat else completion_reply)(ask, head, choices))
 
     async def _misbehave(self, request: Request) -> Response:
         assert self.misbehaviour is not None
@@ -193,7 +192,7 @@ class Server:
             self.misbehaviour.begin(await self._body(request))
         elif request.method == "DELETE":
             self.misbehaviour.end()
-        return _json(self.misbehaviour.about())
+        return json_reply(self.misbehaviour.about())
 
     async def _body(self, request: Request) -> dict[str, Any]:
         most, data = self.limits.body_bytes, bytearray()
@@ -202,29 +201,3 @@ class Server:
             if len(data) > most:
                 raise Refused(f"a body has {most} bytes at most", status=413)
         return wire.body_of(bytes(data))
-
-
-def failed(error: Exception) -> dict[str, Any]:
-    """The JSON of an error: the client's own, the queue's, or the engine's."""
-    param, status, message = None, 500, f"{type(error).__name__}: {error}"
-    if isinstance(error, Refused):
-        param, status = error.param, error.status
-    elif isinstance(error, Full):
-        status = 429
-    if isinstance(error, ServandaError):
-        message = "\n".join(map(str, error.problems))
-    else:
-        traceback.print_exception(error)
-    kind = _TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
-    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
-
-
-async def _not_found(_: Request, error: HTTPException) -> Response:
-    return _json(failed(Refused(str(error.detail), status=error.status_code)))
-
-
-def _json(data: dict[str, Any]) -> Response:
-    status = data["error"]["code"] if "error" in data else 200
-    headers = {"retry-after": "1"} if status == 429 else None
-    body = json.dumps(data, allow_nan=False)
-    return Response(body, status, headers, media_type="application/json")

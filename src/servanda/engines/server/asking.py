@@ -7,14 +7,17 @@ import contextlib
 import dataclasses
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from servanda.engines.base import streams, verb_of
+from servanda.engines.server.answers import Answers
+from servanda.engines.server.ask import Ask, Refused, refuse_misfits
 from servanda.engines.server.batching import Batcher
+from servanda.engines.server.fields import MAX_LOGPROBS
+from servanda.engines.server.jobs import Event, Job, Token, sequence_of
 from servanda.engines.server.replies import Choice
-from servanda.engines.server.running import Ended, Event, Failed, Job, Token, sequence_of
-from servanda.engines.server.wire import MAX_LOGPROBS, Ask, Refused, refuse_misfits, rendered
+from servanda.engines.server.wire import rendered
 from servanda.errors import MeasurementError, ServandaError
 from servanda.sampling import Sampling
 
@@ -189,44 +192,3 @@ class Asking:
 def _told(error: ServandaError) -> str:
     problem = error.problems[0]
     return f"{problem.message} ({problem.hint})" if problem.hint else problem.message
-
-
-class Answers:
-    """A queued request: its tokens as they come, each put into its choice."""
-
-    def __init__(
-        self,
-        batcher: Batcher,
-        jobs: list[Job],
-        silent: list[Choice],
-        events: asyncio.Queue[tuple[Any, Event]],
-    ) -> None:
-        self._batcher, self._jobs, self._events = batcher, jobs, events
-        self._silent = silent  # choices of no token
-
-    async def __aiter__(self) -> AsyncIterator[tuple[Choice, Token | None]]:
-        """(choice, its next token), and (choice, None) once it is over.
-
-        Raises:
-            Exception: what the engine raised.
-        """
-        left = len(self._jobs)
-        while left:
-            (choice, of_prompt), event = await self._events.get()
-            if isinstance(event, Failed):
-                raise event.error
-            if isinstance(event, Ended):
-                left -= 1
-                if not of_prompt:
-                    choice.text, choice.why = event.text, event.why
-                    yield choice, None
-                continue
-            (choice.scored if of_prompt else choice.tokens).append(event)
-            if not of_prompt:
-                yield choice, event
-        for choice in self._silent:
-            yield choice, None
-
-    def drop(self) -> None:
-        """Nobody waits for it any more."""
-        self._batcher.drop(self._jobs)

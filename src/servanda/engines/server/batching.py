@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from servanda.engines.server.running import Failed, Job, Runner
+from servanda.engines.server.jobs import Failed, Job
+from servanda.engines.server.running import Runner
 from servanda.errors import MeasurementError, ServandaError
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from servanda.engines.server.wire import Refused
+from servanda.engines.server.ask import Refused
 from servanda.sampling import uniforms
 
 Kind = Literal["hang", "drop", "status", "garble", "cut", "short", "slow", "other_sampling"]

@@ -6,20 +6,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from servanda.engines.server.running import Token
-from servanda.engines.server.wire import Ask
+from servanda.engines.server.ask import Ask
+from servanda.engines.server.jobs import Token
 
 _LEAST = -9999.0
-_TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 
 
 @dataclass
@@ -70,15 +67,15 @@ def usage(choices: Sequence[Choice], n: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
-def _name(token: int, word: str, as_ids: bool) -> str:
+def token_name(token: int, word: str, as_ids: bool) -> str:
     return f"token_id:{token}" if as_ids else word
 
 
 def _top(token: Token, as_ids: bool) -> dict[str, float | None]:
     """The token itself and the likeliest: K or K + 1 entries, the token first."""
-    found = {_name(token.id, token.word, as_ids): number(token.logp)}
+    found = {token_name(token.id, token.word, as_ids): number(token.logp)}
     for other, logp, word in token.best:
-        found.setdefault(_name(other, word, as_ids), number(logp))
+        found.setdefault(token_name(other, word, as_ids), number(logp))
     return found
 
 
@@ -98,7 +95,7 @@ def logprobs_of(
         offset += len(token.word)
     unknown = [None] if first else []
     return {
-        "tokens": [_name(t.id, t.word, ask.as_ids) for t in listed],
+        "tokens": [token_name(t.id, t.word, ask.as_ids) for t in listed],
         "token_logprobs": [*unknown, *(number(t.logp) for t in tokens)],
         "top_logprobs": [*unknown, *(_top(t, ask.as_ids) for t in tokens)],
         "text_offset": offsets,
@@ -119,21 +116,6 @@ def prompt_logprobs(scored: Sequence[Token]) -> list[dict[str, Any] | None]:
 
 def _entry(logp: float, rank: int | None, word: str) -> dict[str, Any]:
     return {"logprob": number(logp), "rank": rank, "decoded_token": word}
-
-
-def chat_logprobs(tokens: Sequence[Token], as_ids: bool) -> dict[str, list[Any]]:
-    """The `logprobs` of a choice of a chat."""
-
-    def entry(token: int, logp: float, word: str) -> dict[str, Any]:
-        name = _name(token, word, as_ids)
-        return {"token": name, "logprob": number(logp), "bytes": list(name.encode())}
-
-    return {
-        "content": [
-            {**entry(t.id, t.logp, t.word), "top_logprobs": [entry(*best) for best in t.best]}
-            for t in tokens
-        ]
-    }
 
 
 def completion_reply(ask: Ask, head: Head, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -158,49 +140,3 @@ def completion_reply(ask: Ask, head: Head, choices: Sequence[Choice]) -> dict[st
             entry["prompt_token_ids"] = list(choice.prompt)
         listed.append(entry)
     return head.reply("text_completion", listed, usage=usage(choices, ask.n))
-
-
-def chat_reply(ask: Ask, head: Head, choices: Sequence[Choice]) -> dict[str, Any]:
-    """The reply of /v1/chat/completions."""
-    listed, more = [], {}
-    for choice in choices:
-        message = message_of(choice.text, bool(ask.tools))
-        called = bool(message.get("tool_calls"))
-        entry: dict[str, Any] = {
-            "index": choice.index,
-            "message": {"role": "assistant", **message},
-            "logprobs": None,
-            "finish_reason": "tool_calls" if called else choice.why,
-            "stop_reason": None,
-        }
-        if ask.logprobs is not None:
-            entry["logprobs"] = chat_logprobs(choice.tokens, ask.as_ids)
-        if ask.return_token_ids:
-            entry["token_ids"] = [t.id for t in choice.tokens]
-            more["prompt_token_ids"] = list(choice.prompt)
-        if choice.scored is not None:
-            more["prompt_logprobs"] = prompt_logprobs(choice.scored)
-        listed.append(entry)
-    return head.reply("chat.completion", listed, usage=usage(choices, ask.n), **more)
-
-
-def message_of(text: str, tools: bool) -> Mapping[str, Any]:
-    """An answer as a message: text, and calls of tools as Hermes writes them.
-
-    >>> message_of('<tool_call>{"name": "f", "arguments": {}}</tool_call>', False)["content"][:11]
-    '<tool_call>'
-    """
-    calls = []
-    for block in _TOOL_CALL.findall(text) if tools else []:
-        try:
-            call = json.loads(block)
-            name, arguments = call["name"], json.dumps(call.get("arguments", {}))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return {"content": text}  # what is no call is shown as it is
-        if not isinstance(name, str):
-            return {"content": text}
-        function = {"name": name, "arguments": arguments}
-        calls.append({"id": f"call-{uuid.uuid4().hex}", "type": "function", "function": function})
-    if not calls:
-        return {"content": text}
-    return {"content": text[: text.index("<tool_call>")] or None, "tool_calls": calls}

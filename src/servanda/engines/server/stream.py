@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from servanda.engines.server import replies
+from servanda.engines.server import chats, replies
+from servanda.engines.server.ask import Ask
+from servanda.engines.server.jobs import Token
 from servanda.engines.server.replies import Choice, Head
-from servanda.engines.server.running import Token
-from servanda.engines.server.wire import Ask
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -142,7 +142,7 @@ def _chat_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) -> lis
     delta = {"content": token.text if token else ""}
     if ask.tools:
         said = "".join(t.text for t in choice.tokens)
-        delta = dict(replies.message_of(said, True)) if over else {}
+        delta = dict(chats.message_of(said, True)) if over else {}
         if "tool_calls" in delta:
             calls = enumerate(delta["tool_calls"])  # type: ignore[arg-type]
             delta["tool_calls"] = [{"index": i, **call} for i, call in calls]  # type: ignore
@@ -154,7 +154,7 @@ def _chat_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) -> lis
         "finish_reason": why,
     }
     if ask.logprobs is not None and token is not None:
-        entry["logprobs"] = replies.chat_logprobs([token], ask.as_ids)
+        entry["logprobs"] = chats.chat_logprobs([token], ask.as_ids)
     if ask.return_token_ids:
         entry["token_ids"] = [token.id] if token else []
     return [*entries, entry]
