@@ -15,8 +15,11 @@ from servanda.engines.server.texts import Speech, Words
 from servanda.engines.transformers import TransformersEngine
 from servanda.sampling import Sampling
 from servanda.trace import Batch, Trace
+from tests.engines.serving import live
+from tests.transcripts import blocks
 
-MODEL = Path(__file__).parents[2] / "models" / "tiny-lm"
+ROOT = Path(__file__).parents[2]
+MODEL, PAGE = ROOT / "models" / "tiny-lm", ROOT / "docs" / "how-to" / "serve_kernel.md"
 URL = "/v1/completions"
 
 
@@ -113,3 +116,17 @@ def test_a_chat_template_is_applied_and_a_missing_one_is_said(engine, client):
         assert refused.status_code == 400 and "no system role" in refused.text
     finally:
         engine._tokenizer.chat_template = None
+
+
+def test_the_python_of_the_page_runs(engine):
+    code = next(iter(blocks(PAGE, "py")))
+    with live(engine) as (client, _):
+        found: dict = {}
+        exec(code.replace("http://127.0.0.1:8000", str(client.base_url).rstrip("/")), found)
+    drawn = found["drawn"]["logprobs"]["token_logprobs"]
+    assert found["decode"]["logprobs"]["token_logprobs"] == drawn
+    rows = found["prefill"][2:]
+    logps = [
+        row[str(i)]["logprob"] for row, i in zip(rows, found["drawn"]["token_ids"], strict=True)
+    ]
+    assert logps == pytest.approx(drawn, abs=1e-4)
