@@ -8,6 +8,9 @@ NEEDS = {
     "test_stored.py": {"torch"},
     "test_vllm.py": {"torch"},
     "test_time.py": {"torch"},
+    "test_server.py": {"starlette", "uvicorn"},
+    "test_server_fails.py": {"starlette", "uvicorn"},
+    "test_server_streams_a_model.py": {"torch", "starlette", "uvicorn"},
     "test_onnxruntime.py": {"torch", "onnx", "onnxruntime", "onnxscript"},
 }
 MISSING = {name: sorted(n for n in needs if find_spec(n) is None) for name, needs in NEEDS.items()}

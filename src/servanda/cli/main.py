@@ -22,7 +22,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "Measure and judge": ("check", "compare", "report"),
     "Contracts": ("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "presets"),
     "Pieces": ("measure",),
-    "Servers": ("selftest",),
+    "Servers": ("selftest", "serve-kernel"),
     "See it": ("demo", "bench"),
 }
 
@@ -66,7 +66,7 @@ class _Group(click.Group):
         if cmd_name not in verbs:
             hint = did_you_mean(cmd_name, verbs)
             raise click.UsageError(f"there is no command {cmd_name!r}\n  hint: {hint}", ctx)
-        module = import_module(f"servanda.cli.{cmd_name}")
+        module = import_module(f"servanda.cli.{cmd_name.replace('-', '_')}")
         found = (v for v in vars(module).values() if isinstance(v, click.Command))
         return next(verb for verb in found if verb.name == cmd_name)
 

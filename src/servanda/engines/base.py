@@ -1,4 +1,5 @@
-# What an engine is: five verbs over token ids, and three that not every engine has.
+# What an engine is: five verbs over token ids, and three that not every engine has; and two
+# that only a server asks for.
 # Built-ins and plug-ins implement the same.
 
 from __future__ import annotations
@@ -81,8 +82,30 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+class Served(Engine, Protocol):
+    """An engine with what a server asks for beside; each verb is optional."""
+
+    def steps(self, batch: Batch, sampling: Sampling, seed: int, best: int = 0) -> Iterator[Trace]:
+        """What `generate` draws, as it is drawn: a trace of one token for each open sequence.
+
+        Sequences that have ended, or do not run yet, have none in it.  `best` columns "id.0",
+        "logp.0", ... of the likeliest tokens, processed as "logp" is, are recorded beside.
+        Whoever has seen enough closes the iterator.  See `streams`.
+        """
+        ...
+
+    def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = None) -> str:
+        """The text of a chat, by the template of the model.
+
+        Raises:
+            MeasurementError: the model has no template.
+        """
+        ...
+
+
 _WITHOUT = {
     "generate": "an engine that only scores cannot be infer, nor train where rewards are compared",
+    "render": "there is no chat template: send /v1/completions",
     "decode": "a reward reads texts: implement Engine.decode, or leave out reward_gap",
 }
 
@@ -98,6 +121,17 @@ def verb_of(engine: Any, verb: str) -> Callable[..., Any]:
         name = type(engine).__name__
         raise MeasurementError(f"the engine {name} has no verb {verb!r}", hint=_WITHOUT[verb])
     return found
+
+
+def streams(engine: Any) -> bool:
+    """Whether `steps` gives what `generate` does.
+
+    A class that overrides `generate` alone, as faults do, would draw otherwise by the steps
+    that it inherits.
+    """
+    by_class = (vars(cls) for cls in type(engine).__mro__)
+    first = next((own for own in by_class if {"generate", "steps"} & own.keys()), {})
+    return "steps" in first
 
 
 ENGINES: Registry[Callable[[Kernel], Any]] = Registry("engine")

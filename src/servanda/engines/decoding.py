@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from servanda.contract import Kernel, Path
 from servanda.engines.base import CHUNK_ELEMENTS
 from servanda.engines.misfits import refuse_misfits
+from servanda.engines.stepping import Step, decoded, stacked
 from servanda.identity import Description
 from servanda.latency import Timing
 from servanda.sampling import (
@@ -29,7 +30,6 @@ from servanda.sampling import (
     columns_of,
     draw,
     processed_logprobs,
-    uniforms,
 )
 from servanda.trace import Array, Batch, Trace
 
@@ -55,6 +55,12 @@ class DecodingEngine(ABC):
         refuse_misfits(batch, self._description)
         chunks = batch.chunks(self.kernel.batch_size)
         return Trace.join([self._generate(chunk, sampling, seed) for chunk in chunks])
+
+    def steps(self, batch: Batch, sampling: Sampling, seed: int, best: int = 0) -> Iterator[Trace]:
+        refuse_misfits(batch, self._description)
+        for chunk in batch.chunks(self.kernel.batch_size):
+            for step in self._steps(chunk, sampling, seed, best=best):
+                yield self._trace(chunk, *step.record, "decode", sampling)
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
         refuse_misfits(batch, self._description)
@@ -126,41 +132,28 @@ class DecodingEngine(ABC):
         with np.errstate(invalid="ignore"):
             return processed_logprobs(self._numpy(logits_RV), sampling)
 
-    def _generate(
-        self,
-        chunk: Batch,
-        sampling: Sampling,
-        seed: int,
-        record: bool = True,
-        stepped: Callable[[], None] = lambda: None,
-    ) -> Trace:
-        """Draws a chunk; `stepped` is called once all of a step is known, and recorded."""
-        uniform_SW = np.stack([uniforms(seed, "draw", s, chunk.width) for s in chunk.sequence_S])
-        steps, fed_S = self._decode(chunk.prompts), None
-        open_S = np.ones(len(chunk), dtype=bool)
-        record_T: list[dict[str, Array]] = []
-        for t in range(chunk.width):
-            logp_SV = self._logprobs(steps.send(fed_S), sampling)
-            token_S = self._draw(logp_SV, uniform_SW[:, t])
-            columns = columns_of(logp_SV, token_S) if record else {}
-            record_T.append(columns | {"token": token_S, "open": open_S})
-            stepped()
-            fed_S = np.where(open_S, token_S, self._pad)
-            open_S = open_S & ~np.isin(token_S, self._description.eos)
-            if not open_S.any():
-                break
-        record_ST = {c: np.stack([r[c] for r in record_T], axis=1) for c in record_T[0]}
-        open_ST = record_ST.pop("open")
-        columns = {name: values_ST[open_ST] for name, values_ST in record_ST.items()}
-        length_S = open_ST.sum(axis=1)
-        return self._trace(chunk, length_S, columns.pop("token"), columns, "decode", sampling)
+    def _steps(self, chunk: Batch, sampling: Sampling, seed: int, **kept: Any) -> Iterator[Step]:
+        """Draws a chunk, step by step; `kept` says what is recorded, see `decoded`."""
+        decode, ends = self._decode(chunk.prompts), self._description.eos
+        return decoded(
+            lambda fed_S: self._logprobs(decode.send(fed_S), sampling),
+            *(self._draw, chunk, seed, ends, self._pad),
+            **kept,
+        )
+
+    def _generate(self, chunk: Batch, sampling: Sampling, seed: int) -> Trace:
+        record = stacked(self._steps(chunk, sampling, seed))
+        return self._trace(chunk, *record, "decode", sampling)
 
     def _timed(
         self, chunk: Batch, sampling: Sampling, seed: int, record: bool, begun: float
     ) -> Timing:
-        step_T: list[float] = []
-        drawn = self._generate(chunk, sampling, seed, record, lambda: step_T.append(self.clock()))
-        return Timing.of(begun, step_T, drawn.length_S.tolist())
+        steps, step_T = [], []
+        for step in self._steps(chunk, sampling, seed, record=record):
+            steps.append(step)
+            step_T.append(self.clock())
+        length_S, _, _ = stacked(steps)
+        return Timing.of(begun, step_T, length_S.tolist())
 
     def _score(self, chunk: Batch, sampling: Sampling, path: Path) -> Trace:
         token_N = np.array([t for given in chunk.continuations for t in given], dtype=np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from servanda.capture import rounded
 from servanda.contract import Kernel, Path
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
+from servanda.engines.stepping import likeliest
 from servanda.errors import MeasurementError
 from servanda.identity import Description, digest_of
 from servanda.latency import Timing
@@ -19,6 +20,7 @@ from servanda.sampling import (
     Floats,
     Ints,
     Sampling,
+    columns_of,
     draw,
     observe,
     processed_logprobs,
@@ -85,17 +87,20 @@ class TableEngine:
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
         self._refuse_misfits(batch)
-        logp_CV = processed_logprobs(self.table.logits_CV, sampling)
-        draws_SW = np.stack([uniforms(seed, "draw", s, batch.width) for s in batch.sequence_S])
         new: list[list[int]] = [[] for _ in batch.prompts]
-        alive = list(range(len(batch)))
-        for step in range(batch.width):
-            rows = [self.table.row_of((*batch.prompts[s], *new[s])) for s in alive]
-            tokens = self._draw(logp_CV[rows], draws_SW[alive, step])
+        for alive, _, tokens in self._decode(batch, sampling, seed):
             for s, token in zip(alive, tokens.tolist(), strict=True):
                 new[s].append(token)
-            alive = [s for s in alive if new[s][-1] != self.table.eos]
         return self._trace(batch, new, sampling, "decode")
+
+    def steps(self, batch: Batch, sampling: Sampling, seed: int, best: int = 0) -> Iterator[Trace]:
+        self._refuse_misfits(batch)
+        for alive, rows, token_R in self._decode(batch, sampling, seed):
+            length_S = np.zeros(len(batch), dtype=np.int64)
+            length_S[alive] = 1
+            logp_RV = processed_logprobs(self.table.logits_CV[rows], sampling)
+            columns = columns_of(logp_RV, token_R) | likeliest(logp_RV, best)
+            yield self._recorded(batch, length_S, token_R, columns, sampling, "decode")
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
         self._refuse_misfits(batch)
@@ -140,6 +145,24 @@ class TableEngine:
         """The next token of each row, [S], from its processed logprobs; a fault overrides it."""
         return draw(logp_SV, uniform_S)
 
+    def _decode(
+        self, batch: Batch, sampling: Sampling, seed: int
+    ) -> Iterator[tuple[list[int], list[int], Ints]]:
+        """Step by step: the sequences that have not ended, the table's row of each, its token."""
+        logp_CV = processed_logprobs(self.table.logits_CV, sampling)
+        draws_SW = np.stack([uniforms(seed, "draw", s, batch.width) for s in batch.sequence_S])
+        texts = [[*prompt] for prompt in batch.prompts]
+        alive = list(range(len(batch)))
+        for step in range(batch.width):
+            if not alive:
+                return
+            rows = [self.table.row_of(texts[s]) for s in alive]
+            token_R = self._draw(logp_CV[rows], draws_SW[alive, step])
+            yield alive, rows, token_R
+            for s, token in zip(alive, token_R.tolist(), strict=True):
+                texts[s].append(token)
+            alive = [s for s in alive if texts[s][-1] != self.table.eos]
+
     def _rows(self, batch: Batch, new: Sequence[Sequence[int]]) -> list[int]:
         keep = self.table.order
         rows = []
@@ -154,15 +177,30 @@ class TableEngine:
     ) -> Trace:
         token_N = np.array([t for tokens in new for t in tokens], dtype=np.int64)
         logits_NV = self.table.logits_CV[self._rows(batch, new)]
+        length_S = np.array([len(tokens) for tokens in new], dtype=np.int64)
         columns = observe(logits_NV, token_N, sampling)
-        columns["logp"] = rounded(columns["logp"], self.table.capture)
+        return self._recorded(batch, length_S, token_N, columns, sampling, path)
+
+    def _recorded(
+        self,
+        batch: Batch,
+        length_S: Ints,
+        token_N: Ints,
+        columns: Mapping[str, Floats],
+        sampling: Sampling,
+        path: Path,
+    ) -> Trace:
+        capture = self.table.capture
         return Trace(
             sequence_S=np.array(batch.sequence_S, dtype=np.int64),
-            length_S=np.array([len(tokens) for tokens in new], dtype=np.int64),
+            length_S=length_S,
             lost_S=np.zeros(len(batch), dtype=bool),
             prompt_tokens_S=np.array([len(p) for p in batch.prompts], dtype=np.int64),
             token_N=token_N,
-            columns=columns,
+            columns={
+                name: rounded(values_N, capture) if name.startswith("logp") else values_N
+                for name, values_N in columns.items()
+            },
             about={
                 "path": path,
                 "batch_size": str(batch.together or self.kernel.batch_size),

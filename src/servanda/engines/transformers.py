@@ -22,6 +22,7 @@ from servanda.engines import checkpoint, folder
 from servanda.engines.base import ENGINES
 from servanda.engines.decoding import DecodingEngine
 from servanda.engines.quantized import check_quantization, quantize_
+from servanda.errors import MeasurementError
 from servanda.identity import Description, digest_of
 from servanda.sampling import Ints
 from servanda.trace import Batch
@@ -87,6 +88,16 @@ class TransformersEngine(DecodingEngine):
             self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
             for tokens in ids
         ]
+
+    def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = None) -> str:
+        if not self._tokenizer.chat_template:
+            raise MeasurementError(
+                f"the tokenizer of {self.folder} has no chat template",
+                hint="send /v1/completions, or add chat_template.jinja to the model's folder",
+            )
+        return self._tokenizer.apply_chat_template(
+            list(messages), tools=tools, add_generation_prompt=True, tokenize=False
+        )
 
     def close(self) -> None:
         self.model = None

@@ -1,0 +1,72 @@
+# `servanda serve-kernel`: any engine behind the OpenAI API, for demos and tests of clients.
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+import click
+
+from servanda.comparison.sides import refuse_missing
+from servanda.engines import engine_names, open_engine
+from servanda.errors import MeasurementError
+from servanda.kernel_string import parse_kernel
+
+
+@click.command("serve-kernel")
+@click.argument("kernel", metavar="KERNEL")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option("--served", metavar="NAME", help="Of the model.  [default: that of its file]")
+@click.option(
+    "--max-batch",
+    type=click.IntRange(1, 4096),
+    help="Requests that run together.  [default: the kernel's batch_size]",
+)
+@click.option(
+    "--wait-ms",
+    type=click.FloatRange(0, 60_000),
+    default=5.0,
+    show_default=True,
+    help="How long a request waits for others to run with.",
+)
+@click.option("--test-mode", is_flag=True, help="Adds /servanda/misbehave.")
+def serve_kernel_command(
+    kernel: str,
+    host: str,
+    port: int,
+    served: str | None,
+    max_batch: int | None,
+    wait_ms: float,
+    test_mode: bool,
+) -> None:
+    """Serve a kernel behind the OpenAI API, as vLLM does; a server for demos and tests.
+
+    KERNEL is a kernel string, such as transformers:models/tiny-lm@bfloat16.  It needs
+    pip install 'servanda[serve]'.  Ctrl-C ends it.
+    """
+    found = parse_kernel(kernel, engines=engine_names())
+    refuse_missing(found, kernel, "kernel")
+    try:
+        from servanda.engines.server.app import Limits
+        from servanda.engines.server.serving import bound, serve
+    except ImportError as error:
+        raise MeasurementError(
+            f"a server needs {error.name}, which is not installed",
+            hint="pip install 'servanda[serve]'",
+        ) from None
+    name = served or PurePath(found.model or "").name
+    together = max_batch or found.batch_size
+    with bound(host, port) as taken:
+        at = f"http://{host}:{taken.getsockname()[1]}"
+        engine = open_engine(found.model_copy(update={"batch_size": together}))
+        try:
+            serve(
+                engine,
+                name,
+                taken,
+                Limits(max_batch=together, wait_s=wait_ms / 1000),
+                test_mode=test_mode,
+                ready=lambda: click.echo(f"{name} at {at}  (Ctrl-C ends it)"),
+            )
+        finally:
+            engine.close()

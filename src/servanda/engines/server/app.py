@@ -1,0 +1,203 @@
+# The routes: what a client may ask, and how it is told what is wrong.
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from servanda import __version__
+from servanda.engines.base import Engine
+from servanda.engines.server import wire
+from servanda.engines.server.ask import Ask, Refused
+from servanda.engines.server.asking import Asking
+from servanda.engines.server.batching import Batcher, Full
+from servanda.engines.server.chats import chat_reply
+from servanda.engines.server.failing import failed, json_reply, not_found
+from servanda.engines.server.fields import MAX_LOGPROBS
+from servanda.engines.server.misbehave import DRAWN_BY, Misbehaving, Misbehaviour
+from servanda.engines.server.replies import Head, completion_reply
+from servanda.engines.server.stream import EventStream, Gone, chunks, unless_gone
+
+Handler = Callable[[Request], Awaitable[Response]]
+_LEFT = 499  # nobody reads it
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a server takes on.
+
+    Args:
+        max_batch: sequences that run together; wait_s: how long the oldest waits for company.
+        places: sequences that may wait; in_flight: requests that are being answered.
+        body_bytes: of a request.
+    """
+
+    max_batch: int = 8
+    wait_s: float = 0.005
+    places: int = 1024
+    in_flight: int = 256
+    body_bytes: int = 8 << 20
+
+
+class Server:
+    """An engine behind the routes."""
+
+    def __init__(self, engine: Engine, served: str, limits: Limits, test_mode: bool) -> None:
+        self.served, self.limits = served, limits
+        room = {"max_batch": limits.max_batch, "wait_s": limits.wait_s, "places": limits.places}
+        self.batcher = Batcher(engine, **room)
+        self.asking = Asking(self.batcher)
+        self.misbehaviour = Misbehaviour() if test_mode else None
+        self._in_flight = 0
+
+    def app(self) -> ASGIApp:
+        routes = [
+            Route("/health", self._health),
+            Route("/version", self._version),
+            Route("/v1/models", self._models),
+            Route("/servanda/describe", self._describe),
+            Route("/tokenize", self._guarded(self._tokenize), methods=["POST"]),
+            Route("/detokenize", self._guarded(self._detokenize), methods=["POST"]),
+            Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
+            Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
+        ]
+        if self.misbehaviour is not None:
+            methods = ["GET", "POST", "DELETE"]
+            handler = self._guarded(self._misbehave)
+            routes.append(Route("/servanda/misbehave", handler, methods=methods))
+        app = Starlette(
+            routes=routes,
+            lifespan=self._lifespan,
+            exception_handlers={HTTPException: not_found},  # type: ignore[dict-item]
+        )
+        return Misbehaving(app, self.misbehaviour) if self.misbehaviour else app
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            self.batcher.close()
+
+    def _guarded(self, handler: Handler) -> Handler:
+        """The handler within the limits; whatever it raises is told as JSON."""
+
+        async def guarded(request: Request) -> Response:
+            if self._in_flight >= self.limits.in_flight:
+                message = f"{self._in_flight} requests are being answered, and no more are taken"
+                return json_reply(failed(Full(message, hint="ask again later")))
+            self._in_flight += 1
+            response = None
+            try:
+                response = await handler(request)
+                return response
+            except (Gone, ClientDisconnect):
+                return Response(status_code=_LEFT)
+            except Exception as error:
+                return json_reply(failed(error))
+            finally:
+                if isinstance(response, EventStream):
+                    response.and_then(self._leave)
+                else:
+                    self._leave()
+
+        return guarded
+
+    def _leave(self) -> None:
+        self._in_flight -= 1
+
+    async def _health(self, _: Request) -> Response:
+        return Response()
+
+    async def _version(self, _: Request) -> Response:
+        return json_reply({"version": __version__})
+
+    async def _models(self, _: Request) -> Response:
+        about = {"id": self.served, "object": "model", "created": 0, "owned_by": "servanda"}
+        more = {"root": self.served, "max_model_len": self.asking.longest}
+        return json_reply({"object": "list", "data": [{**about, **more}]})
+
+    async def _describe(self, _: Request) -> Response:
+        about = self.asking.about
+        told = {k: v for k, v in asdict(about).items() if k != "tensors"}
+        how = {
+            "version": __version__,
+            "logprobs": "processed",
+            "prompt_logprobs": "raw",
+            "filters": ["temperature", "top_k", "top_p", "min_p"],
+            "streams": self.asking.streams,
+        }
+        digests = {"digest": about.digest, "weights": about.weights}
+        room = {"max_model_len": self.asking.longest, "max_logprobs": MAX_LOGPROBS}
+        return json_reply({**told, **digests, **how, **room, "test_mode": bool(self.misbehaviour)})
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = await self._body(request)
+        if body.get("messages") is not None:
+            fields = ("model", "messages", "tools")
+            ask = wire.chat({k: body[k] for k in fields if k in body}, self.served)
+            text = (await self.asking.rendered(ask)).prompts[0]
+        else:
+            text = body.get("prompt")
+        if not isinstance(text, str):
+            raise Refused("prompt is a text, or messages are those of a chat", "prompt")
+        if body.get("add_special_tokens"):
+            raise Refused("texts are encoded as they are", "add_special_tokens")
+        ids = await self.asking.encode(text)
+        about = {"count": len(ids), "max_model_len": self.asking.longest}
+        return json_reply({**about, "tokens": list(ids), "token_strs": None})
+
+    async def _detokenize(self, request: Request) -> Response:
+        tokens = (await self._body(request)).get("tokens")
+        if not isinstance(tokens, list) or not all(type(i) is int for i in tokens):
+            raise Refused("tokens is a list of token ids", "tokens")
+        return json_reply({"prompt": await self.asking.decode(tuple(tokens))})
+
+    async def _completions(self, request: Request) -> Response:
+        return await self._answer(request, wire.completion(await self._body(request), self.served))
+
+    async def _chat(self, request: Request) -> Response:
+        ask = wire.chat(await self._body(request), self.served)
+        return await self._answer(request, await self.asking.rendered(ask))
+
+    async def _answer(self, request: Request, ask: Ask) -> Response:
+        ask, choices = await self.asking.choices(ask)
+        head = Head.of(ask, self.served)
+        source = self.asking.answers(ask, choices, request.scope.get(DRAWN_BY))
+        if ask.stream:
+            return EventStream(chunks(ask, head, choices, source, failed), source.drop)
+
+        async def collected() -> None:
+            async for _ in source:
+                pass
+
+        try:
+            await unless_gone(request.receive, collected())
+        finally:
+            source.drop()
+        return json_reply((chat_reply if ask.chat else completion_reply)(ask, head, choices))
+
+    async def _misbehave(self, request: Request) -> Response:
+        assert self.misbehaviour is not None
+        if request.method == "POST":
+            self.misbehaviour.begin(await self._body(request))
+        elif request.method == "DELETE":
+            self.misbehaviour.end()
+        return json_reply(self.misbehaviour.about())
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        most, data = self.limits.body_bytes, bytearray()
+        async for part in request.stream():
+            data += part
+            if len(data) > most:
+                raise Refused(f"a body has {most} bytes at most", status=413)
+        return wire.body_of(bytes(data))

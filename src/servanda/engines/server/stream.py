@@ -1,0 +1,160 @@
+# Server-sent events: a chunk for each token, then the usage, then [DONE].
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from servanda.engines.server import chats, replies
+from servanda.engines.server.ask import Ask
+from servanda.engines.server.jobs import Token
+from servanda.engines.server.replies import Choice, Head
+
+T = TypeVar("T")
+DONE = b"data: [DONE]\n\n"
+
+
+class Gone(Exception):  # noqa: N818 - a client may leave
+    """The client has hung up."""
+
+
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """What the work comes to; it is cancelled where the client hangs up first.
+
+    Raises:
+        Gone: the client has hung up.
+    """
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            return tasks[0].result()
+        raise Gone
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def event(data: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data, allow_nan=False).encode() + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends events as they come, until the client hangs up; calls `ended` at the end."""
+
+    def __init__(self, events: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
+        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        del self.headers["content-length"]  # nobody knows it yet
+        self._events, self._ended = events, [ended]
+
+    def and_then(self, ended: Callable[[], None]) -> None:
+        """One more thing to do at the end."""
+        self._ended.append(ended)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent() -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for data in self._events:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        try:
+            with contextlib.suppress(Gone):
+                await unless_gone(receive, sent())
+        finally:
+            for ended in self._ended:
+                ended()
+
+
+Source = AsyncIterable[tuple[Choice, Token | None]]
+
+
+async def chunks(
+    ask: Ask, head: Head, choices: Sequence[Choice], source: Source, failed: Callable[..., Any]
+) -> AsyncIterator[bytes]:
+    """The events of a reply.
+
+    Args:
+        source: (choice, its next token), and (choice, None) once it is over.
+        failed: makes the JSON of an error.
+    """
+    write = _chat_chunk if ask.chat else _completion_chunk
+    kind = "chat.completion.chunk" if ask.chat else "text_completion"
+    begun: set[int] = set()
+    ended: set[int] = set()
+    try:
+        async for choice, token in source:
+            if token is None and choice.index in ended:
+                continue
+            new = choice.index not in begun
+            begun.add(choice.index)
+            if token is None or token.end is not None:
+                ended.add(choice.index)
+            for entry in write(ask, choice, token, new):
+                yield event(head.reply(kind, [entry]))
+        if ask.include_usage:
+            yield event(head.reply(kind, [], usage=replies.usage(choices, ask.n)))
+    except Exception as error:
+        yield event(failed(error))
+    yield DONE
+
+
+def _completion_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) -> list[Any]:
+    text = choice.prompt_text if ask.echo and new else ""
+    entry: dict[str, Any] = {
+        "index": choice.index,
+        "text": text + (token.text if token else ""),
+        "logprobs": None,
+        "finish_reason": choice.why if token is None else token.end,
+        "stop_reason": None,
+    }
+    if ask.logprobs is not None and token is not None:
+        offset = sum(len(t.word) for t in choice.tokens[:-1])
+        entry["logprobs"] = replies.logprobs_of([token], ask, offset)
+    if ask.return_token_ids:
+        entry["token_ids"] = [token.id] if token else []
+        entry["prompt_token_ids"] = list(choice.prompt) if new else None
+    return [entry]
+
+
+def _chat_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) -> list[Any]:
+    """The role comes first; with tools the text comes last, for it may be a call."""
+    over = token is None or token.end is not None
+    why = choice.why if token is None else token.end
+    entries: list[dict[str, Any]] = []
+    if new:
+        delta = {"role": "assistant", "content": ""}
+        entries.append({"index": choice.index, "delta": delta, "finish_reason": None})
+        if ask.return_token_ids:
+            entries[0]["prompt_token_ids"] = list(choice.prompt)
+    delta = {"content": token.text if token else ""}
+    if ask.tools:
+        said = "".join(t.text for t in choice.tokens)
+        delta = dict(chats.message_of(said, True)) if over else {}
+        if "tool_calls" in delta:
+            calls = enumerate(delta["tool_calls"])  # type: ignore[arg-type]
+            delta["tool_calls"] = [{"index": i, **call} for i, call in calls]  # type: ignore
+            why = "tool_calls"
+    entry: dict[str, Any] = {
+        "index": choice.index,
+        "delta": delta,
+        "logprobs": None,
+        "finish_reason": why,
+    }
+    if ask.logprobs is not None and token is not None:
+        entry["logprobs"] = chats.chat_logprobs([token], ask.as_ids)
+    if ask.return_token_ids:
+        entry["token_ids"] = [token.id] if token else []
+    return [*entries, entry]
