@@ -89,7 +89,10 @@ def test_the_hook_for_verl_writes_what_it_is_handed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("complete", [True, False])
 def test_the_hook_for_trl_writes_what_it_is_handed(tmp_path, monkeypatch, complete):
     made = responses()
+    prompts = padded([s.prompt for s in EXPECTED], 4, left=True)
     out = {
+        "prompt_ids": prompts,
+        "prompt_mask": (prompts != 0).astype(int),
         "completion_ids": made["tokens"],
         "completion_mask": made["real"],
         "tool_mask": np.where(made["real"] == 1, made["mask"], 1),
@@ -113,8 +116,12 @@ def test_the_hook_for_trl_writes_what_it_is_handed(tmp_path, monkeypatch, comple
     assert names["Dumping"]()._generate_and_score_completions([]) is out
     if complete:
         rows = read(open_dump(tmp_path)).rows
-        holds(rows)
+        assert [row["tokens"] for row in rows] == [s.tokens for s in EXPECTED]
+        assert [
+            row["infer"][-len(s.response) :].tolist() for row, s in zip(rows, EXPECTED, strict=True)
+        ] == [s.infer for s in EXPECTED]
+        assert len({row["group"] for row in rows}) == 2
         assert rows[0]["source"] == "rollouts/step_000007.rank2.parquet:1"
-        assert rows[1]["advantage"].tolist() == [-0.5] * 3
+        assert set(rows[1]["advantage"].tolist()) == {-0.5}
     else:
         assert not list(tmp_path.iterdir())
