@@ -88,7 +88,7 @@ EXTERNAL = "external"  # the engine of a kernel that a trainer runs, and nobody 
 # engines whose precision is not ours to choose
 _OTHERS_ROUND = ("table", PACK, "openai_http", "recorded")
 # engines that tell the best tokens of a golden position, and never its full logits
-BEST_ONLY = (PACK, "openai_http", "recorded")
+BEST_ONLY = (PACK, "openai_http")
 
 Section = Literal["numerical", "statistical", "runtime", "observability"]
 Place = tuple[str | int, ...]  # of a part of a contract: keys and indexes

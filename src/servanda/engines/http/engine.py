@@ -43,7 +43,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-@ENGINES.register("openai_http")
 class HTTPEngine:
     """Draws and scores by asking a server; see `dialects` for how each kind is asked."""
 
@@ -263,6 +262,9 @@ class HTTPEngine:
         if refusal is not None:
             reason, hint = refusal
             raise MeasurementError(f"{self.transport.url}: {reason}", hint=hint)
+
+
+ENGINES.add("openai_http", HTTPEngine)
 
 
 def trace_of(
