@@ -44,6 +44,18 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
     {
         "request.prompt_tokens": Field("request", "tokens of the prompt"),
         "context.position": Field("context", "how many tokens of the answer came before, from 0"),
+        "context.length": Field(
+            "context", "how many tokens came before: of the prompt, of the answer, of tools"
+        ),
+        "context.turn": Field(
+            "context", "which stretch of drawn tokens it is in, from 1; between them tools speak"
+        ),
+        "context.turn_position": Field(
+            "context", "how many tokens of its turn came before, from 0"
+        ),
+        "context.staleness": Field(
+            "context", "updates of the weights between drawing the token and training on it"
+        ),
         "context.entropy_nats": Field(
             "context",
             "how undecided infer is before it draws: entropy of its processed distribution",
