@@ -115,7 +115,8 @@ def of_trainer(
             "weights: {changes: every_step}",
         ],
         "claim": ["claim: realised    # a gradient step uses these very tokens"],
-        "workload": ["workload: {source: trainer}"],
+        # no answer is longer: what its tokens can be sliced by is fixed before they are read
+        "workload": ["workload: {source: trainer, sampling: {max_new_tokens: 131072}}"],
         "slices": ["slices:", *map(_matched, slices)] if slices else [],
         "promotion": ["promotion:", f"  offline: {{sequences: [{sizes[0]}, {sizes[1]}]}}"],
     }

@@ -80,7 +80,9 @@ def likely(
         ("position", "an error that grows along the answer: positions, or a low-precision cache"),
         ("length", "long contexts: positions, attention, or a low-precision cache"),
     ):
-        family = [name for name in names if name.startswith((f"{prefix}<", f"{prefix}=", f"{prefix}>"))]
+        family = [
+            name for name in names if name.startswith((f"{prefix}<", f"{prefix}=", f"{prefix}>"))
+        ]
         some = [name for name in red if name in family]
         if some and len(some) < len(family) and family[-1] in some:
             return words

@@ -59,7 +59,8 @@ class Counts:
                 counted = self.labels.setdefault(name, Counter())
                 length_S = pair.infer.length_S.tolist()
                 for value, n in zip(pair.labels[name], length_S, strict=True):
-                    counted[value] += n
+                    if value:  # "" is no value
+                        counted[value] += n
 
 
 def _count(counter: Counter[int], values_N: np.ndarray) -> None:
@@ -75,8 +76,8 @@ def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[
     """
     rules: list[SliceRule] = []
     if len(counts.turns) > 1:
-        for turns in _joined(counts.turns, needed, open_at=_TURNS):
-            rules.append(_rule(f"turn-{_span(turns, _TURNS)}", _turns(turns)))
+        spans = _joined(counts.turns, needed, open_at=_TURNS)
+        rules += [_rule(f"turn-{_span(turns, _TURNS)}", _turns(turns)) for turns in spans]
         for turns in _joined(counts.starts, needed, open_at=_TURNS):
             start = {**_turns(turns), "context.turn_position": {"lt": FIRST_OF_TURN}}
             rules.append(_rule(f"start-{_span(turns, _TURNS)}", start))
@@ -99,8 +100,8 @@ def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[
         enough = [value for value, n in values.items() if n >= needed]
         if len(enough) < len(values):
             notes.append(f"{name}: {len(values) - len(enough)} of {len(values)} have few tokens")
-        for value in sorted(enough, key=lambda v: (-values[v], v))[:_MOST]:
-            rules.append(_rule(f"{name}-{_plain(value)}", {f"{LABEL}{name}": {"in": [value]}}))
+        most = sorted(enough, key=lambda v: (-values[v], v))[:_MOST]
+        rules += [_rule(f"{name}-{_plain(v)}", {f"{LABEL}{name}": {"in": [v]}}) for v in most]
     return _unique(rules), tuple(notes)
 
 
