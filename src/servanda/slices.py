@@ -128,6 +128,12 @@ class Term:
         there was not recorded, and satisfies what `unknown` says.
         """
         unknown = unknown and not self.field.startswith(LABEL)
+        if column.dtype == object and len(column) > 1:
+            # texts come in runs, such as a label of every token of a sequence: one look at each
+            begins = np.flatnonzero(np.r_[True, column[1:] != column[:-1]])
+            if len(begins) < len(column):
+                length = np.diff(np.r_[begins, len(column)])
+                return np.repeat(self.mask(column[begins], unknown=unknown), length)
         if column.dtype == object:
             known = np.array([v is not None for v in column], dtype=bool)
         else:

@@ -66,7 +66,7 @@ def place(name: str) -> str:
         if below:
             return f"{of} {'before' if kind == 'position' else 'fewer than'} {below}{tokens}"
         if least:
-            return f"{of} {'from ' if kind == 'position' else ''}{least}{tokens} and more"
+            return f"{of} from {least} on" if not tokens else f"{of} {least}{tokens} and more"
         return f"{of} {low} to {high}{tokens}"
     if found := re.fullmatch(r"(env|replica)-(.*)", name):
         return f"{found[1]} {found[2]}"
