@@ -69,7 +69,9 @@ def _joined(parts: Sequence[Rollouts]) -> Rollouts:
         names = dict.fromkeys(name for p in parts for name in getattr(p, kind))
         sizes = [len(p) if kind != "per_token" else len(p.token_N) for p in parts]
         return {
-            name: [getattr(p, kind).get(name, [missing] * n) for p, n in zip(parts, sizes, strict=True)]
+            name: [
+                getattr(p, kind).get(name, [missing] * n) for p, n in zip(parts, sizes, strict=True)
+            ]
             for name in names
         }
 
