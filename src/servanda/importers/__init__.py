@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 from servanda.errors import ContractError
-from servanda.importers import nemo, own
+from servanda.importers import nemo, own, prime_rl, skyrl, slime
 from servanda.importers.base import FORMATS, Collector, File, Found, Refused, flaw
 from servanda.rollouts import Rollouts
 
 __all__ = ["FORMATS", "Dump", "Found", "Refused", "open_dump"]
 
-_BUILTIN = (nemo, own)  # importing a module registers its format
+_BUILTIN = (nemo, own, prime_rl, skyrl, slime)  # importing a module registers its format
 _SHOWN = 8  # names of a folder that a message lists
 
 
@@ -62,7 +63,7 @@ class Dump:
         """The sequences in the order of their steps; a step may come in several chunks.
 
         Args:
-            progress: called after each file with the bytes read and the bytes there are.
+            progress: called after each step with the bytes read and the bytes there are.
 
         Yields:
             Rollouts of at most about 2^20 tokens; a longer sequence is a chunk of its own.
@@ -73,34 +74,33 @@ class Dump:
         """
         self.refused = Refused()
         done, total = 0, self.bytes
-        step: Collector | None = None
-        for file in self.found.files:
-            if step is None or step.step != file.step:
-                if step is not None:
-                    yield from step.flush()
-                step = Collector(file.step)
-            for place, row in FORMATS[self.format].rows(file, self.refused):
+        for step, files in groupby(self.found.files, lambda file: file.step):
+            of_step = tuple(files)
+            chunk = Collector(step)
+            for place, row in FORMATS[self.format].rows(of_step, self.refused):
                 if reason := flaw(row):
                     self.refused.add(reason, place)
                 else:
                     self.refused.accepted += 1
-                    yield from step.add(place, row)
-            done += file.bytes
+                    yield from chunk.add(place, row)
+            yield from chunk.flush()
+            done += sum(file.bytes for file in of_step)
             if progress is not None:
                 progress(done, total)
-        if step is not None:
-            yield from step.flush()
         self.refused.settle(str(self.found.folder))
 
 
-def open_dump(path: str | Path, format: str | None = None) -> Dump:
+def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bool = False) -> Dump:
     """Find the dump in a folder, or the one that a file is of.
 
     Args:
         format: one of FORMATS, where the folder holds more than one.
+        unsafe_pickles: read formats that are Python pickles, in a process of their own that
+            admits tensors and plain data only.
 
     Raises:
-        ContractError: no such folder or format, no dump in it, or more than one.
+        ContractError: no such folder or format, no dump in it, more than one, or a pickle
+            that nobody asked for.
     """
     path = Path(path)
     if format is not None and format not in FORMATS:
@@ -124,6 +124,13 @@ def open_dump(path: str | Path, format: str | None = None) -> Dump:
             f"{str(path)!r} has files named as {FORMATS[sure[0].format].framework} names them, "
             f"and {sure[0].why}",
             hint="a dump needs token ids, a loss mask and the logprobs of both sides",
+        )
+    if FORMATS[sure[0].format].pickled and not unsafe_pickles:
+        raise ContractError(
+            f"{sure[0].files[0].name} is a Python pickle ({FORMATS[sure[0].format].framework}), "
+            "which can hold a program",
+            hint="if you trust who wrote it: --unsafe-pickles (it is read in a process of its "
+            "own, and anything but tensors and plain data is refused)",
         )
     _one_run(sure[0])
     return Dump(sure[0])

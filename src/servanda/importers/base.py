@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -140,13 +140,14 @@ class Importer(Protocol):
 
     framework: str
     looks_for: str
+    pickled: bool  # whether reading it may run what is in it
 
     def sniff(self, folder: Path) -> Found | None:
         """From names and the head of one file, whether the folder holds such a dump."""
         ...
 
-    def rows(self, file: File, refused: Refused) -> Iterator[tuple[str, Row]]:
-        """The rows of a file with their places, in the order of the file."""
+    def rows(self, files: Sequence[File], refused: Refused) -> Iterator[tuple[str, Row]]:
+        """The rows of one step's files with their places, in the order of the files."""
         ...
 
 

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ _decoder = msgspec.json.Decoder(_Line)
 class NemoImporter:
     framework = "NeMo-RL"
     looks_for = "train_data_step<N>.jsonl"
+    pickled = False
 
     def sniff(self, folder: Path) -> Found | None:
         found = [
@@ -69,8 +70,8 @@ class NemoImporter:
             notes=(f"columns that are not read: {', '.join(unread)}",) if unread else (),
         )
 
-    def rows(self, file: File, refused: Refused) -> Iterator[tuple[str, Row]]:
-        for place, line in lines(file, refused):
+    def rows(self, files: Sequence[File], refused: Refused) -> Iterator[tuple[str, Row]]:
+        for place, line in (pair for file in files for pair in lines(file, refused)):
             try:
                 yield place, _typed(_decoder.decode(line))
                 continue

@@ -23,6 +23,7 @@ _NAME = re.compile(r"step_(\d+)\.rank(\d+)\.parquet")
 _KEY = b"servanda.rollouts"
 _NEEDED = ("token_ids", "mask", "logp_train", "logp_infer", "group")
 _NAMED = re.compile(r"[a-z][a-z0-9_]*")
+_BATCH = 64  # sequences that are held at once
 
 
 class Writer:
@@ -136,6 +137,7 @@ class Writer:
 class OwnImporter:
     framework = "Servanda"
     looks_for = "step_<N>.rank<R>.parquet"
+    pickled = False
 
     def sniff(self, folder: Path) -> Found | None:
         found = [
@@ -159,31 +161,35 @@ class OwnImporter:
             version=version,
         )
 
-    def rows(self, file: File, refused: Refused) -> Iterator[tuple[str, Row]]:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+    def rows(self, files: Sequence[File], refused: Refused) -> Iterator[tuple[str, Row]]:
+        for file in files:
+            yield from _read(file, refused)
 
-        _, names, why = _head(file)
-        if why:
-            refused.add("the file is no dump of ours", file.name)
-            return
-        wanted = [name for name in names if _is_read(name)]
-        number = 0
-        try:
-            with pq.ParquetFile(file.path) as parquet:
-                for batch in parquet.iter_batches(batch_size=64, columns=wanted):
-                    for values in _rows(batch):
-                        number += 1
-                        place = f"{file.name}:{number}"
-                        row = _row(values)
-                        if isinstance(row, str):
-                            refused.add(row, place)
-                        else:
-                            yield place, row
-        except (pa.ArrowException, OSError) as error:
-            raise MeasurementError(
-                f"{file.name} cannot be read: {error}", hint="write the step again, or remove it"
-            ) from None
+
+def _read(file: File, refused: Refused) -> Iterator[tuple[str, Row]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    _, names, why = _head(file)
+    if why:
+        raise MeasurementError(why, hint="write the step again, or remove the file")
+    number = 0
+    try:
+        with pq.ParquetFile(file.path) as parquet:
+            wanted = [name for name in names if _is_read(name)]
+            for batch in parquet.iter_batches(batch_size=_BATCH, columns=wanted):
+                for values in _rows(batch):
+                    number += 1
+                    row = _row(values)
+                    place = f"{file.name}:{number}"
+                    if isinstance(row, str):
+                        refused.add(row, place)
+                    else:
+                        yield place, row
+    except (pa.ArrowException, OSError) as error:
+        raise MeasurementError(
+            f"{file.name} cannot be read: {error}", hint="write the step again, or remove the file"
+        ) from None
 
 
 def _head(file: File) -> tuple[str, list[str], str]:
