@@ -125,7 +125,7 @@ def of_trainer(
     lines = _sliced(lines, [rule.name for rule in slices])
     fidelity = next(i for i, line in enumerate(lines) if "metric: sampler_fidelity" in line)
     lines[fidelity] = (
-        "    # a dump has no ranks, so what the tokens were drawn from is not tested; shown instead:\n"
+        "    # without ranks nobody can test what the tokens were drawn from; shown instead:\n"
         "    # whether the weights train / infer can be those of two distributions\n"
         "    - {id: coherence, metric: coherence, mode: monitor}"
     )

@@ -67,7 +67,7 @@ def test_one_bad_slice_is_red_alone_and_named_since_its_step(tmp_path):
 def test_a_bad_replica_is_named(tmp_path):
     made.write(
         tmp_path,
-        tv=lambda step, s, turn, i: 0.08 if s % 4 == 3 else 0.002,
+        tv=lambda _, s, *__: 0.08 if s % 4 == 3 else 0.002,
         labels={"replica": lambda s: f"r{s % 4}"},
     )
 
@@ -80,7 +80,7 @@ def test_a_bad_replica_is_named(tmp_path):
 def test_staleness_is_told_apart_from_the_kernel(tmp_path):
     made.write(
         tmp_path,
-        tv=lambda step, s, turn, i: [0.002, 0.01, 0.2][s % 3],
+        tv=lambda _, s, *__: [0.002, 0.01, 0.2][s % 3],
         staleness=lambda s: s % 3,
     )
 

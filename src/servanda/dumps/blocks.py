@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from servanda.pairing import pair
-from servanda.rollouts import Rollouts
+from servanda.rollouts import Array, Rollouts
 from servanda.trace import TracePair
 
 BLOCK_TOKENS = 65_536  # prompts included
@@ -60,33 +60,39 @@ def taken(chunk: Rollouts, first: int, end: int) -> Rollouts:
 
 
 def _joined(parts: Sequence[Rollouts]) -> Rollouts:
+    """Parts of one step as one; a column that a part lacks is unknown there."""
     if len(parts) == 1:
         return parts[0]
-    first = parts[0]
 
-    def every(kind: str, missing: object) -> dict[str, list[object]]:
-        """Columns of any part; a part that lacks one has it as unknown."""
-        names = dict.fromkeys(name for p in parts for name in getattr(p, kind))
-        sizes = [len(p) if kind != "per_token" else len(p.token_N) for p in parts]
-        return {
-            name: [
-                getattr(p, kind).get(name, [missing] * n) for p, n in zip(parts, sizes, strict=True)
-            ]
-            for name in names
-        }
+    def all_of(name: str) -> Array:
+        return np.concatenate([getattr(p, name) for p in parts])
 
+    labels = {name for p in parts for name in p.labels}
+    per_sequence = {name for p in parts for name in p.per_sequence}
+    per_token = {name for p in parts for name in p.per_token}
     return Rollouts(
-        first.step,
-        *(
-            np.concatenate([getattr(p, name) for p in parts])
-            for name in ("length_S", "token_N", "mask_N", "logp_train_N", "logp_infer_N")
-        ),
+        parts[0].step,
+        all_of("length_S"),
+        all_of("token_N"),
+        all_of("mask_N"),
+        all_of("logp_train_N"),
+        all_of("logp_infer_N"),
         tuple(group for p in parts for group in p.group_S),
         tuple(source for p in parts for source in p.source_S),
-        {n: tuple(v for p in vs for v in p) for n, vs in every("labels", "").items()},
-        {n: np.concatenate(vs) for n, vs in every("per_sequence", np.nan).items()},
-        {n: np.concatenate(vs) for n, vs in every("per_token", np.nan).items()},
+        {n: tuple(v for p in parts for v in p.labels.get(n, ("",) * len(p))) for n in labels},
+        {
+            n: np.concatenate([_known(p.per_sequence, n, len(p)) for p in parts])
+            for n in per_sequence
+        },
+        {
+            n: np.concatenate([_known(p.per_token, n, len(p.token_N)) for p in parts])
+            for n in per_token
+        },
     )
+
+
+def _known(columns: Mapping[str, Array], name: str, size: int) -> Array:
+    return columns[name] if name in columns else np.full(size, np.nan)
 
 
 def paired(block: Rollouts, first: int) -> TracePair:

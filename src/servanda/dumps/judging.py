@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from servanda.clauses import Certificate
 from servanda.contract import WHOLE
 from servanda.dumps import causes, presetting
 from servanda.dumps.blocks import blocks, paired
@@ -88,16 +90,10 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
     began, watch = time.monotonic(), watch or unwatched
     if asked.preset is not None:
         presetting.preset_of(asked.preset)
-    dump = open_dump(asked.path, asked.format)
+    dump = _opened(asked)
     sound = Sound()
-    read = blocks(_read(asked, dump, watch))
+    read = blocks(_read(dump, watch))
     head, whole = _head(read)
-    if not head:
-        first, last = asked.steps
-        raise MeasurementError(
-            f"no step of {asked.path} lies in {first or ''}:{last or ''}",
-            hint=f"its steps are {dump.steps[0]} to {dump.steps[-1]}",
-        )
     counts = Counts()
     kinds: dict[tuple[tuple[str, str], ...], int] = {}
     for block in head:
@@ -140,9 +136,7 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
     masked = None
     if asked.mask is not None and red:
         cuts = [cut for cut in weighing.cuts if cut.name in red]
-        masked = write_masks(
-            _read(asked, open_dump(asked.path, asked.format), watch), cuts, asked.mask
-        )
+        masked = write_masks(_read(_opened(asked), watch), cuts, asked.mask)
     return Answer(
         asked,
         dump,
@@ -182,9 +176,9 @@ def _red(verdict: Verdict) -> list[str]:
 
 def _since(weighing: Weighing, verdict: Verdict) -> dict[str, int]:
     plan, _ = weighing.evidence()
-    found = {}
+    found: dict[str, int] = {}
     for i, (cell, judged) in enumerate(zip(plan.cells, verdict.cells, strict=True)):
-        if judged.outcome == "violated" and hasattr(cell.kind, "feed"):
+        if judged.outcome == "violated" and isinstance(cell.kind, Certificate):
             means = [(s.step, s.mean(i)) for s in weighing.steps.values()]
             step = since(means, cell.kind.feed.limit)
             if step is not None:
@@ -192,16 +186,26 @@ def _since(weighing: Weighing, verdict: Verdict) -> dict[str, int]:
     return found
 
 
-def _read(asked: Asked, dump: Dump, watch: Watch) -> Iterator[Rollouts]:
+def _opened(asked: Asked) -> Dump:
+    """The dump, of the asked steps alone."""
+    dump = open_dump(asked.path, asked.format, unsafe_pickles=asked.unsafe_pickles)
     first, last = asked.steps
+    low, high = -math.inf if first is None else first, math.inf if last is None else last
+    files = tuple(file for file in dump.found.files if low <= file.step <= high)
+    if not files:
+        shown = [str(end) if end is not None else "" for end in asked.steps]
+        raise MeasurementError(
+            f"no step of {asked.path} lies in {':'.join(shown)}",
+            hint=f"its steps are {min(dump.steps)} to {max(dump.steps)}",
+        )
+    return Dump(replace(dump.found, files=files))
 
+
+def _read(dump: Dump, watch: Watch) -> Iterator[Rollouts]:
     def progress(done: int, total: int) -> None:
         watch(Progress("reading, MB", done // _MB, max(total // _MB, 1)))
 
-    for chunk in dump.read(progress):
-        inside = (first is None or chunk.step >= first) and (last is None or chunk.step <= last)
-        if inside and len(chunk):
-            yield chunk
+    yield from (chunk for chunk in dump.read(progress) if len(chunk))
 
 
 def _head(read: Iterable[Rollouts]) -> tuple[list[Rollouts], bool]:

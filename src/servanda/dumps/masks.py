@@ -15,7 +15,7 @@ from servanda.slices import Cut
 
 
 def write_masks(chunks: Iterable[Rollouts], cuts: Sequence[Cut], folder: Path) -> int:
-    """One file a step, step_N.npz: which tokens lie in any of the slices.
+    """One file a step, step_N.npz: which tokens lie in any of the slices (at least one).
 
     Each has `source` (where the sequence stands), `sequence` (its index in `source`) and
     `token` (its index in the sequence, prompt included), the last two of equal length.
@@ -34,10 +34,15 @@ def write_masks(chunks: Iterable[Rollouts], cuts: Sequence[Cut], folder: Path) -
     def flush() -> None:
         if step is None:
             return
-        columns = {"sequence": np.concatenate(sequence), "token": np.concatenate(token)}
+        sequence_M, token_M = np.concatenate(sequence), np.concatenate(token)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            np.savez_compressed(folder / f"step_{step}.npz", source=np.array(source), **columns)
+            np.savez_compressed(
+                folder / f"step_{step}.npz",
+                source=np.array(source),
+                sequence=sequence_M,
+                token=token_M,
+            )
         except OSError as error:
             message = f"{folder} cannot be written: {error.strerror or error}"
             raise MeasurementError(message, hint="name another folder") from None
@@ -46,9 +51,7 @@ def write_masks(chunks: Iterable[Rollouts], cuts: Sequence[Cut], folder: Path) -
         if block.step != step:
             flush()
             step, source, sequence, token = block.step, [], [], []
-        masks = masks_of(cuts, pair := paired(block, 0))
-        inside_K = np.logical_or.reduce([*masks.values()]) if masks else np.zeros(0, dtype=bool)
-        assert len(inside_K) == len(pair.infer.token_N)
+        inside_K = np.logical_or.reduce([*masks_of(cuts, paired(block, 0)).values()])
         at_N = np.flatnonzero(block.mask_N.astype(bool))[inside_K]
         of_N = block.sequence_N[at_N]
         sequence.append(of_N + len(source))

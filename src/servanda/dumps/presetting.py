@@ -19,7 +19,7 @@ _SIZES = (1, 10_000_000)
 _AMPLE = 4  # times the tokens that identical kernels would need
 _OF_FORMAT: Mapping[str, str] = {
     "nemo": "nemo-grpo",
-    "prime_rl": "prime-rl",
+    "prime-rl": "prime-rl",
     "slime": "slime",
     "miles": "slime",
     "skyrl": "verl-sync",
