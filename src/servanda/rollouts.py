@@ -80,3 +80,43 @@ class Rollouts:
     def sequence_N(self) -> Array:
         """The sequence of each token, [N]."""
         return np.repeat(np.arange(len(self)), self.length_S)
+
+    @property
+    def prompt_tokens_S(self) -> Array:
+        """Tokens before the first trained one, [S]; all of a sequence that has none."""
+        return np.bincount(self.sequence_N[self._trained_before_N == 0], minlength=len(self))
+
+    @property
+    def position_N(self) -> Array:
+        """The index of each trained token among those of its sequence, [N]; -1 of others."""
+        return np.where(self.mask_N, self._trained_before_N - 1, -1)
+
+    @property
+    def turn_N(self) -> Array:
+        """The turn of each trained token, from 1, [N]; 0 of others.
+
+        A turn is a run of trained tokens: what lies between two is a tool's or a user's.
+        """
+        before_N = np.concatenate(([False], self.mask_N))[:-1]
+        before_N[self.start_S] = False
+        starts_N = self.mask_N & ~before_N
+        return np.where(self.mask_N, self._within(starts_N), 0)
+
+    @property
+    def turn_token_N(self) -> Array:
+        """The index of each trained token in its turn, [N]; -1 of others."""
+        at_N = np.arange(len(self.mask_N))
+        last_other_N = np.maximum.accumulate(np.where(self.mask_N, -1, at_N))
+        opens_N = np.maximum(last_other_N, np.repeat(self.start_S, self.length_S) - 1)
+        return np.where(self.mask_N, at_N - opens_N - 1, -1)
+
+    @property
+    def _trained_before_N(self) -> Array:
+        """Trained tokens of the sequence up to each token, itself included, [N]."""
+        return self._within(self.mask_N)
+
+    def _within(self, flag_N: Array) -> Array:
+        """How many flags were met in the sequence so far, [N]."""
+        count_N = np.cumsum(flag_N)
+        before_S = np.concatenate(([0], count_N))[self.start_S]
+        return count_N - np.repeat(before_S, self.length_S)

@@ -110,9 +110,9 @@ def _samples(payload: Mapping[str, Any], file: File) -> list[Mapping[str, Any]]:
     samples, columns = payload.get("samples"), payload.get("rollout_data")
     raw = payload.get("raw_reward")
     if isinstance(samples, list) and all(isinstance(sample, dict) for sample in samples):
+        known = raw if isinstance(raw, list) and len(raw) == len(samples) else [None] * len(samples)
         return [
-            {**sample, "raw_reward": raw[at] if whole else None}
-            for at, sample in enumerate(samples)
+            {**sample, "raw_reward": reward} for sample, reward in zip(samples, known, strict=True)
         ]
     if not isinstance(columns, dict) or not isinstance(columns.get("tokens"), list):
         raise MeasurementError(

@@ -1,0 +1,60 @@
+# Whether the data of a dump can be evidence at all: checks that need no limit and no contract.
+#
+# What is not tested: the temperature and the top-p of the sampler.  The logprobs of drawn tokens
+# alone cannot tell a processed one from that of another kernel, but for weights whose mean is
+# above 1 (`coherence`).
+
+from __future__ import annotations
+
+from servanda.rollouts import Rollouts
+from servanda.soundness import (
+    coherence,
+    copies,
+    coverage,
+    line_up,
+    precision,
+    prompts,
+    retokenised,
+    trained,
+    values,
+    zeros,
+)
+from servanda.soundness.base import CHECKS, Check, Finding, State
+
+__all__ = ["CHECKS", "Check", "Finding", "Soundness", "State"]
+
+# importing a module registers its check
+_BUILTIN = (
+    coherence,
+    copies,
+    coverage,
+    line_up,
+    precision,
+    prompts,
+    retokenised,
+    trained,
+    values,
+    zeros,
+)
+_FIRST = ("coverage", "zeros", "line_up", "coherence")  # as reports list them
+
+
+class Soundness:
+    """Every check over the chunks of a dump, in bounded memory.
+
+    >>> [finding.state for finding in Soundness().findings()][:2]
+    ['unsound', 'ok']
+    """
+
+    def __init__(self) -> None:
+        names = dict.fromkeys((*_FIRST, *CHECKS))
+        self._checks = [CHECKS[name]() for name in names]
+
+    def add(self, rollouts: Rollouts) -> None:
+        """See a chunk; chunks come in the order of the dump."""
+        for each in self._checks:
+            each.add(rollouts)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What each check says of everything seen so far."""
+        return tuple(each.finding() for each in self._checks)

@@ -1,0 +1,66 @@
+# What a check of a dump is: it sees every chunk once, and says one thing at the end.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeVar
+
+from servanda.registry import Registry
+from servanda.rollouts import Array, Rollouts
+
+State = Literal["ok", "warning", "unsound"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found.
+
+    Args:
+        check: its name.
+        state: unsound data can be no evidence; a warning is for the reader to weigh.
+        text: one sentence, with its numbers.
+        numbers: the same, for programs.
+        first: the place of the first sequence it is about; "" where there is none.
+    """
+
+    check: str
+    state: State
+    text: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    first: str = ""
+
+
+class Check(Protocol):
+    """Sees the chunks of a dump in their order, and holds sums only."""
+
+    def add(self, rollouts: Rollouts) -> None: ...
+
+    def finding(self) -> Finding: ...
+
+
+CHECKS: Registry[Callable[[], Check]] = Registry("check of a dump")
+C = TypeVar("C", bound=Callable[[], Check])
+
+
+def check(name: str) -> Callable[[C], C]:
+    """Register a class under the name of its check."""
+    return CHECKS.register(name)  # type: ignore[return-value]
+
+
+class First:
+    """The place of the first sequence that something was seen in."""
+
+    def __init__(self) -> None:
+        self.place = ""
+
+    def see(self, rollouts: Rollouts, flag_N: Array) -> None:
+        """Take the sequence of the first flagged token, unless one is known."""
+        if not self.place and flag_N.any():
+            sequence = int(rollouts.sequence_N[int(flag_N.argmax())])
+            self.place = rollouts.source_S[sequence]
+
+
+def share(part: int, whole: int) -> float:
+    """A share of tokens; NaN of none."""
+    return part / whole if whole else float("nan")

@@ -1,0 +1,34 @@
+# Trained: sequences that the trainer learns nothing from.
+
+from __future__ import annotations
+
+import numpy as np
+
+from servanda.rollouts import Rollouts
+from servanda.soundness.base import Finding, check, share
+
+WARN = 0.5
+
+
+@check("trained")
+class Trained:
+    """Counts sequences without a trained token: filtered ones, or a broken mask."""
+
+    def __init__(self) -> None:
+        self.sequences = self.empty = 0
+        self.first = ""
+
+    def add(self, rollouts: Rollouts) -> None:
+        counts_S = np.bincount(rollouts.sequence_N[rollouts.mask_N], minlength=len(rollouts))
+        self.sequences += len(rollouts)
+        self.empty += int((counts_S == 0).sum())
+        if not self.first and (counts_S == 0).any():
+            self.first = rollouts.source_S[int((counts_S == 0).argmax())]
+
+    def finding(self) -> Finding:
+        numbers = {"sequences": self.sequences, "empty": self.empty}
+        if not self.empty:
+            return Finding("trained", "ok", "every sequence has trained tokens", numbers)
+        text = f"{self.empty:,} of {self.sequences:,} sequences have no trained token"
+        state = "warning" if share(self.empty, self.sequences) > WARN else "ok"
+        return Finding("trained", state, text, numbers, self.first)

@@ -1,0 +1,41 @@
+# Values: what no logprob can be.
+
+from __future__ import annotations
+
+import numpy as np
+
+from servanda.rollouts import Rollouts
+from servanda.soundness.base import Finding, First, check
+
+_ROUNDING_NATS = 1e-3  # a fused kernel in bfloat16 may come out that much above 0
+
+
+@check("values")
+class Values:
+    """Counts logprobs of trained tokens that are infinite or above 0."""
+
+    def __init__(self) -> None:
+        self.above = self.infinite = 0
+        self.highest = -np.inf
+        self.first = First()
+
+    def add(self, rollouts: Rollouts) -> None:
+        for logp_N in (rollouts.logp_train_N, rollouts.logp_infer_N):
+            infinite_N = rollouts.mask_N & np.isinf(logp_N)
+            above_N = rollouts.mask_N & np.isfinite(logp_N) & (logp_N > _ROUNDING_NATS)
+            self.infinite += int(infinite_N.sum())
+            self.above += int(above_N.sum())
+            self.highest = max(self.highest, float(logp_N[above_N].max(initial=-np.inf)))
+            self.first.see(rollouts, infinite_N | above_N)
+
+    def finding(self) -> Finding:
+        numbers = {"above": self.above, "infinite": self.infinite}
+        if not self.above and not self.infinite:
+            return Finding("values", "ok", "every logprob is finite and at most 0", numbers)
+        parts = []
+        if self.above:
+            parts.append(f"{self.above:,} logprobs are above 0 (up to {self.highest:.3g} nats)")
+        if self.infinite:
+            parts.append(f"{self.infinite:,} are infinite")
+        state = "unsound" if self.above else "warning"
+        return Finding("values", state, ", ".join(parts), numbers, self.first.place)

@@ -1,0 +1,271 @@
+# Soundness: each fault that was put into a dump is found, and by its own check alone.
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from servanda.rollouts import Rollouts
+from servanda.sampling import Sampling, draw, processed_logprobs
+from servanda.soundness import CHECKS, Soundness
+from servanda.soundness.line_up import LAGS, correlation
+from tests.soundness.made import rollouts, shifted
+
+CLEAN = rollouts()
+
+
+def found(*chunks):
+    soundness = Soundness()
+    for chunk in chunks:
+        soundness.add(chunk)
+    return {finding.check: finding for finding in soundness.findings()}
+
+
+def others(findings, *names):
+    """States of all checks but those."""
+    return {f.state for name, f in findings.items() if name not in names}
+
+
+def test_a_clean_dump_has_nothing_to_be_said_against_it():
+    findings = found(CLEAN)
+    assert sorted(findings) == sorted(CHECKS)
+    assert [*findings][:4] == ["coverage", "zeros", "line_up", "coherence"]
+    assert {f.state for f in findings.values()} == {"ok"}
+    assert findings["coverage"].text == "both logprobs on 100.00% of 1,000 trained tokens"
+    assert findings["zeros"].text == "no zero-filled logprobs"
+    assert findings["line_up"].text.startswith("rows line up (lag 0: r .99")
+
+
+def test_chunks_say_what_the_whole_says():
+    parts = [rollouts(seed=s, step=s) for s in range(3)]
+    once = Soundness()
+    for part in parts:
+        once.add(part)
+    whole = Rollouts(
+        1,
+        *(
+            np.concatenate([getattr(p, c) for p in parts])
+            for c in ("length_S", "token_N", "mask_N", "logp_train_N", "logp_infer_N")
+        ),
+        group_S=sum((p.group_S for p in parts), ()),
+        source_S=sum((p.source_S for p in parts), ()),
+    )
+    for a, b in zip(once.findings(), found(whole).values(), strict=True):
+        assert a.text == b.text
+        assert a.numbers == pytest.approx(b.numbers, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("missing", "state"), [(0, "ok"), (1, "ok"), (5, "warning"), (50, "unsound")]
+)
+def test_coverage_is_the_share_of_trained_tokens_with_both_logprobs(missing, state):
+    many = rollouts(sequences=400)
+    holes = np.flatnonzero(many.mask_N)[:missing]
+    infer = many.logp_infer_N.copy()
+    infer[holes] = np.nan
+    finding = found(replace(many, logp_infer_N=infer))["coverage"]
+    assert finding.state == state
+    assert finding.numbers["both"] == 20_000 - missing
+    assert finding.first == ("dump.jsonl:1" if missing else "")
+
+
+def test_what_is_missing_outside_the_mask_is_no_hole():
+    infer = np.where(CLEAN.mask_N, CLEAN.logp_infer_N, np.nan)
+    assert found(replace(CLEAN, logp_infer_N=infer))["coverage"].state == "ok"
+
+
+def test_a_dump_without_trained_tokens_is_unsound():
+    nothing = replace(CLEAN, mask_N=np.zeros_like(CLEAN.mask_N))
+    finding = found(nothing)["coverage"]
+    assert (finding.state, finding.text) == ("unsound", "the dump has no trained token")
+
+
+def test_a_filled_zero_is_told_from_a_certain_token():
+    infer = CLEAN.logp_infer_N.copy()
+    sure = np.flatnonzero(CLEAN.mask_N & (CLEAN.logp_train_N > -0.5))
+    infer[sure[:5]] = 0.0
+    assert found(replace(CLEAN, logp_infer_N=infer))["zeros"].state == "ok"
+    wide = np.flatnonzero(CLEAN.mask_N & (CLEAN.logp_train_N < -2))
+    infer[wide[:5]] = 0.0
+    finding = found(replace(CLEAN, logp_infer_N=infer))["zeros"]
+    assert finding.state == "unsound"
+    assert finding.numbers == {"tokens": 5, "train": 0, "infer": 5}
+
+
+@pytest.mark.parametrize("lag", [lag for lag in LAGS if lag])
+def test_a_shifted_side_is_unsound_and_its_lag_named(lag):
+    finding = found(replace(CLEAN, logp_infer_N=shifted(CLEAN.logp_infer_N, lag)))["line_up"]
+    assert finding.state == "unsound"
+    assert f"shifted by {lag:+d} against the trainer's" in finding.text
+
+
+def test_correlations_of_lags_are_those_of_pairs_taken_one_by_one():
+    mask = np.random.default_rng(3).random(1200) < 0.7
+    chunk = replace(CLEAN, mask_N=mask)
+    findings = found(chunk)
+    for lag in LAGS:
+        pairs = []
+        for s in range(len(chunk)):
+            for i in range(60):
+                j = i + lag
+                if 0 <= j < 60 and mask[s * 60 + i] and mask[s * 60 + j]:
+                    pairs.append((chunk.logp_train_N[s * 60 + i], chunk.logp_infer_N[s * 60 + j]))
+        expected = np.corrcoef(np.array(pairs).T)[0, 1]
+        assert findings["line_up"].numbers[f"lag{lag:+d}"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_shifted_sequences_among_others_are_seen():
+    many = rollouts(sequences=40, tokens=200)
+    infer = many.logp_infer_N.copy()
+    infer[:1000] = shifted(infer[:1000], 1)  # five of forty: the whole still lines up
+    finding = found(replace(many, logp_infer_N=infer))["line_up"]
+    assert finding.state == "unsound"
+    assert finding.text.startswith("5 of 40 long sequences are shifted")
+    assert finding.first == "dump.jsonl:1"
+
+
+def test_sides_of_other_tokens_line_up_at_no_lag():
+    many, other = rollouts(sequences=200, tokens=200), rollouts(sequences=200, tokens=200, seed=9)
+    finding = found(replace(many, logp_infer_N=other.logp_infer_N))["line_up"]
+    assert finding.state == "unsound"
+    assert "line up at no lag" in finding.text
+
+
+def test_few_pairs_and_constant_logprobs_cannot_be_told():
+    few = found(rollouts(sequences=2))["line_up"]
+    assert (few.state, few.text) == (
+        "warning",
+        "whether rows line up cannot be told from 96 pairs of tokens",
+    )
+    flat = found(replace(CLEAN, logp_infer_N=np.full(1200, -1.0)))["line_up"]
+    assert flat.state == "warning"
+    assert "all the same" in flat.text
+
+
+def test_correlation_needs_a_side_that_varies():
+    assert math.isnan(correlation(np.array([4.0, 4.0, 8.0, 4.0, 16.0, 8.0])))
+
+
+def dump_of(train, infer, real, sequences=40):
+    """Draws of a known distribution, with what each side says of them."""
+    rng = np.random.default_rng(5)
+    logits = rng.normal(size=(sequences * 50, 60)) * 2
+    tokens = draw(processed_logprobs(logits, real), rng.random(len(logits)))
+    at = np.arange(len(logits))
+    return rollouts(
+        sequences=sequences,
+        tokens=50,
+        prompt=0,
+        token_N=tokens,
+        logp_train_N=processed_logprobs(logits, train)[at, tokens],
+        logp_infer_N=processed_logprobs(logits, infer)[at, tokens],
+    )
+
+
+def test_raw_logprobs_of_processed_draws_are_unsound():
+    cold, raw = Sampling(temperature=0.6), Sampling()
+    finding = found(dump_of(cold, raw, cold))["coherence"]
+    assert finding.state == "unsound"
+    assert "raw ones, or of other tokens" in finding.text
+
+
+@pytest.mark.parametrize("temperature", [0.8, 1.0, 1.3])
+def test_another_temperature_of_the_trainer_is_not_held_for_raw_logprobs(temperature):
+    train = Sampling(temperature=temperature)
+    assert found(dump_of(train, Sampling(), Sampling()))["coherence"].state == "ok"
+
+
+def test_logprobs_above_0_are_unsound_but_for_rounding():
+    train = CLEAN.logp_train_N.copy()
+    train[20] = 5e-4
+    assert found(replace(CLEAN, logp_train_N=train))["values"].state == "ok"
+    train[20] = 0.25
+    finding = found(replace(CLEAN, logp_train_N=train))["values"]
+    assert (finding.state, finding.first) == ("unsound", "dump.jsonl:1")
+    assert finding.text == "1 logprobs are above 0 (up to 0.25 nats)"
+
+
+def test_infinite_logprobs_are_counted():
+    train = CLEAN.logp_train_N.copy()
+    train[[20, 90]] = -np.inf
+    finding = found(replace(CLEAN, logp_train_N=train))["values"]
+    assert (finding.state, finding.text) == ("warning", "2 are infinite")
+
+
+def test_a_mask_over_some_prompts_is_not_a_dump_without_prompts():
+    mask = CLEAN.mask_N.copy()
+    mask[0:10] = True
+    some = found(replace(CLEAN, mask_N=mask))["prompts"]
+    assert some.text.startswith("1 of 20 sequences begin with a trained token")
+    every = found(replace(CLEAN, mask_N=np.ones_like(mask)))["prompts"]
+    assert every.text == "every sequence begins with a trained token: the dump has no prompts"
+
+
+def test_sequences_without_trained_tokens_are_counted():
+    mask = CLEAN.mask_N.copy()
+    mask[60:120] = False
+    finding = found(replace(CLEAN, mask_N=mask))["trained"]
+    assert finding.state == "ok"
+    assert finding.numbers == {"sequences": 20, "empty": 1}
+    assert finding.first == "dump.jsonl:2"
+    mask[: 60 * 11] = False
+    assert found(replace(CLEAN, mask_N=mask))["trained"].state == "warning"
+
+
+def test_a_copy_counts_once_it_is_in_the_same_step():
+    def copied(chunk):
+        columns = {}
+        for name in ("token_N", "logp_infer_N", "logp_train_N"):
+            column = getattr(chunk, name).copy()
+            column[60 * 7 : 60 * 8] = column[:60]
+            columns[name] = column
+        return replace(chunk, **columns)
+
+    finding = found(copied(CLEAN))["copies"]
+    assert finding.state == "warning"
+    assert finding.numbers == {"repeated": 1, "other_groups": 1}
+    assert finding.first == "dump.jsonl:8"
+    assert found(CLEAN, replace(CLEAN, step=2))["copies"].state == "ok"
+    assert found(CLEAN, CLEAN)["copies"].numbers["repeated"] == 20
+
+
+def turns():
+    """Two turns a sequence: trained 10..29 and 40..59."""
+    at = np.tile(np.arange(60), 20)
+    return rollouts(mask=((at >= 10) & (at < 30)) | (at >= 40))
+
+
+def test_retokenised_turns_are_those_that_begin_far_apart():
+    clean = turns()
+    assert found(clean)["retokenised"].text == "20 later turns begin as the rest goes on"
+    infer = clean.logp_infer_N.copy()
+    infer[[40, 42, 100]] -= 9.0  # twice in the first sequence
+    finding = found(replace(clean, logp_infer_N=infer))["retokenised"]
+    assert finding.state == "warning"
+    assert (finding.numbers["suspects"], finding.numbers["sequences"]) == (2, 2)
+    assert finding.first == "dump.jsonl:1"
+
+
+def test_kernels_that_are_far_apart_everywhere_are_not_retokenised():
+    clean = turns()
+    infer = clean.logp_infer_N - np.where(np.arange(1200) % 5 == 0, 9.0, 0.0)
+    assert found(replace(clean, logp_infer_N=infer))["retokenised"].state == "ok"
+
+
+def test_precision_is_the_coarsest_format_that_is_exact():
+    coarse = CLEAN.logp_train_N.astype(np.float16).astype(float)
+    findings = found(replace(CLEAN, logp_train_N=coarse))
+    assert findings["precision"].state == "warning"
+    assert findings["precision"].text.startswith(
+        "logprobs recorded in float16 (trainer) and float64 (sampler): rounding to float16 alone"
+    )
+    both = {name: getattr(CLEAN, name).astype(np.float32).astype(float) for name in
+            ("logp_train_N", "logp_infer_N")}  # fmt: skip
+    single = found(replace(CLEAN, **both))["precision"]
+    assert (single.state, single.numbers) == ("ok", {"train_bits": 24.0, "infer_bits": 24.0})
+
+
+def test_a_dump_of_nothing_is_told_by_every_check():
+    assert found()["coverage"].state == "unsound"
+    assert len(found()) == len(CHECKS)
