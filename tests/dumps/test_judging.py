@@ -141,6 +141,39 @@ def test_a_dump_with_some_sequences_zero_filled_gets_no_verdict(tmp_path):
     assert "UNSOUND: 6 sequences left out: the trainer's logprobs are all zero" in tell(answer)
 
 
+def test_a_shifted_copy_gets_no_verdict(tmp_path):
+    def shifted(r):
+        return dataclasses.replace(r, logp_infer_N=np.roll(r.logp_infer_N, 1))
+
+    answer = judged(edited(tmp_path, shifted))
+
+    assert answer.verdict.exit_code == 4
+    text = tell(answer)
+    assert "shifted by +1 against the trainer's" in text
+    assert "no answer: what the data says cannot be trusted" in text
+    assert text.split("\n")[-1].startswith("exit 4")
+
+
+def test_scattered_zero_fills_get_no_verdict(tmp_path):
+    def zeroed(r):
+        train_N = r.logp_train_N.copy()
+        train_N[::20] = 0.0
+        return dataclasses.replace(r, logp_train_N=train_N)
+
+    answer = judged(
+        edited(
+            tmp_path,
+            lambda r: zeroed(
+                dataclasses.replace(
+                    r, logp_infer_N=r.logp_infer_N * 3, logp_train_N=r.logp_train_N * 3
+                )
+            ),
+        )
+    )
+
+    assert answer.verdict.exit_code == 4
+
+
 def test_missing_logprobs_are_no_pass(tmp_path):
     def holed(r):
         train_N = r.logp_train_N.copy()
@@ -150,7 +183,7 @@ def test_missing_logprobs_are_no_pass(tmp_path):
     answer = judged(edited(tmp_path, holed))
 
     assert answer.verdict.exit_code == 4
-    assert "both logprobs on 9" in tell(answer)
+    assert "UNSOUND" in tell(answer)
 
 
 def test_an_empty_folder_is_no_dump(tmp_path):

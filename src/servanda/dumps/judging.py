@@ -15,7 +15,8 @@ from servanda.contract import WHOLE
 from servanda.dumps import causes, presetting
 from servanda.dumps.blocks import blocks, paired
 from servanda.dumps.masks import write_masks
-from servanda.dumps.sound import Sound, Told
+from servanda.dumps.sound import Told
+from servanda.dumps.sound import told as told_of
 from servanda.dumps.steps import Trend, since, trend
 from servanda.dumps.structure import HEAD_TOKENS, Counts, rules_of
 from servanda.dumps.weighing import Weighing, kinds_of
@@ -23,6 +24,7 @@ from servanda.errors import MeasurementError
 from servanda.importers import Dump, open_dump
 from servanda.measurement import Progress, Watch, unwatched
 from servanda.rollouts import Rollouts
+from servanda.soundness import Soundness
 from servanda.verdict import Circumstances, Verdict, judge
 
 _MB = 1_000_000
@@ -91,7 +93,7 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
     if asked.preset is not None:
         presetting.preset_of(asked.preset)
     dump = _opened(asked)
-    sound = Sound()
+    sound = Soundness()
     read = blocks(_read(dump, watch))
     head, whole = _head(read)
     counts = Counts()
@@ -115,7 +117,7 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
         weighing.add(block)
     plan, evidence = weighing.evidence()
     verdict = judge(plan, evidence)
-    told = sound.told(dump.refused, weighing.sequences)
+    told = told_of(sound.findings(), dump.refused, weighing.sequences)
     verdict = replace(
         verdict,
         circumstances=Circumstances(

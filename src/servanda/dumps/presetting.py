@@ -41,19 +41,19 @@ def guessed(format_: str, framework: str, *, stale: bool) -> tuple[str, str]:
         stale: whether any token is older than its step.
 
     >>> guessed("nemo", "NeMo-RL", stale=False)
-    ('nemo-grpo', 'by the format')
+    ('nemo-grpo', 'of that format')
     >>> guessed("own", "my TRL fork", stale=False)
     ('trl', 'by what the dump says of itself')
     """
     named = (p for word, p in _OF_FRAMEWORK.items() if word in framework.lower())
     if format_ in _OF_FORMAT:
-        preset, why = _OF_FORMAT[format_], "by the format"
+        preset, why = _OF_FORMAT[format_], "of that format"
     elif (preset := next(named, "")) != "":
         why = "by what the dump says of itself"
     else:
-        preset, why = "verl-sync", "of dense bf16 rollouts, for the dump does not name its trainer"
+        preset, why = "verl-sync", "for the dump does not name its trainer"
     if preset == "verl-sync" and stale:
-        return "verl-async", "its tokens are some updates old"
+        return "verl-async", "for its tokens are some updates old"
     return preset, why
 
 

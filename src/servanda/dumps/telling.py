@@ -9,7 +9,6 @@ from servanda.contract import WHOLE
 from servanda.dumps import words
 from servanda.dumps.causes import DOUBLED, GROWS
 from servanda.dumps.judging import Answer
-from servanda.presets import title
 from servanda.report.words import excess, line, percent
 
 _GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓"}
@@ -61,8 +60,7 @@ def _found(answer: Answer) -> Iterator[str]:
     ]
     parts += [f"up to {weighing.turns} turns"] if weighing.turns > 1 else []
     yield f"found    {' · '.join(parts)}"
-    shown = title(answer.preset).rstrip(".")
-    yield f"preset   {answer.preset}: {shown} ({answer.why}; or --preset)"
+    yield f"preset   {answer.preset}, {answer.why}   (servanda presets --show {answer.preset})"
     names = [line(cut.name) for cut in weighing.cuts]
     yield f"slices   {', '.join(names) if names else 'none: too few tokens, or all alike'}"
     for note in answer.notes:
@@ -73,11 +71,10 @@ def _found(answer: Answer) -> Iterator[str]:
 
 
 def _guard(cell: CellVerdict) -> Iterator[str]:
-    if cell.metric == "usable_ratio":
-        glyph = _GLYPH.get(cell.outcome, "–")
-        yield f"  {glyph} both logprobs on {percent(cell.value)} of the trained tokens"
-    elif cell.metric == "coherence" and cell.outcome == "violated":
-        yield f"  ! {cell.note}"
+    """What a guard of the contract adds to the findings: only where it is not met."""
+    if cell.outcome in ("violated", "error"):
+        glyph = _GLYPH[cell.outcome if cell.enforced else "error"]
+        yield f"  {glyph} {cell.note}"
 
 
 def _clauses(answer: Answer) -> Iterator[str]:
