@@ -1,7 +1,6 @@
 # Pairing: arrays of a trainer, a dump or a gateway -> a TracePair of the tokens that are trained.
 #
-# Axes: B sequences of T columns (padded), or N tokens of all sequences one after another;
-# K trained tokens of all sequences, which are what the pair holds.
+# Axes: B sequences of T columns (padded), or N tokens of all sequences one after another.
 
 from __future__ import annotations
 
@@ -12,7 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from servanda.errors import EvidenceError
-from servanda.trace import Trace, TracePair, align
+from servanda.rollouts import Rollouts
+from servanda.trace import Trace, TracePair
 
 Array = NDArray[Any]
 
@@ -60,49 +60,35 @@ def pair(
         **{name: _flat(name, values, mask_A) for name, values in (per_token or {}).items()},
     }
     token_N = np.full(mask_A.size, -1) if tokens is None else _flat("tokens", tokens, mask_A)
-    mask_N, size = mask_A.astype(bool).ravel(), len(length_B)
+    size, mask_N = len(length_B), mask_A.astype(bool).ravel()
     for name, column in {"groups": groups, **(labels or {})}.items():
         if column is not None and len(column) != size:
             raise EvidenceError(f"{size} sequences have {len(column)} values of {name}")
-    sequence_N = np.repeat(np.arange(size), length_B)
-    trained_B = np.bincount(sequence_N[mask_N], minlength=size)
-    index_N = np.arange(len(mask_N)) - np.repeat(np.cumsum(length_B) - length_B, length_B)
-    prompt_B = np.full(size, np.iinfo(np.int64).max)
-    np.minimum.at(prompt_B, sequence_N[mask_N], index_N[mask_N])
-    columns = {n: v[mask_N] for n, v in flat.items() if not n.startswith("logp_")}
-    columns |= _context(mask_N, index_N, sequence_N)
+    own = tuple(str(first + b) for b in range(size))
+    train_N, infer_N = flat.pop("logp_train"), flat.pop("logp_infer")
+    rollouts = Rollouts(0, length_B, token_N, mask_N, train_N, infer_N, own, own)
+    index_N = np.arange(len(mask_N)) - np.repeat(rollouts.start_S, length_B)
+    context = {"length": index_N, "turn": rollouts.turn_N, "turn_position": rollouts.turn_token_N}
+    columns = {name: column[mask_N] for name, column in flat.items()}
+    columns |= {name: column[mask_N].astype(np.float64) for name, column in context.items()}
+    trained_B = np.bincount(rollouts.sequence_N[mask_N], minlength=size)
 
-    def trace(side: str) -> Trace:
+    def trace(logp_N: Array, more: Mapping[str, Array]) -> Trace:
         return Trace(
             sequence_S=np.arange(first, first + size),
             length_S=trained_B,
             lost_S=np.zeros(size, dtype=bool),
-            prompt_tokens_S=np.where(trained_B > 0, prompt_B, length_B),
+            prompt_tokens_S=rollouts.prompt_tokens_S,
             token_N=token_N[mask_N].astype(np.int64),
-            columns={"logp": flat[f"logp_{side}"][mask_N], **(columns if side == "infer" else {})},
+            columns={"logp": logp_N[mask_N], **more},
         )
 
-    aligned = align(trace("train"), trace("infer"))
-    own = tuple(str(first + b) for b in range(size))
     return TracePair(
-        aligned.infer,
-        aligned.train,
+        trace(infer_N, columns),
+        trace(train_N, {}),
         own if groups is None else tuple(groups),
         {name: tuple(values) for name, values in (labels or {}).items()},
     )
-
-
-def _context(mask_N: Array, index_N: Array, sequence_N: Array) -> dict[str, Array]:
-    """What is known before each trained token is drawn: length, turn, turn_position, [K] each."""
-    before_N = np.r_[False, mask_N][:-1] & (index_N > 0)
-    begins_N = mask_N & ~before_N
-    turns_N = np.cumsum(begins_N)  # of all sequences so far
-    earlier_B = np.r_[0, np.bincount(sequence_N[begins_N], minlength=1).cumsum()]
-    turn_K = turns_N[mask_N] - earlier_B[sequence_N[mask_N]]
-    began_N = np.flatnonzero(begins_N)
-    turn_position_K = np.flatnonzero(mask_N) - began_N[turns_N[mask_N] - 1]
-    found = {"length": index_N[mask_N], "turn": turn_K, "turn_position": turn_position_K}
-    return {name: column.astype(np.float64) for name, column in found.items()}
 
 
 def _lengths(mask_A: Array, lengths: ArrayLike | None) -> Array:

@@ -14,7 +14,7 @@ from servanda.dumps.blocks import blocks, paired, taken
 from servanda.dumps.judging import Asked, judge_dump
 from servanda.dumps.structure import Counts, rules_of
 from servanda.dumps.telling import tell
-from servanda.dumps.weighing import Weighing, kinds_of
+from servanda.dumps.weighing import Weighing
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.importers.own import Writer
 from servanda.verdict import judge
@@ -156,22 +156,14 @@ def test_a_shifted_copy_gets_no_verdict(tmp_path):
 
 def test_scattered_zero_fills_get_no_verdict(tmp_path):
     def zeroed(r):
-        train_N = r.logp_train_N.copy()
+        train_N, infer_N = r.logp_train_N * 2, r.logp_infer_N * 2  # below -1 nat
         train_N[::20] = 0.0
-        return dataclasses.replace(r, logp_train_N=train_N)
+        return dataclasses.replace(r, logp_train_N=train_N, logp_infer_N=infer_N)
 
-    answer = judged(
-        edited(
-            tmp_path,
-            lambda r: zeroed(
-                dataclasses.replace(
-                    r, logp_infer_N=r.logp_infer_N * 3, logp_train_N=r.logp_train_N * 3
-                )
-            ),
-        )
-    )
+    answer = judged(edited(tmp_path, zeroed))
 
     assert answer.verdict.exit_code == 4
+    assert any(t.level == "error" and "exactly 0" in t.text for t in answer.told)
 
 
 def test_missing_logprobs_are_no_pass(tmp_path):
@@ -229,14 +221,14 @@ def test_masks_name_the_tokens_of_red_slices(tmp_path):
 
 
 def weighed(chunks):
-    counts, kinds = Counts(), {}
+    counts = Counts()
     for block in blocks(chunks):
         counts.add(paired(block, 0))
-        for kind in kinds_of(paired(block, 0)):
-            kinds.setdefault(kind, len(kinds))
     rules, _ = rules_of(counts, 100)
     _, contract = presetting.contract_of("trl", "made", rules)
-    weighing = Weighing(contract, "made", kinds)
+    weighing = Weighing(contract, "made")
+    for block in blocks(chunks):
+        weighing.meet(paired(block, 0))
     for block in blocks(chunks, 512):
         weighing.add(block)
     return weighing

@@ -19,7 +19,7 @@ from servanda.dumps.sound import Told
 from servanda.dumps.sound import told as told_of
 from servanda.dumps.steps import Trend, since, trend
 from servanda.dumps.structure import HEAD_TOKENS, Counts, rules_of
-from servanda.dumps.weighing import Weighing, kinds_of
+from servanda.dumps.weighing import Weighing
 from servanda.errors import MeasurementError
 from servanda.importers import Dump, open_dump
 from servanda.measurement import Progress, Watch, unwatched
@@ -97,12 +97,8 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
     read = blocks(_read(dump, watch))
     head, whole = _head(read)
     counts = Counts()
-    kinds: dict[tuple[tuple[str, str], ...], int] = {}
     for block in head:
-        pair = paired(block, 0)
-        counts.add(pair)
-        for kind in kinds_of(pair):
-            kinds.setdefault(kind, len(kinds))
+        counts.add(paired(block, 0))
     stale = any(n for age, n in counts.staleness.items() if age)
     preset, why = (asked.preset, "as asked") if asked.preset else ("", "")
     if not preset:
@@ -111,7 +107,9 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
     rules, notes = rules_of(counts, presetting.needed(preset))
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", asked.path.resolve().name).strip("-._") or "dump"
     text, contract = presetting.contract_of(preset, name[:60], rules)
-    weighing = Weighing(contract, str(asked.path), kinds)
+    weighing = Weighing(contract, str(asked.path))
+    for block in head:
+        weighing.meet(paired(block, 0))
     for block in itertools.chain(head, read):
         sound.add(block)
         weighing.add(block)

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from servanda.identity import EvidenceKey
 from servanda.plan import Plan
 from servanda.rollouts import Rollouts
 from servanda.schedule import Unit
-from servanda.slices import LABEL, Cut
+from servanda.slices import LABEL, Cut, cuts_of
 from servanda.trace import TracePair
 
 Array = NDArray[Any]
@@ -42,14 +43,15 @@ class Weighing:
     """What has been read so far.
 
     Args:
-        kinds: labels of sequences -> their row in the corpus, those of the head first.
+        kinds: labels of sequences -> their row in the corpus, those of the head first; only
+            labels that a slice asks for, so that there are few.
         steps: of the dump, in its order, each with the mean of every cell.
         atoms: in which slices -> [tokens, sum of (1 - w)^+].
     """
 
     contract: Contract
     path: str
-    kinds: dict[Kind, int]
+    kinds: dict[Kind, int] = field(default_factory=dict)
     steps: dict[int, Step] = field(default_factory=dict)
     atoms: dict[int, list[float]] = field(default_factory=dict)
     sequences: int = 0
@@ -66,10 +68,21 @@ class Weighing:
     _first: list[Step] = field(default_factory=list)
     _last: deque[Step] = field(default_factory=lambda: deque(maxlen=ENDS))
 
+    @cached_property
+    def values(self) -> dict[str, set[str]]:
+        """Of labels: what slices ask for."""
+        cuts = cuts_of(self.contract.slices, _corpus(self.path, {}, ""))
+        return label_values(cut for named in cuts.values() for cut in named)
+
     def plan(self, digest: str = "") -> Plan:
         """The plan: cells that were fixed before any logprob was looked at."""
         corpus = _corpus(self.path, self.kinds, digest)
         return planning.make_plan(self.contract, {WORKLOAD: corpus}, None)
+
+    def meet(self, pair: TracePair) -> None:
+        """Know the labels of a part of the head: cells are of labels that are there."""
+        for kind in kinds_of(pair, self.values):
+            self.kinds.setdefault(kind, len(self.kinds))
 
     def add(self, block: Rollouts) -> None:
         """Weigh one block.
@@ -78,7 +91,8 @@ class Weighing:
             EvidenceError: shapes within the block differ.
         """
         pair = paired(block, self.sequences)
-        rows = [self.kinds.setdefault(kind, len(self.kinds)) for kind in kinds_of(pair)]
+        kinds = kinds_of(pair, self.values)
+        rows = [self.kinds.setdefault(kind, len(self.kinds)) for kind in kinds]
         if self._plan is None or len(self._plan.corpora[WORKLOAD]) < len(self.kinds):
             # labels that the head did not have lie in no slice of their own: same cells
             cells = self._plan.cells if self._plan else None
@@ -186,19 +200,33 @@ class Weighing:
 EMPTY = EvidenceKey("", "", "external", "external", "", grade="declared")
 
 
-def kinds_of(pair: TracePair) -> list[Kind]:
-    """The labels of each sequence."""
-    names = sorted(pair.labels)
+def kinds_of(pair: TracePair, values: Mapping[str, Collection[str]]) -> list[Kind]:
+    """The labels of each sequence, of those values that a slice asks for.
+
+    Args:
+        values: name of a label -> the values that are asked for.
+    """
+    names = [name for name in sorted(pair.labels) if name in values]
     if not names:
         return [()] * len(pair.infer.sequence_S)
     columns = zip(*(pair.labels[name] for name in names), strict=True)
-    return [tuple((n, v) for n, v in zip(names, values, strict=True) if v) for values in columns]
+    return [
+        tuple((n, v) for n, v in zip(names, row, strict=True) if v in values[n]) for row in columns
+    ]
+
+
+def label_values(cuts: Iterable[Cut]) -> dict[str, set[str]]:
+    """Which values of which labels slices ask for."""
+    found: dict[str, set[str]] = {}
+    for term in (term for cut in cuts for term in cut.terms if term.field.startswith(LABEL)):
+        found.setdefault(term.field.removeprefix(LABEL), set()).update(term.value)
+    return found
 
 
 def masks_of(cuts: Iterable[Cut], pair: TracePair) -> dict[Cut, Array]:
     """Which trained tokens lie in each slice, [N]."""
     cuts = [*cuts]
-    prompts = [Prompt(0, labels=dict(kind)) for kind in kinds_of(pair)]
+    prompts = [Prompt(0, labels=dict(kind)) for kind in kinds_of(pair, label_values(cuts))]
     found = columns(pair, prompts, {field for cut in cuts for field in cut.fields})
     return {cut: cut.mask(found, len(pair.infer.token_N)) for cut in cuts}
 
@@ -228,6 +256,3 @@ def _added(mine: Weighed, other: Weighed) -> Weighed:
 
 def _sum_of(mine: Any, other: Any) -> Any:
     return None if mine is None else mine + other
-
-
-__all__ = ["LABEL", "WORKLOAD", "Weighing", "kinds_of", "masks_of"]
