@@ -14,11 +14,11 @@ PROMPT, TURN, TOOL = 12, 24, 6
 STEPS, SEQUENCES, SINCE = 16, 24, 10
 
 
-def sequence(rng, step):
+def sequence(rng: np.random.Generator, step: int) -> tuple[list, list, list, list]:
     """Token ids, loss mask and both logprobs of one sequence."""
     token, mask, train, infer = [], [], [], []
 
-    def given(n):
+    def given(n: int) -> None:
         token.extend(rng.integers(100, 200, n).tolist())
         mask.extend([0] * n)
         train.extend([np.nan] * n)
@@ -39,7 +39,7 @@ def sequence(rng, step):
     return token, mask, train, infer
 
 
-def main():
+def main() -> None:
     rng, writer = np.random.default_rng(7), Writer(Path(__file__).parent)
     for step in range(1, STEPS + 1):
         made = [sequence(rng, step) for _ in range(SEQUENCES)]
