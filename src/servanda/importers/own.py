@@ -24,6 +24,7 @@ _KEY = b"servanda.rollouts"
 _NEEDED = ("token_ids", "mask", "logp_train", "logp_infer", "group")
 _NAMED = re.compile(r"[a-z][a-z0-9_]*")
 _BATCH = 64  # sequences that are held at once
+_HOLED = np.array([None])  # instead of ids or flags of which one is null
 
 
 class Writer:
@@ -236,6 +237,7 @@ def _rows(batch: Any) -> Iterator[dict[str, Any]]:
 
 def _pieces(array: Any) -> list[Any]:
     """The values of a column, row by row; a null list is None, a null number NaN."""
+    import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.types as pt
 
@@ -243,8 +245,17 @@ def _pieces(array: Any) -> list[Any]:
         return array.to_pylist()
     lengths = pc.list_value_length(array)  # pyright: ignore[reportAttributeAccessIssue]
     ends = np.cumsum(lengths.fill_null(0).to_numpy(zero_copy_only=False))
-    values = array.flatten().to_numpy(zero_copy_only=False)
-    pieces: list[Any] = np.split(values, ends[:-1]) if len(ends) else []
+    if not len(ends):
+        return []
+    flat = array.flatten()
+    null = None
+    if flat.null_count and not pt.is_floating(flat.type):  # a number that is not there is NaN
+        null = flat.is_null().to_numpy(zero_copy_only=False)
+        flat = flat.fill_null(pa.scalar(0).cast(flat.type))
+    pieces: list[Any] = np.split(flat.to_numpy(zero_copy_only=False), ends[:-1])
+    if null is not None:
+        holes = np.split(null, ends[:-1])
+        pieces = [_HOLED if h.any() else p for p, h in zip(pieces, holes, strict=True)]
     return [p if ok else None for p, ok in zip(pieces, array.is_valid().to_pylist(), strict=True)]
 
 
@@ -254,7 +265,7 @@ def _row(values: Mapping[str, Any]) -> Row | str:
     if missing:
         return f"{missing[0]} is missing"
     token, mask = values["token_ids"], values["mask"]
-    if token.dtype.kind not in "iu" or mask.dtype != bool:  # a null among them made objects
+    if token.dtype.kind not in "iu" or mask.dtype != bool:
         return "a token id or a flag of the mask is null"
     per_token = {n[6:]: v for n, v in values.items() if n.startswith("token.") and v is not None}
     numbers = {n[9:]: v for n, v in values.items() if n.startswith("sequence.") and v is not None}

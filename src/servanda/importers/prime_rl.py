@@ -180,12 +180,12 @@ def _optional(values: dict[str, Any], key: str) -> Array | None:
 
 def _drawn(values: dict[str, Any], loss: Array) -> Array:
     """Trained tokens that a policy drew: those of the reinforcement or reference-KL part."""
-    rl, ref_kl = _optional(values, "rl_weights"), _optional(values, "ref_kl_weights")
-    if rl is None and ref_kl is None:
-        return loss
-    drawn = loss.copy() if rl is None else np.nan_to_num(rl) != 0
-    if ref_kl is not None and len(ref_kl) == len(drawn):
+    weights = {name: _optional(values, name) for name in ("rl_weights", "ref_kl_weights")}
+    for name, weight in weights.items():
+        if weight is not None and len(weight) != len(loss):
+            raise Unusable(f"{name} and loss_mask are not equally long")
+    rl, ref_kl = weights["rl_weights"], weights["ref_kl_weights"]
+    drawn = np.ones_like(loss) if rl is None else np.nan_to_num(rl) != 0
+    if ref_kl is not None:
         drawn = drawn | (np.nan_to_num(ref_kl) != 0)
-    if len(drawn) != len(loss):
-        raise Unusable("rl_weights and loss_mask are not equally long")
     return loss & drawn
