@@ -125,4 +125,4 @@ def test_a_dump_of_nemo_rl_is_held_to_its_own_preset(tmp_path):
 
     assert done.exit_code == 0, done.output
     assert "3 files of NeMo-RL · steps 1 to 3 · 96 sequences" in done.stdout
-    assert "preset   nemo-grpo, of that format" in done.stdout
+    assert "preset   nemo-grpo, as the format suggests" in done.stdout

@@ -38,7 +38,7 @@ def test_a_slice_of_too_few_tokens_is_joined_to_its_neighbour():
 def test_labels_with_tokens_enough_are_slices_and_the_rest_is_told():
     names, notes = rules(labels={"env": lambda s: "rare" if s == 0 else f"e/{s % 2}"})
     assert [n for n in names if n.startswith("env")] == ["env-e-1", "env-e-0"]  # most first
-    assert notes == ("env: 1 of 3 have few tokens",)
+    assert notes == ("1 of 3 values of env have fewer than 50 tokens, and no slice of their own",)
 
 
 def test_two_labels_that_look_alike_as_names_are_two_slices():

@@ -41,13 +41,13 @@ def guessed(format_: str, framework: str, *, stale: bool) -> tuple[str, str]:
         stale: whether any token is older than its step.
 
     >>> guessed("nemo", "NeMo-RL", stale=False)
-    ('nemo-grpo', 'of that format')
+    ('nemo-grpo', 'as the format suggests')
     >>> guessed("own", "my TRL fork", stale=False)
     ('trl', 'by what the dump says of itself')
     """
     named = (p for word, p in _OF_FRAMEWORK.items() if word in framework.lower())
     if format_ in _OF_FORMAT:
-        preset, why = _OF_FORMAT[format_], "of that format"
+        preset, why = _OF_FORMAT[format_], "as the format suggests"
     elif (preset := next(named, "")) != "":
         why = "by what the dump says of itself"
     else:

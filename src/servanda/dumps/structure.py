@@ -99,7 +99,8 @@ def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[
             continue
         enough = [value for value, n in values.items() if n >= needed]
         if len(enough) < len(values):
-            notes.append(f"{name}: {len(values) - len(enough)} of {len(values)} have few tokens")
+            few = f"{len(values) - len(enough)} of {len(values)} values of {name}"
+            notes.append(f"{few} have fewer than {needed:,} tokens, and no slice of their own")
         most = sorted(enough, key=lambda v: (-values[v], v))[:_MOST]
         rules += [_rule(f"{name}-{_plain(v)}", {f"{LABEL}{name}": {"in": [v]}}) for v in most]
     return _unique(rules), tuple(notes)

@@ -52,9 +52,11 @@ def _lines(answer: Answer) -> Iterator[str]:
 def _found(answer: Answer) -> Iterator[str]:
     dump, weighing = answer.dump, answer.weighing
     steps = [*weighing.steps]
+    files, low, high = len(dump.files), min(steps), max(steps)
+    framework = line(dump.about.get("framework", dump.format))
     parts = [
-        f"{len(dump.files):,} files of {line(dump.about.get('framework', dump.format))}",
-        f"steps {min(steps)} to {max(steps)}",
+        f"{files:,} file{'s' if files > 1 else ''} of {framework}",
+        f"steps {low} to {high}" if high > low else f"step {low}",
         f"{weighing.sequences:,} sequences",
         f"{weighing.trained:,} trained tokens",
     ]

@@ -35,7 +35,7 @@ Array = NDArray[Any]
 Kind = tuple[tuple[str, str], ...]  # the labels of a sequence
 
 WORKLOAD = "workload"
-_MOST_CUTS = 62  # bits of a number that says in which slices a token lies
+_BITS = 62  # of a number that says in which slices a token lies
 
 
 @dataclass
@@ -169,7 +169,9 @@ class Weighing:
         """Every slice but the whole, in the order of the plan."""
         assert self._plan is not None
         named = (c.cut for c in self._plan.cells if c.cut.name != WHOLE)
-        return tuple(dict.fromkeys(named))[:_MOST_CUTS]
+        cuts = tuple(dict.fromkeys(named))
+        assert len(cuts) <= _BITS  # a dump gets 40 slices at most
+        return cuts
 
     @property
     def ends(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
