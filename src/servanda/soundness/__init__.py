@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from servanda.rollouts import Rollouts
 from servanda.soundness import (
     coherence,
@@ -52,9 +54,11 @@ class Soundness:
 
     def add(self, rollouts: Rollouts) -> None:
         """See a chunk; chunks come in the order of the dump."""
-        for each in self._checks:
-            each.add(rollouts)
+        with np.errstate(over="ignore", invalid="ignore"):  # a dump may hold any number
+            for each in self._checks:
+                each.add(rollouts)
 
     def findings(self) -> tuple[Finding, ...]:
         """What each check says of everything seen so far."""
-        return tuple(each.finding() for each in self._checks)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return tuple(each.finding() for each in self._checks)
