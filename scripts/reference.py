@@ -137,7 +137,8 @@ def presets() -> str:
         f"{_HEAD}# Presets\n",
         "Contracts with limits that have a source, for `servanda compare A B --preset NAME`. "
         "`--show NAME` of\n`servanda presets` prints one with the reason of each limit; `compare` "
-        "fills in kernels, prompts\nand the splits of your labels.\n",
+        "fills in kernels, prompts\nand the splits of your labels. Those of reinforcement learning "
+        "are also what `servanda import DIR`\nholds a dump to.\n",
     ]
     for kind in dict.fromkeys(PRESETS.values()):
         parts.append(f"## {kind.capitalize()}\n")

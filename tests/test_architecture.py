@@ -22,6 +22,7 @@ FLOORS = (
         "divergence",
         "fields",
         "identity",
+        "pairing",
         "plain",
         "rewards",
         "rollouts",

@@ -23,6 +23,7 @@ NAMES = [
     "judge",
     "load",
     "measure",
+    "pair",
     "weigh",
 ]
 

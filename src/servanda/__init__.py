@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     )
     from servanda.evidence import Evidence
     from servanda.loading import compile, load
+    from servanda.pairing import pair
     from servanda.plan import Plan
     from servanda.run import check, measure, weigh
     from servanda.verdict import Verdict, judge
@@ -38,6 +39,7 @@ _HOME = {
     "judge": "verdict",
     "load": "loading",
     "measure": "run",
+    "pair": "pairing",
     "weigh": "run",
 }
 
@@ -56,6 +58,7 @@ __all__ = [
     "judge",
     "load",
     "measure",
+    "pair",
     "weigh",
 ]
 

@@ -89,6 +89,59 @@ def completed(preset: str, parts: Parts) -> str:
     return "\n".join([*(f"# {line}" for line in parts.head), *sliced[2:]]) + "\n"
 
 
+def of_trainer(
+    preset: str,
+    *,
+    name: str,
+    titles: tuple[str, str],
+    slices: Sequence[SliceRule],
+    sizes: tuple[int, int],
+    head: Sequence[str] = (),
+) -> str:
+    """The text of a preset for tokens that come from a trainer.
+
+    Args:
+        titles: what reports call the train and the infer kernel.
+        sizes: promotion.offline.sequences.
+        head: lines of comment before everything.
+    """
+    blocks = {
+        "kernels": [
+            "kernels:",
+            *(
+                f"  {side}: {{engine: external, title: {_text(title)}}}"
+                for side, title in zip(("train", "infer"), titles, strict=True)
+            ),
+            "weights: {changes: every_step}",
+        ],
+        "claim": ["claim: realised    # a gradient step uses these very tokens"],
+        # no answer is longer: what its tokens can be sliced by is fixed before they are read
+        "workload": ["workload: {source: trainer, sampling: {max_new_tokens: 131072}}"],
+        "slices": ["slices:", *map(_matched, slices)] if slices else [],
+        "promotion": ["promotion:", f"  offline: {{sequences: [{sizes[0]}, {sizes[1]}]}}"],
+    }
+    text = re.sub(r"(?m)^  name: .*$", f"  name: {_text(name)}", preset, count=1)
+    lines = [line for line in _replaced(text.splitlines(), blocks) if not _placeholder(line)]
+    lines = _sliced(lines, [rule.name for rule in slices])
+    fidelity = next(i for i, line in enumerate(lines) if "metric: sampler_fidelity" in line)
+    lines[fidelity] = (
+        "    # without ranks nobody can test what the tokens were drawn from; shown instead:\n"
+        "    # whether the weights train / infer can be those of two distributions\n"
+        "    - {id: coherence, metric: coherence, mode: monitor}"
+    )
+    return "\n".join([*(f"# {line}" for line in head), *lines[2:]]) + "\n"
+
+
+def _matched(rule: SliceRule) -> str:
+    if rule.match is None:
+        return _slice(rule)
+    terms = ", ".join(
+        f"{name}: {{{', '.join(f'{op}: {_value(v)}' for op, v in terms.items())}}}"
+        for name, terms in rule.match.items()
+    )
+    return f"  - {{name: {_text(rule.name)}, match: {{{terms}}}}}"
+
+
 def _placeholder(line: str) -> bool:
     return line.startswith(("# placeholders:", "# compare adds"))
 

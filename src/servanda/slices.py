@@ -44,6 +44,18 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
     {
         "request.prompt_tokens": Field("request", "tokens of the prompt"),
         "context.position": Field("context", "how many tokens of the answer came before, from 0"),
+        "context.length": Field(
+            "context", "how many tokens came before: of the prompt, of the answer, of tools"
+        ),
+        "context.turn": Field(
+            "context", "which stretch of drawn tokens it is in, from 1; between them tools speak"
+        ),
+        "context.turn_position": Field(
+            "context", "how many tokens of its turn came before, from 0"
+        ),
+        "context.staleness": Field(
+            "context", "updates of the weights between drawing the token and training on it"
+        ),
         "context.entropy_nats": Field(
             "context",
             "how undecided infer is before it draws: entropy of its processed distribution",
@@ -116,6 +128,12 @@ class Term:
         there was not recorded, and satisfies what `unknown` says.
         """
         unknown = unknown and not self.field.startswith(LABEL)
+        if column.dtype == object and len(column) > 1:
+            # texts come in runs, such as a label of every token of a sequence: one look at each
+            begins = np.flatnonzero(np.r_[True, column[1:] != column[:-1]])
+            if len(begins) < len(column):
+                length = np.diff(np.r_[begins, len(column)])
+                return np.repeat(self.mask(column[begins], unknown=unknown), length)
         if column.dtype == object:
             known = np.array([v is not None for v in column], dtype=bool)
         else:

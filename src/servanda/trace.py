@@ -161,10 +161,17 @@ def some(trace: Trace, sequences: Sequence[int]) -> Trace:
 
 @dataclass(frozen=True)
 class TracePair:
-    """Two kernels on the same tokens; `infer` drew them, `train` re-scored them."""
+    """Two kernels on the same tokens; `infer` drew them, `train` re-scored them.
+
+    Args:
+        group_S: the prompt group of each sequence, where whoever made the pair knows it.
+        labels: name -> text of each sequence, likewise; "" where it has none.
+    """
 
     infer: Trace
     train: Trace
+    group_S: tuple[str, ...] = ()
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def position_N(self) -> Array:

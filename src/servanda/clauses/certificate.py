@@ -95,6 +95,13 @@ class Grown:
     def __repr__(self) -> str:
         return repr(self.process)  # the rest follows from it
 
+    def __add__(self, other: Grown) -> Grown:
+        """Of two rounds as if they were one; only of a realised claim is that the same."""
+        assert isinstance(self.process, LogMoment) and isinstance(other.process, LogMoment)
+        return Grown(
+            self.process + other.process, self.below + other.below, self.above + other.above
+        )
+
 
 @dataclass(frozen=True)
 class Tally:

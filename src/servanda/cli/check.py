@@ -61,7 +61,16 @@ def check(
 
     Stops as soon as everything is decided; Ctrl-C leaves a run that the same command resumes.
     An old file at a report's place is removed first, so that a run that fails leaves none.
+
+    Where CONTRACT is the folder of a trainer's dump, its rollouts are judged instead, as by
+    `servanda import`.
     """
+    if contract.is_dir():
+        _refuse(run_dir=run_dir, fresh=fresh, max_time=max_time)
+        from servanda.cli.imports import judged
+        from servanda.dumps.judging import Asked
+
+        judged(Asked(contract), format_=format_, output=output, reports=reports, quiet=quiet)
     printed = chosen(format_, output)
     files = {path: by_suffix(path) for path in reports}
     if output is not None:
@@ -94,3 +103,11 @@ def check(
         for text in written:
             click.echo(text, err=True)
     sys.exit(verdict.exit_code)
+
+
+def _refuse(**given: object) -> None:
+    """Options that speak of measuring, where a dump is read and nothing is measured."""
+    for name, value in given.items():
+        if value:
+            option = name.replace("_", "-")
+            raise click.UsageError(f"--{option} is for a contract: a dump was measured already")

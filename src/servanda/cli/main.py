@@ -19,12 +19,14 @@ _FAILED, _INTERRUPTED = 4, 130
 # heading of the help -> its verbs, the ones that people live in first; each is the command of
 # the module of its name, imported when it is asked for
 VERBS: dict[str, tuple[str, ...]] = {
-    "Measure and judge": ("check", "compare", "report"),
+    "Measure and judge": ("check", "compare", "import", "report"),
     "Contracts": ("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "presets"),
     "Pieces": ("measure",),
     "Servers": ("selftest", "serve-kernel"),
     "See it": ("demo", "bench"),
 }
+# a verb whose name Python keeps for itself -> its module
+_MODULES = {"import": "imports"}
 
 
 class _Group(click.Group):
@@ -66,7 +68,8 @@ class _Group(click.Group):
         if cmd_name not in verbs:
             hint = did_you_mean(cmd_name, verbs)
             raise click.UsageError(f"there is no command {cmd_name!r}\n  hint: {hint}", ctx)
-        module = import_module(f"servanda.cli.{cmd_name.replace('-', '_')}")
+        name = _MODULES.get(cmd_name, cmd_name.replace("-", "_"))
+        module = import_module(f"servanda.cli.{name}")
         found = (v for v in vars(module).values() if isinstance(v, click.Command))
         return next(verb for verb in found if verb.name == cmd_name)
 

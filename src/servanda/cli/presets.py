@@ -10,7 +10,7 @@ from servanda.presets import PRESETS, preset_text, title
 @click.command("presets")
 @click.option("--show", metavar="NAME", help="Print one as YAML, with its reasons.")
 def presets_command(show: str | None) -> None:
-    """List the presets of `compare`, or print one."""
+    """List the presets of `compare` and `import`, or print one."""
     if show is not None:
         click.echo(preset_text(show), nl=False)
         return

@@ -117,7 +117,7 @@ def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bo
         kinds = ", ".join(f"{len(f.files)} of {f.format}" for f in sure)
         raise ContractError(
             f"{str(path)!r} holds dumps of more than one format: {kinds}",
-            hint=f"name one: --format {sure[0].format}",
+            hint=f"name one: --as {sure[0].format}",
         )
     if not sure[0].sure:
         raise ContractError(

@@ -1,0 +1,1 @@
+# Dumps: from what a trainer wrote of its steps to a verdict.

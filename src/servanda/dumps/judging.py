@@ -1,0 +1,219 @@
+# Judging a dump: found, preset, read once, judged.
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from servanda.clauses import Certificate
+from servanda.contract import WHOLE
+from servanda.dumps import causes, presetting
+from servanda.dumps.blocks import blocks, paired
+from servanda.dumps.masks import write_masks
+from servanda.dumps.sound import Told
+from servanda.dumps.sound import told as told_of
+from servanda.dumps.steps import Trend, since, trend
+from servanda.dumps.structure import HEAD_TOKENS, Counts, rules_of
+from servanda.dumps.weighing import Weighing
+from servanda.errors import MeasurementError
+from servanda.importers import Dump, open_dump
+from servanda.measurement import Progress, Watch, unwatched
+from servanda.rollouts import Rollouts
+from servanda.soundness import Soundness
+from servanda.verdict import Circumstances, Verdict, judge
+
+_MB = 1_000_000
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asks of a dump.
+
+    Args:
+        format, preset: None: guessed.
+        steps: (first, last) of the trainer; None: from the beginning, to the end.
+        mask: folder for the tokens of red slices.
+    """
+
+    path: Path
+    format: str | None = None
+    preset: str | None = None
+    steps: tuple[int | None, int | None] = (None, None)
+    unsafe_pickles: bool = False
+    mask: Path | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The verdict of a dump, and what is told beside it.
+
+    Args:
+        why: the preset was chosen.
+        contract_text: for keeping.
+        told: of the data, worst first.
+        since: name of a cell -> first step from which on it is beyond its limit.
+        share: of the tokens that lie in red slices; left: mean (1 - w)^+ of all others.
+        partly: whether slices were chosen from the first tokens alone.
+        masked: tokens named in `asked.mask`; None where nothing was written.
+    """
+
+    asked: Asked
+    dump: Dump
+    preset: str
+    why: str
+    contract_text: str
+    verdict: Verdict
+    weighing: Weighing
+    told: tuple[Told, ...]
+    since: dict[str, int]
+    trend: Trend | None
+    cause: str
+    share: float
+    left: float | None
+    partly: bool
+    notes: tuple[str, ...]
+    seconds: float
+    masked: int | None = None
+
+
+def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
+    """Read a dump once and judge it.
+
+    Raises:
+        ContractError: no dump there, or no such preset or format.
+        EvidenceError: no sequence that can be used.
+        MeasurementError: a file cannot be read, or no step lies in the asked range.
+    """
+    began, watch = time.monotonic(), watch or unwatched
+    if asked.preset is not None:
+        presetting.preset_of(asked.preset)
+    dump = _opened(asked)
+    sound = Soundness()
+    read = blocks(_read(dump, watch))
+    head, whole = _head(read)
+    counts = Counts()
+    for block in head:
+        counts.add(paired(block, 0))
+    stale = any(n for age, n in counts.staleness.items() if age)
+    preset, why = (asked.preset, "as asked") if asked.preset else ("", "")
+    if not preset:
+        framework = dump.about.get("framework", "")
+        preset, why = presetting.guessed(dump.format, framework, stale=stale)
+    rules, notes = rules_of(counts, presetting.needed(preset))
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", asked.path.resolve().name).strip("-._") or "dump"
+    text, contract = presetting.contract_of(preset, name[:60], rules)
+    weighing = Weighing(contract, str(asked.path))
+    for block in head:
+        weighing.meet(paired(block, 0))
+    for block in itertools.chain(head, read):
+        sound.add(block)
+        weighing.add(block)
+    plan, evidence = weighing.evidence()
+    verdict = judge(plan, evidence)
+    told = told_of(sound.findings(), dump.refused, weighing.sequences)
+    verdict = replace(
+        verdict,
+        circumstances=Circumstances(
+            {"train": dump.about, "infer": dump.about},
+            seconds=time.monotonic() - began,
+            stopped="size",
+            contract_text=text,
+        ),
+    )
+    errors = [t for t in told if t.level == "error"]
+    if errors:
+        verdict = unsound(verdict, errors[0].text)
+    red = _red(verdict)
+    names = [cut.name for cut in weighing.cuts]
+    bits = sum(1 << i for i, name in enumerate(names) if name in red)
+    inside, outside = causes.within(weighing.atoms, bits)
+    grown = trend(*weighing.ends)
+    masked = None
+    if asked.mask is not None and red:
+        cuts = [cut for cut in weighing.cuts if cut.name in red]
+        masked = write_masks(_read(_opened(asked), watch), cuts, asked.mask)
+    return Answer(
+        asked,
+        dump,
+        preset,
+        why,
+        text,
+        verdict,
+        weighing,
+        told,
+        _since(weighing, verdict),
+        grown,
+        "" if errors else causes.likely(names, red, weighing.atoms, grown),
+        inside.n / (inside.n + outside.n) if inside.n else 0.0,
+        outside.mean,
+        not whole,
+        notes,
+        time.monotonic() - began,
+        masked,
+    )
+
+
+def unsound(verdict: Verdict, why: str) -> Verdict:
+    """The verdict on data that cannot be trusted: an error, and no cell is decided."""
+    note = f"the data is not sound: {why}"
+    cells = tuple(
+        c if c.outcome == "not applicable" else c.but(outcome="inconclusive", open=False, note=note)
+        for c in verdict.cells
+    )
+    return replace(verdict, outcome="error", cells=cells)
+
+
+def _red(verdict: Verdict) -> list[str]:
+    """Slices on which an enforced clause is violated."""
+    found = (c.slice for c in verdict.cells if c.enforced and c.outcome == "violated")
+    return [name for name in dict.fromkeys(found) if name != WHOLE]
+
+
+def _since(weighing: Weighing, verdict: Verdict) -> dict[str, int]:
+    plan, _ = weighing.evidence()
+    found: dict[str, int] = {}
+    for i, (cell, judged) in enumerate(zip(plan.cells, verdict.cells, strict=True)):
+        if judged.outcome == "violated" and isinstance(cell.kind, Certificate):
+            means = [(s.step, s.mean(i)) for s in weighing.steps.values()]
+            step = since(means, cell.kind.feed.limit)
+            if step is not None:
+                found[cell.name] = step
+    return found
+
+
+def _opened(asked: Asked) -> Dump:
+    """The dump, of the asked steps alone."""
+    dump = open_dump(asked.path, asked.format, unsafe_pickles=asked.unsafe_pickles)
+    first, last = asked.steps
+    low, high = -math.inf if first is None else first, math.inf if last is None else last
+    files = tuple(file for file in dump.found.files if low <= file.step <= high)
+    if not files:
+        shown = [str(end) if end is not None else "" for end in asked.steps]
+        raise MeasurementError(
+            f"no step of {asked.path} lies in {':'.join(shown)}",
+            hint=f"its steps are {min(dump.steps)} to {max(dump.steps)}",
+        )
+    return Dump(replace(dump.found, files=files))
+
+
+def _read(dump: Dump, watch: Watch) -> Iterator[Rollouts]:
+    def progress(done: int, total: int) -> None:
+        watch(Progress("reading, MB", done // _MB, max(total // _MB, 1)))
+
+    yield from (chunk for chunk in dump.read(progress) if len(chunk))
+
+
+def _head(read: Iterable[Rollouts]) -> tuple[list[Rollouts], bool]:
+    """The first HEAD_TOKENS tokens, and whether that is all."""
+    head, held = [], 0
+    for block in read:
+        head.append(block)
+        held += len(block.token_N)
+        if held >= HEAD_TOKENS:
+            return head, False
+    return head, True

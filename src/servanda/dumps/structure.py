@@ -1,0 +1,176 @@
+# Structure: which slices a dump is cut into, decided from counts alone, no logprob looked at.
+#
+# Counted are the first tokens of the dump (HEAD_TOKENS, or all of it where it is smaller).  A
+# slice of too few tokens is joined to its neighbour, or left out: it could decide nothing.
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from servanda.contract import SliceRule
+from servanda.slices import LABEL
+from servanda.trace import TracePair
+
+HEAD_TOKENS = 2_000_000  # that are held in memory at once, prompts included
+FIRST_OF_TURN = 3
+_TURNS = 4  # the last one is "and later"
+_POSITIONS = (16, 64, 256, 1024, 4096, 16384)
+_LENGTHS = (256, 1024, 4096, 16384, 65536)
+_STALE = 2  # the last one is "and more"
+_MOST = 8  # values of a label that become slices
+_SLICED = ("env", "replica")
+_FIELDS = ("turn", "turn_position", "length", "staleness")
+
+
+@dataclass
+class Counts:
+    """What the head of a dump looks like.
+
+    Args:
+        starts: tokens among the first FIRST_OF_TURN of turn k, by k; turns: all of turn k.
+        positions, lengths: tokens by their bucket; staleness: by its value.
+        labels: name -> tokens of each value.
+    """
+
+    turns: Counter[int] = field(default_factory=Counter)
+    starts: Counter[int] = field(default_factory=Counter)
+    positions: Counter[int] = field(default_factory=Counter)
+    lengths: Counter[int] = field(default_factory=Counter)
+    staleness: Counter[int] = field(default_factory=Counter)
+    labels: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def add(self, pair: TracePair) -> None:
+        """Count the tokens of a pair."""
+        columns = pair.infer.columns
+        turn_N = np.minimum(columns["turn"], _TURNS)
+        _count(self.turns, turn_N)
+        _count(self.starts, turn_N[columns["turn_position"] < FIRST_OF_TURN])
+        _count(self.positions, np.searchsorted(_POSITIONS, pair.position_N, side="right"))
+        _count(self.lengths, np.searchsorted(_LENGTHS, columns["length"], side="right"))
+        if "staleness" in columns:
+            known_N = columns["staleness"][~np.isnan(columns["staleness"])]
+            _count(self.staleness, np.clip(known_N, 0, _STALE))
+        for name in _SLICED:
+            if name in pair.labels:
+                counted = self.labels.setdefault(name, Counter())
+                length_S = pair.infer.length_S.tolist()
+                for value, n in zip(pair.labels[name], length_S, strict=True):
+                    if value:  # "" is no value
+                        counted[value] += n
+
+
+def _count(counter: Counter[int], values_N: np.ndarray) -> None:
+    found, n = np.unique(values_N.astype(np.int64), return_counts=True)
+    counter.update(dict(zip(found.tolist(), n.tolist(), strict=True)))
+
+
+def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[str, ...]]:
+    """The slices of a dump, and what was left out and why.
+
+    Args:
+        needed: tokens that a slice must have.
+    """
+    rules: list[SliceRule] = []
+    if len(counts.turns) > 1:
+        spans = _joined(counts.turns, needed, open_at=_TURNS)
+        rules += [_rule(f"turn-{_span(turns, _TURNS)}", _turns(turns)) for turns in spans]
+        for turns in _joined(counts.starts, needed, open_at=_TURNS):
+            start = {**_turns(turns), "context.turn_position": {"lt": FIRST_OF_TURN}}
+            rules.append(_rule(f"start-{_span(turns, _TURNS)}", start))
+    for name, edges, found in (
+        ("position", _POSITIONS, counts.positions),
+        ("length", _LENGTHS, counts.lengths),
+    ):
+        at = _edges(edges, found, needed)
+        if at:
+            rules.append(SliceRule(name=name, split=f"context.{name}", at=at))  # type: ignore[call-arg]
+    if any(counts.staleness[k] for k in counts.staleness if k):
+        for stale in _joined(counts.staleness, needed, open_at=_STALE):
+            low, high = stale
+            terms = {"gte": low} if high >= _STALE else {"gte": low, "lte": high}
+            rules.append(_rule(f"stale-{_span(stale, _STALE)}", {"context.staleness": terms}))
+    notes: list[str] = []
+    for name, values in counts.labels.items():
+        if len(values) < 2:
+            continue
+        enough = [value for value, n in values.items() if n >= needed]
+        if len(enough) < len(values):
+            few = f"{len(values) - len(enough)} of {len(values)} values of {name}"
+            notes.append(f"{few} have fewer than {needed:,} tokens, and no slice of their own")
+        most = sorted(enough, key=lambda v: (-values[v], v))[:_MOST]
+        rules += [_rule(f"{name}-{_plain(v)}", {f"{LABEL}{name}": {"in": [v]}}) for v in most]
+    return _unique(rules), tuple(notes)
+
+
+def _rule(name: str, match: Mapping[str, Mapping[str, object]]) -> SliceRule:
+    return SliceRule(name=name, match=match)  # type: ignore[call-arg,arg-type]
+
+
+def _turns(turns: tuple[int, int]) -> dict[str, dict[str, object]]:
+    low, high = turns
+    terms: dict[str, object] = {"gte": low} if high >= _TURNS else {"gte": low, "lte": high}
+    return {"context.turn": terms}
+
+
+def _joined(counts: Counter[int], needed: int, *, open_at: int) -> list[tuple[int, int]]:
+    """Spans of consecutive keys with enough tokens each; the rest joins the span before."""
+    spans: list[tuple[int, int]] = []
+    low, held = min(counts, default=0), 0
+    last = max(counts, default=0)
+    for key in range(low, last + 1):
+        held += counts[key]
+        if held >= needed:
+            spans.append((low, key))
+            low, held = key + 1, 0
+    if held and spans:
+        spans[-1] = (spans[-1][0], last)
+    if len(spans) == 1 and counts.total():
+        return []  # the whole once more
+    # later steps may go further than the head did
+    return [*spans[:-1], (spans[-1][0], max(spans[-1][1], open_at))] if spans else []
+
+
+def _span(span: tuple[int, int], last: int) -> str:
+    """
+    >>> _span((2, 2), 4), _span((2, 3), 4), _span((3, 4), 4)
+    ('2', '2-to-3', '3-on')
+    """
+    low, high = span
+    if high >= last:
+        return f"{low}-on"
+    return f"{low}" if low == high else f"{low}-to-{high}"
+
+
+def _edges(edges: Sequence[int], counts: Counter[int], needed: int) -> tuple[float, ...]:
+    """Edges that leave every bucket enough tokens."""
+    kept: list[float] = []
+    below = 0
+    for i, edge in enumerate(edges):
+        below += counts[i]
+        above = sum(counts[j] for j in range(i + 1, len(edges) + 1))
+        if below >= needed and above >= needed:
+            kept.append(float(edge))
+            below = 0
+    return tuple(kept)
+
+
+def _plain(value: str) -> str:
+    """A label as a part of a slice's name."""
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "_.") else "-" for c in value)
+    return kept[:40] or "none"
+
+
+def _unique(rules: Sequence[SliceRule]) -> tuple[SliceRule, ...]:
+    """Rules whose names differ: two labels may look alike as names."""
+    seen: Counter[str] = Counter()
+    found = []
+    for rule in rules:
+        seen[rule.name] += 1
+        n = seen[rule.name]
+        name = rule.name if n == 1 else f"{rule.name}.{n}"
+        found.append(rule.model_copy(update={"name": name}))
+    return tuple(found)

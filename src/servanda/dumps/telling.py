@@ -1,0 +1,172 @@
+# Telling: the answer about a dump as people read it.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from servanda.clauses import CellVerdict
+from servanda.contract import WHOLE
+from servanda.dumps import words
+from servanda.dumps.causes import DOUBLED, GROWS
+from servanda.dumps.judging import Answer
+from servanda.report.words import excess, line, percent
+
+_GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓"}
+_LEVEL = {"error": "✗", "warning": "!", "fine": "✓"}
+_WORST = 6  # red slices that are shown
+_NAME, _VALUE = 46, 26  # widths
+
+
+def tell(answer: Answer) -> str:
+    """What was found, whether it is sound, whether to go on, where not, and what next."""
+    return "\n".join(text.rstrip() for text in _lines(answer))
+
+
+def _lines(answer: Answer) -> Iterator[str]:
+    verdict, weighing = answer.verdict, answer.weighing
+    yield from _found(answer)
+    yield ""
+    yield "Is the data sound?"
+    for told in answer.told:
+        yield f"  {_LEVEL[told.level]} {told.text}"
+    for cell in verdict.cells:
+        if cell.section == "observability":
+            yield from _guard(cell)
+    yield f"{'May I go on?'.ljust(_NAME + _VALUE)}limit"
+    if verdict.outcome == "error":
+        yield "  ! no answer: what the data says cannot be trusted"
+    else:
+        yield from _clauses(answer)
+        yield from _trend(answer)
+        if weighing.largest_staleness:
+            yield (
+                "  ! kernel and staleness, mixed: tokens are up to "
+                f"{weighing.largest_staleness:g} updates old"
+            )
+    if answer.cause:
+        yield f"Likely cause   {answer.cause}"
+    yield from _answer(answer)
+    yield from _next(answer)
+
+
+def _found(answer: Answer) -> Iterator[str]:
+    dump, weighing = answer.dump, answer.weighing
+    steps = [*weighing.steps]
+    files, low, high = len(dump.files), min(steps), max(steps)
+    framework = line(dump.about.get("framework", dump.format))
+    parts = [
+        f"{files:,} file{'s' if files > 1 else ''} of {framework}",
+        f"steps {low} to {high}" if high > low else f"step {low}",
+        f"{weighing.sequences:,} sequences",
+        f"{weighing.trained:,} trained tokens",
+    ]
+    parts += [f"up to {weighing.turns} turns"] if weighing.turns > 1 else []
+    yield f"found    {' · '.join(parts)}"
+    yield f"preset   {answer.preset}, {answer.why}   (servanda presets --show {answer.preset})"
+    names = [line(cut.name) for cut in weighing.cuts]
+    yield f"slices   {', '.join(names) if names else 'none: too few tokens, or all alike'}"
+    for note in answer.notes:
+        yield f"         {line(note)}"
+    if answer.partly:
+        yield "         chosen from the first tokens; later labels are judged with the whole"
+    yield "floor    unknown: nothing was scored twice, so red means beyond the limit alone"
+
+
+def _guard(cell: CellVerdict) -> Iterator[str]:
+    """What a guard of the contract adds to the findings: only where it is not met."""
+    if cell.outcome in ("violated", "error"):
+        glyph = _GLYPH[cell.outcome if cell.enforced else "error"]
+        yield f"  {glyph} {cell.note}"
+
+
+def _clauses(answer: Answer) -> Iterator[str]:
+    cells = [c for c in answer.verdict.cells if c.section == "statistical"]
+    for cell in cells:
+        if cell.slice != WHOLE or not _shown(cell):
+            continue
+        yield _row(cell, words.clause(cell), answer)
+        own = [c for c in cells if c.clause == cell.clause and c.slice != WHOLE]
+        red = sorted((c for c in own if c.outcome == "violated"), key=excess, reverse=True)
+        for part in red[:_WORST]:
+            yield _row(part, f"  … {words.place(part.slice)}", answer)
+        if len(red) > _WORST:
+            yield f"      and {len(red) - _WORST} more slices"
+        still = sum(c.outcome == "inconclusive" for c in own)
+        holds = sum(c.outcome == "holds" for c in own)
+        if own:
+            open_ = f", {still} not decided" if still else ""
+            yield f"      {holds} of {len(own)} slices hold{open_}"
+
+
+def _shown(cell: CellVerdict) -> bool:
+    """What is not enforced is shown only where it is beyond its limit."""
+    return cell.enforced or cell.outcome == "violated"
+
+
+def _row(cell: CellVerdict, name: str, answer: Answer) -> str:
+    glyph = _GLYPH.get(cell.outcome, "–") if cell.enforced else "!"
+    value = words.number(cell, cell.value)
+    if cell.interval:
+        low, high = (words.number(cell, end).removesuffix(" %") for end in cell.interval)
+        value += f"  [{low}, {high}]"
+    step = answer.since.get(f"{cell.clause}[{cell.slice}]")
+    tail = f"   since step {step}" if step is not None else ""
+    tail += "" if cell.enforced else "   shown, not enforced"
+    return f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}{words.limit(cell)}{tail}"
+
+
+def _trend(answer: Answer) -> Iterator[str]:
+    found = answer.trend
+    if found is None:
+        return
+    low, high = found.interval
+    sure = low > 1
+    glyph = "!" if sure and found.ratio >= GROWS else "✓"
+    word = ""
+    if sure and found.ratio >= GROWS:
+        word = "   it has doubled" if found.ratio >= DOUBLED else "   it grows"
+    value = f"x{found.ratio:.2f}  [{low:.2f}, {high:.2f}]"
+    name = f"trend: last {found.steps} steps against first {found.steps}"
+    yield f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}x2   an estimate{word}"
+
+
+def _answer(answer: Answer) -> Iterator[str]:
+    verdict = answer.verdict
+    word = verdict.outcome.upper()
+    if verdict.outcome == "error":
+        unsound = [t.text for t in answer.told if t.level == "error"]
+        notes = [c.note for c in verdict.cells if c.outcome == "error" and c.note]
+        yield f"UNSOUND: {[*unsound, *notes][0]}"
+    elif verdict.outcome == "holds":
+        yield f"HOLDS at confidence {verdict.confidence:g}: go on."
+    elif verdict.outcome == "violated" and answer.share:
+        left = words_of_left(answer)
+        yield (
+            f"VIOLATED on slices with {percent(answer.share)} of the tokens. "
+            f"Without them {left} of the gradient may be wrong."
+        )
+    elif verdict.outcome == "violated":
+        yield "VIOLATED on the whole: no slice explains it."
+    else:
+        more = f" About {verdict.more:,} more prompt groups would decide." if verdict.more else ""
+        yield f"{word}: too few tokens to tell.{more}"
+
+
+def words_of_left(answer: Answer) -> str:
+    """Twice the mean TV of what masking leaves."""
+    return percent(None if answer.left is None else 2 * answer.left) or "nothing"
+
+
+def _next(answer: Answer) -> Iterator[str]:
+    verdict, path = answer.verdict, answer.asked.path
+    if answer.masked is not None:
+        yield f"masks    {answer.masked:,} tokens in {answer.asked.mask}/step_*.npz"
+    elif verdict.outcome == "violated" and answer.share:
+        yield f"next     servanda import {path} --mask masks    (names these tokens, step by step)"
+    elif verdict.outcome == "holds":
+        yield f"next     servanda import {path} --save rollout.kernelcontract.yaml    (keep it)"
+    yield (
+        f"{verdict.tokens:,} tokens, claim realised · contract {verdict.key.contract[:8]} · "
+        f"evidence {verdict.evidence[:8]}"
+    )
+    yield f"exit {verdict.exit_code} · {answer.seconds:.0f} s"

@@ -1,0 +1,52 @@
+# Which slices a dump gets: those that it has, with tokens enough to decide.
+
+from collections import Counter
+
+import numpy as np
+
+from servanda.dumps.blocks import paired
+from servanda.dumps.structure import Counts, rules_of
+from tests.dumps import made
+
+
+def rules(needed=50, **how):
+    counts = Counts()
+    counts.add(paired(made.rollouts(np.random.default_rng(0), 1, 48, **how), 0))
+    found, notes = rules_of(counts, needed)
+    return [rule.name for rule in found], notes
+
+
+def test_what_a_dump_lacks_is_left_out():
+    assert rules(turn_tokens=8) == ([], ())
+
+
+def test_turns_and_their_first_tokens_are_slices():
+    names, _ = rules(turns=5, turn_tokens=8)
+    assert names[:8] == [
+        *("turn-1", "turn-2", "turn-3", "turn-4-on"),
+        *("start-1", "start-2", "start-3", "start-4-on"),
+    ]
+
+
+def test_a_slice_of_too_few_tokens_is_joined_to_its_neighbour():
+    counts = Counts(turns=Counter({1: 100, 2: 100, 3: 20, 4: 5}), starts=Counter({1: 60, 2: 60}))
+    found, _ = rules_of(counts, 50)
+    assert [r.name for r in found] == ["turn-1", "turn-2-on", "start-1", "start-2-on"]
+    assert found[1].match == {"context.turn": {"gte": 2}}
+
+
+def test_labels_with_tokens_enough_are_slices_and_the_rest_is_told():
+    names, notes = rules(labels={"env": lambda s: "rare" if s == 0 else f"e/{s % 2}"})
+    assert [n for n in names if n.startswith("env")] == ["env-e-1", "env-e-0"]  # most first
+    assert notes == ("1 of 3 values of env have fewer than 50 tokens, and no slice of their own",)
+
+
+def test_two_labels_that_look_alike_as_names_are_two_slices():
+    names, _ = rules(labels={"env": lambda s: ["a/b", "a b"][s % 2]})
+    assert [n for n in names if n.startswith("env")] == ["env-a-b", "env-a-b.2"]
+
+
+def test_staleness_is_a_slice_where_any_token_is_stale():
+    assert not [n for n in rules(staleness=lambda _: 0)[0] if n.startswith("stale")]
+    names, _ = rules(staleness=lambda s: s % 4)
+    assert [n for n in names if n.startswith("stale")] == ["stale-0", "stale-1", "stale-2-on"]
