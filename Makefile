@@ -4,7 +4,6 @@ PYTHON ?= python3
 VENV ?= .venv
 VENVS ?= .venvs
 BIN := $(VENV)/bin
-VENVS ?= .venvs
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 OTHER_PYTHONS ?= 3.10 3.12 3.13
 
@@ -48,7 +47,7 @@ $(VENVS)/vllm/.made: pyproject.toml constraints-vllm.txt
 	  --constraint constraints-vllm.txt --editable .
 	@touch $@
 
-test-engines: $(VENV)/.dev $(VENVS)/vllm/.made  ## real engines in environments of their own; gigabytes, and ten minutes
+test-engines: $(VENV)/.dev $(VENVS)/vllm/.made $(VENVS)/llamacpp/.made  ## real engines in environments of their own; gigabytes, and ten minutes
 	SERVANDA_VENVS=$(VENVS) $(BIN)/python -m pytest tests/real
 
 truth: $(VENV)/.dev  ## measures how often verdicts are wrong; writes docs/explanation/truth.md
