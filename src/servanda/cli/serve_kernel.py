@@ -13,7 +13,6 @@ from servanda.engines.worker import interpreter_of
 from servanda.errors import ContractError, MeasurementError, Where
 from servanda.kernel_string import parse_kernel
 
-
 _OWN = ("127.0.0.1", "localhost", "::1")
 
 
