@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from servanda import run
-from servanda.comparison import CONTRACT, Asked, prepare
+from servanda.comparison import CONTRACT, Asked, Comparison, prepare
 from servanda.contract import Kernel
 from servanda.engines import Engine
 from servanda.engines.http import HTTPEngine
@@ -22,6 +22,7 @@ from servanda.sampling import Sampling
 from servanda.trace import Batch, Trace
 from servanda.verdict import Verdict
 
+SEQUENCES = 2048  # prompt groups of a case at most
 # what is sent, and the contract does not say
 CASES: tuple[tuple[str, Mapping[str, float]], ...] = (
     ("against itself", {}),
@@ -72,7 +73,7 @@ def selftest(
     referee: str | None = None,
     prompts: Path | None = None,
     max_new_tokens: int = 32,
-    sequences: int | None = None,
+    sequences: int = SEQUENCES,
     watch: Watch | None = None,
 ) -> Iterator[Row]:
     """The cases, one after another, as they are decided.
@@ -100,10 +101,21 @@ def selftest(
         )
         with Engines(spawn) as engines:
             comparison = prepare(asked, engines)
-        contract = comparison.folder / CONTRACT
-        comparison.save(contract)
+        yield Row(case, not change, _decided(comparison, change, watch))
+
+
+def _decided(comparison: Comparison, change: Mapping[str, float], watch: Watch | None) -> Verdict:
+    """The verdict of a case: a fault that was not found yet is looked for in more sequences."""
+    first, last = comparison.parts.sizes
+    contract = comparison.folder / CONTRACT
+    while True:
+        # evidence is valid at every look, so the same run may be asked for more
+        sizes = (first, first if change else last)
+        replace(comparison, parts=replace(comparison.parts, sizes=sizes)).save(contract)
         verdict = run.check(contract, run_dir=comparison.folder, open=_opening(change), watch=watch)
-        yield Row(case, not change, verdict)
+        if not change or verdict.outcome == "violated" or first >= last:
+            return verdict
+        first = min(2 * first, last)
 
 
 def _opening(change: Mapping[str, float]) -> Any:

@@ -9,21 +9,27 @@ from pathlib import Path
 import click
 
 from servanda.cli.progress import watching
-from servanda.selftest import Row, selftest
+from servanda.selftest import SEQUENCES, Row, selftest
 
 
 @click.command("selftest", short_help="Try a gate on a server of your own: two minutes.")
 @click.argument("url", metavar="URL")
 @click.option("--referee", metavar="KERNEL", help="Re-scores, where the server cannot.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Lines of prompts.")
-@click.option("--sequences", type=click.IntRange(1), help="Prompt groups at most, of a case.")
+@click.option(
+    "--sequences",
+    type=click.IntRange(1),
+    default=SEQUENCES,
+    show_default=True,
+    help="Prompt groups of a case at most.",
+)
 @click.option("--max-new-tokens", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--quiet", is_flag=True, help="No progress.")
 def selftest_command(
     url: str,
     referee: str | None,
     prompts: Path | None,
-    sequences: int | None,
+    sequences: int,
     max_new_tokens: int,
     quiet: bool,
 ) -> None:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from servanda.stats.log_moment import Floats
 from servanda.stats.refutation import Refutation
 
 _TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25)
+_DEEPER = (1.0, 4.0)  # times that a token not returned is less likely than the least that was
 _CUTS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)  # top-p: nothing is drawn beyond this mass
 _OTHERS = (0.9, 1.2)  # times the mass of what was not returned
 _SPILL = 0.01  # of the mass goes there, even where the report leaves none
@@ -133,10 +135,10 @@ def _alternatives(best_NK: Floats, rest_N: Floats) -> list[Floats]:
     before_NK = best_NK.cumsum(axis=1) - best_NK
     beyond_N = best_NK.sum(axis=1)
     found = []
-    for temperature in _TEMPERATURES:
+    for temperature, deeper in itertools.product(_TEMPERATURES, _DEEPER):
         power = 1 / temperature
-        # what was not returned is at most as likely as the least that was
-        rest = rest_N * least_N ** (power - 1)
+        # what was not returned is less likely than the least that was: two guesses of how much
+        rest = rest_N * (least_N / deeper) ** (power - 1)
         found.append(np.column_stack([best_NK**power, rest]))
     for cut in _CUTS:
         kept_NK = np.where(before_NK < cut, best_NK, 0.0)
