@@ -60,6 +60,11 @@ class _Undisclosed(HTTPEngine):
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
         trace = super().generate(batch, sampling.model_copy(update=dict(self.change)), seed)
+        if "decode" in self.server.scores:
+            # its own logprobs would disclose what was sent
+            trace = self.score(
+                replace(batch, continuations=trace.continuations), sampling, "decode"
+            )
         return replace(trace, about={**trace.about, "sampling": sampling.model_dump_json()})
 
     def _refuse_sampling(self, sampling: Sampling) -> None:

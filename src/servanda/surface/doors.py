@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from servanda.engines.http import HTTPEngine
@@ -47,7 +47,6 @@ class Door:
 
     name: str
     engine: HTTPEngine
-    _said: dict[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def shown(self) -> str:
@@ -60,7 +59,10 @@ class Door:
         """The ids of a plain text, without special tokens."""
         if not self.engine.dialect.encodes:
             return Rendered(refused="it has no tokenizer to ask")
-        (ids,) = self.engine.encode([text])
+        try:
+            (ids,) = self.engine.encode([text])
+        except Refused as refused:
+            return _refusal(refused)
         return Rendered(tuple(ids), len(ids))
 
     def rendered(self, chat: Conversation) -> Rendered:
@@ -84,7 +86,7 @@ class Door:
             usage = self._chat(chat, max_tokens=1)["usage"]
             return Rendered(count=usage["prompt_tokens"].whole())
         except Refused as refused:
-            return Rendered(refused=refused.text or f"status {refused.status}")
+            return _refusal(refused)
 
     def called(self, chat: Conversation) -> Called:
         """The tools that the model calls, greedily, as the server's parser reads them."""
@@ -126,6 +128,10 @@ class Door:
 
     def _ask(self, endpoint: str, body: Mapping[str, Any]) -> Part:
         return self.engine.transport.ask(endpoint, body)
+
+
+def _refusal(refused: Refused) -> Rendered:
+    return Rendered(refused=refused.text or f"status {refused.status}")
 
 
 def _tools(chat: Conversation) -> dict[str, Any]:
