@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -154,8 +154,8 @@ class TransformersEngine(DecodingEngine):
                 **options,
             ).logits
 
-    def _decode(self, prompts: Sequence[Sequence[int]]) -> Generator[Tensor, Ints | None, None]:
-        ids_ST, mask_ST = map(torch.from_numpy, self._left_padded(prompts))
+    def _decode(self, chunk: Batch) -> Generator[Tensor, Ints | None, None]:
+        ids_ST, mask_ST = map(torch.from_numpy, self._left_padded(chunk.prompts))
         cache = self._cache()
         while True:
             logits_S1V = self._forward(
@@ -165,10 +165,11 @@ class TransformersEngine(DecodingEngine):
             ids_ST = torch.from_numpy(token_S)[:, None]
             mask_ST = torch.nn.functional.pad(mask_ST, (0, 1), value=1)
 
-    def _prefill(self, chunk: Batch) -> Tensor:
+    def _prefill(self, chunk: Batch) -> Iterator[Tensor]:
         ids_ST, mask_ST, keep = self._right_padded(chunk)
         ids_ST, mask_ST = torch.from_numpy(ids_ST), torch.from_numpy(mask_ST)
-        return self._forward(ids_ST, mask_ST, use_cache=False, logits_to_keep=keep)
+        logits_STV = self._forward(ids_ST, mask_ST, use_cache=False, logits_to_keep=keep)
+        return self._after_prompts(chunk, logits_STV)
 
     def _stack(self, logits_TSV: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(logits_TSV), dim=1)
