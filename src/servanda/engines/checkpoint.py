@@ -95,6 +95,17 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def tensor_digests(state: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> dict[str, str]:
+    """The digest of each tensor of a checkpoint, but of those that are tied to another in it.
+
+    Args:
+        tied: name -> the tensor it is, as a model's `all_tied_weights_keys` has it.
+    """
+    return {
+        name: tensor_digest(tensor) for name, tensor in state.items() if tied.get(name) not in state
+    }
+
+
 def tensor_digest(tensor: torch.Tensor) -> str:
     """`values_digest` of a tensor, whatever the precision it is stored in."""
     return values_digest(tensor.detach().to(torch.float32).contiguous().numpy(), tensor.shape)

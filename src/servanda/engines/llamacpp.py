@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -132,11 +131,8 @@ class LlamaCppEngine(DecodingEngine):
         """Refuse a file that holds another kind than the contract says; digest its bytes."""
         name = llama().llama_ftype_name(self.model.kind)
         refuse_other_kind(file, name_of_kind(name.decode() if name else ""), kind)
-        digest = hashlib.blake2b(digest_size=16)
-        with folder.reading(file), file.open("rb") as opened:
-            while piece := opened.read(1 << 24):
-                digest.update(piece)
-        return {"file": digest.hexdigest()}
+        with folder.reading(file):
+            return {"file": folder.file_digest(file)}
 
     def _weights_from(self, bare: bool) -> str:
         said = self.model.said("servanda.weights_from") if bare else self._weights

@@ -55,15 +55,10 @@ class TransformersEngine(DecodingEngine):
                 )
             state = self._load_state()
             self.model: Any = checkpoint.build_model(self.folder, self._config, state, kernel)
-        tied = self.model.all_tied_weights_keys
         text_config = self._config.get_text_config()
         self._description = Description(
             fingerprint=self._fingerprint(config_json),
-            tensors={
-                name: checkpoint.tensor_digest(tensor)
-                for name, tensor in state.items()
-                if tied.get(name) not in state
-            },
+            tensors=checkpoint.tensor_digests(state, self.model.all_tied_weights_keys),
             tokens=folder.token_digest(self._tokenizer.get_vocab(), tokenizer_json),
             vocab_size=text_config.vocab_size,
             eos=folder.end_tokens(self.folder, text_config.to_dict()),

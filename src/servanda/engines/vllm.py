@@ -23,11 +23,11 @@ from servanda.contract import Kernel, Path
 from servanda.engines import checkpoint, folder, vllm_launch
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
 from servanda.engines.misfits import refuse_misfits
-from servanda.engines.vllm_rows import KEY, Part, Reported, Rows, Tap, request_seed, trace_of
+from servanda.engines.vllm_rows import KEY, Part, Reported, Rows, Tap, trace_of
 from servanda.errors import MeasurementError
 from servanda.identity import Description
 from servanda.latency import Timing
-from servanda.sampling import Floats, Sampling, columns_of, processed_logprobs
+from servanda.sampling import Floats, Sampling, columns_of, processed_logprobs, seed_of
 from servanda.trace import Batch, Trace
 
 BEST = 8  # likeliest tokens that are recorded of a draw
@@ -100,7 +100,7 @@ class VllmEngine:
         ]
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
-        """As `Engine.generate`, but with vLLM's own draws: see `request_seed`.
+        """As `Engine.generate`, but with vLLM's own draws: see `seed_of`.
 
         "logp" and the best tokens are what vLLM reports of its sampler.  The other columns
         follow from the declared transform and from the raw logprobs that the sampler got: one
@@ -242,7 +242,7 @@ class VllmEngine:
                     top_p=sampling.top_p,
                     top_k=sampling.top_k or 0,
                     min_p=sampling.min_p,
-                    seed=request_seed(seed, sequence),
+                    seed=seed_of(seed, "vllm", sequence),
                     max_tokens=chunk.width,
                     stop_token_ids=list(self._description.eos),
                     logprobs=logprobs,
