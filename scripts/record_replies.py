@@ -124,8 +124,8 @@ def main():
     REPLIES.mkdir(exist_ok=True)
     file = REPLIES / f"{given.dialect}.jsonl"
     lines = [json.dumps(record, sort_keys=True, ensure_ascii=False) for record in found]
-    # requests in flight come in any order
-    file.write_text("".join(f"{line}\n" for line in sorted(lines)), encoding="utf-8")
+    # requests in flight come in any order, and a server is asked more than once what it is
+    file.write_text("".join(f"{line}\n" for line in sorted(set(lines))), encoding="utf-8")
     print(f"{file}: {len(found)} replies, {file.stat().st_size:,} bytes")
 
 

@@ -36,7 +36,17 @@ def vllm_command(port, *more):
     return [
         *(str(VENVS / "vllm" / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(MODEL), "--served-model-name", "tiny-lm", "--dtype", "float32"),
-        *("--enforce-eager", "--max-num-seqs", "8", "--host", "127.0.0.1", "--port", str(port)),
+        *(
+            "--enforce-eager",
+            "--max-num-seqs",
+            "8",
+            "--max-num-batched-tokens",
+            "4096",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ),
         *more,
     ]
 

@@ -119,6 +119,13 @@ class Kernel(Value):
     logprobs: Literal["raw", "processed"] | None = Field(
         None, description="Of the server, before or after its sampling; default as its kind has it."
     )
+    timeout_s: Number | None = Field(
+        None,
+        gt=0,
+        le=86_400,
+        description="Silence after which a server is given up; default two minutes, and a quarter "
+        "of a second for each new token.",
+    )
     python: str | None = Field(
         None, description="A virtual environment or interpreter that runs it, if not this one."
     )
@@ -305,7 +312,7 @@ def _named(workloads: Any) -> dict[str, Any]:
 
 
 # where a kernel runs does not change what it computes: its engine says which build it is
-_KERNEL = {"model", "title", "url", "served", "python"}
+_KERNEL = {"model", "title", "url", "served", "timeout_s", "python"}
 _NOT_MEANING: dict[str, Any] = {
     "metadata": {"annotations", "title", "description", "version"},
     "kernels": {"train": _KERNEL, "infer": _KERNEL},

@@ -9,7 +9,7 @@
 #            | url {"," key "=" value}, of engine openai_http
 #            | a path that ends in ".pack"
 #   key      = attention | batch_size | path | title | weights_from | python | fault
-#            | served | dialect | logprobs, of a url
+#            | served | dialect | logprobs | timeout_s, of a url
 #   fault    = name [":" value], the value as JSON; without one it is true
 #
 # A model or a value in double quotes is read as a JSON text, so that it may hold any of
@@ -32,7 +32,10 @@ from servanda.registry import did_you_mean
 PACK = ".pack"
 DTYPES: tuple[str, ...] = get_args(Kernel.model_fields["dtype"].annotation)
 KEYS = ("attention", "batch_size", "path", "title", "weights_from", "python", "fault")
-SERVER_KEYS = ("dialect", "logprobs", "served", "batch_size", "path", "title", "weights_from")
+SERVER_KEYS = (
+    *("dialect", "logprobs", "served", "timeout_s"),
+    *("batch_size", "path", "title", "weights_from"),
+)
 SERVER = "openai_http"
 _EXAMPLE = "such as transformers:models/tiny-lm@bfloat16, http://HOST:PORT, or reference.pack"
 _URL = re.compile(r"https?://[^/,\s]+(/[^,\s?#]*)?")
@@ -250,6 +253,10 @@ class _Reader:
             if not re.fullmatch(r"[0-9]{1,6}", value):
                 raise self.wrong(start, f"{key} is a whole number, not {value!r}", "write 32")
             found[key] = int(value)
+        elif key == "timeout_s":
+            if not re.fullmatch(r"[0-9]{1,5}(\.[0-9]+)?", value):
+                raise self.wrong(start, f"{key} is a number of seconds, not {value!r}", "write 600")
+            found[key] = float(value)
         else:
             found[key] = value
         return end

@@ -191,6 +191,8 @@ def one_token(body, more):
 
 def test_sglang_is_found_out_drawn_from_flushed_and_timed(server):
     rows = {"input_token_logprobs": [[None, 5, None], [-3.0, 6, None], [-0.5, 7, None]]}
+    eight = [[-0.5 - i, 7 + i, None] for i in range(8)]
+    rows["input_top_logprobs"] = [None, None, eight]
     pages = {
         "/get_model_info": {"model_path": "m"},
         "/get_server_info": {"version": "0.5", "dtype": "bfloat16", "tp_size": 2},
@@ -209,6 +211,7 @@ def test_sglang_is_found_out_drawn_from_flushed_and_timed(server):
     assert drawn.token_N.tolist() == [7, 7, 7] and drawn.best[0].shape == (3, 8)
     scored = engine.score(Batch((0,), ((5, 6),), 3, ((7,),)), NEUTRAL, "prefill")
     assert scored.columns["logp"].tolist() == [-0.5]
+    assert scored.best[0].tolist() == [[7, 8, 9, 10, 11, 12, 13, 14]]
     asked_of = [endpoint for endpoint, _ in server.asked]
     assert asked_of.index("/flush_cache") < len(asked_of) - 1
     assert engine.time(ONE, NEUTRAL, 3, record=False).tokens == 3
@@ -217,8 +220,8 @@ def test_sglang_is_found_out_drawn_from_flushed_and_timed(server):
 def plain_reply(body, **changes):
     n = body["max_tokens"]
     names = [f"token_id:{7}"] * n
-    top = {f"token_id:{7 + i}": -0.5 - i for i in range(body["logprobs"])}
-    logprobs = {"tokens": names, "token_logprobs": [-0.5] * n, "top_logprobs": [top] * n}
+    top = [{f"token_id:{7 + i}": -0.5 - i for i in range(body["logprobs"])} for _ in range(n)]
+    logprobs = {"tokens": names, "token_logprobs": [-0.5] * n, "top_logprobs": top}
     choice = {"finish_reason": "length", "logprobs": logprobs, "text": "x" * n, **changes}
     return {"choices": [choice], "usage": {"prompt_tokens": len(body["prompt"])}}
 
@@ -267,6 +270,8 @@ def servanda_reply(body):
     given = body.get("trace_decode_token_ids") or [7] * body["max_tokens"]
     [choice] = reply["choices"]
     choice["logprobs"]["tokens"] = [f"token_id:{t}" for t in given]
+    for token, step in zip(given, choice["logprobs"]["top_logprobs"], strict=False):
+        step[f"token_id:{token}"] = -0.5
     return {"choices": [{**choice, "prompt_token_ids": body["prompt"], "token_ids": given}]}
 
 
@@ -291,13 +296,13 @@ def test_a_server_of_ours_says_what_it_knows_and_scores_by_decoding(server):
     told = engine.describe()
 
     assert told.weights == "feed" and told.tokens == "cafe" and told.eos == (2,)
-    assert told.vocab_size == 100 and told.context == 50
+    assert told.vocab_size == 100 and told.context == 63
     assert told.scores == ("prefill", "decode")
     assert told.fingerprint["kernel.dtype"] == "float32"
     assert told.fingerprint["logprobs"] == "processed"
     scored = engine.score(Batch((0,), ((5, 6),), 3, ((9, 8),)), NEUTRAL, "decode")
     assert scored.token_N.tolist() == [9, 8] and scored.about["path"] == "decode"
-    assert np.isfinite(scored.columns["logp"]).all()
+    assert np.isfinite(scored.columns["logp"]).all() and scored.best[0].shape == (2, 8)
 
 
 def test_a_server_that_draws_instead_of_replaying_is_refused(server):

@@ -7,9 +7,13 @@ from pathlib import PurePath
 import click
 
 from servanda.comparison.sides import refuse_missing
+from servanda.contract import Kernel
 from servanda.engines import engine_names, open_engine
-from servanda.errors import MeasurementError
+from servanda.engines.worker import interpreter_of
+from servanda.errors import ContractError, MeasurementError, Where
 from servanda.kernel_string import parse_kernel
+
+_OWN = ("127.0.0.1", "localhost", "::1")
 
 
 @click.command("serve-kernel")
@@ -46,6 +50,7 @@ def serve_kernel_command(
     """
     found = parse_kernel(kernel, engines=engine_names())
     refuse_missing(found, kernel, "kernel")
+    _refuse_elsewhere(found, kernel)
     try:
         from servanda.engines.server.app import Limits
         from servanda.engines.server.serving import bound, serve
@@ -57,7 +62,15 @@ def serve_kernel_command(
     name = served or PurePath(found.model or "").name
     together = max_batch or found.batch_size
     with bound(host, port) as taken:
-        at = f"http://{host}:{taken.getsockname()[1]}"
+        at = f"http://{f'[{host}]' if ':' in host else host}:{taken.getsockname()[1]}"
+        if found.fault is not None:
+            click.echo(f"it is wrong on purpose: fault={', '.join(found.fault)}", err=True)
+        if host not in _OWN:
+            click.echo(
+                f"{host} is for all who can reach this machine: there is no key and no limit of "
+                "clients" + (", and anybody may misbehave it" if test_mode else ""),
+                err=True,
+            )
         engine = open_engine(found.model_copy(update={"batch_size": together}))
         try:
             serve(
@@ -70,3 +83,19 @@ def serve_kernel_command(
             )
         finally:
             engine.close()
+
+
+def _refuse_elsewhere(kernel: Kernel, text: str) -> None:
+    """A kernel that this process does not run."""
+    if kernel.url is not None:
+        raise ContractError(
+            "a server is served already",
+            where=Where("kernel", 1, 1, text),
+            hint="serve the kernel behind it, or name a kernel that loads a model",
+        )
+    if kernel.python is not None:
+        raise ContractError(
+            "the server runs its engine itself, in the interpreter it was started with",
+            where=Where("kernel", 1, text.find("python=") + 1, text),
+            hint=f"start it there: {interpreter_of(kernel.python)} -m servanda serve-kernel ...",
+        )

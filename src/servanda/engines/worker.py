@@ -101,7 +101,7 @@ class Worker:
 
     def __init__(self, kernel: Kernel, side: str) -> None:
         self.kernel, self.side = kernel, side
-        interpreter = _interpreter(kernel.python)
+        interpreter = interpreter_of(kernel.python)
         try:
             self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
             self._process = subprocess.Popen(
@@ -213,7 +213,7 @@ class Worker:
         if self.kernel.python is not None and "No module named 'servanda'" in words:
             return MeasurementError(
                 f"{self.kernel.python} has no servanda: it runs the {self.side} engine",
-                hint=f"{_interpreter(self.kernel.python)} -m pip install servanda",
+                hint=f"{interpreter_of(self.kernel.python)} -m pip install servanda",
             )
         return MeasurementError(
             f"the {self.side} worker left with exit code {code} during {verb!r}:\n{words}",
@@ -221,7 +221,7 @@ class Worker:
         )
 
 
-def _interpreter(python: str | None) -> str:
+def interpreter_of(python: str | None) -> str:
     """The interpreter of a virtual environment, or the one that is named; default this one."""
     if python is None:
         return sys.executable

@@ -3,6 +3,7 @@
 # One request a sequence, batch_size of them in flight: which of them a server computes
 # together is its own affair.  Token ids go out and token ids come back.
 # What is never asked of a server is full logits, for they do not fit into a reply.
+# After every batch it is looked at again: one that was started anew may hold other weights.
 # Axes: S sequences, N tokens of all sequences one after another, K likeliest tokens.
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -27,6 +29,7 @@ from servanda.engines.http.dialects.base import (
     Answer,
     Asked,
     Meaning,
+    Server,
     best_of,
     neutral,
 )
@@ -52,6 +55,8 @@ class HTTPEngine:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.kernel = kernel
+        if kernel.timeout_s is not None:
+            limits = replace(limits, read_s=kernel.timeout_s, token_s=0.0)
         self.transport = Transport(_address(kernel), kernel.batch_size, limits, pause)
         try:
             self._meet()
@@ -124,13 +129,16 @@ class HTTPEngine:
 
         def one(sequence: Asked) -> Answer:
             request = self.dialect.draw(sequence, self.server, self.meaning)
-            return self.dialect.drawn(self.transport.ask(*request), sequence, self.server)
+            reply = self.transport.ask(*request, tokens=sequence.width)
+            return self.dialect.drawn(reply, sequence, self.server)
 
         answers = self._all(one, asked, batch)
         return trace_of(batch, answers, best, self._about(batch, "decode", sampling))
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
-        return self._scored(batch, sampling, path, best=0)
+        # where what was served ranks among the likeliest tells how it was drawn
+        best = best_of(sampling, self.server) if self.server.top else 0
+        return self._scored(batch, sampling, path, best)
 
     def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.float32]]:
         raise MeasurementError(
@@ -173,7 +181,7 @@ class HTTPEngine:
         step_T: list[float] = []
         done = False
         endpoint, body = self.dialect.stream(asked, self.server, self.meaning)
-        with closing(self.transport.events(endpoint, body)) as events:
+        with closing(self.transport.events(endpoint, body, asked.width)) as events:
             for event in events:
                 now = self.clock()
                 there, last = self.dialect.event(event, len(step_T))
@@ -210,7 +218,8 @@ class HTTPEngine:
 
         def one(sequence: Asked) -> Answer:
             request = self.dialect.score(sequence, self.server, path)
-            reply = self.transport.ask(*request)
+            # by decoding, token after token, as if they were drawn
+            reply = self.transport.ask(*request, tokens=len(sequence.given))
             return self.dialect.scored(reply, sequence, self.server, path)
 
         asked = self._asked(batch, sampling, 0, best)
@@ -235,7 +244,30 @@ class HTTPEngine:
         ]
 
     def _all(self, one: Callable[[Asked], R], asked: Sequence[Asked], batch: Batch) -> list[R]:
-        return self._at_once(one, asked, batch.together or self.kernel.batch_size)
+        found = self._at_once(one, asked, batch.together or self.kernel.batch_size)
+        self._refuse_another_server()
+        return found
+
+    def _refuse_another_server(self) -> None:
+        """Nothing of a batch is kept that a server may have answered which is not the one met.
+
+        Raises:
+            MeasurementError: it says other things of itself than it did.
+        """
+        now = self.dialect.meet(self.transport, self.server.served, self.server)
+        if now == self.server:
+            return
+        what = "another kind of server answers there"
+        if now is not None:
+            odd = (
+                f.name for f in fields(now) if getattr(now, f.name) != getattr(self.server, f.name)
+            )
+            what = f"its {' and '.join(_named(name, self.server, now) for name in odd)} changed"
+        raise MeasurementError(
+            f"{self.transport.url} is no longer the server that was met: {what}",
+            hint="put back the server that was measured and repeat the command, which goes on from "
+            "there; or measure this one from the start, in another --run-dir",
+        )
 
     def _at_once(self, one: Callable[[T], R], todo: Sequence[T], size: int) -> list[R]:
         """The answers in order, `size` of them in flight; the first that fails ends it all."""
@@ -298,6 +330,14 @@ def _address(kernel: Kernel) -> str:
             hint="write `url: http://127.0.0.1:8000` beside the engine",
         )
     return (kernel.url or "").rstrip("/").removesuffix("/v1")
+
+
+def _named(name: str, before: Server, now: Server) -> str:
+    """A field of what a server says, in words; of its facts those that differ."""
+    if name != "facts":
+        return name
+    odd = {key for key, _ in before.facts.items() ^ now.facts.items()}
+    return ", ".join(sorted(odd))
 
 
 def _system_fingerprint(reply: Part) -> dict[str, Any]:

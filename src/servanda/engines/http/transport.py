@@ -1,14 +1,18 @@
 # Transport: JSON to a server and back, and what may be asked a second time.
 #
 # A request carries its own seed, so asking again is the same draw and not another one.
-# Tried again: no connection, a connection that breaks, no answer in time, 429, 502, 503, 504.
-# Not tried again: any other status, and a body that is not what was asked for.
+# Tried again: no connection, a connection that breaks, 429, 502, 503, 504, and no answer in
+# time where others were answered meanwhile.
+# Not tried again: any other status, a body that is not what was asked for, and a server that
+# was silent to everybody.
 
 from __future__ import annotations
 
 import json
+import ssl
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,16 +33,20 @@ class Limits:
 
     Args:
         connect_s, read_s: for a connection, and between two pieces of an answer.
-        tries: of one request, the first included.
+        token_s: longer than `read_s` for each new token that is asked for.
+        tries: of one request, the first included; first_tries: to reach a server at all.
         pause_s: before the second try; doubled before each further one.
         most_pause_s: the longest pause, and the longest Retry-After that is waited for.
         most_bytes: of one answer.
     """
 
     connect_s: float = 10.0
-    read_s: float = 600.0
-    tries: int = 4
-    pause_s: float = 0.5
+    read_s: float = 120.0
+    token_s: float = 0.25
+    # a tenth of all requests may fail, and a million are answered
+    tries: int = 8
+    first_tries: int = 4
+    pause_s: float = 0.2
     most_pause_s: float = 60.0
     most_bytes: int = 1 << 28
 
@@ -64,6 +72,14 @@ class _Passing(Exception):  # noqa: N818 - what may pass if it is asked again
         self.hint, self.wait_s = hint, wait_s
 
 
+class _Unreached(_Passing):
+    """Nobody took the connection."""
+
+
+class _Silent(_Passing):
+    """No answer in time."""
+
+
 class Transport:
     """One server, asked from several threads; `in_flight` connections are kept open."""
 
@@ -75,8 +91,8 @@ class Transport:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.url, self.limits, self._pause = url.rstrip("/"), limits, pause
+        self._heard = 0  # answers that began, whatever they said
         self._client = httpx2.Client(
-            timeout=httpx2.Timeout(limits.read_s, connect=limits.connect_s, pool=None),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=in_flight),
             follow_redirects=False,
             # a proxy on the way could be another server, and a packed body one without end
@@ -84,14 +100,17 @@ class Transport:
             headers={"accept-encoding": "identity"},
         )
 
-    def ask(self, endpoint: str, body: Mapping[str, Any] | None = None) -> Part:
+    def ask(self, endpoint: str, body: Mapping[str, Any] | None = None, tokens: int = 0) -> Part:
         """The JSON that an endpoint answers with; POST if there is a body.
+
+        Args:
+            tokens: new ones that are asked for, and waited for.
 
         Raises:
             Refused: a status that is not 200.
             MeasurementError: no answer after all tries, too long a one, or not JSON.
         """
-        return self._parsed(endpoint, self._answer(endpoint, body))
+        return self._parsed(endpoint, self._answer(endpoint, body, tokens))
 
     def text(self, endpoint: str) -> str | None:
         """A page of a server; None where it has none."""
@@ -111,14 +130,16 @@ class Transport:
             return None  # a front page that answers every address
         return Part(value, "", self.url, endpoint) if isinstance(value, dict) else None
 
-    def events(self, endpoint: str, body: Mapping[str, Any]) -> Generator[Part, None, None]:
+    def events(
+        self, endpoint: str, body: Mapping[str, Any], tokens: int = 0
+    ) -> Generator[Part, None, None]:
         """The events of a stream, as they come.  Asked once: a second try would not be timed.
 
         Raises:
             Refused, MeasurementError: as `ask` does.
         """
         try:
-            with self._client.stream("POST", self.url + endpoint, json=body) as response:
+            with self._asked("POST", endpoint, body, tokens) as response:
                 self._refuse_status(endpoint, response)
                 read = 0
                 for line in response.iter_lines():
@@ -133,40 +154,73 @@ class Transport:
         except _Passing as passing:
             raise self._gone(endpoint, passing, 1) from None
         except httpx2.TransportError as error:
-            raise self._gone(endpoint, self._passing(error), 1) from None
+            raise self._gone(endpoint, self._passing(error, tokens), 1) from None
 
     def close(self) -> None:
         self._client.close()
 
-    def _answer(self, endpoint: str, body: Mapping[str, Any] | None) -> bytes:
-        pause_s, tries = self.limits.pause_s, self.limits.tries
-        for attempt in range(1, tries + 1):
+    def _answer(self, endpoint: str, body: Mapping[str, Any] | None, tokens: int = 0) -> bytes:
+        pause_s = self.limits.pause_s
+        for attempt in range(1, self.limits.tries + 1):
+            heard = self._heard
             try:
-                return self._once(endpoint, body)
+                return self._once(endpoint, body, tokens)
             except _Passing as passing:
-                if attempt == tries:
-                    raise self._gone(endpoint, passing, tries) from None
+                if attempt >= self._tries(passing, heard):
+                    raise self._gone(endpoint, passing, attempt) from None
                 wait_s = pause_s if passing.wait_s is None else passing.wait_s
                 self._pause(min(wait_s, self.limits.most_pause_s))
                 pause_s *= 2
         raise AssertionError("the last try answers or raises")
 
-    def _once(self, endpoint: str, body: Mapping[str, Any] | None) -> bytes:
+    def _tries(self, passing: _Passing, heard: int) -> int:
+        """How often a request is made that ended so; `heard`: answers before it was."""
+        if isinstance(passing, _Silent) and self._heard == heard:
+            return 1  # nobody was answered: it hangs
+        if isinstance(passing, _Unreached) and not self._heard:
+            return min(self.limits.first_tries, self.limits.tries)
+        return self.limits.tries
+
+    def _once(self, endpoint: str, body: Mapping[str, Any] | None, tokens: int) -> bytes:
         method = "GET" if body is None else "POST"
         try:
-            with self._client.stream(method, self.url + endpoint, json=body) as response:
+            with self._asked(method, endpoint, body, tokens) as response:
                 self._refuse_status(endpoint, response)
                 return self._body(endpoint, response)
         except httpx2.TransportError as error:
-            raise self._passing(error) from None
+            raise self._passing(error, tokens) from None
 
-    def _passing(self, error: httpx2.TransportError) -> _Passing:
-        limits = self.limits
+    @contextmanager
+    def _asked(
+        self, method: str, endpoint: str, body: Mapping[str, Any] | None, tokens: int
+    ) -> Iterator[httpx2.Response]:
+        """An answer that began, to be read."""
+        waits = httpx2.Timeout(self.patience(tokens), connect=self.limits.connect_s, pool=None)
+        url = self.url + endpoint
+        with self._client.stream(method, url, json=body, timeout=waits) as response:
+            self._heard += 1
+            yield response
+
+    def patience(self, tokens: int) -> float:
+        """Seconds of silence after which so long an answer is given up."""
+        return self.limits.read_s + self.limits.token_s * tokens
+
+    def _passing(self, error: httpx2.TransportError, tokens: int) -> _Passing:
         if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-            return _Passing("cannot be reached", "start the server, or correct kernels.*.url")
+            if _by_tls(error):
+                raise MeasurementError(
+                    f"{self.url} cannot be reached by TLS: {shortened(str(error))}",
+                    hint="write http:// where the server has no TLS; a certificate has to be one "
+                    "that this machine trusts",
+                ) from None
+            return _Unreached("cannot be reached", "start the server, or correct kernels.*.url")
         if isinstance(error, httpx2.TimeoutException):
-            what = f"did not answer within {limits.read_s:g} s"
-            return _Passing(what, "look at the server's log; lower batch_size if it is overloaded")
+            what = f"did not answer within {self.patience(tokens):g} s"
+            return _Silent(
+                what,
+                "look at the server's log; where it only needs longer, write `timeout_s: 600` "
+                "beside the url, or lower batch_size",
+            )
         if isinstance(error, httpx2.NetworkError | httpx2.RemoteProtocolError):
             what = "broke the connection off"
             return _Passing(what, "look at the server's log: a server that ran out of memory dies")
@@ -215,6 +269,13 @@ class Transport:
     def _gone(self, endpoint: str, passing: _Passing, tries: int) -> MeasurementError:
         times = f" ({tries} tries)" if tries > 1 else ""
         return MeasurementError(f"{self.url}{endpoint} {passing}{times}", hint=passing.hint)
+
+
+def _by_tls(error: BaseException | None) -> bool:
+    """Whether a connection failed in its handshake."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _seconds(retry_after: str | None) -> float | None:

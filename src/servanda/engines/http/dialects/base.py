@@ -109,8 +109,14 @@ class Dialect(Protocol):
     @property
     def seed_bits(self) -> int: ...
 
-    def meet(self, transport: Transport, served: str | None) -> Server | None:
-        """What the server says of itself; None where it is of another kind."""
+    def meet(
+        self, transport: Transport, served: str | None, known: Server | None = None
+    ) -> Server | None:
+        """What the server says of itself; None where it is of another kind.
+
+        Args:
+            known: what it said before, where that is only looked at again.
+        """
         ...
 
     def refusal(self, sampling: Sampling, meaning: Meaning) -> tuple[str, str] | None:

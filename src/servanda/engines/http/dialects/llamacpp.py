@@ -40,7 +40,9 @@ class LlamaCpp:
     flush = None
     seed_bits = 31
 
-    def meet(self, transport: Transport, served: str | None) -> Server | None:
+    def meet(
+        self, transport: Transport, served: str | None, known: Server | None = None
+    ) -> Server | None:
         props = transport.maybe("/props")
         if props is None or props.get("build_info") is None:
             return None

@@ -32,7 +32,9 @@ class Plain:
     flush = None
     seed_bits = 31
 
-    def meet(self, transport: Transport, served: str | None) -> Server | None:
+    def meet(
+        self, transport: Transport, served: str | None, known: Server | None = None
+    ) -> Server | None:
         return Server(only_model(transport, served)[0])
 
     def refusal(self, sampling: Sampling, meaning: Meaning) -> tuple[str, str] | None:

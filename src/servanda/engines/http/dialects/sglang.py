@@ -40,7 +40,9 @@ class SGLang:
     flush = "/flush_cache"
     seed_bits = 31
 
-    def meet(self, transport: Transport, served: str | None) -> Server | None:
+    def meet(
+        self, transport: Transport, served: str | None, known: Server | None = None
+    ) -> Server | None:
         info = transport.maybe("/get_model_info")
         if info is None or info.get("model_path") is None:
             return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from dataclasses import replace
 
 from servanda.contract import Path
 from servanda.engines.http.dialects import completions
@@ -49,7 +50,9 @@ class VLLM:
     flush = None
     seed_bits = 53  # what JSON carries exactly everywhere
 
-    def meet(self, transport: Transport, served: str | None) -> Server | None:
+    def meet(
+        self, transport: Transport, served: str | None, known: Server | None = None
+    ) -> Server | None:
         ours = transport.maybe("/servanda/describe")
         version = (ours or transport.maybe("/version") or Part({}, "", "", "")).get("version")
         if version is None and ours is None:
@@ -62,10 +65,11 @@ class VLLM:
             # scoring asks for one token more, since a request without one is refused
             context=length.whole() - 1 if length else None,
             scores=("prefill",),
-            top=self._top(transport, name),
-            facts=_cache(transport.text("/metrics") or ""),
         )
-        return server if ours is None else _announced(server, ours)
+        if ours is not None:
+            return _announced(server, ours)
+        top = known.top if known is not None else self._top(transport, name)
+        return replace(server, top=top, facts=_cache(transport.text("/metrics") or ""))
 
     def _top(self, transport: Transport, served: str) -> int:
         """How many likeliest tokens of a prompt's rows the server gives."""
@@ -166,22 +170,22 @@ def _announced(server: Server, ours: Part) -> Server:
         return part.text() if part is not None else ""
 
     scores, eos = ours.get("scores"), ours.get("eos")
-    size, length, facts = (ours.get(key) for key in ("vocab_size", "context", "fingerprint"))
+    size, facts = ours.get("vocab_size"), ours.get("fingerprint")
+    logits, most = ours.get("full_logits"), ours.get("max_logprobs")
     paths: tuple[Path, ...] = ("prefill", "decode")
     said = [part.text() for part in scores.items()] if scores else ["prefill"]
+    vocab_size = size.whole() if size else 0
+    top = min(TOP, most.whole() if most else TOP, vocab_size or TOP)
     return Server(
         served=server.served,
         version=server.version,
-        context=length.whole() if length else server.context,
-        vocab_size=size.whole() if size else 0,
+        context=server.context,
+        vocab_size=vocab_size,
         tokens=text("tokens"),
         eos=eos.tokens(0) if eos else (),
         weights=text("weights"),
         scores=tuple(path for path in paths if path in said),
-        top=server.top,
+        top=top if logits is None or logits.value is True else 0,
         meaning="processed" if text("logprobs") == "processed" else None,
-        facts={
-            **server.facts,
-            **{f"kernel.{key}": part.text() for key, part in (facts.fields() if facts else ())},
-        },
+        facts={f"kernel.{key}": part.text() for key, part in (facts.fields() if facts else ())},
     )
