@@ -29,7 +29,7 @@ from servanda.trace import Batch
 
 
 @ENGINES.register("transformers")
-class TransformersEngine(DecodingEngine):
+class TransformersEngine(checkpoint.Tokenized, DecodingEngine):
     """A model as `from_pretrained` builds it, in the kernel's dtype, attention and quantization.
 
     Who wraps the engine may override `_load_state` and `_finish` (the torch module), `_positions`,
@@ -50,7 +50,7 @@ class TransformersEngine(DecodingEngine):
                 )
             with folder.reading(self.folder / "tokenizer.json"):
                 tokenizer_json = folder.read_json(self.folder / "tokenizer.json")
-                self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+                self._tokenizer = transformers.AutoTokenizer.from_pretrained(
                     self.folder, local_files_only=True
                 )
             state = self._load_state()
@@ -66,23 +66,6 @@ class TransformersEngine(DecodingEngine):
             timed=True,
         )
         self._finish(kernel.quantization)
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        # not verbose: a prompt that is too long is refused, by name, when it is run
-        return self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-
-    def vocabulary(self) -> list[str]:
-        token = {i: token for token, i in self._tokenizer.get_vocab().items()}
-        return [token.get(i, f"<{i}>") for i in range(self._description.vocab_size)]
-
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        # as it was drawn: blanks before punctuation are the kernel's own
-        return [
-            self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
-            for tokens in ids
-        ]
 
     def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = None) -> str:
         if not self._tokenizer.chat_template:

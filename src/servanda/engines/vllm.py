@@ -41,7 +41,7 @@ Asked = tuple[Sequence[int], Any]  # prompt ids, SamplingParams
 
 
 @ENGINES.register("vllm")
-class VllmEngine:
+class VllmEngine(checkpoint.Tokenized):
     """Draws with vLLM's own sampler; scores by prompt_logprobs or by forced decoding.
 
     Requests are handed over at once; kernel.batch_size of them run together (max_num_seqs),
@@ -57,7 +57,7 @@ class VllmEngine:
         self._vllm = vllm_launch.library()
         with checkpoint.quiet(), folder.reading(place / "config.json"):
             config: Any = transformers.AutoConfig.from_pretrained(place, local_files_only=True)
-            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(
                 place, local_files_only=True
             )
         text_config = config.get_text_config()
@@ -83,21 +83,6 @@ class VllmEngine:
 
     def describe(self) -> Description:
         return self._description
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        return self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-
-    def vocabulary(self) -> list[str]:
-        token = {i: token for token, i in self._tokenizer.get_vocab().items()}
-        return [token.get(i, f"<{i}>") for i in range(self._description.vocab_size)]
-
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return [
-            self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
-            for tokens in ids
-        ]
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
         """As `Engine.generate`, but with vLLM's own draws: see `seed_of`.
