@@ -496,7 +496,7 @@ def test_a_model_that_cannot_be_exported_is_told_which_engine_runs_it(
 def test_a_graph_that_onnxruntime_cannot_read_is_named(folders, written):
     said = refusal(lambda: OnnxRuntimeEngine(kernel(folders["llama"])))
 
-    assert said.startswith(f"'{onnx_file.cache_folder()}/")
+    assert said.startswith(f"'{onnx_file.cache_folder('onnx')}/")
     assert said.endswith("  hint: delete its folder: it is made anew")
 
 
