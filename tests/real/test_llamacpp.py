@@ -246,7 +246,7 @@ def test_more_sequences_than_llama_cpp_runs_at_once_are_refused(opened):
         opened(batch_size=300).score(batch, Sampling(), "prefill")
 
     assert str(said.value) == (
-        "llama.cpp runs 256 sequences at once, not 300\n"
+        "infer: llama.cpp runs 256 sequences at once, not 300\n"
         "  hint: lower kernels.*.batch_size to 256 or less"
     )
 
