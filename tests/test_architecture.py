@@ -1,10 +1,13 @@
 # The map of the house, held against the code: imports only go down.
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from servanda.engines import BUILTIN
 
 SRC = Path(__file__).parents[1] / "src" / "servanda"
 
@@ -184,8 +187,44 @@ def test_no_module_outgrows_a_sitting(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST
 
 
-def test_an_engine_knows_no_other_engine():
-    engines = {"pack", "table", "transformers"}
-    for name in engines:
-        found = {n for n, _ in imports(SRC / "engines" / f"{name}.py")}
-        assert not found & {f"servanda.engines.{other}" for other in engines - {name}}
+# An engine's own modules begin with these; all others under engines/ are for any of them.
+ENGINES = {
+    "http": ("http",),
+    "llamacpp": ("llamacpp", "llama_", "gguf_"),
+    "onnxruntime": ("onnx",),
+    "pack": ("pack",),
+    "recorded": ("recorded",),
+    "table": ("table",),
+    "transformers": ("transformers", "quantized"),
+    "vllm": ("vllm",),
+}
+
+
+def engine_of(name):
+    """The engine that a part of engines/ is of; None of what they share."""
+    found = [e for e, begins in ENGINES.items() if name.startswith(begins)]
+    assert len(found) <= 1, name
+    return found[0] if found else None
+
+
+def test_every_engine_has_modules_of_its_own():
+    assert {module.split(".")[2] for module in BUILTIN.values()} == {*ENGINES}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((SRC / "engines").rglob("*.py")), ids=lambda p: str(p.relative_to(SRC))
+)
+def test_an_engine_knows_no_other_engine(path):
+    """And what they share knows none: engines are opened by name."""
+    here = engine_of(path.relative_to(SRC / "engines").parts[0].removesuffix(".py"))
+    for name, _ in imports(path):
+        if name.startswith("servanda.engines."):
+            other = engine_of(name.split(".")[2])
+            assert other in (here, None), f"{path} imports {name}"
+
+
+def test_the_map_for_people_has_every_room():
+    text = (SRC.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) [a-z, ]+\|(.+)\|$", text, re.MULTILINE)
+    shown = {int(n): {r.rstrip("/") for r in re.findall(r"`([^`]+)`", row)} for n, row in rows}
+    assert shown == {n: names - {"__main__"} for n, names in enumerate(FLOORS)}

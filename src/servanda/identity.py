@@ -23,6 +23,11 @@ def digest_of(value: object) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def digest_of_bytes(data: bytes) -> str:
+    """Of the bytes as they are, 16 bytes in hex."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
 @dataclass(frozen=True)
 class Description:
     """What an engine says of itself once its model is loaded.

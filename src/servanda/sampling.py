@@ -79,6 +79,19 @@ def uniforms(seed: int, stream: str, sequence: int, n: int) -> Floats:
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "big"))).random(n)
 
 
+def seed_of(seed: int, stream: str, sequence: int, bits: int = 63) -> int:
+    """The seed of one request to a sampler that is not ours, keyed as `uniforms` are.
+
+    Of ten thousand seeds of 31 bits two are equal in one run of fifty; that makes answers alike
+    where the two prompts are one.
+
+    >>> seed_of(7, "draw", 0) == seed_of(7, "draw", 0) != seed_of(7, "draw", 1)
+    True
+    """
+    key = hashlib.blake2b(f"{seed}|{stream}|{sequence}".encode(), digest_size=8).digest()
+    return int.from_bytes(key, "big") % 2**bits
+
+
 def draw(logp_RV: Floats, uniform_R: Floats) -> Ints:
     """One token a row by inversion of the distribution function, in the order of ids.
 

@@ -10,11 +10,10 @@ from scripts.record_replies import BATCH, FILTERED, SEED, TEXTS
 
 from servanda.contract import Kernel
 from servanda.engines import open_engine
-from servanda.engines.http.dialects.base import seed_of
 from servanda.engines.http.engine import HTTPEngine
 from servanda.engines.http.transport import Limits
 from servanda.errors import MeasurementError
-from servanda.sampling import Sampling
+from servanda.sampling import Sampling, seed_of
 from servanda.trace import Batch
 from tests.engines.replaying import found, records, replaying
 
@@ -51,7 +50,7 @@ def opened(server, pauses=None, limits=SMALL, **fields):
 
 def drawn_by(dialect, row):
     """The recorded reply to one sequence of BATCH: ids, logprobs, and what was listed."""
-    seed = seed_of(SEED, BATCH.sequence_S[row], BITS[dialect])
+    seed = seed_of(SEED, "http", BATCH.sequence_S[row], BITS[dialect])
     prompt = list(BATCH.prompts[row])
     if dialect == "vllm":
         reply = found("vllm", "/v1/completions", seed=seed, prompt=prompt, stream=None, logprobs=8)
@@ -134,8 +133,8 @@ def test_the_same_seed_is_the_same_draw_and_each_sequence_has_its_own(server):
     parts = [engine.generate(BATCH.take([row]), PLAIN, SEED) for row in range(len(BATCH))]
 
     assert whole.continuations == tuple(part.continuations[0] for part in parts)
-    assert len({seed_of(SEED, s, 53) for s in range(10_000)}) == 10_000
-    assert all(0 <= seed_of(seed, 0, 31) < 2**31 for seed in range(1000))
+    assert len({seed_of(SEED, "http", s, 53) for s in range(10_000)}) == 10_000
+    assert all(0 <= seed_of(seed, "http", 0, 31) < 2**31 for seed in range(1000))
 
 
 def test_every_sampling_parameter_is_in_every_request(dialect):
@@ -218,7 +217,7 @@ def test_llama_server_gives_what_a_filtered_token_was_drawn_with():
     with replaying(records("llamacpp")) as server:
         trace = opened(server).generate(BATCH, FILTERED, SEED)
 
-    reply = found("llamacpp", "/completion", seed=seed_of(SEED, 0, 31), n_probs=3)
+    reply = found("llamacpp", "/completion", seed=seed_of(SEED, "http", 0, 31), n_probs=3)
     probs = [step["prob"] for step in reply["completion_probabilities"]]
     assert np.exp(rows_of(trace, "logp")[0]) == pytest.approx(probs, rel=1e-12)
     assert trace.best[0].shape[1] == 3  # a top-k of 3 leaves no fourth

@@ -416,19 +416,8 @@ def test_a_failed_export_leaves_nothing_behind(folders, written, monkeypatch):
     monkeypatch.setattr(onnx_file, "_export", fails)
 
     assert refusal(lambda: kept(folders["llama"])) == "no"
-    left = [f.name for f in onnx_file.cache_folder().iterdir() if f.suffix != ".lock"]
+    left = [f.name for f in onnx_file.cache_folder("onnx").iterdir() if f.suffix != ".lock"]
     assert left == []
-
-
-def test_where_the_cache_lies(monkeypatch, tmp_path):
-    monkeypatch.setenv("SERVANDA_CACHE", str(tmp_path / "own"))
-    assert onnx_file.cache_folder() == tmp_path / "own" / "onnx"
-    monkeypatch.delenv("SERVANDA_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert onnx_file.cache_folder() == tmp_path / "xdg" / "servanda" / "onnx"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert onnx_file.cache_folder() == tmp_path / ".cache" / "servanda" / "onnx"
 
 
 def test_a_cache_that_cannot_be_written_is_named(folders, monkeypatch, tmp_path):
@@ -436,9 +425,8 @@ def test_a_cache_that_cannot_be_written_is_named(folders, monkeypatch, tmp_path)
     monkeypatch.setenv("SERVANDA_CACHE", str(tmp_path / "file"))
 
     assert refusal(lambda: kept(folders["llama"])) == (
-        f"the folder of exported models '{tmp_path}/file/onnx' cannot be written: "
-        "Not a directory\n"
-        "  hint: free space, or set SERVANDA_CACHE to a folder that can be written"
+        f"'{tmp_path}/file/onnx' cannot be written: Not a directory\n"
+        "  hint: free space, or let SERVANDA_CACHE name a folder that can be written"
     )
 
 
@@ -508,7 +496,7 @@ def test_a_model_that_cannot_be_exported_is_told_which_engine_runs_it(
 def test_a_graph_that_onnxruntime_cannot_read_is_named(folders, written):
     said = refusal(lambda: OnnxRuntimeEngine(kernel(folders["llama"])))
 
-    assert said.startswith(f"'{onnx_file.cache_folder()}/")
+    assert said.startswith(f"'{onnx_file.cache_folder('onnx')}/")
     assert said.endswith("  hint: delete its folder: it is made anew")
 
 

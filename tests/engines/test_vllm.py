@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from servanda.contract import Kernel
 from servanda.engines import vllm_launch
-from servanda.engines.vllm_rows import KEY, Reported, Tap, TapProcessor, request_seed, trace_of
+from servanda.engines.vllm_rows import KEY, Reported, Tap, TapProcessor, trace_of
 from servanda.errors import MeasurementError
-from servanda.sampling import Sampling
+from servanda.sampling import Sampling, seed_of
 from servanda.trace import Batch
 
 PLAIN = Sampling()
@@ -105,7 +105,7 @@ def test_a_request_that_was_given_up_is_lost():
 
 
 def test_seeds_are_fresh_per_request_and_those_of_a_torch_generator():
-    seeds = {request_seed(seed, sequence) for seed in range(8) for sequence in range(64)}
+    seeds = {seed_of(seed, "vllm", sequence) for seed in range(8) for sequence in range(64)}
     assert len(seeds) == 8 * 64
     assert all(0 <= seed < 2**63 for seed in seeds)
     torch.Generator().manual_seed(max(seeds))

@@ -1,6 +1,7 @@
 # llama.cpp itself against Transformers in float32, at the same weights.
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -225,6 +226,29 @@ def test_a_batch_that_does_not_fit_one_piece_is_fed_in_more(opened, train):
 
     for path in ("prefill", "decode"):  # random ids are improbable: a logprob of -20 is coarser
         assert distance(opened(), train, cut(rows, 280), path).max() < 1e-3
+
+
+@pytest.mark.parametrize("path", ["prefill", "decode"])
+def test_a_sequence_without_a_token_to_score_leaves_the_others_theirs(opened, train, path):
+    batch = cut([[5, 6, 7, 8], [9, 10, 11, 12]], 2)
+    nothing = replace(batch, continuations=((), batch.continuations[1]))
+
+    trace = opened().score(nothing, Sampling(), path)
+
+    assert trace.length_S.tolist() == [0, 2]
+    assert distance(opened(), train, nothing, path).max() < 1e-4
+
+
+def test_more_sequences_than_llama_cpp_runs_at_once_are_refused(opened):
+    batch = cut([[5, 6]] * 300, 1)
+
+    with pytest.raises(MeasurementError) as said:
+        opened(batch_size=300).score(batch, Sampling(), "prefill")
+
+    assert str(said.value) == (
+        "infer: llama.cpp runs 256 sequences at once, not 300\n"
+        "  hint: lower kernels.*.batch_size to 256 or less"
+    )
 
 
 def test_served_tokens_are_timed(opened, prompts, drawn):

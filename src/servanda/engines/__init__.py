@@ -28,6 +28,14 @@ BUILTIN = MappingProxyType(
     }
 )
 _PLUGINS = "servanda.engines"
+# what to do where the library of an engine is missing
+_INSTALL = {
+    "llamacpp": "pip install 'servanda[llamacpp]'",
+    "onnxruntime": "pip install 'servanda[onnx,transformers]'",
+    "transformers": "pip install 'servanda[transformers]'",
+    "vllm": "name its environment on the kernel, such as `python: .venvs/vllm`; "
+    "docs/how-to/engines.md says how one is made",
+}
 
 
 def engine_names() -> tuple[str, ...]:
@@ -55,7 +63,7 @@ def open_engine(kernel: Kernel) -> Engine:
         except ImportError as error:
             raise MeasurementError(
                 f"engine {name!r} cannot be imported: {error}",
-                hint=f"pip install 'servanda[{name}]'",
+                hint=_INSTALL.get(name, "install it beside servanda, or name its `python:`"),
             ) from error
     make = ENGINES[name]
     for fault, value in (kernel.fault or {}).items():

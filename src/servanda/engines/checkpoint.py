@@ -1,8 +1,9 @@
-# A checkpoint as torch has it: its tensors, their digests, and the model they make.
+# A checkpoint as torch and Transformers have it: its tensors, their digests, the model they make,
+# and its tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from servanda.contract import Kernel
 from servanda.engines.folder import reading, values_digest, weight_files
 from servanda.errors import MeasurementError
+from servanda.identity import Description
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -95,6 +97,41 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def tensor_digests(state: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> dict[str, str]:
+    """The digest of each tensor of a checkpoint, but of those that are tied to another in it.
+
+    Args:
+        tied: name -> the tensor it is, as a model's `all_tied_weights_keys` has it.
+    """
+    return {
+        name: tensor_digest(tensor) for name, tensor in state.items() if tied.get(name) not in state
+    }
+
+
 def tensor_digest(tensor: torch.Tensor) -> str:
     """`values_digest` of a tensor, whatever the precision it is stored in."""
     return values_digest(tensor.detach().to(torch.float32).contiguous().numpy(), tensor.shape)
+
+
+class Tokenized:
+    """The verbs of texts, by the checkpoint's tokenizer as Transformers reads it."""
+
+    _tokenizer: Any
+    _description: Description
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        # not verbose: a prompt that is too long is refused, by name, when it is run
+        return self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+
+    def vocabulary(self) -> list[str]:
+        token = {i: token for token, i in self._tokenizer.get_vocab().items()}
+        return [token.get(i, f"<{i}>") for i in range(self._description.vocab_size)]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        # as it was drawn: blanks before punctuation are the kernel's own
+        return [
+            self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
+            for tokens in ids
+        ]

@@ -1,9 +1,11 @@
-# An engine of padded batches: what draws, scores and times, once a library gives the logits.
+# An engine that decodes in this process: what draws, scores and times, once a library gives
+# the logits.
 #
 # The shapes it runs at are fixed by the launch, never by how long sequences turn out to be.
-# Decoding pads prompts on the left, and ended rows are stepped on until the last has ended.
-# Prefill pads on the right, to the longest prompt plus batch.width; its last column is
-# always padding, since nothing follows a sequence's last token.
+# Ended rows are stepped on until the last has ended.  Where a library wants rows of one length,
+# decoding pads prompts on the left.
+# Prefill of padded rows pads on the right, to the longest prompt plus batch.width; its last
+# column is always padding, since nothing follows a sequence's last token.
 # Axes: S rows of a chunk, T columns that are fed, W new tokens, N tokens of all sequences
 # one after another, R rows of logits, V vocabulary.
 
@@ -52,43 +54,36 @@ class DecodingEngine(ABC):
         return self._description
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
-        refuse_misfits(batch, self._description)
-        chunks = batch.chunks(self.kernel.batch_size)
-        return Trace.join([self._generate(chunk, sampling, seed) for chunk in chunks])
+        return Trace.join([self._generate(c, sampling, seed) for c in self._chunks(batch)])
 
     def steps(self, batch: Batch, sampling: Sampling, seed: int, best: int = 0) -> Iterator[Trace]:
-        refuse_misfits(batch, self._description)
-        for chunk in batch.chunks(self.kernel.batch_size):
+        for chunk in self._chunks(batch):
             for step in self._steps(chunk, sampling, seed, best=best):
                 yield self._trace(chunk, *step.record, "decode", sampling)
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
-        refuse_misfits(batch, self._description)
-        chunks = batch.chunks(self.kernel.batch_size)
-        return Trace.join([self._score(chunk, sampling, path) for chunk in chunks])
+        return Trace.join([self._score(c, sampling, path) for c in self._chunks(batch)])
 
     def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.float32]]:
-        refuse_misfits(batch, self._description)
-        for chunk in batch.chunks(self.kernel.batch_size):
+        for chunk in self._chunks(batch):
             for logits_RV in self._given_logits(chunk, path):
                 if len(logits_RV):
                     yield self._numpy(logits_RV).astype(np.float32, copy=False)
 
     def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
-        refuse_misfits(batch, self._description)
+        chunks = self._chunks(batch)  # requests beyond the batch size wait
         begun = self.clock()
-        chunks = batch.chunks(self.kernel.batch_size)  # requests beyond it wait
         return Timing.join([self._timed(chunk, sampling, seed, record, begun) for chunk in chunks])
 
     # what a library has to give
 
     @abstractmethod
-    def _decode(self, prompts: Sequence[Sequence[int]]) -> Generator[Any, Ints | None, None]:
+    def _decode(self, chunk: Batch) -> Generator[Any, Ints | None, None]:
         """Yields logits of the next token, [S, V], and is sent the tokens to go on with."""
 
     @abstractmethod
-    def _prefill(self, chunk: Batch) -> Any:
-        """Logits [S, T, V] of one forward; column 0 follows the shortest prompt."""
+    def _prefill(self, chunk: Batch) -> Iterator[Any]:
+        """Logits before each given token, as `_given_logits` has them, of whole texts."""
 
     @abstractmethod
     def _stack(self, logits_TSV: Sequence[Any]) -> Any:
@@ -99,6 +94,11 @@ class DecodingEngine(ABC):
         """The same numbers, none of them rounded."""
 
     # how it runs
+
+    def _chunks(self, batch: Batch) -> list[Batch]:
+        """What runs together, of a batch that can run."""
+        refuse_misfits(batch, self._description)
+        return batch.chunks(self.kernel.batch_size)
 
     @property
     def _pad(self) -> int:
@@ -134,7 +134,7 @@ class DecodingEngine(ABC):
 
     def _steps(self, chunk: Batch, sampling: Sampling, seed: int, **kept: Any) -> Iterator[Step]:
         """Draws a chunk, step by step; `kept` says what is recorded, see `decoded`."""
-        decode, ends = self._decode(chunk.prompts), self._description.eos
+        decode, ends = self._decode(chunk), self._description.eos
         return decoded(
             lambda fed_S: self._logprobs(decode.send(fed_S), sampling),
             *(self._draw, chunk, seed, ends, self._pad),
@@ -168,12 +168,18 @@ class DecodingEngine(ABC):
 
     def _given_logits(self, chunk: Batch, path: Path) -> Iterator[Any]:
         """Logits before each given token, sequence by sequence, in one piece [R, V] or more."""
-        length_S = np.array([len(given) for given in chunk.continuations])
+        if path == "prefill":
+            return self._prefill(chunk)
+        return self._pieces(chunk, self._forced(chunk), np.zeros(len(chunk), dtype=np.int64))
+
+    def _after_prompts(self, chunk: Batch, logits_STV: Any) -> Iterator[Any]:
+        """The same, of one forward over `_right_padded`: column 0 follows the shortest prompt."""
         prompt_S = np.array([len(prompt) for prompt in chunk.prompts])
-        if path == "decode":
-            logits_STV, first_S = self._forced(chunk, int(length_S.max())), np.zeros_like(prompt_S)
-        else:
-            logits_STV, first_S = self._prefill(chunk), prompt_S - prompt_S.min()
+        return self._pieces(chunk, logits_STV, prompt_S - prompt_S.min())
+
+    def _pieces(self, chunk: Batch, logits_STV: Any, first_S: Ints) -> Iterator[Any]:
+        """The same, of logits whose column first_S is before a row's first given token."""
+        length_S = np.array([len(given) for given in chunk.continuations])
         row_N = np.repeat(np.arange(len(chunk)), length_S)
         position_N = np.arange(len(row_N)) - np.repeat(length_S.cumsum() - length_S, length_S)
         column_N = first_S[row_N] + position_N
@@ -182,12 +188,12 @@ class DecodingEngine(ABC):
             piece = slice(start, start + rows)
             yield logits_STV[row_N[piece], column_N[piece]]
 
-    def _forced(self, chunk: Batch, steps: int) -> Any:
+    def _forced(self, chunk: Batch) -> Any:
         """Logits [S, T, V] of decoding the given tokens, just as `generate` ran."""
         given_SW = np.full((len(chunk), chunk.width), self._pad)
         for row, given in enumerate(chunk.continuations):
             given_SW[row, : len(given)] = given
-        decode = self._decode(chunk.prompts)
+        decode, steps = self._decode(chunk), max(map(len, chunk.continuations))
         logits_TSV = [next(decode)]
         logits_TSV += [decode.send(given_SW[:, t]) for t in range(steps - 1)]
         return self._stack(logits_TSV)

@@ -118,6 +118,15 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     return () if said is None else tuple(said) if isinstance(said, list) else (said,)
 
 
+def file_digest(file: Path) -> str:
+    """Of a file's bytes, 16 bytes in hex."""
+    digest = hashlib.blake2b(digest_size=16)
+    with file.open("rb") as data:
+        while piece := data.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
 def values_digest(values: NDArray[np.floating], shape: Sequence[int]) -> str:
     """Of a tensor's shape and of its values as little-endian float32, 16 bytes in hex."""
     values = np.ascontiguousarray(values, dtype="<f4")

@@ -21,6 +21,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 from numpy.typing import NDArray
 
+from servanda.engines.cache import alone, cache_folder, written
 from servanda.engines.folder import (
     checkpoint_folder,
     end_tokens,
@@ -81,8 +82,8 @@ def write_gguf(folder: Path, path: Path, kind: str) -> None:
 def cached_gguf(folder: Path, weights: str, kind: str) -> Path:
     """The GGUF file of a checkpoint in the cache, written there if it is not.
 
-    The cache is SERVANDA_CACHE, or servanda/ in XDG_CACHE_HOME or ~/.cache.  A name holds the
-    digests of all that the file is made of, so a file never speaks of another checkpoint.
+    Its name holds the digests of all that the file is made of, so a file never speaks of
+    another checkpoint.
 
     Args:
         weights: `weights_digest` of the folder.
@@ -92,25 +93,18 @@ def cached_gguf(folder: Path, weights: str, kind: str) -> Path:
     by = CONVERTER.replace(" ", "-")
     if kind not in _WRITTEN:
         by += f"-llama.cpp-{llama().llama_version().decode()}"
-    path = _cache() / "gguf" / f"{weights}-{digest[:8]}-{by}-{kind}.gguf"
+    path = cache_folder("gguf") / f"{weights}-{digest[:8]}-{by}-{kind}.gguf"
     if not path.is_file():
-        write_gguf(folder, path, kind)
+        with alone(path):
+            if not path.is_file():  # another process may have written it meanwhile
+                write_gguf(folder, path, kind)
     return path
-
-
-def _cache() -> Path:
-    own = os.environ.get("SERVANDA_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(own) if own else Path(base) / "servanda"
 
 
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """A file of a name of its own beside `path`, which it becomes once it is written.
-
-    Two processes may write at once: each has its own, and the last to end is kept.
-    """
-    try:
+    """A file of a name of its own beside `path`, which it becomes once it is written."""
+    with written(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
         os.close(handle)
@@ -122,11 +116,6 @@ def _whole(path: Path) -> Iterator[Path]:
                 made.replace(path)
         finally:
             made.unlink(missing_ok=True)
-    except OSError as error:
-        raise MeasurementError(
-            f"{str(path)!r} cannot be written: {error.strerror or error}",
-            hint="let SERVANDA_CACHE name a folder that can be written, with room for the model",
-        ) from error
 
 
 def _write(

@@ -4,19 +4,15 @@
 # holds `quantization`, or else `dtype`.  The cache of keys and values is float32 where dtype
 # is, else float16, which is llama.cpp's own default.  Attention is fused (flash attention)
 # where the contract says sdpa.
-# Sequences of a chunk are decoded together, one token of each in every call, and share one
-# cache; ended rows are stepped on until the last has ended, so that the shapes are fixed by
-# the launch.  Prompts are fed in pieces of at most TOKENS_AT_ONCE tokens, as llama-server
-# does; so is what `prefill` scores.
-# Axes: S rows of a chunk, T steps, W new tokens, N tokens of all sequences one after another,
-# R rows of logits, V vocabulary.
+# How it draws and scores is in decoding.py.  Sequences of a chunk are decoded together, one
+# token of each in every call, and share one cache: no row is padded.  Prompts are fed in pieces
+# of at most TOKENS_AT_ONCE tokens, as llama-server does; so is what `prefill` scores.
+# Axes: S rows of a chunk, T steps, R rows of logits, V vocabulary.
 
 from __future__ import annotations
 
-import hashlib
 import platform
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path as FilePath
 from typing import Any
@@ -24,38 +20,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract import Kernel, Path
+from servanda.contract import Kernel
 from servanda.engines import folder
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
+from servanda.engines.decoding import DecodingEngine
 from servanda.engines.gguf_kinds import kind_of, name_of_kind, refuse_other_kind
 from servanda.engines.llama_library import llama
 from servanda.engines.llama_model import TOKENS_AT_ONCE, Fed, LlamaModel
-from servanda.engines.misfits import refuse_misfits
 from servanda.engines.stored import read_stored, weights_digest
 from servanda.errors import MeasurementError
 from servanda.identity import Description, digest_of
-from servanda.latency import Timing
-from servanda.sampling import (
-    Floats,
-    Ints,
-    Sampling,
-    columns_of,
-    draw,
-    processed_logprobs,
-    uniforms,
-)
-from servanda.trace import Array, Batch, Trace
+from servanda.sampling import Ints
+from servanda.trace import Batch
 
 _INSTALL = "pip install 'servanda[llamacpp]' into the environment that runs it"
 
 
 @ENGINES.register("llamacpp")
-class LlamaCppEngine:
-    """Draws by decoding up to kernel.batch_size sequences in one call; scores by either path."""
+class LlamaCppEngine(DecodingEngine):
+    """A folder's own tensors as GGUF, or a .gguf file: up to kernel.batch_size sequences a call."""
 
     def __init__(self, kernel: Kernel) -> None:
         kind = kind_of(kernel)  # before anything is read
-        self.kernel = kernel
+        super().__init__(kernel)
         self._tokenizer: Any = None
         cache = "f32" if kernel.dtype == "float32" else "f16"
         flash = kernel.attention == "sdpa"
@@ -95,11 +82,6 @@ class LlamaCppEngine:
             encodes=tokenizes,
             decodes=tokenizes,
         )
-        self.clock: Callable[[], float] = time.perf_counter
-        self._pad = self._description.eos[0] if self._description.eos else 0
-
-    def describe(self) -> Description:
-        return self._description
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         if self._tokenizer is None:
@@ -121,27 +103,6 @@ class LlamaCppEngine:
             return [self.model.text(tokens) for tokens in ids]
         decode = self._tokenizer.decode
         return [decode(list(tokens), skip_special_tokens=False) for tokens in ids]
-
-    def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
-        self._refuse(batch)
-        chunks = batch.chunks(self.kernel.batch_size)
-        return Trace.join([self._generate(chunk, sampling, seed) for chunk in chunks])
-
-    def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
-        self._refuse(batch)
-        chunks = batch.chunks(self.kernel.batch_size)
-        return Trace.join([self._score(chunk, sampling, path) for chunk in chunks])
-
-    def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.float32]]:
-        self._refuse(batch)
-        for chunk in batch.chunks(self.kernel.batch_size):
-            yield from (piece for piece in self._given_logits(chunk, path) if len(piece))
-
-    def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
-        self._refuse(batch)
-        begun = self.clock()
-        chunks = batch.chunks(self.kernel.batch_size)  # requests beyond it wait
-        return Timing.join([self._timed(chunk, sampling, seed, record, begun) for chunk in chunks])
 
     def close(self) -> None:
         self.model.close()
@@ -170,11 +131,8 @@ class LlamaCppEngine:
         """Refuse a file that holds another kind than the contract says; digest its bytes."""
         name = llama().llama_ftype_name(self.model.kind)
         refuse_other_kind(file, name_of_kind(name.decode() if name else ""), kind)
-        digest = hashlib.blake2b(digest_size=16)
-        with folder.reading(file), file.open("rb") as opened:
-            while piece := opened.read(1 << 24):
-                digest.update(piece)
-        return {"file": digest.hexdigest()}
+        with folder.reading(file):
+            return {"file": folder.file_digest(file)}
 
     def _weights_from(self, bare: bool) -> str:
         said = self.model.said("servanda.weights_from") if bare else self._weights
@@ -189,17 +147,20 @@ class LlamaCppEngine:
 
     # running
 
-    def _draw(self, logp_SV: Floats, uniform_S: Floats) -> Ints:
-        """The next token of each row, [S], from its processed logprobs; a fault overrides it."""
-        return draw(logp_SV, uniform_S)
+    def _chunks(self, batch: Batch) -> list[Batch]:
+        chunks, most = super()._chunks(batch), self.model.most_sequences
+        if any(len(chunk) > most for chunk in chunks):
+            together = batch.together or self.kernel.batch_size
+            raise MeasurementError(
+                f"llama.cpp runs {most} sequences at once, not {together}",
+                hint=f"lower kernels.*.batch_size to {most} or less",
+            )
+        return chunks
 
     def _begin(self, chunk: Batch) -> None:
         self.model.begin(len(chunk), sum(map(len, chunk.prompts)) + len(chunk) * chunk.width)
 
-    def _decode(
-        self, chunk: Batch
-    ) -> Generator[NDArray[np.float32], Ints | NDArray[Any] | None, None]:
-        """Yields logits of the next token, [S, V], and is sent the tokens to go on with."""
+    def _decode(self, chunk: Batch) -> Generator[NDArray[np.float32], Ints | None, None]:
         self._begin(chunk)
         fed = [
             Fed(token, at, row, at == len(prompt) - 1)
@@ -209,121 +170,29 @@ class LlamaCppEngine:
         at_S = [len(prompt) for prompt in chunk.prompts]
         while True:
             token_S = yield np.concatenate(list(self.model.feed(fed)))
-            assert token_S is not None
+            assert token_S is not None  # whoever goes on sends what was drawn
             fed = [Fed(int(t), at_S[row], row, True) for row, t in enumerate(token_S)]
             at_S = [at + 1 for at in at_S]
 
-    def _generate(
-        self,
-        chunk: Batch,
-        sampling: Sampling,
-        seed: int,
-        record: bool = True,
-        stepped: Callable[[], None] = lambda: None,
-    ) -> Trace:
-        """Draws a chunk; `stepped` is called once all of a step is known, and recorded."""
-        uniform_SW = np.stack([uniforms(seed, "draw", s, chunk.width) for s in chunk.sequence_S])
-        steps, fed_S = self._decode(chunk), None
-        open_S = np.ones(len(chunk), dtype=bool)
-        record_T: list[dict[str, Array]] = []
-        for t in range(chunk.width):
-            logp_SV = _logprobs(steps.send(fed_S), sampling)
-            token_S = self._draw(logp_SV, uniform_SW[:, t])
-            columns = columns_of(logp_SV, token_S) if record else {}
-            record_T.append(columns | {"token": token_S, "open": open_S})
-            stepped()
-            fed_S = np.where(open_S, token_S, self._pad)
-            open_S = open_S & ~np.isin(token_S, self._description.eos)
-            if not open_S.any():
-                break
-        record_ST = {c: np.stack([r[c] for r in record_T], axis=1) for c in record_T[0]}
-        open_ST = record_ST.pop("open")
-        columns = {name: values_ST[open_ST] for name, values_ST in record_ST.items()}
-        length_S = open_ST.sum(axis=1)
-        return self._trace(chunk, length_S, columns.pop("token"), columns, "decode", sampling)
-
-    def _timed(
-        self, chunk: Batch, sampling: Sampling, seed: int, record: bool, begun: float
-    ) -> Timing:
-        step_T: list[float] = []
-        drawn = self._generate(chunk, sampling, seed, record, lambda: step_T.append(self.clock()))
-        return Timing.of(begun, step_T, drawn.length_S.tolist())
-
-    def _score(self, chunk: Batch, sampling: Sampling, path: Path) -> Trace:
-        token_N = np.array([t for given in chunk.continuations for t in given], dtype=np.int64)
-        parts, start = [], 0
-        for logits_RV in self._given_logits(chunk, path):
-            token_R = token_N[start : start + len(logits_RV)]
-            parts.append(columns_of(_logprobs(logits_RV, sampling), token_R))
-            start += len(logits_RV)
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        length_S = np.array([len(given) for given in chunk.continuations], dtype=np.int64)
-        return self._trace(chunk, length_S, token_N, columns, path, sampling)
-
-    def _given_logits(self, chunk: Batch, path: Path) -> Iterator[NDArray[np.float32]]:
-        """Logits before each given token, sequence by sequence, in one piece [R, V] or more."""
-        pieces = self._forced(chunk) if path == "decode" else self._prefill(chunk)
-        rows = max(1, CHUNK_ELEMENTS // self._description.vocab_size)
-        for logits_RV in pieces:
-            for start in range(0, max(1, len(logits_RV)), rows):
-                yield logits_RV[start : start + rows]
-
-    def _forced(self, chunk: Batch) -> Iterator[NDArray[np.float32]]:
-        """By decoding the given tokens, just as `generate` ran: one piece for each sequence."""
-        given_SW = np.full((len(chunk), chunk.width), self._pad)
-        for row, given in enumerate(chunk.continuations):
-            given_SW[row, : len(given)] = given
-        decode = self._decode(chunk)
-        logits_TSV = [next(decode)]
-        steps = max(map(len, chunk.continuations))
-        logits_TSV += [decode.send(given_SW[:, t]) for t in range(steps - 1)]
-        for row, given in enumerate(chunk.continuations):
-            logits_TV = [logits_SV[row] for logits_SV in logits_TSV[: len(given)]]
-            yield np.array(logits_TV, np.float32).reshape(len(given), -1)
-
     def _prefill(self, chunk: Batch) -> Iterator[NDArray[np.float32]]:
-        """By feeding prompts and given tokens at once."""
         self._begin(chunk)
         fed = [
-            Fed(token, at, row, at >= len(prompt) - 1)
+            Fed(token, at, row, bool(given) and at >= len(prompt) - 1)
             for row, (prompt, given) in enumerate(
                 zip(chunk.prompts, chunk.continuations, strict=True)
             )
             for at, token in enumerate((*prompt, *given[:-1]))
         ]
-        yield from self.model.feed(fed)
+        rows = max(1, CHUNK_ELEMENTS // self.model.vocab_size)
+        for logits_RV in self.model.feed(fed):
+            for start in range(0, max(1, len(logits_RV)), rows):  # one piece, be it empty
+                yield logits_RV[start : start + rows]
 
-    def _trace(
-        self,
-        chunk: Batch,
-        length_S: Array,
-        token_N: Array,
-        columns: Mapping[str, Floats],
-        path: Path,
-        sampling: Sampling,
-    ) -> Trace:
-        return Trace(
-            sequence_S=np.array(chunk.sequence_S, dtype=np.int64),
-            length_S=length_S.astype(np.int64),
-            lost_S=np.zeros(len(chunk), dtype=bool),
-            prompt_tokens_S=np.array([len(p) for p in chunk.prompts], dtype=np.int64),
-            token_N=token_N,
-            columns=columns,
-            about={
-                "path": path,
-                "batch_size": str(chunk.together or self.kernel.batch_size),
-                "sampling": sampling.model_dump_json(),
-            },
-        )
+    def _stack(self, logits_TSV: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+        return np.stack(logits_TSV, axis=1)
 
-    def _refuse(self, batch: Batch) -> None:
-        refuse_misfits(batch, self._description)
-        together = batch.together or self.kernel.batch_size
-        if min(together, len(batch)) > self.model.most_sequences:
-            raise MeasurementError(
-                f"llama.cpp runs {self.model.most_sequences} sequences at once, not {together}",
-                hint=f"lower kernels.*.batch_size to {self.model.most_sequences} or less",
-            )
+    def _numpy(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        return logits
 
     def _refuse_no_texts(self) -> None:
         if not self._description.encodes:
@@ -331,9 +200,3 @@ class LlamaCppEngine:
                 f"{self.kernel.model!r} holds a tokenizer that llama.cpp does not have",
                 hint="name the checkpoint's folder, or let the other side be one that has it",
             )
-
-
-def _logprobs(logits_RV: NDArray[np.float32], sampling: Sampling) -> Floats:
-    """Processed logprobs in float64; a logit that is no number makes NaN, quietly."""
-    with np.errstate(invalid="ignore"):
-        return processed_logprobs(logits_RV, sampling)

@@ -8,22 +8,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
-import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from servanda.contract import Kernel
-from servanda.engines.folder import reading, weight_files
+from servanda.engines.cache import alone, cache_folder
+from servanda.engines.folder import file_digest, reading, weight_files
 from servanda.errors import MeasurementError
 from servanda.identity import digest_of
 
@@ -75,7 +74,7 @@ def onnx_file(folder: Path, config_json: Mapping[str, Any], kernel: Kernel) -> O
         MeasurementError: a library that exports is missing, the model cannot be exported, or
             the cache folder cannot be written.
     """
-    cache, exporters = cache_folder(), _versions(_EXPORTERS)
+    cache, exporters = cache_folder("onnx"), _versions(_EXPORTERS)
     of = f"{_weights_digest(folder)[:16]}-{digest_of(dict(config_json))[:16]}"
 
     def place(versions: dict[str, str], kind: str) -> Path:
@@ -100,13 +99,6 @@ def onnx_file(folder: Path, config_json: Mapping[str, Any], kernel: Kernel) -> O
     return _kept(place(both, kernel.quantization), quantize)
 
 
-def cache_folder() -> Path:
-    """$SERVANDA_CACHE/onnx, or servanda/onnx in the user's cache folder."""
-    own = os.environ.get("SERVANDA_CACHE")
-    shared = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return (Path(own) if own else Path(shared) / "servanda") / "onnx"
-
-
 def _versions(libraries: tuple[str, ...]) -> dict[str, str]:
     with needing("exporting a model to ONNX"):
         return {name: metadata.version(name) for name in libraries}
@@ -116,15 +108,7 @@ def _weights_digest(folder: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for file in weight_files(folder):
         with reading(file):
-            digest.update(_file_digest(file).encode())
-    return digest.hexdigest()
-
-
-def _file_digest(file: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    with file.open("rb") as data:
-        while piece := data.read(1 << 20):
-            digest.update(piece)
+            digest.update(file_digest(file).encode())
     return digest.hexdigest()
 
 
@@ -133,36 +117,19 @@ def _file_digest(file: Path) -> str:
 
 def _kept(place: Path, make: Callable[[Path], dict[str, Any]]) -> OnnxFile:
     """What lies in `place` if it is whole, or else what `make` writes into a folder."""
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(place):
-            about = _whole(place)
-            if about is None:
-                with tempfile.TemporaryDirectory(dir=place.parent, prefix=".") as made:
-                    about = _made(Path(made), place, make)
-    except OSError as error:
-        raise MeasurementError(
-            f"the folder of exported models {str(place.parent)!r} cannot be written: "
-            f"{error.strerror or error}",
-            hint="free space, or set SERVANDA_CACHE to a folder that can be written",
-        ) from error
+    with alone(place):
+        about = _whole(place)
+        if about is None:
+            with tempfile.TemporaryDirectory(dir=place.parent, prefix=".") as made:
+                about = _made(Path(made), place, make)
     return OnnxFile(place / _MODEL, about)
-
-
-@contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """One process at a time; the next finds what the first has made."""
-    with place.with_name(f"{place.name}.lock").open("w") as lock:
-        with suppress(OSError):  # a file system without locks: the renaming is enough
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _whole(place: Path) -> dict[str, Any] | None:
     """What is known of the files in `place`; None where they are not there, or not as written."""
     try:
         about = json.loads((place / _ABOUT).read_text(encoding="utf-8"))
-        found = {name: _file_digest(place / name) for name in about["files"]}
+        found = {name: file_digest(place / name) for name in about["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return about if found == about["files"] else None
@@ -172,7 +139,7 @@ def _made(made: Path, place: Path, make: Callable[[Path], dict[str, Any]]) -> di
     new = made / "new"
     new.mkdir()
     about = make(new)
-    about["files"] = {file.name: _file_digest(file) for file in sorted(new.iterdir())}
+    about["files"] = {file.name: file_digest(file) for file in sorted(new.iterdir())}
     (new / _ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
     if place.exists():
         place.rename(made / "damaged")
@@ -221,14 +188,10 @@ def _export(folder: Path, kernel: Kernel, file: Path) -> dict[str, Any]:
             f"the model {str(folder)!r} cannot be exported to ONNX: {said}",
             hint=f"use engine: transformers for this architecture ({config.model_type})",
         ) from error
-    tied, text_config = model.all_tied_weights_keys, config.get_text_config()
+    text_config = config.get_text_config()
     return {
         "architecture": config.model_type,
-        "tensors": {
-            name: checkpoint.tensor_digest(tensor)
-            for name, tensor in state.items()
-            if tied.get(name) not in state
-        },
+        "tensors": checkpoint.tensor_digests(state, model.all_tied_weights_keys),
         "vocab_size": text_config.vocab_size,
         "context": getattr(text_config, "max_position_embeddings", None),
         "eos_token_id": text_config.to_dict().get("eos_token_id"),

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,9 +112,9 @@ class OnnxRuntimeEngine(DecodingEngine):
             for heads, width in self._heads
         ]
 
-    def _decode(self, prompts: Sequence[Sequence[int]]) -> Generator[Any, Ints | None, None]:
-        ids_ST, mask_ST = self._left_padded(prompts)
-        past = self._nothing(len(prompts))
+    def _decode(self, chunk: Batch) -> Generator[Any, Ints | None, None]:
+        ids_ST, mask_ST = self._left_padded(chunk.prompts)
+        past = self._nothing(len(chunk))
         outputs = ["logits", *(f"present.{name}" for name in self._names)]
         while True:
             last_C = np.array([ids_ST.shape[1] - 1])
@@ -124,11 +124,11 @@ class OnnxRuntimeEngine(DecodingEngine):
             ids_ST = token_S[:, None]
             mask_ST = np.pad(mask_ST, ((0, 0), (0, 1)), constant_values=1)
 
-    def _prefill(self, chunk: Batch) -> NDArray[np.float32]:
+    def _prefill(self, chunk: Batch) -> Iterator[NDArray[np.float32]]:
         ids_ST, mask_ST, keep = self._right_padded(chunk)
         columns_C = np.arange(ids_ST.shape[1])[-keep:]
         (logits_SCV,) = self._run(ids_ST, mask_ST, columns_C, self._nothing(len(chunk)), ["logits"])
-        return logits_SCV.numpy()
+        return self._after_prompts(chunk, logits_SCV.numpy())
 
     def _stack(self, logits_TSV: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
         return np.stack(logits_TSV, axis=1)

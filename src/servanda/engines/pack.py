@@ -19,7 +19,7 @@ from servanda.engines.pack_file import read_pack
 from servanda.errors import MeasurementError
 from servanda.identity import Description
 from servanda.sampling import Sampling
-from servanda.trace import Batch, Trace, some
+from servanda.trace import Batch, Trace, best_columns, some
 
 _ANEW = "write a new pack for this contract with `servanda measure CONTRACT --side train -o`"
 
@@ -101,9 +101,7 @@ class PackEngine:
             )
         at_N = np.concatenate([self._golden[text] for text in texts])
         best_NK, logp_NK = self._best_NK[at_N], _lists(rows["top_logp"])[at_N]
-        columns = {"logp": rows["logp"].to_numpy()[at_N]}
-        for k in range(best_NK.shape[1]):
-            columns |= {f"id.{k}": best_NK[:, k].astype(np.float64), f"logp.{k}": logp_NK[:, k]}
+        columns = {"logp": rows["logp"].to_numpy()[at_N], **best_columns(best_NK, logp_NK)}
         return Trace(
             sequence_S=np.array(batch.sequence_S, dtype=np.int64),
             length_S=np.array([len(c) for c in batch.continuations], dtype=np.int64),

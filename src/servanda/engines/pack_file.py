@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zipfile
 from collections.abc import Mapping
@@ -27,7 +26,7 @@ import pyarrow.parquet as pq
 from servanda.contract import Kernel, Workload
 from servanda.engines.wire import from_table, to_table
 from servanda.errors import MeasurementError
-from servanda.identity import Description, digest_of
+from servanda.identity import Description, digest_of, digest_of_bytes
 from servanda.trace import Trace
 
 FORMAT = 1
@@ -153,7 +152,7 @@ def write_pack(
         "workload": workload.model_dump(mode="json"),
         "seed": str(seed),  # longer than what some readers of JSON keep
         "groups": groups,
-        "members": {name: _digest(data) for name, data in sorted(members.items())},
+        "members": {name: digest_of_bytes(data) for name, data in sorted(members.items())},
     }
     manifest = json.loads(json.dumps(manifest))  # as whoever reads it will see it
     manifest["digest"] = digest_of(manifest)
@@ -208,7 +207,7 @@ def read_pack(name: str) -> Pack:
             raise
         raise MeasurementError(f"{name} is damaged: {error}", hint=_ANEW) from None
     claimed = {key: value for key, value in manifest.items() if key != "digest"}
-    odd = [m for m, data in members.items() if _digest(data) != manifest["members"][m]]
+    odd = [m for m, data in members.items() if digest_of_bytes(data) != manifest["members"][m]]
     if odd or digest_of(claimed) != manifest.get("digest"):
         raise MeasurementError(
             f"{name} is damaged: {odd[0] if odd else MANIFEST} is not what its digest says",
@@ -234,10 +233,6 @@ def _refuse_foreign(name: str, manifest: object) -> None:
             f"{name} has format {version}, and this version reads up to {FORMAT}",
             hint="upgrade servanda, or write the pack anew with this version",
         )
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 __all__ = ["GOLDEN_PATH", "Pack", "parquet", "read_pack", "write_pack"]

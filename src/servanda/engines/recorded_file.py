@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 import zipfile
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from servanda.errors import MeasurementError
-from servanda.identity import Description, digest_of
+from servanda.identity import Description, digest_of, digest_of_bytes
 from servanda.trace import Batch
 
 FORMAT = 1
@@ -95,7 +94,7 @@ class Recording:
         Raises:
             MeasurementError: the disk is full, or logits are larger than LOGITS_BYTES in all.
         """
-        digest = _digest(data)
+        digest = digest_of_bytes(data)
         with self._lock:
             if digest not in self._members:
                 self._members[digest] = self._new(question.verb, digest, data)
@@ -234,7 +233,11 @@ def read_recording(name: str) -> Recorded:
                 )
             head = json.loads(file.read(HEAD))
             _refuse_foreign(name, head)
-            odd = [m for m, digest in head["members"].items() if _digest(file.read(m)) != digest]
+            odd = [
+                m
+                for m, digest in head["members"].items()
+                if digest_of_bytes(file.read(m)) != digest
+            ]
     except FileNotFoundError:
         raise MeasurementError(
             f"there is no recording {name}",
@@ -272,7 +275,3 @@ def _refuse_foreign(name: str, head: object) -> None:
             f"{name} has format {version}, and this version reads up to {FORMAT}",
             hint="upgrade servanda, or record it anew with this version",
         )
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from servanda.sampling import Floats, Ints, columns_of, uniforms
-from servanda.trace import Array, Batch
+from servanda.trace import Array, Batch, best_columns
 
 Record = tuple[Array, Array, Mapping[str, Array]]  # length_S, token_N, columns
 
@@ -95,8 +95,4 @@ def likeliest(logp_RV: Floats, best: int) -> dict[str, Floats]:
         return {}
     id_RK = np.argsort(-logp_RV, axis=-1, kind="stable")[:, :best]
     logp_RK = np.take_along_axis(logp_RV, id_RK, axis=-1)
-    columns: dict[str, Floats] = {}
-    for k in range(id_RK.shape[1]):
-        columns[f"id.{k}"] = id_RK[:, k].astype(np.float64)
-        columns[f"logp.{k}"] = logp_RK[:, k]
-    return columns
+    return best_columns(id_RK, logp_RK)

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from servanda.trace import Batch
 
 
 @ENGINES.register("transformers")
-class TransformersEngine(DecodingEngine):
+class TransformersEngine(checkpoint.Tokenized, DecodingEngine):
     """A model as `from_pretrained` builds it, in the kernel's dtype, attention and quantization.
 
     Who wraps the engine may override `_load_state` and `_finish` (the torch module), `_positions`,
@@ -50,20 +50,15 @@ class TransformersEngine(DecodingEngine):
                 )
             with folder.reading(self.folder / "tokenizer.json"):
                 tokenizer_json = folder.read_json(self.folder / "tokenizer.json")
-                self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+                self._tokenizer = transformers.AutoTokenizer.from_pretrained(
                     self.folder, local_files_only=True
                 )
             state = self._load_state()
             self.model: Any = checkpoint.build_model(self.folder, self._config, state, kernel)
-        tied = self.model.all_tied_weights_keys
         text_config = self._config.get_text_config()
         self._description = Description(
             fingerprint=self._fingerprint(config_json),
-            tensors={
-                name: checkpoint.tensor_digest(tensor)
-                for name, tensor in state.items()
-                if tied.get(name) not in state
-            },
+            tensors=checkpoint.tensor_digests(state, self.model.all_tied_weights_keys),
             tokens=folder.token_digest(self._tokenizer.get_vocab(), tokenizer_json),
             vocab_size=text_config.vocab_size,
             eos=folder.end_tokens(self.folder, text_config.to_dict()),
@@ -71,23 +66,6 @@ class TransformersEngine(DecodingEngine):
             timed=True,
         )
         self._finish(kernel.quantization)
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        # not verbose: a prompt that is too long is refused, by name, when it is run
-        return self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-
-    def vocabulary(self) -> list[str]:
-        token = {i: token for token, i in self._tokenizer.get_vocab().items()}
-        return [token.get(i, f"<{i}>") for i in range(self._description.vocab_size)]
-
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        # as it was drawn: blanks before punctuation are the kernel's own
-        return [
-            self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
-            for tokens in ids
-        ]
 
     def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = None) -> str:
         if not self._tokenizer.chat_template:
@@ -154,8 +132,8 @@ class TransformersEngine(DecodingEngine):
                 **options,
             ).logits
 
-    def _decode(self, prompts: Sequence[Sequence[int]]) -> Generator[Tensor, Ints | None, None]:
-        ids_ST, mask_ST = map(torch.from_numpy, self._left_padded(prompts))
+    def _decode(self, chunk: Batch) -> Generator[Tensor, Ints | None, None]:
+        ids_ST, mask_ST = map(torch.from_numpy, self._left_padded(chunk.prompts))
         cache = self._cache()
         while True:
             logits_S1V = self._forward(
@@ -165,10 +143,11 @@ class TransformersEngine(DecodingEngine):
             ids_ST = torch.from_numpy(token_S)[:, None]
             mask_ST = torch.nn.functional.pad(mask_ST, (0, 1), value=1)
 
-    def _prefill(self, chunk: Batch) -> Tensor:
+    def _prefill(self, chunk: Batch) -> Iterator[Tensor]:
         ids_ST, mask_ST, keep = self._right_padded(chunk)
         ids_ST, mask_ST = torch.from_numpy(ids_ST), torch.from_numpy(mask_ST)
-        return self._forward(ids_ST, mask_ST, use_cache=False, logits_to_keep=keep)
+        logits_STV = self._forward(ids_ST, mask_ST, use_cache=False, logits_to_keep=keep)
+        return self._after_prompts(chunk, logits_STV)
 
     def _stack(self, logits_TSV: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(logits_TSV), dim=1)

@@ -23,11 +23,11 @@ from servanda.contract import Kernel, Path
 from servanda.engines import checkpoint, folder, vllm_launch
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
 from servanda.engines.misfits import refuse_misfits
-from servanda.engines.vllm_rows import KEY, Part, Reported, Rows, Tap, request_seed, trace_of
+from servanda.engines.vllm_rows import KEY, Part, Reported, Rows, Tap, trace_of
 from servanda.errors import MeasurementError
 from servanda.identity import Description
 from servanda.latency import Timing
-from servanda.sampling import Floats, Sampling, columns_of, processed_logprobs
+from servanda.sampling import Floats, Sampling, columns_of, processed_logprobs, seed_of
 from servanda.trace import Batch, Trace
 
 BEST = 8  # likeliest tokens that are recorded of a draw
@@ -41,7 +41,7 @@ Asked = tuple[Sequence[int], Any]  # prompt ids, SamplingParams
 
 
 @ENGINES.register("vllm")
-class VllmEngine:
+class VllmEngine(checkpoint.Tokenized):
     """Draws with vLLM's own sampler; scores by prompt_logprobs or by forced decoding.
 
     Requests are handed over at once; kernel.batch_size of them run together (max_num_seqs),
@@ -57,7 +57,7 @@ class VllmEngine:
         self._vllm = vllm_launch.library()
         with checkpoint.quiet(), folder.reading(place / "config.json"):
             config: Any = transformers.AutoConfig.from_pretrained(place, local_files_only=True)
-            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(
                 place, local_files_only=True
             )
         text_config = config.get_text_config()
@@ -84,23 +84,8 @@ class VllmEngine:
     def describe(self) -> Description:
         return self._description
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        return self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-
-    def vocabulary(self) -> list[str]:
-        token = {i: token for token, i in self._tokenizer.get_vocab().items()}
-        return [token.get(i, f"<{i}>") for i in range(self._description.vocab_size)]
-
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return [
-            self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
-            for tokens in ids
-        ]
-
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
-        """As `Engine.generate`, but with vLLM's own draws: see `request_seed`.
+        """As `Engine.generate`, but with vLLM's own draws: see `seed_of`.
 
         "logp" and the best tokens are what vLLM reports of its sampler.  The other columns
         follow from the declared transform and from the raw logprobs that the sampler got: one
@@ -242,7 +227,7 @@ class VllmEngine:
                     top_p=sampling.top_p,
                     top_k=sampling.top_k or 0,
                     min_p=sampling.min_p,
-                    seed=request_seed(seed, sequence),
+                    seed=seed_of(seed, "vllm", sequence),
                     max_tokens=chunk.width,
                     stop_token_ids=list(self._description.eos),
                     logprobs=logprobs,

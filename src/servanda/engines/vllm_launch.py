@@ -188,9 +188,4 @@ def digests(place: Path, config: Any) -> dict[str, str]:
             f"({len(other)} such)",
             hint="config.json and weights must come from one save_pretrained",
         )
-    tied = model.all_tied_weights_keys
-    return {
-        name: checkpoint.tensor_digest(tensor)
-        for name, tensor in state.items()
-        if tied.get(name) not in state
-    }
+    return checkpoint.tensor_digests(state, model.all_tied_weights_keys)

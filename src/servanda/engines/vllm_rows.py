@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from servanda.contract import Path
 from servanda.sampling import Floats, Sampling
-from servanda.trace import Batch, Trace
+from servanda.trace import Batch, Trace, best_columns
 
 Rows = NDArray[np.float32]
 Part = tuple[Sequence[int], Mapping[str, Floats]]  # tokens of a sequence, their columns
@@ -75,15 +74,12 @@ class Reported:
 
     def columns(self, k: int) -> dict[str, NDArray[np.float64]]:
         """Columns of a Trace: the token's own, and its k best as "id.0", "logp.0", ..."""
-        columns = {
+        return {
             "logp": self.logp_TK[:, 0],
             "top1": self.ids_TK[:, 1].astype(np.float64),
             "p_max": np.exp(self.logp_TK[:, 1]),
+            **best_columns(self.ids_TK[:, 1 : 1 + k], self.logp_TK[:, 1 : 1 + k]),
         }
-        for i in range(k):
-            columns[f"id.{i}"] = self.ids_TK[:, 1 + i].astype(np.float64)
-            columns[f"logp.{i}"] = self.logp_TK[:, 1 + i]
-        return columns
 
 
 @dataclass
@@ -149,13 +145,3 @@ def trace_of(
             "sampling": sampling.model_dump_json(),
         },
     )
-
-
-def request_seed(seed: int, sequence: int) -> int:
-    """The seed of one request, 63 bits: of the run's seed and of the sequence.
-
-    >>> request_seed(7, 0) == request_seed(7, 0) != request_seed(7, 1)
-    True
-    """
-    digest = hashlib.blake2b(f"{seed}|draw|{sequence}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1

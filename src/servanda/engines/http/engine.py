@@ -32,15 +32,14 @@ from servanda.engines.http.dialects.base import (
     Server,
     best_of,
     neutral,
-    seed_of,
 )
 from servanda.engines.http.replies import Part
 from servanda.engines.http.transport import LIMITS, Limits, Transport
 from servanda.errors import MeasurementError
 from servanda.identity import Description
 from servanda.latency import Timing
-from servanda.sampling import Sampling
-from servanda.trace import Batch, Trace
+from servanda.sampling import Sampling, seed_of
+from servanda.trace import Batch, Trace, best_columns
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -236,7 +235,7 @@ class HTTPEngine:
                 prompt=tuple(int(t) for t in prompt),
                 width=len(tokens) or batch.width,
                 sampling=sampling,
-                seed=seed_of(seed, sequence, self.dialect.seed_bits),
+                seed=seed_of(seed, "http", sequence, self.dialect.seed_bits),
                 given=tuple(int(t) for t in tokens),
                 best=best,
                 record=record,
@@ -307,11 +306,10 @@ def trace_of(
 ) -> Trace:
     """What came back as one trace, with the k likeliest tokens; NaN where there are fewer."""
     columns = {"logp": np.array([v for a in answers for v in a.logp], dtype=np.float64)}
-    steps = [step for a in answers for step in a.best]
-    for i in range(k):
-        pairs = [step[i] if i < len(step) else (np.nan, np.nan) for step in steps]
-        ids_N, logp_N = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
-        columns |= {f"id.{i}": ids_N, f"logp.{i}": logp_N}
+    none = ((np.nan, np.nan),) * k
+    steps = [(*step, *none)[:k] for a in answers for step in a.best]
+    best_NK2 = np.array(steps, dtype=np.float64).reshape(len(steps), k, 2)
+    columns |= best_columns(best_NK2[..., 0], best_NK2[..., 1])
     return Trace(
         sequence_S=np.array(batch.sequence_S, dtype=np.int64),
         length_S=np.array([len(a.tokens) for a in answers], dtype=np.int64),

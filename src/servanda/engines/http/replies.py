@@ -20,6 +20,7 @@ _SLACK = 1e-5  # a softmax in float32 may exceed 1 by rounding
 _MOST_ID = 2**31 - 1
 _ODD = "this reply is not one of the declared dialect: check `dialect` and the server's version"
 
+_NO_BOS = "serve the model without a BOS token of the server's own, and without a template"
 Best = tuple[tuple[int, float], ...]  # ids and logprobs of the likeliest tokens, best first
 
 
@@ -172,7 +173,21 @@ def same_prompt(part: Part, sent: Sequence[int]) -> None:
         raise part.refuse(
             f"{part.place} is {_head(ran)}, and {_head(sent)} was sent: the server put a token "
             "before the prompt (BOS), or encoded it anew",
-            "serve the model without a BOS token of the server's own, and without a template",
+            _NO_BOS,
+        )
+
+
+def same_number(part: Part, sent: Sequence[int], hint: str = _NO_BOS) -> None:
+    """The same where a server tells only how many tokens it ran.
+
+    Args:
+        part: their number.
+    """
+    if part.whole() != len(sent):
+        raise part.refuse(
+            f"{part.place} is {part.value}, and {len(sent)} tokens were sent: the server put a "
+            "token before the prompt (BOS), or encoded it anew",
+            hint,
         )
 
 

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from servanda.contract import Path
-from servanda.sampling import Sampling
+from servanda.sampling import Sampling, seed_of
 
 Ids = tuple[int, ...]
 
@@ -88,7 +87,4 @@ class Job:
 
 def sequence_of(seed: int, place: int) -> int:
     """The sequence number of a request's n-th choice: the seed itself for the first."""
-    if not place:
-        return seed
-    digest = hashlib.blake2b(f"{seed}|{place}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    return seed_of(seed, "choice", place) if place else seed

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -148,16 +147,6 @@ class Dialect(Protocol):
 
 
 DIALECTS: Registry[type[Dialect]] = Registry("dialect")
-
-
-def seed_of(seed: int, sequence: int, bits: int) -> int:
-    """The seed of one request: the run's draws are keyed by sequence, not by order.
-
-    Of ten thousand seeds of 31 bits two are equal in one run of fifty; that makes answers alike
-    where the two prompts are one.
-    """
-    key = hashlib.blake2b(f"{seed}|http|{sequence}".encode(), digest_size=8).digest()
-    return int.from_bytes(key, "big") % 2**bits
 
 
 def best_of(sampling: Sampling, server: Server) -> int:

@@ -22,7 +22,7 @@ from servanda.engines.http.dialects.base import (
     neutral,
     only_model,
 )
-from servanda.engines.http.replies import Best, Part, likeliest
+from servanda.engines.http.replies import Best, Part, likeliest, same_number
 from servanda.engines.http.transport import Transport
 from servanda.errors import MeasurementError
 from servanda.sampling import Sampling
@@ -89,13 +89,11 @@ class LlamaCpp:
         }
 
     def drawn(self, reply: Part, asked: Asked, server: Server) -> Answer:
-        ran = reply["tokens_evaluated"]
-        if ran.whole() != len(asked.prompt):
-            raise ran.refuse(
-                f"tokens_evaluated is {ran.value}, and {len(asked.prompt)} tokens were sent: the "
-                "server put a token before the prompt (BOS), or encoded it anew",
-                "start llama-server with a file whose tokenizer.ggml.add_bos_token is false",
-            )
+        same_number(
+            reply["tokens_evaluated"],
+            asked.prompt,
+            "start llama-server with a file whose tokenizer.ggml.add_bos_token is false",
+        )
         tokens = reply["tokens"].tokens(server.vocab_size)
         why = reply["stop_type"].text()
         complete(reply, tokens, asked.width, _ENDS.get(why, why))

@@ -18,7 +18,7 @@ from servanda.engines.http.dialects.base import (
     neutral,
     only_model,
 )
-from servanda.engines.http.replies import Part, same_prompt
+from servanda.engines.http.replies import Part, same_number, same_prompt
 from servanda.engines.http.transport import Transport
 from servanda.errors import MeasurementError
 from servanda.sampling import Sampling
@@ -93,13 +93,7 @@ def _same_length(reply: Part, choice: Part, asked: Asked) -> None:
     if echo is not None:
         same_prompt(echo, asked.prompt)
         return
-    ran = reply["usage"]["prompt_tokens"]
-    if ran.whole() != len(asked.prompt):
-        raise ran.refuse(
-            f"{ran.place} is {ran.value}, and {len(asked.prompt)} tokens were sent: the server put "
-            "a token before the prompt (BOS), or encoded it anew",
-            "serve the model without a BOS token of the server's own, and without a template",
-        )
+    same_number(reply["usage"]["prompt_tokens"], asked.prompt)
 
 
 def _without(verb: str) -> MeasurementError:

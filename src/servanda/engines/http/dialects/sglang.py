@@ -22,7 +22,7 @@ from servanda.engines.http.dialects.base import (
     only_model,
     with_end,
 )
-from servanda.engines.http.replies import Best, Part, likeliest, same_prompt
+from servanda.engines.http.replies import Best, Part, likeliest, same_number, same_prompt
 from servanda.engines.http.transport import Transport
 from servanda.errors import MeasurementError
 from servanda.sampling import Sampling
@@ -101,13 +101,7 @@ class SGLang:
 
     def drawn(self, reply: Part, asked: Asked, server: Server) -> Answer:
         meta = reply["meta_info"]
-        ran = meta["prompt_tokens"]
-        if ran.whole() != len(asked.prompt):
-            raise ran.refuse(
-                f"{ran.place} is {ran.value}, and {len(asked.prompt)} tokens were sent: the server "
-                "put a token before the prompt (BOS), or encoded it anew",
-                "serve the model without a BOS token of the server's own, and without a template",
-            )
+        same_number(meta["prompt_tokens"], asked.prompt)
         tokens = reply["output_ids"].tokens(server.vocab_size)
         why = meta["finish_reason"]
         complete(reply, tokens, asked.width, why["type"].text())
