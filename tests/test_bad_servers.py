@@ -94,7 +94,9 @@ def test_an_answer_that_is_none_ends_the_run_and_a_healed_server_goes_on_with_it
         checked(path, root, watch=later)
 
     [problem] = caught.value.problems
-    assert re.match(re.escape(f"{client.base_url}".rstrip("/")) + "/v1/completions", problem.message)
+    assert re.match(
+        re.escape(f"{client.base_url}".rstrip("/")) + "/v1/completions", problem.message
+    )
     assert re.search(said, problem.message) and hint in problem.hint
     assert caught.value.exit_code == 4
     kept = left(root)
@@ -182,24 +184,43 @@ def test_a_server_that_comes_back_with_another_model_is_refused_now_and_later(tm
             checked(path, tmp_path / "run")
 
 
-def test_a_recorded_server_is_checked_again_without_it(tmp_path):
-    """Whatever the server was asked: draws, scores of its own tokens, best tokens of golden."""
-    text = "golden: {prompts: golden.jsonl}"
-    more = "numerical:\n  - {id: fact, metric: tv, aggregate: max, at_most: 0.2}\n"
-    with served(tmp_path / "a", TRUE) as (_, port):
-        path = contract(tmp_path, f"http://127.0.0.1:{port}")
-        kit.golden(tmp_path)
-        path.write_text(path.read_text().replace("statistical:", f"{text}\n{more}statistical:"))
-        told = checked(path, tmp_path / "run", record=tmp_path / "infer.recorded")
+NUMERICAL = (
+    "golden: {prompts: golden.jsonl}\n"
+    "numerical:\n  - {id: fact, metric: tv, aggregate: max, at_most: 0.2}\n"
+)
+
+
+def recorded(folder, port, more=""):
+    """A contract whose infer was a server, and is a recording; its verdict when it was one."""
+    path = contract(folder, f"http://127.0.0.1:{port}")
+    path.write_text(path.read_text().replace("statistical:", f"{more}statistical:"))
+    verdict = checked(path, folder / "run", record=folder / "infer.recorded")
     name = f'engine: openai_http, url: "http://127.0.0.1:{port}"'
     path.write_text(path.read_text().replace(name, "engine: recorded, model: infer.recorded"))
+    return path, verdict
+
+
+def test_a_recorded_server_is_checked_again_without_it(tmp_path):
+    with served(tmp_path / "a", TRUE) as (_, port):
+        path, told = recorded(tmp_path, port)
 
     again = checked(path, tmp_path / "again")
 
     def found(verdict):
         return [(c.clause, c.slice, c.outcome, c.value, c.interval) for c in verdict.cells]
 
-    assert found(again) == found(told)
+    assert found(again) == found(told) and again.exit_code == 0
+
+
+def test_golden_texts_of_a_recorded_server_are_refused_with_what_it_told(tmp_path):
+    kit.golden(tmp_path)
+    with served(tmp_path / "a", TRUE) as (_, port):
+        path, told = recorded(tmp_path, port, NUMERICAL)
+    assert next(c for c in told.cells if c.clause == "fact").outcome == "holds"
+
+    with pytest.raises(MeasurementError, match="with their 5 likeliest tokens alone") as caught:
+        checked(path, tmp_path / "again")
+    assert "leave out `golden:`" in str(caught.value)
 
 
 class _Quiet(SimpleHTTPRequestHandler):
