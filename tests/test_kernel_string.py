@@ -195,3 +195,12 @@ def test_what_has_no_string_says_so():
 def test_a_kernel_is_shown_by_its_title_or_its_pack():
     assert shown(parse("a/b.pack")) == "reference pack b.pack"
     assert shown(parse("table:p.json,title=mine")) == "mine"
+
+
+def test_the_silence_of_a_server_is_a_key_of_urls():
+    url = "http://127.0.0.1:8000,timeout_s=600.0"
+    kernel = parse_kernel(url, engines=["openai_http"])
+
+    assert kernel.timeout_s == 600 and kernel_string(kernel) == url
+    with pytest.raises(ContractError, match="timeout_s is a number of seconds, not 'long'"):
+        parse_kernel("http://127.0.0.1:8000,timeout_s=long", engines=["openai_http"])

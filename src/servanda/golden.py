@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from servanda.admission import path_of
 from servanda.clauses.calibration import COLUMNS
-from servanda.contract import Path
+from servanda.contract import BEST_ONLY, Path
 from servanda.divergence import DIVERGENCES, LogitRows, exact
 from servanda.engines.base import Engine
 from servanda.errors import ContractError, MeasurementError, Where
@@ -53,6 +53,14 @@ def measure_golden(
     paths: dict[str, Path] = {"train": "prefill", "infer": plan.contract.golden.path}
     told = engines["infer"].describe()
     best = 0 if told.full_logits else told.top
+    if best and kernels.infer.engine not in BEST_ONLY:
+        raise MeasurementError(
+            f"the infer engine {kernels.infer.engine!r} answers golden texts with their {best} "
+            "likeliest tokens alone, and facts between two ends are judged of a pack and of "
+            "openai_http",
+            hint="leave out `golden:` and the numerical section, or judge them where the kernel "
+            "runs: a recording of a server has no more than the server told",
+        )
     if best:  # whoever has no full logits here drew, and train re-scores as it is declared to
         paths["train"] = path_of(kernels.train, "train")
     sides = ("train",) if best else ("train", "infer")

@@ -407,6 +407,10 @@ def test_what_cannot_be_served_is_said_with_its_place(tmp_path):
     (tmp_path / "odd.json").write_text("{}")
     code, text = run(f"table:{tmp_path / 'odd.json'}", "--port", "0")
     assert code == 4 and "not a table of next-token probabilities" in text
+    code, text = run("http://127.0.0.1:8000")
+    assert code == 2 and "a server is served already" in text
+    code, text = run(f"table:{tmp_path / 'p.json'},python={sys.executable}")
+    assert code == 2 and f"start it there: {sys.executable} -m servanda serve-kernel" in text
     with bound("127.0.0.1", 0) as taken:
         taken.listen()
         port = taken.getsockname()[1]
