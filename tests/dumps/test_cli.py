@@ -1,12 +1,14 @@
 # `servanda import DIR` and `servanda check DIR`: what is printed and written, and the exit code.
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
 
 from servanda.cli.main import main
 from tests.dumps import made
+from tests.importers import made as trainers
 
 
 def servanda(*arguments):
@@ -126,3 +128,30 @@ def test_a_dump_of_nemo_rl_is_held_to_its_own_preset(tmp_path):
     assert done.exit_code == 0, done.output
     assert "3 files of NeMo-RL · steps 1 to 3 · 96 sequences" in done.stdout
     assert "preset   nemo-grpo, as the format suggests" in done.stdout
+
+
+def test_check_takes_a_file_of_a_dump_as_well(bad):
+    done = servanda("check", bad / "step_000004.rank0.parquet", "--quiet")
+    assert done.exit_code in (1, 3)
+    assert "found    1 file of Servanda · step 4" in done.stdout
+
+
+def test_check_of_another_file_of_lines_says_what_a_dump_is(tmp_path):
+    other = tmp_path / "metrics.jsonl"
+    other.write_text("{}\n")
+    done = servanda("check", other, "--quiet")
+    assert done.exit_code == 2
+    assert f"'{other}' is no file of a dump; looked for train_data_step<N>.jsonl" in done.stderr
+
+
+def test_steps_that_a_trainer_has_not_finished_are_named(tmp_path):
+    many = trainers.sequences(60, longest=60)
+    trainers.prime(tmp_path, many, step=1)
+    trainers.prime(tmp_path, many, step=2, stable=False)
+    done = servanda("check", tmp_path, "--quiet")
+    assert "steps without STABLE, left out: 2" in done.stdout
+
+
+def test_the_last_line_says_how_fast_it_was(healthy):
+    last = servanda("import", healthy, "--quiet").stdout.rstrip("\n").split("\n")[-1]
+    assert re.fullmatch(r"exit 0 · \d+ s · [\d,.]+( M)? tokens/s", last)
