@@ -6,11 +6,11 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from servanda.clauses import Certificate
+from servanda.clauses import CellVerdict, Certificate
 from servanda.contract import WHOLE
 from servanda.dumps import causes, presetting
 from servanda.dumps.blocks import blocks, paired
@@ -130,6 +130,8 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
     errors = [t for t in told if t.level == "error"]
     if errors:
         verdict = unsound(verdict, errors[0].text)
+    dated = _since(weighing, verdict)
+    verdict = replace(verdict, cells=tuple(_noted(c, dated) for c in verdict.cells))
     red = _red(verdict)
     names = [cut.name for cut in weighing.cuts]
     out = causes.fewest(names, _limits(verdict), weighing.atoms)
@@ -149,7 +151,7 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
         verdict,
         weighing,
         told,
-        _since(weighing, verdict),
+        dated,
         grown,
         "" if errors else causes.likely(names, red, weighing.atoms, grown),
         out,
@@ -199,6 +201,12 @@ def _since(weighing: Weighing, verdict: Verdict) -> dict[str, int]:
             if step is not None:
                 found[cell.name] = step
     return found
+
+
+def _noted(cell: CellVerdict, dated: Mapping[str, int]) -> CellVerdict:
+    """With the step for reports, which know of no other axis."""
+    step = dated.get(f"{cell.clause}[{cell.slice}]")
+    return cell if step is None else cell.but(note=f"since step {step}")
 
 
 def _opened(asked: Asked) -> Dump:

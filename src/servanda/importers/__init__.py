@@ -130,8 +130,9 @@ def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bo
         raise ContractError(
             f"{sure[0].files[0].name} is a Python pickle ({FORMATS[sure[0].format].framework}), "
             "which can hold a program",
-            hint=f"if you trust who wrote it: servanda import {quote(str(path))} --unsafe-pickles (it is read "
-            "in a process of its own, and anything but tensors and plain data is refused)",
+            hint=f"if you trust who wrote it: servanda import {quote(str(path))} --unsafe-pickles "
+            "(it is read in a process of its own, and anything but tensors and plain data is "
+            "refused)",
         )
     _one_run(sure[0])
     return Dump(sure[0])
