@@ -73,7 +73,7 @@ def test_slices_that_are_red_for_sharing_tokens_are_not_left_out(tmp_path):
     assert answer.out == ("start-2", "start-3-on")
     assert answer.share == pytest.approx(2 * 3 / (3 * 32))
     text = tell(answer)
-    assert "those of first 3 tokens of turn 2, first 3 tokens of turn 3 and later" in text
+    assert "those of first 3 tokens of turn 2, first 3 tokens of turn 3 and later;" in text
     assert "the other slices are red for sharing tokens with them" in text
 
 

@@ -150,7 +150,8 @@ def _answer(answer: Answer) -> Iterator[str]:
             f"Without them {words_of_left(answer)} of the gradient may be wrong."
         )
         if names := _only(answer):
-            yield f"         those of {names}: the other slices are red for sharing tokens with them"
+            yield f"         those of {names};"
+            yield "         the other slices are red for sharing tokens with them"
     elif verdict.outcome == "violated":
         yield "VIOLATED on the whole: no slice explains it."
     else:
