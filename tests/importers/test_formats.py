@@ -228,7 +228,7 @@ def test_a_file_that_is_cut_off_is_said_when_all_was_read(tmp_path):
         "train_data_step3.jsonl:4: the file ends in the middle of a row; 3 sequences of "
         f"{tmp_path} were read, refused: 1 x the file ends in the middle of a row "
         "(first: train_data_step3.jsonl:4)\n"
-        "  hint: copy the file again, or leave the step out"
+        "  hint: wait until it is written, copy it again, or leave the step out: --steps"
     )
 
 

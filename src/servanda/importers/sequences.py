@@ -103,7 +103,8 @@ def flags(values: Array) -> Array:
     return values.astype(bool)
 
 
-def texts(name: str, values: Sequence[object] | None, sequences: int) -> list[str]:
+def texts(name: str, values: Any, sequences: int) -> list[str]:
+    """A text for each sequence; tensors are named by their numbers."""
     if values is None:
         return [""] * sequences
     values = plain(values).tolist() if hasattr(values, "detach") else values
