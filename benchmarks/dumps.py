@@ -23,6 +23,7 @@ import numpy as np
 
 TOKENS, REAL, PROMPT = 2048, 1640, 200
 LINES_A_STEP = 64
+_SPREAD = 0.01  # nats; the mean is such that weights average 1, as those of two kernels do
 
 
 def write(folder: Path, megabytes: int) -> None:
@@ -42,7 +43,9 @@ def _row(rng: np.random.Generator, index: int) -> dict[str, object]:
     at = np.arange(TOKENS)
     drawn = (at >= PROMPT) & (at < REAL)
     infer = (-rng.exponential(0.8, TOKENS)).astype(np.float32)
-    train = np.minimum(infer + rng.normal(0, 0.01, TOKENS), -1e-6).astype(np.float32)
+    train = np.minimum(infer + rng.normal(-(_SPREAD**2) / 2, _SPREAD, TOKENS), -1e-6).astype(
+        np.float32
+    )
     return {
         "content": ["x" * 4 * TOKENS],
         "rewards": [1.0],

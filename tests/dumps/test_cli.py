@@ -1,12 +1,14 @@
 # `servanda import DIR` and `servanda check DIR`: what is printed and written, and the exit code.
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
 
 from servanda.cli.main import main
 from tests.dumps import made
+from tests.importers import made as trainers
 
 
 def servanda(*arguments):
@@ -72,7 +74,8 @@ def test_masks_are_written_where_asked(bad, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--steps", "5"], "'5' is no range of steps: write 10:20, 10: or :20"),
+        (["--steps", "a"], "'a' is no range of steps: write 10:20, 10:, :20 or 10"),
+        (["--steps", "9:3"], "'9:3' ends before it begins: write 3:9"),
         (["--preset", "nemo"], "a dump is held to the limits of a trainer, and 'nemo' is none"),
         (["--as", "nemoo"], "there is no dump format 'nemoo'"),
     ],
@@ -126,3 +129,53 @@ def test_a_dump_of_nemo_rl_is_held_to_its_own_preset(tmp_path):
     assert done.exit_code == 0, done.output
     assert "3 files of NeMo-RL · steps 1 to 3 · 96 sequences" in done.stdout
     assert "preset   nemo-grpo, as the format suggests" in done.stdout
+
+
+def test_check_takes_a_file_of_a_dump_as_well(bad):
+    done = servanda("check", bad / "step_000004.rank0.parquet", "--quiet")
+    assert done.exit_code in (1, 3)
+    assert "found    1 file of Servanda · step 4" in done.stdout
+
+
+def test_check_of_another_file_of_lines_says_what_a_dump_is(tmp_path):
+    other = tmp_path / "metrics.jsonl"
+    other.write_text("{}\n")
+    done = servanda("check", other, "--quiet")
+    assert done.exit_code == 2
+    assert f"'{other}' is no file of a dump; looked for train_data_step<N>.jsonl" in done.stderr
+
+
+def test_steps_that_a_trainer_has_not_finished_are_named(tmp_path):
+    many = trainers.sequences(60, longest=60)
+    trainers.prime(tmp_path, many, step=1)
+    trainers.prime(tmp_path, many, step=2, stable=False)
+    done = servanda("check", tmp_path, "--quiet")
+    assert "steps without STABLE, left out: 2" in done.stdout
+
+
+def test_the_last_line_says_how_fast_it_was(healthy):
+    last = servanda("import", healthy, "--quiet").stdout.rstrip("\n").split("\n")[-1]
+    assert re.fullmatch(r"exit 0 · \d+ s · [\d,.]+( M)? tokens/s", last)
+
+
+@pytest.mark.parametrize("name", ["json", "junit", "sarif", "github", "markdown", "html"])
+def test_every_format_takes_data_that_is_not_sound(name, tmp_path):
+    many = trainers.sequences(60, longest=60)
+    trainers.nemo(tmp_path, many, step=1)
+    trainers.nemo(tmp_path, many, step=2, prev_logprobs=[[0.0]])
+    done = servanda("import", tmp_path, "--quiet", "--format", name)
+    assert done.exit_code == 4
+    if name in ("github", "markdown", "html"):
+        assert "The data cannot be trusted." in done.stdout and "left out" in done.stdout
+
+
+def test_a_report_speaks_of_going_on_and_since_when(bad, healthy):
+    said = servanda("import", bad, "--quiet", "--format", "html").stdout
+    assert "Do not go on as it is." in said and "since step 4" in said
+    assert "promote" not in said and "of the prompts" not in said
+    assert "✓ Go on." in servanda("import", healthy, "--quiet", "--format", "markdown").stdout
+
+
+def test_one_step_is_a_range(healthy):
+    done = servanda("import", healthy, "--quiet", "--steps", "5")
+    assert "· step 5 ·" in done.stdout

@@ -64,6 +64,28 @@ def test_one_bad_slice_is_red_alone_and_named_since_its_step(tmp_path):
     assert "Without them 1.0 % of the gradient may be wrong" in text
 
 
+def test_slices_that_are_red_for_sharing_tokens_are_not_left_out(tmp_path):
+    made.write(tmp_path, turns=3, tv=lambda _s, _q, turn, i: 0.4 if turn > 1 and i < 3 else 0.004)
+
+    answer = judged(tmp_path)
+
+    assert ("gradient", "turn-2") in red(answer)
+    assert answer.out == ("start-2", "start-3-on")
+    assert answer.share == pytest.approx(2 * 3 / (3 * 32))
+    text = tell(answer)
+    assert "those of first 3 tokens of turn 2, first 3 tokens of turn 3 and later;" in text
+    assert "the other slices are red for sharing tokens with them" in text
+
+
+def test_where_all_is_off_nothing_is_to_be_left_out(tmp_path):
+    answer = judged(made.write(tmp_path, turns=3, tv=0.06))
+
+    text = tell(answer)
+    assert answer.share > 0.9
+    assert "VIOLATED on the whole: no slice explains it." in text
+    assert "--mask" not in text
+
+
 def test_a_bad_replica_is_named(tmp_path):
     made.write(
         tmp_path,

@@ -4,7 +4,7 @@ import pytest
 
 from servanda import language
 from servanda.dumps import presetting, words
-from servanda.dumps.causes import explained, likely, within
+from servanda.dumps.causes import explained, fewest, likely, within
 from servanda.dumps.steps import Trend
 from servanda.engines import engine_names
 from servanda.presets import PRESETS
@@ -105,3 +105,14 @@ def test_a_trend_is_a_cause_only_where_its_interval_is_above_1():
     sure, unsure = Trend(1.8, (1.5, 2.1), 5), Trend(1.8, (0.9, 2.7), 5)
     assert likely(NAMES, [], atoms(), sure).startswith("drift that grows with the steps")
     assert likely(NAMES, [], atoms(), unsure) == ""
+
+
+def test_the_fewest_slices_are_left_out_that_leave_the_rest_within_its_limits():
+    """turn-2 is red only for the starts it shares: 1 is start-2, 2 is turn-2, 4 is turn-1."""
+    names = ["start-2", "turn-2", "turn-1"]
+    atoms = {4: [1000, 5.0], 2: [500, 2.5], 1 | 2: [50, 30.0]}
+    assert fewest(names, {"start-2": 0.025, "turn-2": 0.025}, atoms) == ("start-2",)
+    assert fewest(names, {"all": 0.02, "turn-2": 0.025}, atoms) == ("turn-2",)
+    # what is red by another metric is left out whatever its mean
+    assert fewest(names, {"turn-1": None, "start-2": 0.025}, atoms) == ("start-2", "turn-1")
+    assert fewest(names, {"all": 0.001}, atoms) == ()

@@ -228,7 +228,7 @@ def test_a_file_that_is_cut_off_is_said_when_all_was_read(tmp_path):
         "train_data_step3.jsonl:4: the file ends in the middle of a row; 3 sequences of "
         f"{tmp_path} were read, refused: 1 x the file ends in the middle of a row "
         "(first: train_data_step3.jsonl:4)\n"
-        "  hint: copy the file again, or leave the step out"
+        "  hint: wait until it is written, copy it again, or leave the step out: --steps"
     )
 
 
@@ -372,7 +372,7 @@ def test_two_formats_in_a_folder_want_one_to_be_named(tmp_path):
         open_dump(tmp_path)
     assert str(error.value) == (
         f"'{tmp_path}' holds dumps of more than one format: 1 of nemo, 1 of prime-rl\n"
-        "  hint: name one: --as nemo"
+        f"  hint: name one: servanda import {tmp_path} --as nemo"
     )
     assert open_dump(tmp_path, "prime-rl").format == "prime-rl"
 

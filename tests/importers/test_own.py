@@ -230,3 +230,35 @@ def test_a_file_that_is_no_parquet_is_said(tmp_path):
     path.write_bytes(b"PAR1")
     with pytest.raises(ContractError, match=r"step_000001.rank0.parquet is no Parquet file"):
         open_dump(tmp_path)
+
+
+ONE = ([[1, 2, 3]], [[1, 1, 1]], [[-1.0, -1.0, -1.0]], [[-1.0, -1.0, -1.0]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step": -1}, "the step is -1"),
+        ({"step": 1.5}, "the step is 1.5"),
+        ({"logp_train": None}, "logp_train is neither [S, T] nor one list a sequence"),
+        ({"logp_infer": -1.0}, "logp_infer is neither [S, T] nor one list a sequence"),
+        ({"logp_train": [["a", "b", "c"]]}, "logp_train of sequence 0 holds what is no number"),
+        ({"lengths": [3, 2]}, "1 sequences, and 2 of lengths"),
+        ({"lengths": [4]}, "lengths[0] is 4, of 3 tokens"),
+        ({"lengths": [-1]}, "lengths[0] is -1, of 3 tokens"),
+    ],
+)
+def test_what_would_be_written_wrongly_is_refused(tmp_path, changes, message):
+    names = ("token_ids", "mask", "logp_train", "logp_infer")
+    given = {"step": 1, **dict(zip(names, ONE, strict=True)), **changes}
+    with pytest.raises(EvidenceError) as error:
+        Writer(tmp_path).step(**given)
+    assert str(error.value).startswith(message)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_groups_that_are_a_tensor_are_named_by_their_numbers(tmp_path):
+    torch = pytest.importorskip("torch")
+    Writer(tmp_path).step(torch.tensor(3), *ONE, groups=torch.tensor([7]))
+    Writer(tmp_path).step(4, *ONE, groups=[torch.tensor(8)])
+    assert [chunk.group_S for chunk in open_dump(tmp_path).read()] == [("7",), ("8",)]

@@ -183,7 +183,19 @@ def test_logprobs_above_0_are_unsound_but_for_rounding():
     train[20] = 0.25
     finding = found(replace(CLEAN, logp_train_N=train))["values"]
     assert (finding.state, finding.first) == ("unsound", "dump.jsonl:1")
-    assert finding.text == "1 logprobs are above 0 (up to 0.25 nats)"
+    assert finding.text == "1 logprobs are above 0 (trainer 1; up to 0.25 nats)"
+
+
+@pytest.mark.parametrize("sides", [("train",), ("infer",), ("train", "infer")])
+def test_losses_in_the_place_of_logprobs_are_named(sides):
+    turned = {f"logp_{side}_N": -getattr(CLEAN, f"logp_{side}_N") for side in sides}
+    findings = found(replace(CLEAN, **turned))
+    values = findings["values"]
+    assert values.state == "unsound"
+    assert values.text.endswith("losses, which have the other sign?")
+    if len(sides) == 1:
+        assert findings["line_up"].state == "unsound"
+        assert findings["line_up"].text.startswith("one side rises where the other falls (lag 0: r")
 
 
 def test_infinite_logprobs_are_counted():
@@ -198,8 +210,10 @@ def test_a_mask_over_some_prompts_is_not_a_dump_without_prompts():
     mask[0:10] = True
     some = found(replace(CLEAN, mask_N=mask))["prompts"]
     assert some.text.startswith("1 of 20 sequences begin with a trained token")
+    assert some.state == "unsound"
     every = found(replace(CLEAN, mask_N=np.ones_like(mask)))["prompts"]
-    assert every.text == "every sequence begins with a trained token: the dump has no prompts"
+    assert every.state == "warning"
+    assert every.text.startswith("every sequence begins with a trained token: the dump has no")
 
 
 def test_sequences_without_trained_tokens_are_counted():
@@ -227,7 +241,9 @@ def test_a_copy_counts_once_it_is_in_the_same_step():
     assert finding.numbers == {"repeated": 1, "other_groups": 1}
     assert finding.first == "dump.jsonl:8"
     assert found(CLEAN, replace(CLEAN, step=2))["copies"].state == "ok"
-    assert found(CLEAN, CLEAN)["copies"].numbers["repeated"] == 20
+    twice = found(CLEAN, CLEAN)["copies"]
+    assert (twice.state, twice.numbers["repeated"]) == ("unsound", 20)
+    assert twice.text.endswith("Did every rank write the whole batch?")
 
 
 def turns():
@@ -251,6 +267,31 @@ def test_kernels_that_are_far_apart_everywhere_are_not_retokenised():
     clean = turns()
     infer = clean.logp_infer_N - np.where(np.arange(1200) % 5 == 0, 9.0, 0.0)
     assert found(replace(clean, logp_infer_N=infer))["retokenised"].state == "ok"
+
+
+def test_turns_of_other_tokens_are_a_fault_of_those_tokens_and_not_of_the_dump():
+    """The mean weight is far above 1 where later turns begin, and nowhere else."""
+    at = np.tile(np.arange(50), 400)
+    mask = (at < 20) | (at >= 30)
+    dump = dump_of(Sampling(), Sampling(), Sampling(), sequences=400)
+    infer = np.where((at >= 30) & (at < 33), -6.0, dump.logp_infer_N)
+    findings = found(replace(dump, mask_N=mask, logp_infer_N=infer))
+    assert findings["coherence"].state == findings["retokenised"].state == "warning"
+    assert "at the first tokens of later turns, and nowhere else" in findings["coherence"].text
+    everywhere = found(replace(dump, mask_N=mask, logp_infer_N=np.where(at % 5, infer, -6.0)))
+    assert everywhere["coherence"].state == "unsound"
+
+
+def test_a_mean_weight_above_1_by_less_than_a_thousandth_is_no_fault_of_the_dump():
+    """A bias of a float32 softmax shows in many tokens of nearly equal kernels."""
+    many = rollouts(sequences=4000, noise=0.0)
+    train = many.logp_infer_N + 2e-4
+    finding = found(replace(many, logp_train_N=train))["coherence"]
+    assert finding.state == "warning"
+    assert "above 1 by less than a thousandth" in finding.text
+    assert found(replace(many, logp_train_N=many.logp_infer_N + 5e-3))["coherence"].state == (
+        "unsound"
+    )
 
 
 def test_precision_is_the_coarsest_format_that_is_exact():

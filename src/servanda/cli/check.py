@@ -13,6 +13,8 @@ from servanda.cli.output import FORMAT, OUTPUT, by_suffix, chosen, clear, show, 
 from servanda.cli.progress import watching
 from servanda.report import FORMATS
 
+_DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump end; no contract does
+
 
 @click.command(short_help="Measure both kernels of a contract and judge every clause.")
 @click.argument("contract", type=click.Path(path_type=Path))
@@ -62,10 +64,10 @@ def check(
     Stops as soon as everything is decided; Ctrl-C leaves a run that the same command resumes.
     An old file at a report's place is removed first, so that a run that fails leaves none.
 
-    Where CONTRACT is the folder of a trainer's dump, its rollouts are judged instead, as by
-    `servanda import`.
+    Where CONTRACT is the folder of a trainer's dump, or a file of one, its rollouts are judged
+    instead, as by `servanda import`.
     """
-    if contract.is_dir():
+    if contract.is_dir() or (contract.suffix in _DUMPED and contract.is_file()):
         _refuse(run_dir=run_dir, fresh=fresh, max_time=max_time)
         from servanda.cli.imports import judged
         from servanda.dumps.judging import Asked

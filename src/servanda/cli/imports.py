@@ -29,7 +29,7 @@ _OF_A_RUN = ("attempt-1", "plan.json")
 
 
 class StepsType(click.ParamType):
-    """a:b, a: or :b, both ends included."""
+    """a:b, a:, :b, both ends included, or one step."""
 
     name = "a:b"
 
@@ -40,11 +40,14 @@ class StepsType(click.ParamType):
             return value
         first, colon, last = str(value).partition(":")
         try:
-            if not colon:
+            low, high = int(first) if first else None, int(last) if last else None
+            if not colon and low is None:
                 raise ValueError
-            return (int(first) if first else None, int(last) if last else None)
         except ValueError:
-            self.fail(f"{value!r} is no range of steps: write 10:20, 10: or :20", param, ctx)
+            self.fail(f"{value!r} is no range of steps: write 10:20, 10:, :20 or 10", param, ctx)
+        if low is not None and high is not None and low > high:
+            self.fail(f"{value!r} ends before it begins: write {high}:{low}", param, ctx)
+        return (low, high if colon else low)
 
 
 @click.command("import", short_help="Judge the rollouts that a trainer dumped.")
@@ -102,7 +105,7 @@ def judged(
     files = {path: by_suffix(path) for path in reports}
     if output is not None:
         files[output] = printed
-    refuse_place(save, force=False)
+    refuse_place(save, force=None)
     for path in files:
         clear(path)
     with watching(quiet) as watch:

@@ -42,13 +42,18 @@ def by_suffix(path: Path) -> str:
     return found
 
 
-def refuse_place(output: Path | None, force: bool) -> None:
-    """Say before all the work that a contract cannot go there."""
+def refuse_place(output: Path | None, force: bool | None) -> None:
+    """Say before all the work that a contract cannot go there.
+
+    Args:
+        force: whether one that is there is replaced; None: the command has no such option.
+    """
     if output is None:
         return
     _refuse_folder(output)
     if output.exists() and not force:
-        raise ContractError(f"{output} is there already", hint="give another name, or --force")
+        hint = "give another name" + ("" if force is None else ", or --force")
+        raise ContractError(f"{output} is there already", hint=hint)
 
 
 def _refuse_folder(path: Path) -> None:

@@ -37,6 +37,12 @@ def within(atoms: Mapping[int, Sequence[float]], bits: int) -> tuple[Sums, Sums]
     return inside, outside
 
 
+def _mean(atoms: Mapping[int, Sequence[float]], bits: int) -> float:
+    """Mean (1 - w)^+ of the tokens in those slices, or of all where there are none; 0 of none."""
+    inside, outside = within(atoms, bits)
+    return (inside if bits else outside).mean or 0.0
+
+
 def explained(atoms: Mapping[int, Sequence[float]], some: int, red: int) -> float | None:
     """The share of the excess in the red slices that lies in some of them.
 
@@ -47,6 +53,34 @@ def explained(atoms: Mapping[int, Sequence[float]], some: int, red: int) -> floa
     base = outside.mean or 0.0
     excess = inside.tv - base * inside.n
     return (part.tv - base * part.n) / excess if excess > 0 else None
+
+
+def fewest(
+    names: Sequence[str],
+    limits: Mapping[str, float | None],
+    atoms: Mapping[int, Sequence[float]],
+) -> tuple[str, ...]:
+    """The red slices to leave out so that the others, and the whole, are within their limits.
+
+    A slice that is red because it shares tokens with a worse one need not be left out.  The
+    worst of what is left is taken, until nothing is beyond its limit: an estimate from means.
+
+    Args:
+        names: of all slices, in the order of the bits of `atoms`.
+        limits: of the red ones, on the mean of (1 - w)^+; None where another metric is beyond
+            its limit, so that the slice is always left out.  A name that is no slice stands
+            for all tokens.
+    """
+    left = [name for name, limit in limits.items() if limit is None]
+    while True:
+        without = _bits(names, left)
+        rest = {key: sums for key, sums in atoms.items() if not key & without}
+        means = {name: _mean(rest, _bits(names, [name])) for name in limits}
+        beyond = any(means[n] > limit for n, limit in limits.items() if limit is not None)
+        open_ = [name for name in limits if name in names and name not in left]
+        if not beyond or not open_:
+            return tuple(name for name in names if name in left)
+        left.append(max(open_, key=means.__getitem__))
 
 
 def likely(

@@ -6,11 +6,11 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from servanda.clauses import Certificate
+from servanda.clauses import CellVerdict, Certificate
 from servanda.contract import WHOLE
 from servanda.dumps import causes, presetting
 from servanda.dumps.blocks import blocks, paired
@@ -57,7 +57,8 @@ class Answer:
         contract_text: for keeping.
         told: of the data, worst first.
         since: name of a cell -> first step from which on it is beyond its limit.
-        share: of the tokens that lie in red slices; left: mean (1 - w)^+ of all others.
+        out: the red slices to leave out; the others are red for the tokens they share with them.
+        share: of the tokens that lie in those; left: mean (1 - w)^+ of all others.
         partly: whether slices were chosen from the first tokens alone.
         masked: tokens named in `asked.mask`; None where nothing was written.
     """
@@ -73,6 +74,7 @@ class Answer:
     since: dict[str, int]
     trend: Trend | None
     cause: str
+    out: tuple[str, ...]
     share: float
     left: float | None
     partly: bool
@@ -128,14 +130,17 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
     errors = [t for t in told if t.level == "error"]
     if errors:
         verdict = unsound(verdict, errors[0].text)
+    dated = _since(weighing, verdict)
+    verdict = replace(verdict, cells=tuple(_noted(c, dated) for c in verdict.cells))
     red = _red(verdict)
     names = [cut.name for cut in weighing.cuts]
-    bits = sum(1 << i for i, name in enumerate(names) if name in red)
+    out = causes.fewest(names, _limits(verdict), weighing.atoms)
+    bits = sum(1 << i for i, name in enumerate(names) if name in out)
     inside, outside = causes.within(weighing.atoms, bits)
     grown = trend(*weighing.ends)
     masked = None
-    if asked.mask is not None and red:
-        cuts = [cut for cut in weighing.cuts if cut.name in red]
+    if asked.mask is not None and out:
+        cuts = [cut for cut in weighing.cuts if cut.name in out]
         masked = write_masks(_read(_opened(asked), watch), cuts, asked.mask)
     return Answer(
         asked,
@@ -146,9 +151,10 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
         verdict,
         weighing,
         told,
-        _since(weighing, verdict),
+        dated,
         grown,
         "" if errors else causes.likely(names, red, weighing.atoms, grown),
+        out,
         inside.n / (inside.n + outside.n) if inside.n else 0.0,
         outside.mean,
         not whole,
@@ -174,6 +180,17 @@ def _red(verdict: Verdict) -> list[str]:
     return [name for name in dict.fromkeys(found) if name != WHOLE]
 
 
+def _limits(verdict: Verdict) -> dict[str, float | None]:
+    """Of each slice that is red, and of the whole, the limit on mean TV it is beyond, if any."""
+    found: dict[str, float | None] = {}
+    for cell in verdict.cells:
+        if cell.enforced and cell.outcome == "violated":
+            of_tv = cell.metric == "tv" and cell.threshold is None
+            if of_tv or (cell.slice != WHOLE and cell.slice not in found):
+                found[cell.slice] = cell.limit if of_tv else found.get(cell.slice)
+    return found
+
+
 def _since(weighing: Weighing, verdict: Verdict) -> dict[str, int]:
     plan, _ = weighing.evidence()
     found: dict[str, int] = {}
@@ -184,6 +201,12 @@ def _since(weighing: Weighing, verdict: Verdict) -> dict[str, int]:
             if step is not None:
                 found[cell.name] = step
     return found
+
+
+def _noted(cell: CellVerdict, dated: Mapping[str, int]) -> CellVerdict:
+    """With the step for reports, which know of no other axis."""
+    step = dated.get(f"{cell.clause}[{cell.slice}]")
+    return cell if step is None else cell.but(note=f"since step {step}")
 
 
 def _opened(asked: Asked) -> Dump:

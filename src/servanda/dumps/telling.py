@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from servanda.clauses import CellVerdict
@@ -14,6 +15,7 @@ from servanda.report.words import excess, line, percent
 _GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓"}
 _LEVEL = {"error": "✗", "warning": "!", "fine": "✓"}
 _WORST = 6  # red slices that are shown
+_MOST = 0.9  # of the tokens: where more are red, no slice explains it
 _NAME, _VALUE = 46, 26  # widths
 
 
@@ -30,7 +32,8 @@ def _lines(answer: Answer) -> Iterator[str]:
     for told in answer.told:
         yield f"  {_LEVEL[told.level]} {told.text}"
     for cell in verdict.cells:
-        if cell.section == "observability":
+        # of the mean weight a finding has said more
+        if cell.section == "observability" and cell.metric != "coherence":
             yield from _guard(cell)
     yield f"{'May I go on?'.ljust(_NAME + _VALUE)}limit"
     if verdict.outcome == "error":
@@ -62,6 +65,8 @@ def _found(answer: Answer) -> Iterator[str]:
     ]
     parts += [f"up to {weighing.turns} turns"] if weighing.turns > 1 else []
     yield f"found    {' · '.join(parts)}"
+    for note in dump.found.notes:
+        yield f"         {line(note)}"
     yield f"preset   {answer.preset}, {answer.why}   (servanda presets --show {answer.preset})"
     names = [line(cut.name) for cut in weighing.cuts]
     yield f"slices   {', '.join(names) if names else 'none: too few tokens, or all alike'}"
@@ -139,17 +144,32 @@ def _answer(answer: Answer) -> Iterator[str]:
         yield f"UNSOUND: {[*unsound, *notes][0]}"
     elif verdict.outcome == "holds":
         yield f"HOLDS at confidence {verdict.confidence:g}: go on."
-    elif verdict.outcome == "violated" and answer.share:
-        left = words_of_left(answer)
+    elif verdict.outcome == "violated" and _parted(answer):
         yield (
             f"VIOLATED on slices with {percent(answer.share)} of the tokens. "
-            f"Without them {left} of the gradient may be wrong."
+            f"Without them {words_of_left(answer)} of the gradient may be wrong."
         )
+        if names := _only(answer):
+            yield f"         those of {names};"
+            yield "         the other slices are red for sharing tokens with them"
     elif verdict.outcome == "violated":
         yield "VIOLATED on the whole: no slice explains it."
     else:
         more = f" About {verdict.more:,} more prompt groups would decide." if verdict.more else ""
         yield f"{word}: too few tokens to tell.{more}"
+
+
+def _parted(answer: Answer) -> bool:
+    """Whether leaving slices out leaves most of the tokens."""
+    return 0 < answer.share <= _MOST
+
+
+def _only(answer: Answer) -> str:
+    """The slices to leave out, where others are red as well."""
+    red = {c.slice for c in answer.verdict.cells if c.enforced and c.outcome == "violated"}
+    if red <= {*answer.out, WHOLE}:
+        return ""
+    return ", ".join(words.place(name) for name in answer.out)
 
 
 def words_of_left(answer: Answer) -> str:
@@ -158,10 +178,10 @@ def words_of_left(answer: Answer) -> str:
 
 
 def _next(answer: Answer) -> Iterator[str]:
-    verdict, path = answer.verdict, answer.asked.path
+    verdict, path, weighing = answer.verdict, answer.asked.path, answer.weighing
     if answer.masked is not None:
         yield f"masks    {answer.masked:,} tokens in {answer.asked.mask}/step_*.npz"
-    elif verdict.outcome == "violated" and answer.share:
+    elif verdict.outcome == "violated" and _parted(answer):
         yield f"next     servanda import {path} --mask masks    (names these tokens, step by step)"
     elif verdict.outcome == "holds":
         yield f"next     servanda import {path} --save rollout.kernelcontract.yaml    (keep it)"
@@ -169,4 +189,17 @@ def _next(answer: Answer) -> Iterator[str]:
         f"{verdict.tokens:,} tokens, claim realised · contract {verdict.key.contract[:8]} · "
         f"evidence {verdict.evidence[:8]}"
     )
-    yield f"exit {verdict.exit_code} · {answer.seconds:.0f} s"
+    rate = weighing.tokens / max(answer.seconds, 1e-9)
+    yield f"exit {verdict.exit_code} · {answer.seconds:.0f} s · {_rate(rate)} tokens/s"
+
+
+def _rate(per_s: float) -> str:
+    """Tokens a second, to two digits.
+
+    >>> _rate(432_100), _rate(1_510_000), _rate(74)
+    ('430,000', '1.5 M', '74')
+    """
+    if per_s >= 1e6:
+        return f"{per_s / 1e6:.1f} M"
+    digits = 1 - math.floor(math.log10(max(per_s, 1.0)))
+    return f"{round(per_s, digits):,.0f}"

@@ -10,6 +10,7 @@ from servanda.report.words import of_cell, percent, quantity
 
 # a token clause whose threshold is that of the clip range
 _CLIP_NATS = 0.182
+_SMALL = 1e-4
 
 
 def is_gradient(cell: CellVerdict) -> bool:
@@ -30,7 +31,8 @@ def number(cell: CellVerdict, value: float | None) -> str:
     """A number of a cell as `clause` calls it: 2 TV is a share of the gradient."""
     if value is None:
         return ""
-    return percent(2 * value) if is_gradient(cell) else of_cell(cell, value)
+    shown = percent(2 * value) if is_gradient(cell) else of_cell(cell, value)
+    return "< 0.01 %" if shown.endswith(" %") and 0 < value < _SMALL else shown
 
 
 def limit(cell: CellVerdict) -> str:

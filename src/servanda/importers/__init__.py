@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from shlex import quote
 
 from servanda.errors import ContractError
 from servanda.importers import nemo, own, prime_rl, skyrl, slime
@@ -112,12 +113,12 @@ def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bo
     found = [f for name in names if (f := _of(FORMATS[name].sniff(folder), path)) is not None]
     sure = [f for f in found if f.sure] or found
     if not sure:
-        raise ContractError(_nothing(folder, list(names)), hint="see docs/how-to/dumps.md")
+        raise ContractError(_nothing(path, list(names)), hint="see docs/how-to/dumps.md")
     if len(sure) > 1:
         kinds = ", ".join(f"{len(f.files)} of {f.format}" for f in sure)
         raise ContractError(
             f"{str(path)!r} holds dumps of more than one format: {kinds}",
-            hint=f"name one: --as {sure[0].format}",
+            hint=f"name one: servanda import {quote(str(path))} --as {sure[0].format}",
         )
     if not sure[0].sure:
         raise ContractError(
@@ -129,8 +130,9 @@ def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bo
         raise ContractError(
             f"{sure[0].files[0].name} is a Python pickle ({FORMATS[sure[0].format].framework}), "
             "which can hold a program",
-            hint="if you trust who wrote it: --unsafe-pickles (it is read in a process of its "
-            "own, and anything but tensors and plain data is refused)",
+            hint=f"if you trust who wrote it: servanda import {quote(str(path))} --unsafe-pickles "
+            "(it is read in a process of its own, and anything but tensors and plain data is "
+            "refused)",
         )
     _one_run(sure[0])
     return Dump(sure[0])
@@ -144,12 +146,14 @@ def _of(found: Found | None, path: Path) -> Found | None:
     return Found(**{**vars(found), "files": files}) if files else None
 
 
-def _nothing(folder: Path, names: list[str]) -> str:
+def _nothing(path: Path, names: list[str]) -> str:
     looked = "; ".join(f"{FORMATS[n].looks_for} ({FORMATS[n].framework})" for n in names)
-    seen = sorted(entry.name for entry in folder.iterdir())
+    if not path.is_dir():
+        return f"{str(path)!r} is no file of a dump; looked for {looked}"
+    seen = sorted(entry.name for entry in path.iterdir())
     rest = f", and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
     return (
-        f"{str(folder)!r} holds no dump; looked for {looked}; "
+        f"{str(path)!r} holds no dump; looked for {looked}; "
         f"it holds {', '.join(seen[:_SHOWN]) or 'nothing'}{rest}"
     )
 

@@ -131,7 +131,7 @@ class Refused(Mapping[str, Refusal]):
             raise EvidenceError(
                 f"{self.truncated[0]}: the file ends in the middle of a row; {self.accepted:,} "
                 f"sequences of {what} were read, refused: {self}",
-                hint="copy the file again, or leave the step out",
+                hint="wait until it is written, copy it again, or leave the step out: --steps",
             )
 
 

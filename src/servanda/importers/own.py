@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,14 @@ class Writer:
             The file.
 
         Raises:
-            EvidenceError: shapes that do not fit together.
+            EvidenceError: shapes that do not fit together, or a step that is none.
         """
+        try:
+            at = index(step)
+        except TypeError:
+            at = -1
+        if at < 0:
+            raise EvidenceError(f"the step is {step!r}", hint="an integer from 0 on")
         token_S = split(token_ids, "token_ids")
         cells_S = cells(token_S, lengths, present)
         lists = {"mask": mask, "logp_train": logp_train, "logp_infer": logp_infer}
@@ -102,7 +109,7 @@ class Writer:
                 raise EvidenceError(
                     f"{len(token_S)} sequences, and {len(columns['sequence.reward'])} rewards"
                 )
-        return self._write(int(step), columns)
+        return self._write(at, columns)
 
     def _write(self, step: int, columns: Mapping[str, Any]) -> Path:
         import pyarrow as pa

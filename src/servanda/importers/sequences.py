@@ -23,11 +23,18 @@ def plain(value: Any) -> Array:
 
 def split(values: Any, name: str) -> list[Array]:
     """A column as one array a sequence."""
-    parts = values if isinstance(values, list | tuple) else plain(values)
-    sequences = [plain(part) for part in parts]
+    sequences = _parts(values, name)
     if any(part.ndim != 1 for part in sequences):
         raise EvidenceError(f"{name} is neither [S, T] nor one list a sequence")
     return sequences
+
+
+def _parts(values: Any, name: str) -> list[Array]:
+    """One array a sequence, of whatever holds them."""
+    parts = values if isinstance(values, list | tuple) else plain(values)
+    if not isinstance(parts, list | tuple) and parts.ndim == 0:
+        raise EvidenceError(f"{name} is neither [S, T] nor one list a sequence")
+    return [plain(part) for part in parts]
 
 
 def cells(token_S: list[Array], lengths: Any, present: Any) -> list[Array]:
@@ -40,13 +47,15 @@ def cells(token_S: list[Array], lengths: Any, present: Any) -> list[Array]:
     if present is not None:
         cells_S = [flags(part) for part in split(present, "present")]
     elif lengths is not None:
-        cells_S = [
-            np.arange(len(token_T)) < length
-            for token_T, length in zip(token_S, plain(lengths).tolist(), strict=False)
-        ]
+        length_S = plain(lengths).reshape(-1).tolist()
+        _same("lengths", length_S, token_S)
+        for at, (token_T, length) in enumerate(zip(token_S, length_S, strict=True)):
+            if not 0 <= length <= len(token_T):
+                raise EvidenceError(f"lengths[{at}] is {length}, of {len(token_T)} tokens")
+        cells_S = [np.arange(len(t)) < length for t, length in zip(token_S, length_S, strict=True)]
     else:
         cells_S = [np.ones(len(token_T), dtype=bool) for token_T in token_S]
-    _same("present" if present is not None else "lengths", cells_S, token_S)
+    _same("present", cells_S, token_S)
     for token_T, cells_T in zip(token_S, cells_S, strict=True):
         if len(token_T) != len(cells_T):
             raise EvidenceError(f"present has {len(cells_T)} cells of {len(token_T)} tokens")
@@ -57,8 +66,7 @@ def cells(token_S: list[Array], lengths: Any, present: Any) -> list[Array]:
 
 def aligned(name: str, values: Any, token_S: list[Array]) -> list[Array]:
     """A column over all tokens of each sequence: what it does not reach is NaN, or no."""
-    parts = values if isinstance(values, list | tuple) else plain(values)
-    sequences = [plain(part) for part in parts]
+    sequences = _parts(values, name)
     _same(name, sequences, token_S)
     aligned = []
     for at, (part, token_T) in enumerate(zip(sequences, token_S, strict=True)):
@@ -72,7 +80,10 @@ def aligned(name: str, values: Any, token_S: list[Array]) -> list[Array]:
             )
         absent = 0.0 if name == "mask" else np.nan
         whole = np.full(len(token_T), absent)
-        whole[len(token_T) - len(part) :] = part
+        try:
+            whole[len(token_T) - len(part) :] = part
+        except (TypeError, ValueError):
+            raise EvidenceError(f"{name} of sequence {at} holds what is no number") from None
         aligned.append(whole)
     return aligned
 
@@ -92,10 +103,12 @@ def flags(values: Array) -> Array:
     return values.astype(bool)
 
 
-def texts(name: str, values: Sequence[object] | None, sequences: int) -> list[str]:
+def texts(name: str, values: Any, sequences: int) -> list[str]:
+    """A text for each sequence; tensors are named by their numbers."""
     if values is None:
         return [""] * sequences
-    texts = [str(value) for value in values]
+    values = plain(values).tolist() if hasattr(values, "detach") else values
+    texts = [str(value.item() if hasattr(value, "detach") else value) for value in values]
     if len(texts) != sequences:
         raise EvidenceError(f"{sequences} sequences, and {len(texts)} of {name}")
     return texts

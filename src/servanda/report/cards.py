@@ -10,7 +10,7 @@ from servanda.contract import WHOLE
 from servanda.contrast import Contrast, contrast, parted
 from servanda.portrait import Portrait, Worst
 from servanda.report import words
-from servanda.report.sentence import counted
+from servanda.report.sentence import counted, dumped
 from servanda.verdict import Verdict
 
 _ALIKE = 4.0  # self-noise that is parted by this much less is parted alike
@@ -137,7 +137,7 @@ def _worst(verdict: Verdict) -> list[Line]:
     if not portrait.worst:
         return [Line("No token was compared.")]
     worst = portrait.worst[0]
-    lines = [*_text_of(worst), *numbers_of(worst)]
+    lines = [*_text_of(worst), *numbers_of(worst, prompts=not dumped(verdict))]
     return lines if what == "workload" else [*lines, Line(f"From the {what}.")]
 
 
@@ -148,8 +148,13 @@ def _text_of(worst: Worst) -> list[Line]:
     return [Line(f"“…{context}” → “{words.line(worst.text, 30)}”", strong=True)]
 
 
-def numbers_of(worst: Worst) -> list[Line]:
-    """What a worst token shows without its text."""
+def numbers_of(worst: Worst, *, prompts: bool = True) -> list[Line]:
+    """What a worst token shows without its text.
+
+    Args:
+        prompts: whether its prompt is a line of a file: that of a dump is not.
+    """
+    of = f" (line {worst.row + 1} of the prompts)" if prompts else ""
     rank = "" if worst.rank is None else f", rank {worst.rank + 1:.0f}"
     entropy = "" if worst.entropy_nats is None else f", entropy {worst.entropy_nats:.2f} nats"
     return [
@@ -157,7 +162,7 @@ def numbers_of(worst: Worst) -> list[Line]:
         Line(f"|log ratio| {words.number(worst.abs_log_ratio)} nats{entropy}"),
         Line(
             f"token id {worst.token} at position {worst.position}, after a prompt of "
-            f"{worst.prompt_tokens:,} tokens (line {worst.row + 1} of the prompts)"
+            f"{worst.prompt_tokens:,} tokens{of}"
         ),
     ]
 

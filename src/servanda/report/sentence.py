@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from servanda.clauses import CellVerdict
 from servanda.clauses.guards import FOUND_TRAIN
-from servanda.contract import WHOLE
+from servanda.contract import EXTERNAL, WHOLE
 from servanda.report.words import (
     excess,
     limit,
@@ -25,6 +25,12 @@ _ANSWERS = {
     "holds": ("✓", "May promote."),
     "inconclusive": ("…", "Not decided."),
     "error": ("!", "Measuring failed."),
+}
+_OF_A_TRAINER = {
+    "violated": ("✗", "Do not go on as it is."),
+    "holds": ("✓", "Go on."),
+    "inconclusive": ("…", "Not decided."),
+    "error": ("!", "The data cannot be trusted."),
 }
 
 
@@ -47,7 +53,7 @@ def counted(cells: Iterable[CellVerdict]) -> list[CellVerdict]:
 
 def headline(verdict: Verdict) -> Headline:
     """The sentence of every report."""
-    glyph, answer = _ANSWERS[verdict.outcome]
+    glyph, answer = (_OF_A_TRAINER if dumped(verdict) else _ANSWERS)[verdict.outcome]
     cells = counted(verdict.cells)
     bad = worst_first(c for c in cells if c.outcome == verdict.outcome)
     promises = [c for c in cells if c.section != "observability"]
@@ -58,10 +64,23 @@ def headline(verdict: Verdict) -> Headline:
     elif verdict.outcome == "violated":
         text = _broken(bad) if _untrusted(bad) else f"{_broken(bad)} {_rest(cells)}"
     elif verdict.outcome == "error":
-        text = f"{_names(bad)}: {line(bad[0].note, 120) or 'no usable number'}."
+        text = _failed(bad, cells)
     else:
         text = _open(bad, verdict.more)
     return Headline(glyph, answer, text.strip())
+
+
+def dumped(verdict: Verdict) -> bool:
+    """Whether a trainer ran both kernels, and wrote down what they said."""
+    return verdict.key.train == verdict.key.infer == EXTERNAL
+
+
+def _failed(bad: Sequence[CellVerdict], cells: Sequence[CellVerdict]) -> str:
+    """Why there is no answer: of the cells that failed, or else of the data under all of them."""
+    if bad:
+        return f"{_names(bad)}: {line(bad[0].note, 120) or 'no usable number'}."
+    why = next((c.note for c in cells if c.note), "no usable number")
+    return f"{line(why, 200).removeprefix('the data is not sound: ')}."
 
 
 def _extent(cells: Sequence[CellVerdict]) -> str:

@@ -9,6 +9,8 @@ from typing import Literal, Protocol, TypeVar
 from servanda.registry import Registry
 from servanda.rollouts import Array, Rollouts
 
+HEAD_TOKENS = 3  # at the beginning of a turn: what a tool boundary tears
+
 State = Literal["ok", "warning", "unsound"]
 
 
@@ -64,3 +66,8 @@ class First:
 def share(part: int, whole: int) -> float:
     """A share of tokens; NaN of none."""
     return part / whole if whole else float("nan")
+
+
+def heads(rollouts: Rollouts) -> Array:
+    """Which tokens are among the first of a second or later turn, [N]."""
+    return (rollouts.turn_N >= 2) & (rollouts.turn_token_N < HEAD_TOKENS)

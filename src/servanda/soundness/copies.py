@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 
 from servanda.rollouts import Rollouts
-from servanda.soundness.base import Finding, check
+from servanda.soundness.base import Finding, check, share
 
 LONG_TOKENS = 32
+UNSOUND = 0.1  # of the sequences: more than a trainer repeats to fill its last batch
 
 
 @check("copies")
@@ -18,7 +19,7 @@ class Copies:
     """Counts sequences of at least 32 trained tokens that repeat one of the same step."""
 
     def __init__(self) -> None:
-        self.sequences = self.repeated = self.elsewhere = 0
+        self.sequences = self.long = self.repeated = self.elsewhere = 0
         self.first = ""
         self._step: int | None = None
         self._group: dict[bytes, str] = {}  # of one step
@@ -33,6 +34,7 @@ class Copies:
             self.sequences += 1
             if mask_T.sum() < LONG_TOKENS:
                 continue
+            self.long += 1
             digest = hashlib.blake2b(rollouts.token_N[part].tobytes(), digest_size=16)
             digest.update(rollouts.logp_infer_N[part][mask_T].tobytes())
             group = rollouts.group_S[at]
@@ -52,4 +54,7 @@ class Copies:
             f"{self.repeated:,} of {self.sequences:,} sequences repeat another of their step to "
             f"the last digit ({self.elsewhere:,} under another prompt group): they count twice"
         )
-        return Finding("copies", "warning", text, numbers, self.first)
+        if share(self.repeated, self.long) <= UNSOUND:
+            return Finding("copies", "warning", text, numbers, self.first)
+        text += ". Did every rank write the whole batch?"
+        return Finding("copies", "unsound", text, numbers, self.first)

@@ -60,6 +60,12 @@ class LineUp:
         best = max((lag for lag in LAGS if lag), key=lambda lag: z[lag])
         margin = max(_LEAST, _SIGMAS * math.sqrt(2 / pairs))
         seen = f"lag 0: r {_short(r[0])}, next {_short(r[best])}"
+        if z[0] < -margin and -z[0] > max(map(abs, (z[lag] for lag in LAGS if lag))) + margin:
+            text = (
+                f"one side rises where the other falls (lag 0: r {_short(r[0])}): are they losses "
+                "instead of logprobs?"
+            )
+            return Finding("line_up", "unsound", text, numbers, self.first)
         if z[best] > z[0] + margin:
             text = (
                 f"the sampler's logprobs are shifted by {best:+d} against the trainer's "

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from servanda.rollouts import Rollouts
-from servanda.soundness.base import Finding, First, check
+from servanda.soundness.base import Finding, First, check, share
+
+UNSOUND = 0.001
 
 
 @check("prompts")
@@ -28,10 +30,14 @@ class Prompts:
         if not self.trained:
             return Finding("prompts", "ok", "no loss mask covers a prompt", numbers)
         if self.trained == self.sequences:
-            text = "every sequence begins with a trained token: the dump has no prompts"
+            text = (
+                "every sequence begins with a trained token: the dump has no prompts, or its loss "
+                "mask covers them"
+            )
             return Finding("prompts", "warning", text, numbers, self.first.place)
         text = (
             f"{self.trained:,} of {self.sequences:,} sequences begin with a trained token: their "
             "loss mask covers the prompt"
         )
-        return Finding("prompts", "warning", text, numbers, self.first.place)
+        state = "unsound" if share(self.trained, self.sequences) > UNSOUND else "warning"
+        return Finding("prompts", state, text, numbers, self.first.place)

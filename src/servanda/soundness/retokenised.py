@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from servanda.rollouts import Rollouts
-from servanda.soundness.base import Finding, First, check, share
+from servanda.soundness.base import Finding, First, check, heads, share
 
 FAR_NATS = 4.0
-HEAD_TOKENS = 3
 TIMES = 10  # how much more often at the head of a turn than elsewhere
 
 
@@ -26,14 +25,13 @@ class Retokenised:
         self.first = First()
 
     def add(self, rollouts: Rollouts) -> None:
-        turn_N, token_N = rollouts.turn_N, rollouts.turn_token_N
+        turn_N, head_N = rollouts.turn_N, heads(rollouts)
         with np.errstate(invalid="ignore"):
             far_N = np.abs(rollouts.logp_train_N - rollouts.logp_infer_N) > FAR_NATS
         far_N &= rollouts.mask_N
-        head_N = (turn_N >= 2) & (token_N < HEAD_TOKENS)
         rest_N = rollouts.mask_N & ~head_N
         hit_N = head_N & far_N
-        self.turns += int(((turn_N >= 2) & (token_N == 0)).sum())
+        self.turns += int(((turn_N >= 2) & (rollouts.turn_token_N == 0)).sum())
         places = np.stack([rollouts.sequence_N[hit_N], turn_N[hit_N]])
         self.suspects += np.unique(places, axis=1).shape[1]
         self.sequences += len(np.unique(places[0]))

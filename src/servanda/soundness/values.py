@@ -15,16 +15,20 @@ class Values:
     """Counts logprobs of trained tokens that are infinite or above 0."""
 
     def __init__(self) -> None:
-        self.above = self.infinite = 0
+        self.tokens = self.above = self.infinite = 0
+        self.sides = {"trainer": 0, "sampler": 0}
         self.highest = -np.inf
         self.first = First()
 
     def add(self, rollouts: Rollouts) -> None:
-        for logp_N in (rollouts.logp_train_N, rollouts.logp_infer_N):
+        self.tokens += int(rollouts.mask_N.sum())
+        of = zip(self.sides, (rollouts.logp_train_N, rollouts.logp_infer_N), strict=True)
+        for side, logp_N in of:
             infinite_N = rollouts.mask_N & np.isinf(logp_N)
             above_N = rollouts.mask_N & np.isfinite(logp_N) & (logp_N > _ROUNDING_NATS)
             self.infinite += int(infinite_N.sum())
             self.above += int(above_N.sum())
+            self.sides[side] += int(above_N.sum())
             self.highest = max(self.highest, float(logp_N[above_N].max(initial=-np.inf)))
             self.first.see(rollouts, infinite_N | above_N)
 
@@ -34,7 +38,10 @@ class Values:
             return Finding("values", "ok", "every logprob is finite and at most 0", numbers)
         parts = []
         if self.above:
-            parts.append(f"{self.above:,} logprobs are above 0 (up to {self.highest:.3g} nats)")
+            sides = ", ".join(f"{side} {n:,}" for side, n in self.sides.items() if n)
+            part = f"{self.above:,} logprobs are above 0 ({sides}; up to {self.highest:.3g} nats)"
+            turned = max(self.sides.values()) > self.tokens / 2
+            parts.append(f"{part}: losses, which have the other sign?" if turned else part)
         if self.infinite:
             parts.append(f"{self.infinite:,} are infinite")
         state = "unsound" if self.above else "warning"
