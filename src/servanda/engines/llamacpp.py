@@ -279,7 +279,7 @@ class LlamaCppEngine:
         logits_TSV += [decode.send(given_SW[:, t]) for t in range(steps - 1)]
         for row, given in enumerate(chunk.continuations):
             logits_TV = [logits_SV[row] for logits_SV in logits_TSV[: len(given)]]
-            yield np.array(logits_TV, np.float32).reshape(len(given), -1)
+            yield np.array(logits_TV, np.float32).reshape(len(given), self.model.vocab_size)
 
     def _prefill(self, chunk: Batch) -> Iterator[NDArray[np.float32]]:
         """By feeding prompts and given tokens at once."""
@@ -289,8 +289,11 @@ class LlamaCppEngine:
             for row, (prompt, given) in enumerate(
                 zip(chunk.prompts, chunk.continuations, strict=True)
             )
+            if given  # nothing is asked of a sequence that was lost when it was drawn
             for at, token in enumerate((*prompt, *given[:-1]))
         ]
+        if not fed:
+            yield np.zeros((0, self.model.vocab_size), np.float32)
         yield from self.model.feed(fed)
 
     def _trace(
