@@ -582,6 +582,6 @@ def test_a_throw_away_model_keeps_every_law_that_speaks_of_it(folders):
     ]
 
 
-def test_int8_keeps_them_but_that_its_draws_depend_on_the_company(int8):
+def test_int8_keeps_them_but_what_a_sequence_draws_depends_on_the_company():
     opened = kernel(TINY, quantization="int8_dynamic")
-    check_engine(lambda: open_engine(opened), sequences=24, width=8, tolerance=0.5)
+    check_engine(lambda: open_engine(opened), sequences=16, width=8, flips=0.3)
