@@ -1,10 +1,10 @@
 # One contract's kernels on real engines: how far each lies from the trainer's, and how fast.
 #
-#     python -m benchmarks.engines             prints the table (minutes; see --only)
+#     python -m benchmarks.engines             prints the table (ten minutes; --only NAME)
 #     python -m benchmarks.engines --write     writes docs/reference/engines.md
 #
-# Every kernel scores the same given tokens, those of data/golden.jsonl, and is held against
-# Transformers in float32, eager.  Teacher forced: no row speaks of tokens that it would draw.
+# Every kernel scores the same given tokens, a quarter of data/golden.jsonl, and is held against
+# Transformers in float32, eager.  A server that cannot score is held to its own draws instead.
 # Engines of other environments are found under SERVANDA_VENVS (default .venvs, where
 # `make test-engines` puts them); what is not there is left out, and said.
 
@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,20 +38,18 @@ ROOT = Path(__file__).parents[1]
 MODEL = str(ROOT / "models" / "tiny-lm")
 GOLDEN = ROOT / "data" / "golden.jsonl"
 DOCS = ROOT / "docs" / "reference" / "engines.md"
-REPEATS = 3
-WIDTH = 24  # new tokens of a drawn sequence
-DRAWN = 64  # sequences
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+EVERY = 4  # of the golden texts: some 2,000 positions
+PAIRS = 3  # of timings
+DRAWN, WIDTH = 32, 24  # sequences, and their new tokens
+SEED = 7
 NEUTRAL = Sampling()  # type: ignore[call-arg]
 REFERENCE = Kernel(engine="transformers", model=MODEL)  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A row: an `infer:` line, and what has to be there for it.
-
-    Args:
-        needs: an environment, or a server that is started for it.
-    """
+    """A row: an `infer:` line, and the environment or the server that it needs."""
 
     name: str
     kernel: Mapping[str, Any]
@@ -76,7 +75,8 @@ ENTRIES = (
     _local("llamacpp q4_k_m", "llamacpp", "llamacpp", quantization="q4_k_m"),
     _local("vllm fp32", "vllm", "vllm"),
     _local("vllm bf16", "vllm", "vllm", dtype="bfloat16"),
-    Entry("vllm server fp32", {"engine": "openai_http"}, "vllm_server"),
+    Entry("vLLM server fp32", {"engine": "openai_http"}, "vllm_server"),
+    Entry("llama-server f16", {"engine": "openai_http"}, "llama_server"),
     Entry("serve-kernel bf16", {"engine": "openai_http"}, "serve_kernel"),
 )
 
@@ -86,6 +86,7 @@ class Row:
     """One engine by one path.  NaN: the engine cannot tell.
 
     Args:
+        path: prefill or decode of the golden texts; draws: of what the engine drew itself.
         mean, p99: of |log ratio|, nats; tv: [lower, upper] end of its mean; flips: share of
             positions at which the likeliest token is another.
         scored: given tokens a second, relative to the reference in the same run; drawn: the
@@ -97,106 +98,109 @@ class Row:
     n: int
     mean: float
     p99: float
-    tv: tuple[float, float]
-    flips: float
-    scored: float
-    drawn: float
+    tv: tuple[float, float] = (np.nan, np.nan)
+    flips: float = np.nan
+    scored: float = np.nan
+    drawn: float = np.nan
 
 
-def golden() -> Batch:
-    """The golden texts, each after its first token."""
-    corpus = Corpus.parse(GOLDEN.read_text(encoding="utf-8"), str(GOLDEN))
-    engine = spawn(REFERENCE, "reference")
-    try:
-        ids = engine.encode([p.text for p in corpus.prompts])
-    finally:
-        engine.close()
-    ids.sort(key=len)
-    return Batch(
-        tuple(range(len(ids))),
-        tuple((tokens[0],) for tokens in ids),
-        max(map(len, ids)) - 1,
-        tuple(tuple(tokens[1:]) for tokens in ids),
-    )
+class Reference:
+    """Transformers in float32, eager, and what it says of the golden texts.
+
+    logp_NV: its logprobs at each given token, nats.
+    """
+
+    def __init__(self) -> None:
+        self.engine = spawn(REFERENCE, "reference")
+        corpus = Corpus.parse(GOLDEN.read_text(encoding="utf-8"), str(GOLDEN))
+        ids = sorted(self.engine.encode([p.text for p in corpus.prompts[::EVERY]]), key=len)
+        rows = range(len(ids))
+        texts = tuple(tuple(tokens[1:]) for tokens in ids)
+        firsts = tuple((tokens[0],) for tokens in ids)
+        self.golden = Batch(tuple(rows), firsts, max(map(len, texts)), texts)
+        begun = tuple(tuple(ids[i % len(ids)][:8]) for i in range(DRAWN))
+        self.asked = Batch(tuple(range(DRAWN)), begun, WIDTH)
+        self.logp_NV = log_softmax(_logits(self.engine, self.golden, "prefill"))
+
+    def best(self) -> np.ndarray:
+        return self.logp_NV.argmax(axis=-1)
 
 
 @contextmanager
-def opened(entry: Entry, stack: ExitStack) -> Iterator[Any]:
+def opened(entry: Entry) -> Iterator[Any]:
     """The engine of a row; a server is started first."""
-    kernel = dict(entry.kernel)
-    if entry.needs == "vllm_server":
-        port, log = servers.free_port(), _log(stack)
-        kernel["url"] = stack.enter_context(servers.running(servers.vllm_command(port), port, log))
-    elif entry.needs == "serve_kernel":
-        port, log = servers.free_port(), _log(stack)
-        kernel["url"] = stack.enter_context(servers.running(_serving(port), port, log))
-    engine = spawn(Kernel(**kernel), entry.name)  # type: ignore[arg-type]
-    try:
+    with ExitStack() as stack:
+        kernel = dict(entry.kernel)
+        if "url" not in kernel and entry.kernel["engine"] == "openai_http":
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            port = servers.free_port()
+            command = _command(entry.needs, port, folder)
+            kernel["url"] = stack.enter_context(servers.running(command, port, folder / "log"))
+        engine = spawn(Kernel(**kernel), entry.name)  # type: ignore[arg-type]
+        stack.callback(engine.close)
         yield engine
-    finally:
-        engine.close()
 
 
-def _log(stack: ExitStack) -> Path:
-    return Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log"
+def _command(server: str, port: int, folder: Path) -> list[str]:
+    if server == "vllm_server":
+        return servers.vllm_command(port)
+    if server == "serve_kernel":
+        return servers.kernel_command(port, f"transformers:{MODEL}@bfloat16")
+    gguf = folder / "tiny-lm.gguf"
+    subprocess.run(servers.gguf_command(gguf, "f16"), check=True)
+    return servers.llama_command(port, gguf)
 
 
-def _serving(port: int) -> list[str]:
-    kernel = f"transformers:{MODEL}@bfloat16"
-    servanda = str(Path(sys.executable).parent / "servanda")
-    return [servanda, "serve-kernel", kernel, "--port", str(port)]
-
-
-def rows(entry: Entry, batch: Batch, reference: Any) -> Iterator[Row]:
+def rows(entry: Entry, reference: Reference) -> Iterator[Row]:
     """The paths of one engine.
 
     Raises:
-        ServandaError: its environment, or what it needs, is not there.
+        ServandaError, OSError, RuntimeError: its environment, or what it needs, is not there.
     """
-    with ExitStack() as stack, opened(entry, stack) as engine:
+    golden = reference.golden
+    with opened(entry) as engine:
         told = engine.describe()
-        exact = _logits(reference, batch, "prefill")
-        drawn = _pairs(engine, reference, _draw(batch))
+        drawn = _pairs(engine, reference, lambda e: e.generate(reference.asked, NEUTRAL, SEED))
+        if not told.scores:
+            own, theirs = _on_its_own_draws(engine, reference)
+            apart_N = np.abs(own - theirs)
+            mean, p99 = float(apart_N.mean()), float(np.quantile(apart_N, 0.99))
+            yield Row(entry.name, "draws", len(apart_N), mean, p99, drawn=drawn)
         for path in told.scores:
-            trace = engine.score(batch, NEUTRAL, path)
-            own = log_softmax(exact)[np.arange(len(trace.token_N)), trace.token_N]
-            apart_N = np.abs(own - trace.columns["logp"])
-            tv, flips = _distances(engine, told, batch, path, exact)
+            trace = engine.score(golden, NEUTRAL, path)
+            own_N = reference.logp_NV[np.arange(len(trace.token_N)), trace.token_N]
+            apart_N = np.abs(own_N - trace.columns["logp"])
             yield Row(
                 entry.name,
                 path,
                 len(apart_N),
                 float(np.nanmean(apart_N)),
                 float(np.nanquantile(apart_N, 0.99)),
-                tv,
-                flips,
-                _pairs(engine, reference, lambda e, p=path: e.score(batch, NEUTRAL, p)),
+                *_distances(engine, told, reference, path),
+                _pairs(engine, reference, lambda e, p=path: e.score(golden, NEUTRAL, p)),
                 drawn,
             )
 
 
-def _draw(batch: Batch) -> Any:
-    few = Batch(
-        tuple(range(DRAWN)),
-        tuple((p[0], *c[:8]) for p, c in zip(batch.prompts, batch.continuations, strict=True)),
-        WIDTH,
-    )
-    return lambda engine: engine.generate(few, NEUTRAL, 7)
+def _on_its_own_draws(engine: Any, reference: Reference) -> tuple[np.ndarray, np.ndarray]:
+    """Logprobs of drawn tokens: as recorded, and scored by the reference."""
+    asked = reference.asked
+    trace = engine.generate(asked, NEUTRAL, SEED)
+    given = Batch(asked.sequence_S, asked.prompts, asked.width, trace.continuations)
+    scored = reference.engine.score(given, NEUTRAL, "prefill")
+    return trace.columns["logp"], scored.columns["logp"]
 
 
-def _pairs(engine: Any, reference: Any, work: Any) -> float:
+def _pairs(engine: Any, reference: Reference, work: Callable[[Any], Trace]) -> float:
     """Tokens a second of an engine beside the reference: the median of pairs."""
     work(engine)  # the first call of a library does more than compute
-    ratios = []
-    for _ in range(REPEATS):
-        speeds = [_speed(work, e) for e in (engine, reference)]
-        ratios.append(speeds[0] / speeds[1])
-    return statistics.median(ratios)
+    pairs = ([_speed(work, e) for e in (engine, reference.engine)] for _ in range(PAIRS))
+    return statistics.median(own / theirs for own, theirs in pairs)
 
 
-def _speed(work: Any, engine: Any) -> float:
+def _speed(work: Callable[[Any], Trace], engine: Any) -> float:
     begun = time.perf_counter()
-    trace: Trace = work(engine)
+    trace = work(engine)
     return len(trace.token_N) / (time.perf_counter() - begun)
 
 
@@ -205,69 +209,67 @@ def _logits(engine: Any, batch: Batch, path: How) -> np.ndarray:
 
 
 def _distances(
-    engine: Any, told: Any, batch: Batch, path: How, exact: np.ndarray
+    engine: Any, told: Any, reference: Reference, path: How
 ) -> tuple[tuple[float, float], float]:
     """TV between its ends, and flips of the likeliest token."""
-    best_R, p = exact.argmax(axis=-1), np.exp(log_softmax(exact))
+    logp_NV, best_N = reference.logp_NV, reference.best()
     if told.full_logits:
-        own = _logits(engine, batch, path)
-        tv = float((0.5 * np.abs(np.exp(log_softmax(own)) - p).sum(axis=-1)).mean())
-        return (tv, tv), float((own.argmax(axis=-1) != best_R).mean())
+        own_NV = log_softmax(_logits(engine, reference.golden, path))
+        tv = float((0.5 * np.abs(np.exp(own_NV) - np.exp(logp_NV)).sum(axis=-1)).mean())
+        return (tv, tv), float((own_NV.argmax(axis=-1) != best_N).mean())
     if not told.top:
         return (np.nan, np.nan), np.nan
-    ids_RK, logp_RK = engine.top(batch, path).best
-    whole = np.argsort(-p, axis=-1)
-    near = TopK(whole, np.take_along_axis(np.log(p), whole, axis=-1), p.shape[1])
-    ends_R2 = interval("tv", TopRows(near, TopK(ids_RK, logp_RK, p.shape[1], slack=1e-6)))
-    low, high = np.nanmean(ends_R2, axis=0)
-    return (float(low), float(high)), float((ids_RK[:, 0] != best_R).mean())
+    ids_NK, near_NK = engine.top(reference.golden, path).best
+    size = logp_NV.shape[1]
+    whole_NV = np.argsort(-logp_NV, axis=-1)
+    near = TopK(whole_NV, np.take_along_axis(logp_NV, whole_NV, axis=-1), size)
+    ends_N2 = interval("tv", TopRows(near, TopK(ids_NK, near_NK, size, slack=1e-6)))
+    low, high = np.nanmean(ends_N2, axis=0)
+    return (float(low), float(high)), float((ids_NK[:, 0] != best_N).mean())
 
 
 def table(found: list[Row], left_out: Mapping[str, str]) -> str:
     """Markdown, the nearest engines first."""
     lines = [
-        "| kernel | path | mean \\|log ratio\\| | p99 | mean TV | flips | scores, × | draws, × |",
-        "|---|---|---|---|---|---|---|---|",
+        "| kernel | path | n | mean \\|log ratio\\| | p99 | mean TV | flips | scores | draws |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for r in sorted(found, key=lambda row: row.mean):
-        tv = f"{r.tv[0]:.1e}" if r.tv[0] == r.tv[1] else f"[{r.tv[0]:.1e}, {r.tv[1]:.1e}]"
-        tv = "not told" if np.isnan(r.tv[0]) else tv
-        flips = "not told" if np.isnan(r.flips) else f"{100 * r.flips:.1f} %"
-        lines.append(
-            f"| {r.name} | {r.path} | {r.mean:.1e} | {r.p99:.1e} | {tv} | {flips} "
-            f"| {r.scored:.2g} | {r.drawn:.2g} |"
-        )
-    lines += [f"| {name} | | left out: {why} | | | | | |" for name, why in left_out.items()]
+        low, high = r.tv
+        tv = f"{low:.1e}" if low == high else f"[{low:.1e}, {high:.1e}]"
+        cells = [r.name, r.path, f"{r.n:,}", f"{r.mean:.1e}", f"{r.p99:.1e}"]
+        cells.append("" if np.isnan(low) else tv)
+        cells.append("" if np.isnan(r.flips) else f"{100 * r.flips:.1f} %")
+        cells += ["" if np.isnan(x) else f"{x:.2g} ×" for x in (r.scored, r.drawn)]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [f"| {name} | left out: {why} | | | | | | | |" for name, why in left_out.items()]
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The table of docs/reference/engines.md.")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--only", help="names that contain this")
+    parser.add_argument("--only", default="", help="names that contain this")
     asked = parser.parse_args()
-    batch, found, left_out = golden(), [], {}
-    reference = spawn(REFERENCE, "reference")
+    found: list[Row] = []
+    left_out: dict[str, str] = {}
+    reference = Reference()
     try:
-        for entry in ENTRIES:
-            if asked.only and asked.only not in entry.name:
-                continue
-            print(entry.name, file=sys.stderr, flush=True)
+        for entry in (e for e in ENTRIES if asked.only in e.name):
+            begun = time.perf_counter()
             try:
-                found += rows(entry, batch, reference)
-            except (ServandaError, OSError, RuntimeError) as error:
+                found += rows(entry, reference)
+            except (ServandaError, OSError, RuntimeError, subprocess.SubprocessError) as error:
                 left_out[entry.name] = str(error).splitlines()[0]
+            print(f"{entry.name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
     finally:
-        reference.close()
+        reference.engine.close()
     text = table(found, left_out)
     print(text)
     if asked.write:
-        page = DOCS.read_text(encoding="utf-8")
-        head, _, rest = page.partition("<!-- table -->\n")
-        _, _, tail = rest.partition("<!-- end of table -->")
-        DOCS.write_text(
-            f"{head}<!-- table -->\n{text}\n<!-- end of table -->{tail}", encoding="utf-8"
-        )
+        head, _, rest = DOCS.read_text(encoding="utf-8").partition(BEGIN)
+        _, _, tail = rest.partition(END)
+        DOCS.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 # Real servers, started for tests and for records of what they say, and stopped again.
 #
-# SERVANDA_VENVS names the folder that they are installed in: vllm is a virtual environment,
-# llamacpp/bin has llama-server.  Others are named by SERVANDA_LLAMA_SERVER.
+# SERVANDA_VENVS names the folder that they are installed in, as `make test-engines` does it:
+# vllm and llamacpp are virtual environments, llamacpp/llama.cpp/bin has llama-server.  Another
+# llama-server is named by SERVANDA_LLAMA_SERVER.
 
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +17,7 @@ import httpx2
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "models" / "tiny-lm"
-VENVS = Path(os.environ.get("SERVANDA_VENVS", ROOT / ".venvs"))
+VENVS = Path(os.environ.get("SERVANDA_VENVS", ROOT / ".venvs")).absolute()
 PATIENCE_S = 300
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -51,8 +53,20 @@ def vllm_command(port, *more):
     ]
 
 
+def kernel_command(port, kernel, *more):
+    """`servanda serve-kernel` of this interpreter."""
+    return [*(sys.executable, "-m", "servanda", "serve-kernel", kernel, "--port", str(port)), *more]
+
+
+def gguf_command(path, kind):
+    """Writes MODEL as a GGUF: kind is f32, f16 or another that llama.cpp reads."""
+    python = VENVS / "llamacpp" / "bin" / "python"
+    return [str(python), "-m", "servanda.engines.gguf_file", str(MODEL), str(path), kind]
+
+
 def llama_command(port, gguf, *more):
-    found = os.environ.get("SERVANDA_LLAMA_SERVER", VENVS / "llamacpp" / "bin" / "llama-server")
+    built = VENVS / "llamacpp" / "llama.cpp" / "bin" / "llama-server"
+    found = os.environ.get("SERVANDA_LLAMA_SERVER", built)
     return [
         *(str(found), "-m", str(gguf), "--alias", "tiny-lm", "-t", "1", "-c", "2048", "-np", "4"),
         # a cache in f16 moves logprobs by 2e-4; in f32 the two engines agree to 1e-5
@@ -67,8 +81,8 @@ def running(command, port, log):
     folder = Path(command[0]).parent
     libraries = os.pathsep.join([str(folder), os.environ.get("LD_LIBRARY_PATH", "")])
     environment = {**os.environ, **_OFFLINE, "LD_LIBRARY_PATH": libraries}
-    # of this interpreter, and no other one's
-    environment.pop("PYTHONPATH", None)
+    if command[0] != sys.executable:  # what is importable here is not for other programs
+        environment.pop("PYTHONPATH", None)
     with open(log, "wb") as words:
         process = subprocess.Popen(
             command, stdout=words, stderr=words, env=environment, start_new_session=True

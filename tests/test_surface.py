@@ -15,7 +15,6 @@ from servanda.engines.table import TableEngine
 from servanda.errors import MeasurementError
 from servanda.surface import Door, conclusion, differs, lines, look
 from servanda.surface.cases import TOOL_PROMPTS
-from tests import kit
 
 pytest.importorskip("uvicorn")
 from tests.engines.serving import live, table_engine

@@ -126,6 +126,27 @@ def test_the_best_tokens_are_fixed_before_the_draw(server, dialect):
     assert appended > 0 if dialect == "vllm" else appended == 0
 
 
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ((), "sequence 3 has an empty prompt"),
+        ((5, -1), "sequence 3 has the token id -1, and the model's ids "),
+        ((5,) * 511, "sequence 3 needs 535 tokens .* the model's context is 511"),
+    ],
+    ids=["empty", "id", "context"],
+)
+def test_a_sequence_that_cannot_be_run_is_named_and_not_sent(server, prompt, says):
+    """The exchange has no reply to it."""
+    with pytest.raises(MeasurementError, match=says):
+        opened(server).generate(Batch((2, 3), ((5,), prompt), 24), PLAIN, SEED)
+
+
+def test_a_sequence_without_tokens_is_scored_as_nothing_and_not_sent(vllm):
+    trace = opened(vllm).score(Batch((2,), ((5,),), 1, ((),)), PLAIN, "prefill")
+
+    assert trace.length_S.tolist() == [0] and not len(trace.token_N)
+
+
 def test_the_same_seed_is_the_same_draw_and_each_sequence_has_its_own(server):
     engine = opened(server)
 

@@ -19,6 +19,7 @@ from servanda.engines.onnxruntime import OnnxRuntimeEngine
 from servanda.engines.transformers import TransformersEngine
 from servanda.errors import MeasurementError
 from servanda.run import check, in_process
+from servanda.testing import check_engine
 from servanda.trace import Batch
 from tests.engines.test_transformers import (
     CONTEXT,
@@ -556,3 +557,19 @@ def test_a_contract_between_transformers_and_onnxruntime_is_checked(pairs, tmp_p
     (cell,) = [c for c in verdict.cells if (c.clause, c.slice) == ("tv", "all")]
     assert 0 < cell.value < 1e-5 and verdict.key.grade == "verified"
     assert verdict.exit_code == 0
+
+
+# the laws of engines
+
+
+def test_a_throw_away_model_keeps_every_law_that_speaks_of_it(folders):
+    report = check_engine(lambda: open_engine(kernel(folders["llama"])), sequences=24)
+    assert [f.law for f in report.those("skipped")] == [
+        "top_is_the_head",
+        "best_were_fixed_before_the_draw",
+    ]
+
+
+def test_int8_keeps_them_but_what_a_sequence_draws_depends_on_the_company():
+    opened = kernel(TINY, quantization="int8_dynamic")
+    check_engine(lambda: open_engine(opened), sequences=16, width=8, flips=0.3)

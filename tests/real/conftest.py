@@ -3,9 +3,12 @@
 # SERVANDA_VENVS names the folder with the environments, default .venvs.
 
 import os
+import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from scripts import servers
 
 HERE = Path(__file__).parent
 
@@ -28,3 +31,40 @@ def venvs():
 def vllm(venvs):
     """The environment with vLLM, as kernels.*.python names it."""
     return str(venvs / "vllm")
+
+
+@pytest.fixture(scope="session")
+def vllm_server(tmp_path_factory):
+    """The url of a vLLM in float32, which reports raw logprobs."""
+    port, log = servers.free_port(), tmp_path_factory.mktemp("vllm") / "log"
+    with servers.running(servers.vllm_command(port), port, log) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def llama_server(tmp_path_factory):
+    """The url of a llama-server in float32; SERVANDA_GGUF names a file that is there already."""
+    folder = tmp_path_factory.mktemp("llamacpp")
+    gguf = os.environ.get("SERVANDA_GGUF")
+    if gguf is None:
+        gguf = folder / "tiny-lm.gguf"
+        subprocess.run(servers.gguf_command(gguf, "f32"), check=True)
+    port = servers.free_port()
+    with servers.running(servers.llama_command(port, gguf), port, folder / "log") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def serving_kernel(tmp_path_factory):
+    """Starts `servanda serve-kernel` of a kernel string, once each, and says where it is."""
+    with ExitStack() as stack:
+        urls = {}
+
+        def url_of(kernel):
+            if kernel not in urls:
+                port, log = servers.free_port(), tmp_path_factory.mktemp("kernel") / "log"
+                command = servers.kernel_command(port, kernel)
+                urls[kernel] = stack.enter_context(servers.running(command, port, log))
+            return urls[kernel]
+
+        yield url_of

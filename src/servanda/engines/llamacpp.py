@@ -177,12 +177,16 @@ class LlamaCppEngine(DecodingEngine):
     def _prefill(self, chunk: Batch) -> Iterator[NDArray[np.float32]]:
         self._begin(chunk)
         fed = [
-            Fed(token, at, row, bool(given) and at >= len(prompt) - 1)
+            Fed(token, at, row, at >= len(prompt) - 1)
             for row, (prompt, given) in enumerate(
                 zip(chunk.prompts, chunk.continuations, strict=True)
             )
+            if given  # nothing is asked of a sequence that was lost when it was drawn
             for at, token in enumerate((*prompt, *given[:-1]))
         ]
+        if not fed:
+            yield np.zeros((0, self.model.vocab_size), np.float32)
+            return
         rows = max(1, CHUNK_ELEMENTS // self.model.vocab_size)
         for logits_RV in self.model.feed(fed):
             for start in range(0, max(1, len(logits_RV)), rows):  # one piece, be it empty

@@ -8,21 +8,22 @@ from servanda.trace import Batch
 
 
 def refuse_misfits(batch: Batch, model: Description) -> None:
-    """Let a batch pass whose sequences all fit the model.
+    """Let a batch pass whose sequences all fit the model, as far as its sizes are known.
 
     Raises:
         MeasurementError: an empty prompt, an id that the model does not have, a continuation
             wider than the batch, or a sequence longer than the model's context.
     """
-    context, ids = model.context, range(model.vocab_size)
+    context, size = model.context, model.vocab_size
     continuations = batch.continuations or ((),) * len(batch)
     for sequence, prompt, given in zip(batch.sequence_S, batch.prompts, continuations, strict=True):
-        odd = [token for token in (*prompt, *given) if token not in ids]
+        odd = [token for token in (*prompt, *given) if token < 0 or token >= (size or token + 1)]
         if not prompt:
             found = "has an empty prompt"
             hint = "give its first token as the prompt"
         elif odd:
-            found = f"has the token id {odd[0]}, and the model's ids end at {len(ids) - 1}"
+            end = f"end at {size - 1}" if size else "begin at 0"
+            found = f"has the token id {odd[0]}, and the model's ids {end}"
             hint = "encode prompts with the tokenizer of this model"
         elif len(given) > batch.width:
             found = f"has {len(given)} tokens to score in a batch of width {batch.width}"

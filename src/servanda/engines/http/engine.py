@@ -35,6 +35,7 @@ from servanda.engines.http.dialects.base import (
 )
 from servanda.engines.http.replies import Part
 from servanda.engines.http.transport import LIMITS, Limits, Transport
+from servanda.engines.misfits import refuse_misfits
 from servanda.errors import MeasurementError
 from servanda.identity import Description
 from servanda.latency import Timing
@@ -217,6 +218,8 @@ class HTTPEngine:
             self.transport.text(self.dialect.flush)
 
         def one(sequence: Asked) -> Answer:
+            if not sequence.given:  # it was lost when it was drawn
+                return Answer((), (), ())
             request = self.dialect.score(sequence, self.server, path)
             # by decoding, token after token, as if they were drawn
             reply = self.transport.ask(*request, tokens=len(sequence.given))
@@ -229,6 +232,7 @@ class HTTPEngine:
     def _asked(
         self, batch: Batch, sampling: Sampling, seed: int, best: int, record: bool = True
     ) -> list[Asked]:
+        refuse_misfits(batch, self.describe())
         given = batch.continuations or ((),) * len(batch)
         return [
             Asked(

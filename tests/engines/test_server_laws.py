@@ -1,0 +1,17 @@
+# A kernel behind a socket keeps the laws of engines, as far as they speak of it.
+
+from servanda.contract import Kernel
+from servanda.engines.http.engine import HTTPEngine
+from servanda.testing import check_engine
+from tests.engines.serving import live, table_engine
+
+
+def test_a_served_kernel_keeps_every_law_that_speaks_of_it(tmp_path):
+    with live(table_engine(tmp_path)) as (client, _):
+        kernel = Kernel(engine="openai_http", url=str(client.base_url), batch_size=8)
+        report = check_engine(lambda: HTTPEngine(kernel))
+
+    assert {f.law: f.said.partition(":")[0] for f in report.those("skipped")} == {
+        "scores_know_the_filters": "it refuses top_k 1",
+        "logits_agree_with_scores": "it has no full logits",
+    }

@@ -1,0 +1,114 @@
+# One contract of examples/, unchanged but for its `infer:` line, on every real engine.
+
+import re
+import subprocess
+import sys
+
+import pytest
+from scripts.servers import MODEL, ROOT
+
+from tests.real.serving import needs_engines
+
+pytestmark = needs_engines
+
+NAME = "tiny-engines.kernelcontract.yaml"
+TEXT = (ROOT / "examples" / NAME).read_text(encoding="utf-8")
+LINE = re.compile(r"^  infer: .*$", re.MULTILINE)
+# llama-server has no logprobs of a given text: the contract without its golden texts
+DRAWN_ALONE = re.sub(r"^golden: .*\n|^numerical:\n(?:  .*\n)+", "", TEXT, flags=re.MULTILINE)
+
+LOCAL = {
+    "transformers bfloat16": "engine: transformers, model: {model}, dtype: bfloat16",
+    "onnxruntime float32": "engine: onnxruntime, model: {model}",
+    "onnxruntime int8": "engine: onnxruntime, model: {model}, quantization: int8_dynamic",
+    "llamacpp float16": "engine: llamacpp, model: {model}, dtype: float16, python: {llamacpp}",
+    "llamacpp q8_0": "engine: llamacpp, model: {model}, quantization: q8_0, python: {llamacpp}",
+    "vllm bfloat16": "engine: vllm, model: {model}, dtype: bfloat16, python: {vllm}",
+}
+BFLOAT16 = f"transformers:{MODEL}@bfloat16"
+
+
+@pytest.fixture
+def check(tmp_path, venvs):
+    """Runs the contract with another `infer:` line: exit code, and all that was said."""
+    for folder in ("models", "data"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    (tmp_path / "examples").mkdir()
+    places = {"llamacpp": venvs / "llamacpp", "vllm": venvs / "vllm", "model": "../models/tiny-lm"}
+
+    def checked(kernel, text=TEXT):
+        line = f"  infer: {{{kernel.format(**places)}}}"
+        text, edits = LINE.subn(line, text)
+        assert edits == 1
+        path = tmp_path / "examples" / NAME
+        path.write_text(text, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "servanda", "check", path, "--run-dir", tmp_path / "run"],
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return checked
+
+
+def served(url):
+    return f'engine: openai_http, url: "{url}"'
+
+
+@pytest.mark.parametrize("kernel", LOCAL.values(), ids=LOCAL)
+def test_the_contract_holds_on_an_engine_in_its_environment(check, kernel):
+    code, words = check(kernel)
+
+    assert code == 0, words
+    assert "HOLDS: every enforced cell, 6 of 6." in words
+
+
+def test_the_contract_holds_on_a_vllm_server(check, vllm_server):
+    code, words = check(served(vllm_server))
+
+    assert code == 0, words
+    assert "HOLDS: every enforced cell, 6 of 6." in words
+
+
+def test_the_contract_holds_on_a_served_kernel(check, serving_kernel):
+    code, words = check(served(serving_kernel(BFLOAT16)))
+
+    assert code == 0, words
+    assert "HOLDS: every enforced cell, 6 of 6." in words
+    assert "weights derived" in words
+
+
+def test_golden_texts_are_refused_on_a_llama_server(check, llama_server):
+    code, words = check(served(llama_server))
+
+    assert code == 4, words
+    assert "the infer engine cannot give full logits, which `numerical` needs" in words
+    assert "leave out `golden:` and the numerical section" in words
+
+
+def test_what_a_llama_server_draws_holds(check, llama_server):
+    code, words = check(served(llama_server), DRAWN_ALONE)
+
+    assert code == 0, words
+    assert "HOLDS: every enforced cell, 5 of 5." in words
+
+
+def test_four_bits_break_a_tighter_limit(check):
+    tighter = TEXT.replace(
+        "tv, aggregate: mean, at_most: 0.05", "tv, aggregate: mean, at_most: 0.004"
+    )
+    code, words = check(
+        "engine: llamacpp, model: {model}, quantization: q4_k_m, python: {llamacpp}", tighter
+    )
+
+    assert code == 1, words
+    assert "VIOLATED: tv on all." in words
+
+
+def test_a_temperature_that_a_served_kernel_hides_is_found(check, serving_kernel):
+    kernel = f"{BFLOAT16},fault=undisclosed_temperature:0.7"
+    code, words = check(served(serving_kernel(kernel)))
+
+    assert code == 1, words
+    assert "VIOLATED: fidelity on all" in words
