@@ -158,6 +158,7 @@ def test_compare_says_which_layer_differs_and_goes_on_to_the_kernels(tmp_path):
     result = compared(tmp_path, Chatty, Marked)
     assert result.exit_code == 1
     assert "surface   ✗ the chat template differs" in result.output
+    assert "exit      1, for the surface: chat template" in result.output
     assert "HOLDS" in result.output  # the kernels are one: the template is what changed
 
 

@@ -98,5 +98,7 @@ def compare_command(
         comparison.save(save)
     kept = comparison.folder / CONTRACT
     say("", f"contract  {save or kept}  (servanda check {kept} --run-dir {comparison.folder})")
-    # a client that is served otherwise is served otherwise, whatever the kernels do
-    sys.exit(_VIOLATED if odd else verdict.exit_code)
+    if odd:  # a client that is served otherwise is served otherwise, whatever the kernels do
+        say(f"exit      {_VIOLATED}, for the surface: {', '.join(f.layer for f in odd)}")
+        sys.exit(_VIOLATED)
+    sys.exit(verdict.exit_code)

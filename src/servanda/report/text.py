@@ -178,7 +178,7 @@ def _small_print(verdict: Verdict) -> list[str]:
             f"1 - confidence = {1 - verdict.confidence:.3g}; each of {verdict.price_cells} cells "
             "may be called violated for its share",
             f"intervals: each cell alone, each end at {1 - verdict.alpha:.4g}, valid at every "
-            "look; floor: a side against itself in other batches",
+            f"look; floor: {_floors(verdict)}",
         ]
     lines += [*dict.fromkeys(filter(None, map(_rests, certificates)))]
     lines.append(
@@ -200,3 +200,12 @@ def _rests(cell: CellVerdict) -> str:
         return ""
     what = "a conditional bound" if cell.kind == "conditional bound" else "certified"
     return f"{line(cell.clause)}: {what}, if {'; '.join(own)}"
+
+
+def _floors(verdict: Verdict) -> str:
+    """Whose noise the floors are."""
+    told = "a side against itself in other batches"
+    unknown = [side for side in ("train", "infer") if f"self_{side}" not in verdict.portraits]
+    if len(unknown) != 1:
+        return told
+    return f"{told}; that of {unknown[0]} is not known: it cannot score what was drawn"
