@@ -1,0 +1,13 @@
+# Ten thousand broken dumps; the default suite reads two.
+
+from hypothesis import HealthCheck, given, settings
+
+from tests.importers.test_fuzz import broken, refused_or_to_the_letter
+
+
+@settings(
+    max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+@given(broken())
+def test_ten_thousand_broken_dumps_are_refused_or_read_to_the_letter(case):
+    refused_or_to_the_letter(*case)
