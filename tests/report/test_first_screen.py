@@ -119,6 +119,9 @@ def test_the_drift_sits_where_the_contrast_is():
     assert "it looks like noise" in lines(made.VERDICTS["holds"], 1)  # its self-noise has it too
     flat = replace(made.portrait(), by={})
     assert "Nowhere in particular." in lines(made.verdict(portraits={"infer": flat}), 1)
+    # where no edge parts it, it sits on the slice that is red
+    red = replace(made.broken("tools"), portraits={"infer": flat})
+    assert lines(red, 1).startswith("On tools.")
 
 
 def test_the_worst_token_has_its_text_only_where_that_is_kept():

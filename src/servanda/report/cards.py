@@ -98,6 +98,12 @@ def _sits(verdict: Verdict) -> list[Line]:
     if not portrait.total.n:
         return [Line("No token was compared.")]
     found = contrast(portrait)
+    if found is None and (broken := _broken_slices(verdict)):
+        return [
+            Line(f"On {broken[0]}.", strong=True),
+            *([Line(f"And on {', '.join(broken[1:])}.")] if broken[1:] else []),
+            Line("No edge of prompt length, position or entropy tells more."),
+        ]
     if found is None:
         mean = words.number(portrait.total.mean("tv"))
         return [
@@ -106,6 +112,12 @@ def _sits(verdict: Verdict) -> list[Line]:
             Line(f"({mean} over n {portrait.total.n:,} tokens)."),
         ]
     return _contrast_lines(found, verdict, what)
+
+
+def _broken_slices(verdict: Verdict) -> list[str]:
+    """Slices on which a statistical clause is violated, the whole left out."""
+    red = (c for c in verdict.cells if c.outcome == "violated" and c.section == "statistical")
+    return [name for name in dict.fromkeys(c.slice for c in red) if name != WHOLE]
 
 
 def _contrast_lines(found: Contrast, verdict: Verdict, what: str) -> list[Line]:
