@@ -75,6 +75,7 @@ class EventStream(Response):
             async for data in self._events:
                 await part(data, True)
                 await asyncio.sleep(0)  # neither call above need pause: others have their turn here
+            self._end()  # whoever has read it all finds the place free
             await part(b"", False)
 
         async def part(data: bytes, more: bool) -> None:
@@ -89,8 +90,11 @@ class EventStream(Response):
             with contextlib.suppress(Gone):
                 await unless_gone(receive, sent())
         finally:
-            for ended in self._ended:
-                ended()
+            self._end()
+
+    def _end(self) -> None:
+        while self._ended:
+            self._ended.pop(0)()
 
 
 Source = AsyncIterable[tuple[Choice, Token | None]]
