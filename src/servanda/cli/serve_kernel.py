@@ -53,7 +53,7 @@ def serve_kernel_command(
     _refuse_elsewhere(found, kernel)
     try:
         from servanda.engines.server.app import Limits
-        from servanda.engines.server.serving import bound, serve
+        from servanda.engines.server.serving import address, bound, serve
     except ImportError as error:
         raise MeasurementError(
             f"a server needs {error.name}, which is not installed",
@@ -62,7 +62,7 @@ def serve_kernel_command(
     name = served or PurePath(found.model or "").name
     together = max_batch or found.batch_size
     with bound(host, port) as taken:
-        at = f"http://{f'[{host}]' if ':' in host else host}:{taken.getsockname()[1]}"
+        at = f"http://{address(host, taken.getsockname()[1])}"
         if found.fault is not None:
             click.echo(f"it is wrong on purpose: fault={', '.join(found.fault)}", err=True)
         if host not in _OWN:

@@ -38,7 +38,7 @@ class Limits:
     Args:
         max_batch: sequences that run together; wait_s: how long the oldest waits for company.
         places: sequences that may wait; in_flight: requests that are being answered.
-        body_bytes: of a request.
+        body_bytes: of a request; idle_s: how long its client may neither send nor read.
     """
 
     max_batch: int = 8
@@ -46,6 +46,7 @@ class Limits:
     places: int = 1024
     in_flight: int = 256
     body_bytes: int = 8 << 20
+    idle_s: float = 60.0
 
 
 class Server:
@@ -71,9 +72,8 @@ class Server:
             Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
         ]
         if self.misbehaviour is not None:
-            methods = ["GET", "POST", "DELETE"]
-            handler = self._guarded(self._misbehave)
-            routes.append(Route("/servanda/misbehave", handler, methods=methods))
+            at, handler = "/servanda/misbehave", self._guarded(self._misbehave)
+            routes.append(Route(at, handler, methods=["GET", "POST", "DELETE"]))
         app = Starlette(
             routes=routes,
             lifespan=self._lifespan,
@@ -174,7 +174,8 @@ class Server:
         head = Head.of(ask, self.served)
         source = self.asking.answers(ask, choices, request.scope.get(DRAWN_BY))
         if ask.stream:
-            return EventStream(chunks(ask, head, choices, source, failed), source.drop)
+            events = chunks(ask, head, choices, source, failed)
+            return EventStream(events, source.drop, self.limits.idle_s)
 
         async def collected() -> None:
             async for _ in source:
@@ -195,9 +196,5 @@ class Server:
         return json_reply(self.misbehaviour.about())
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        most, data = self.limits.body_bytes, bytearray()
-        async for part in request.stream():
-            data += part
-            if len(data) > most:
-                raise Refused(f"a body has {most} bytes at most", status=413)
-        return wire.body_of(bytes(data))
+        most, idle_s = self.limits.body_bytes, self.limits.idle_s
+        return wire.body_of(await wire.received(request.stream(), most, idle_s))

@@ -91,11 +91,15 @@ class Batcher:
     def waiting(self) -> int:
         return len(self._jobs)
 
-    def close(self, timeout_s: float = 5.0) -> None:
-        """Ends between two steps; what still waits is told so."""
+    def end(self) -> None:
+        """Ends between two steps; what still runs or waits is told so."""
         with self._changed:
             self._closing = True
             self._changed.notify()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Ends, and waits for the engine's thread."""
+        self.end()
         self._thread.join(timeout_s)
 
     def _work(self) -> None:

@@ -28,7 +28,7 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
     """What the work comes to; it is cancelled where the client hangs up first.
 
     Raises:
-        Gone: the client has hung up.
+        Gone: the client has hung up, or the work has given it up.
     """
 
     async def gone() -> None:
@@ -38,7 +38,7 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
     tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if tasks[0].done():
+        if tasks[0].done() and not tasks[0].cancelled():
             return tasks[0].result()
         raise Gone
     finally:
@@ -52,12 +52,18 @@ def event(data: dict[str, Any]) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come, until the client hangs up; calls `ended` at the end."""
+    """Sends events as they come, until the client hangs up; calls `ended` at the end.
 
-    def __init__(self, events: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
+    Args:
+        idle_s: how long a client may read nothing of what waits for it; then it is given up.
+    """
+
+    def __init__(
+        self, events: AsyncIterator[bytes], ended: Callable[[], None], idle_s: float
+    ) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
         del self.headers["content-length"]  # nobody knows it yet
-        self._events, self._ended = events, [ended]
+        self._events, self._ended, self._idle_s = events, [ended], idle_s
 
     def and_then(self, ended: Callable[[], None]) -> None:
         """One more thing to do at the end."""
@@ -67,15 +73,28 @@ class EventStream(Response):
         async def sent() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for data in self._events:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await part(data, True)
+                await asyncio.sleep(0)  # neither call above need pause: others have their turn here
+            self._end()  # whoever has read it all finds the place free
+            await part(b"", False)
+
+        async def part(data: bytes, more: bool) -> None:
+            task = asyncio.current_task()
+            late = asyncio.get_running_loop().call_later(self._idle_s, task.cancel)  # type: ignore
+            try:
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+            finally:
+                late.cancel()
 
         try:
             with contextlib.suppress(Gone):
                 await unless_gone(receive, sent())
         finally:
-            for ended in self._ended:
-                ended()
+            self._end()
+
+    def _end(self) -> None:
+        while self._ended:
+            self._ended.pop(0)()
 
 
 Source = AsyncIterable[tuple[Choice, Token | None]]
@@ -141,7 +160,7 @@ def _chat_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) -> lis
             entries[0]["prompt_token_ids"] = list(choice.prompt)
     delta = {"content": token.text if token else ""}
     if ask.tools:
-        said = "".join(t.text for t in choice.tokens)
+        said = "".join(t.text for t in choice.tokens) if over else ""
         delta = dict(chats.message_of(said, True)) if over else {}
         if "tool_calls" in delta:
             calls = enumerate(delta["tool_calls"])  # type: ignore[arg-type]

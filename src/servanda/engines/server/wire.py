@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
 from typing import Any
 
 from pydantic_core import from_json
 
 from servanda.engines.server.ask import Ask, Refused
 from servanda.engines.server.fields import MAX_SEQUENCES, ChatFields, CompletionFields, read
+
+
+async def received(parts: AsyncIterable[bytes], most: int, idle_s: float) -> bytes:
+    """A request's body.
+
+    Raises:
+        Refused: it has more than `most` bytes, or takes longer than `idle_s`.
+    """
+
+    async def collected() -> bytes:
+        data = bytearray()
+        async for part in parts:
+            data += part
+            if len(data) > most:
+                raise Refused(f"a body has {most} bytes at most", status=413)
+        return bytes(data)
+
+    try:
+        return await asyncio.wait_for(collected(), idle_s)
+    except asyncio.TimeoutError:
+        raise Refused(f"the body did not come within {idle_s:g} s", status=408) from None
 
 
 def body_of(data: bytes) -> dict[str, Any]:
