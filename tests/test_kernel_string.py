@@ -110,6 +110,22 @@ B:1:1: no engine is named 'transfomers'
   hint: did you mean 'transformers'?""",
         ),
         (
+            "localhost:8000,served=m",
+            """\
+B:1:1: no engine is named 'localhost'
+    1 | localhost:8000,served=m
+        ^
+  hint: did you mean 'http://localhost:8000,served=m'?""",
+        ),
+        (
+            "http://h:1,python=.venvs/vllm",
+            """\
+B:1:12: a url has no key 'python'
+    1 | http://h:1,python=.venvs/vllm
+                   ^
+  hint: a server runs as it was started: remove it; `served` names one of its models""",
+        ),
+        (
             "table:p.json,attn=sdpa",
             """\
 B:1:14: a kernel string has no key 'attn'

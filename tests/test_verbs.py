@@ -11,6 +11,8 @@ from jsonschema import Draft7Validator
 from servanda import language, run
 from servanda.cli.main import VERBS, main
 from servanda.engines import engine_names
+from servanda.engines.worker import interpreter_of
+from servanda.errors import MeasurementError
 from servanda.explain import names
 from servanda.faults import FAULTS
 from servanda.starter import starter
@@ -252,6 +254,18 @@ def test_init_knows_its_engines(tmp_path):
     assert "no engine is named 'tabel'\n  hint: did you mean 'table'?" in done.output
     assert not (tmp_path / "x").exists()
     assert servanda("init", tmp_path / "no" / "x").exit_code == 4
+
+
+def test_a_server_where_a_contract_belongs_is_shown_its_own_verbs():
+    done = servanda("check", "http://127.0.0.1:8000")
+    assert done.exit_code == 2
+    assert "`servanda compare A B`, `servanda selftest URL`" in done.output
+
+
+def test_an_interpreter_that_is_not_there_is_named_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MeasurementError, match=f"{tmp_path}/nope is no virtual environment"):
+        interpreter_of("nope")
 
 
 @pytest.mark.parametrize("code", [0, 1, None])

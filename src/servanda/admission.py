@@ -42,8 +42,8 @@ def refuse_unscored(train: Kernel, description: Description) -> None:
             f"the train engine {train.engine!r} cannot score given tokens by {path}",
             hint=f"declare kernels.train.path: {can}"
             if can
-            else "let it be infer, the side "
-            "that draws, and let a kernel that scores prompts be train",
+            else "let it be infer, the side that draws (B of `compare`), and let a kernel that "
+            "scores prompts be train: `compare` and `selftest` take one by --referee KERNEL",
         )
 
 

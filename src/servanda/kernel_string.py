@@ -148,8 +148,10 @@ class _Reader:
                 f"did you mean 'transformers:{text}'?",
             )
         if engine not in self.engines:
+            address = re.match(r"[\w.-]+:[0-9]{2,5}(?![0-9])", text)  # HOST:PORT
+            hint = f"did you mean 'http://{text}'?" if address else ""
             raise self.wrong(
-                0, f"no engine is named {engine!r}", did_you_mean(engine, self.engines)
+                0, f"no engine is named {engine!r}", hint or did_you_mean(engine, self.engines)
             )
         return self._options(engine, colon_at=len(engine))
 
@@ -235,7 +237,12 @@ class _Reader:
         equals = at + len(key)
         if key not in keys:
             whose = "a url" if keys is SERVER_KEYS else "a kernel string"
-            raise self.wrong(at, f"{whose} has no key {key!r}", did_you_mean(key, keys))
+            hint = did_you_mean(key, keys)
+            if keys is SERVER_KEYS and key in ("model", "dtype", *KEYS):
+                hint = (
+                    "a server runs as it was started: remove it; `served` names one of its models"
+                )
+            raise self.wrong(at, f"{whose} has no key {key!r}", hint)
         if not self.text.startswith("=", equals):
             raise self.wrong(equals, f"{key} has no value", f"write {key}=...")
         if key in found:

@@ -33,7 +33,9 @@ def load(path: str | Path) -> Contract:
     except OSError as error:
         raise ContractError(
             f"{path} cannot be read: {error.strerror or error}",
-            hint="give the path of a .kernelcontract.yaml file",
+            hint="of servers: `servanda compare A B`, `servanda selftest URL`"
+            if str(path).startswith(("http:", "https:"))
+            else "give the path of a .kernelcontract.yaml file",
         ) from None
     return read(data, str(path), path.parent)
 

@@ -267,8 +267,10 @@ def test_what_a_server_cannot_is_refused_with_the_next_move(server, dialect):
     engine = opened(server)
     given = Batch((0,), ((5,),), 1, ((6,),))
 
-    with pytest.raises(MeasurementError, match="cannot score given tokens by decode"):
+    with pytest.raises(MeasurementError, match="cannot score given tokens by decode") as caught:
         engine.score(given, PLAIN, "decode")
+    able = "--referee" if dialect in ("llamacpp", "plain") else ",path=prefill"
+    assert able in str(caught.value)
     with pytest.raises(MeasurementError, match="no full logits"):
         engine.logits(given, "prefill")
     assert engine.vocabulary() == []

@@ -229,8 +229,8 @@ def interpreter_of(python: str | None) -> str:
     found = place / "bin" / "python" if place.is_dir() else place
     if not os.access(found, os.X_OK) or found.is_dir():
         raise MeasurementError(
-            f"{python} is no virtual environment and no Python interpreter",
-            hint="kernels.*.python names a folder with bin/python in it, or an interpreter",
+            f"{FilePath(python).resolve()} is no virtual environment and no Python interpreter",
+            hint="the kernel's `python` names a folder with bin/python in it, or an interpreter",
         )
     return str(found)
 

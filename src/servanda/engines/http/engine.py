@@ -203,7 +203,7 @@ class HTTPEngine:
             raise MeasurementError(
                 f"{self.transport.url} cannot score given tokens by {path} "
                 f"(dialect {self.dialect.name})",
-                hint=f"it scores by {can}" if can else "let it be infer, the side that draws",
+                hint=f"add path: {can} (,path={can})" if can else "let it be infer, or --referee",
             )
         if path == "decode":
             self._refuse_sampling(sampling)

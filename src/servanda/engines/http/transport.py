@@ -213,7 +213,7 @@ class Transport:
                     hint="write http:// where the server has no TLS; a certificate has to be one "
                     "that this machine trusts",
                 ) from None
-            return _Unreached("cannot be reached", "start the server, or correct kernels.*.url")
+            return _Unreached("cannot be reached", "start the server, or correct its url")
         if isinstance(error, httpx2.TimeoutException):
             what = f"did not answer within {self.patience(tokens):g} s"
             return _Silent(
