@@ -12,7 +12,7 @@ from servanda.cli.progress import watching
 from servanda.selftest import SEQUENCES, Row, selftest
 
 
-@click.command("selftest", short_help="Try a gate on a server of your own: two minutes.")
+@click.command("selftest", short_help="Try a gate on a server of your own: a few minutes.")
 @click.argument("url", metavar="URL")
 @click.option("--referee", metavar="KERNEL", help="Re-scores, where the server cannot.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Lines of prompts.")
