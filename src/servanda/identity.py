@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from servanda.errors import IdentityError
 from servanda.workload import Path
@@ -64,6 +64,12 @@ class Description:
     scores: tuple[Path, ...] = ("prefill", "decode")
     encodes: bool = True
     decodes: bool = True
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Description:
+        """From what `dataclasses.asdict` gave and JSON carried: its lists were tuples."""
+        lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
+        return cls(**{**data, **lists})
 
     @property
     def digest(self) -> str:

@@ -147,7 +147,7 @@ def test_an_interpreter_without_vllm_says_where_to_name_another(monkeypatch):
     monkeypatch.setattr("os.environ", {})
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(MeasurementError, match="engine 'vllm' cannot be imported") as said:
-        vllm_launch.library()
+        vllm_launch.imported()
     assert "python: .venvs/vllm" in said.value.problems[0].hint
 
 
@@ -159,7 +159,7 @@ def test_a_package_that_breaks_the_import_is_told_with_the_fix(monkeypatch):
     monkeypatch.setattr("os.environ", {})
     monkeypatch.setitem(sys.modules, "vllm", Broken("vllm"))
     with pytest.raises(MeasurementError, match="operator torchvision::nms does not exist") as said:
-        vllm_launch.library()
+        vllm_launch.imported()
     assert "pip uninstall torchvision torchaudio torchcodec" in said.value.problems[0].hint
 
 
@@ -169,7 +169,7 @@ def test_vllm_is_kept_to_this_process_and_a_users_own_memory_is_respected(monkey
     found = ModuleType("vllm")
     found.LLM = found.SamplingParams = object
     monkeypatch.setitem(sys.modules, "vllm", found)
-    assert vllm_launch.library() is found
+    assert vllm_launch.imported() is found
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "4"
     assert environment["HF_HUB_OFFLINE"] == "1"

@@ -89,8 +89,7 @@ class Pack:
 
     @cached_property
     def description(self) -> Description:
-        data = self.manifest["description"]
-        return Description(**{**data, "eos": tuple(data["eos"])})
+        return Description.of(self.manifest["description"])
 
     @cached_property
     def drawn(self) -> Trace:

@@ -189,8 +189,7 @@ class Recorded:
     @cached_property
     def description(self) -> Description:
         """Of the engine that answered."""
-        data = self.head["description"]
-        return Description(**{**data, **{name: tuple(data[name]) for name in ("eos", "scores")}})
+        return Description.of(self.head["description"])
 
     @cached_property
     def calls(self) -> tuple[Call, ...]:

@@ -54,7 +54,7 @@ class VllmEngine(checkpoint.Tokenized):
         config_json = folder.read_json(place / "config.json")
         tokenizer_json = folder.read_json(place / "tokenizer.json")
         self.kernel = kernel
-        self._vllm = vllm_launch.library()
+        self._vllm = vllm_launch.imported()
         with checkpoint.quiet(), folder.reading(place / "config.json"):
             config: Any = transformers.AutoConfig.from_pretrained(place, local_files_only=True)
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(

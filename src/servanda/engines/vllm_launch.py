@@ -54,7 +54,7 @@ def refuse_options(kernel: Kernel) -> None:
         )
 
 
-def library() -> Any:
+def imported() -> Any:
     """The module vllm, in an environment that keeps it to this process and this machine.
 
     Raises:

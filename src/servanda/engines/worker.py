@@ -128,8 +128,7 @@ class Worker:
         return self._process.pid
 
     def describe(self) -> Description:
-        data = self._call("describe")[0]["value"]
-        return Description(**{**data, **{n: tuple(data[n]) for n in ("eos", "scores")}})
+        return Description.of(self._call("describe")[0]["value"])
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return self._call("encode", {"texts": list(texts)})[0]["value"]

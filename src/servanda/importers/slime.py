@@ -77,7 +77,7 @@ def _is_dump(path: Path) -> bool:
             index = next(n for n in archive.namelist() if n.endswith("/data.pkl"))
             with archive.open(index) as stream:
                 return b"rollout_id" in stream.read(_HEAD)
-    except (OSError, zipfile.BadZipFile, StopIteration, NotImplementedError, RuntimeError):
+    except (OSError, zipfile.BadZipFile, StopIteration, RuntimeError):
         return False
 
 

@@ -149,6 +149,31 @@ class Dialect(Protocol):
 DIALECTS: Registry[type[Dialect]] = Registry("dialect")
 
 
+class Tokenless:
+    """The part of a dialect whose servers have no tokenizer that is asked."""
+
+    name: str
+    encodes = decodes = False
+
+    def encode(self, text: str, server: Server) -> Request:
+        raise self._unasked("encode a text")
+
+    def encoded(self, reply: Part) -> list[int]:
+        raise self._unasked("encode a text")
+
+    def decode(self, ids: Ids, server: Server) -> Request:
+        raise self._unasked("decode ids")
+
+    def decoded(self, reply: Part) -> str:
+        raise self._unasked("decode ids")
+
+    def _unasked(self, verb: str) -> MeasurementError:
+        return MeasurementError(
+            f"no endpoint of a {self.name} server is asked to {verb}",
+            hint="let a kernel that loads the checkpoint be the other side",
+        )
+
+
 def best_of(sampling: Sampling, server: Server) -> int:
     """How many of the likeliest tokens to ask for: a filter leaves no more than its top_k."""
     most = [BEST, sampling.top_k or BEST, server.vocab_size or BEST, server.top or BEST]

@@ -11,24 +11,22 @@ from servanda.engines.http.dialects.base import (
     DIALECTS,
     Answer,
     Asked,
-    Ids,
     Meaning,
     Request,
     Server,
+    Tokenless,
     neutral,
     only_model,
 )
 from servanda.engines.http.replies import Part, same_number, same_prompt
 from servanda.engines.http.transport import Transport
-from servanda.errors import MeasurementError
 from servanda.sampling import Sampling
 
 
 @DIALECTS.register("plain")
-class Plain:
+class Plain(Tokenless):
     name = "plain"
     meaning: Meaning = "raw"
-    encodes = decodes = False
     flush = None
     seed_bits = 31
 
@@ -63,28 +61,16 @@ class Plain:
         return completions.answer(choice, tokens, asked, server)
 
     def score(self, asked: Asked, server: Server, path: Path) -> Request:
-        raise _without("scores given tokens")
+        raise self._unasked("score given tokens")
 
     def scored(self, reply: Part, asked: Asked, server: Server, path: Path) -> Answer:
-        raise _without("scores given tokens")
+        raise self._unasked("score given tokens")
 
     def stream(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
         return completions.request(asked, server, stream=True)
 
     def event(self, event: Part, before: int) -> tuple[int, bool]:
         return completions.streamed(event, before)
-
-    def encode(self, text: str, server: Server) -> Request:
-        raise _without("encodes a text")
-
-    def encoded(self, reply: Part) -> list[int]:
-        raise _without("encodes a text")
-
-    def decode(self, ids: Ids, server: Server) -> Request:
-        raise _without("decodes ids")
-
-    def decoded(self, reply: Part) -> str:
-        raise _without("decodes ids")
 
 
 def _same_length(reply: Part, choice: Part, asked: Asked) -> None:
@@ -94,10 +80,3 @@ def _same_length(reply: Part, choice: Part, asked: Asked) -> None:
         same_prompt(echo, asked.prompt)
         return
     same_number(reply["usage"]["prompt_tokens"], asked.prompt)
-
-
-def _without(verb: str) -> MeasurementError:
-    return MeasurementError(
-        f"no endpoint of a plain server {verb}",
-        hint="let a kernel that loads the checkpoint be the other side",
-    )

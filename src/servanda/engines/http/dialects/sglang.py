@@ -18,13 +18,13 @@ from servanda.engines.http.dialects.base import (
     Meaning,
     Request,
     Server,
+    Tokenless,
     complete,
     only_model,
     with_end,
 )
 from servanda.engines.http.replies import Best, Part, likeliest, same_number, same_prompt
 from servanda.engines.http.transport import Transport
-from servanda.errors import MeasurementError
 from servanda.sampling import Sampling
 
 _FACTS = ("dtype", "quantization", "kv_cache_dtype", "attention_backend", "sampling_backend",
@@ -33,10 +33,9 @@ _FACTS = ("dtype", "quantization", "kv_cache_dtype", "attention_backend", "sampl
 
 
 @DIALECTS.register("sglang")
-class SGLang:
+class SGLang(Tokenless):
     name = "sglang"
     meaning: Meaning = "processed"
-    encodes = decodes = False
     flush = "/flush_cache"
     seed_bits = 31
 
@@ -135,18 +134,6 @@ class SGLang:
         meta = event["meta_info"]
         return meta["completion_tokens"].whole(), meta.get("finish_reason") is not None
 
-    def encode(self, text: str, server: Server) -> Request:
-        raise _untold("encode a text")
-
-    def encoded(self, reply: Part) -> list[int]:
-        raise _untold("encode a text")
-
-    def decode(self, ids: Ids, server: Server) -> Request:
-        raise _untold("decode ids")
-
-    def decoded(self, reply: Part) -> str:
-        raise _untold("decode ids")
-
 
 def _steps(meta: Part, side: str, tokens: Ids, asked: Asked, server: Server, first: int) -> Answer:
     """Logprobs of the tokens from row `first` on; side: "input" or "output"."""
@@ -171,10 +158,3 @@ def _pair(row: Part, server: Server) -> tuple[int, float]:
     """A token id and its logprob, of [logprob, id, text]."""
     value, token, *_ = row.items(3, "fields: logprob, id and text")
     return token.token(server.vocab_size), value.logprob()
-
-
-def _untold(what: str) -> MeasurementError:
-    return MeasurementError(
-        f"SGLang's server is not asked to {what}",
-        hint="let a kernel that loads the checkpoint be the other side",
-    )
