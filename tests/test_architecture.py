@@ -39,6 +39,7 @@ FLOORS = (
         "workload",
     },
     {
+        "actions",
         "calibrate",
         "answers",
         "chain",
@@ -79,6 +80,7 @@ FLOORS = (
         "invariance",
         "measurement",
         "packing",
+        "preflight",
         "presets",
         "probe",
         "rounds",
@@ -95,9 +97,11 @@ FLOORS = (
         "dumps",
         "loading",
         "reread",
+        "rl",
         "run",
         "selftest",
         "testing",
+        "watch",
     },
 )
 # pure floors: no file, socket, clock, environment, process

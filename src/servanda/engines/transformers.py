@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from servanda.contract import Kernel
 from servanda.engines import checkpoint, folder
 from servanda.engines.base import ENGINES
 from servanda.engines.decoding import DecodingEngine
-from servanda.engines.quantized import check_quantization, quantize_
+from servanda.engines.quantized import QUANTIZED, check_quantization, quantize_
 from servanda.errors import MeasurementError
 from servanda.identity import Description, digest_of
 from servanda.sampling import Ints
@@ -79,6 +80,22 @@ class TransformersEngine(checkpoint.Tokenized, DecodingEngine):
 
     def close(self) -> None:
         self.model = None
+
+    def load(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Take over a trainer's weights: tensors by the names of the checkpoint.
+
+        Each is rounded, and quantised, as it was at the start; what is not named stays.  What
+        the engine says of its weights is from then on that they changed.
+
+        Returns:
+            The names.
+
+        Raises:
+            MeasurementError: a tensor that the model does not have, or of another shape.
+        """
+        taken = _take_over(self.model, named)
+        self._description = replace(self._description, tensors={})
+        return taken
 
     # loading
 
@@ -155,3 +172,39 @@ class TransformersEngine(checkpoint.Tokenized, DecodingEngine):
     def _numpy(self, logits: Tensor) -> NDArray[np.floating]:
         wide = logits.dtype in (torch.float32, torch.float64)
         return (logits if wide else logits.float()).numpy()
+
+
+def _take_over(model: Any, named: Iterable[tuple[str, Tensor]]) -> set[str]:
+    """Copy tensors into a model, in its own precision; a quantised layer is quantised anew.
+
+    Raises:
+        MeasurementError: a tensor that the model does not have, or of another shape.
+    """
+    taken: set[str] = set()
+    with torch.no_grad():
+        for name, tensor in named:
+            path, _, leaf = name.rpartition(".")
+            try:
+                layer = model.get_submodule(path)
+                mine = getattr(layer, leaf)
+            except AttributeError:
+                raise MeasurementError(
+                    f"the sync sends {name!r}, which the model does not have",
+                    hint="send tensors by the names of the checkpoint, adapters merged",
+                ) from None
+            quantized = type(layer) in QUANTIZED.values() and leaf == "weight"
+            shape = layer.dequantize().shape if quantized else mine.shape
+            if tensor.shape != shape:
+                raise MeasurementError(
+                    f"the sync sends {name!r} as {tuple(tensor.shape)}, and the model has "
+                    f"{tuple(shape)}",
+                    hint="send whole tensors, by the names of the checkpoint",
+                )
+            if quantized:
+                plain = torch.nn.Linear(shape[1], shape[0], bias=False)
+                plain.weight.copy_(tensor)
+                layer.load_state_dict(type(layer)(plain).state_dict(), strict=False)
+            else:
+                mine.copy_(tensor)
+            taken.add(name)
+    return taken

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from servanda.actions import ACTIONS
 from servanda.contract import SECTIONS, Contract
 from servanda.lint.finding import Finding, nearest, quoted
 from servanda.lint.slices import is_number
@@ -14,8 +15,8 @@ from servanda.slices import OPERATORS
 
 SUBJECTS = ("clause", "section", "diverted_traffic")
 STATES = ("violated", "holds", "inconclusive", "error")
-BARE = ("hold", "halt", "correct", "mask", "roll_back")
-WITH_VALUE = {"divert": "slice", "mirror": "0.1", "sample": "0.1", "page": "oncall"}
+BARE = tuple(name for name, action in ACTIONS.items() if not action.example)
+WITH_VALUE = {name: action.example for name, action in ACTIONS.items() if action.example}
 COMPARISONS = OPERATORS[:4]
 
 

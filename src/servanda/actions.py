@@ -1,0 +1,41 @@
+# Actions: what may follow from a verdict, and at which door each is taken.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from servanda.registry import Registry
+
+Door = Literal["gateway", "promotion", "rl"]
+
+
+@dataclass(frozen=True)
+class Action:
+    """One entry of the table.
+
+    Args:
+        summary: what is done, in one sentence.
+        doors: where it is taken.
+        example: of its value, as a contract writes it; "" where it takes none.
+    """
+
+    summary: str
+    doors: tuple[Door, ...]
+    example: str = ""
+
+
+ACTIONS: Registry[Action] = Registry("action")
+
+ACTIONS.add(
+    "divert",
+    Action("The traffic of the slice, or all, goes to stable.", ("gateway",), "slice"),
+)
+ACTIONS.add("mirror", Action("A share goes to both, and stable answers.", ("gateway",), "0.1"))
+ACTIONS.add("sample", Action("A share is re-scored.", ("gateway", "rl"), "0.1"))
+ACTIONS.add("correct", Action("Tokens are weighed by the declared weighting.", ("rl",)))
+ACTIONS.add("mask", Action("The tokens of the slice are left out of the loss.", ("rl",)))
+ACTIONS.add("hold", Action("Nothing goes forward.", ("promotion", "gateway")))
+ACTIONS.add("roll_back", Action("The stage before is taken up again.", ("promotion",)))
+ACTIONS.add("halt", Action("The run stops.", ("rl", "promotion")))
+ACTIONS.add("page", Action("Somebody is told.", ("gateway", "promotion", "rl"), "oncall"))

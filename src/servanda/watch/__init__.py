@@ -1,0 +1,1 @@
+# Watching a run: a dump or a monitor's state is followed, and what changes is told.
