@@ -54,9 +54,10 @@ truth: $(VENV)/.dev  ## measures how often verdicts are wrong; writes docs/expla
 	$(BIN)/python -m pytest tests/slow/test_truth.py
 	$(BIN)/python -m benchmarks.truth --write
 
-theory: $(VENV)/.dev  ## the tables of docs/explanation/{falsification,assumptions}.md, five minutes
+theory: $(VENV)/.dev  ## the tables of docs/explanation/{falsification,assumptions,ratio_and_gradient}.md, five minutes
 	$(BIN)/servanda bench theory --format markdown -o docs/explanation/falsification.md
 	$(BIN)/python -m benchmarks.assumptions --write
+	$(BIN)/python -m benchmarks.escapes --write
 
 # Other interpreters (of pyenv, or on the path) run the suite without torch: the transformers
 # engine is tested on one.

@@ -252,12 +252,15 @@ def _against_groups(wood: Scored, advantage_NKKK: Floats, std: Std, whole: bool)
 
 
 def _group_advantages(reward_NL: Floats, std: Std) -> Floats:
-    """Of the first of three answers, for all groups, [N, L, L, L]; 0 where rewards are equal."""
+    """Of the first of three answers, for all groups, [N, L, L, L]; 0 where rewards are equal.
+
+    Of rewards that differ by less than 1e-6 rounding would decide the ninth digit.
+    """
     group_NKKK3 = _groups(reward_NL)
     spread_NKKK = group_NKKK3.std(axis=-1, ddof=1 if std == "sample" else 0)
     apart_NKKK = group_NKKK3[..., 0] - group_NKKK3.mean(axis=-1)
     none_NKKK = np.zeros_like(apart_NKKK)
-    return np.divide(apart_NKKK, spread_NKKK, out=none_NKKK, where=spread_NKKK > 1e-9)
+    return np.divide(apart_NKKK, spread_NKKK, out=none_NKKK, where=spread_NKKK > 1e-6)
 
 
 def _climbed_groups(rng: np.random.Generator, n: int, std: Std) -> tuple[Scored, Floats]:
