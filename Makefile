@@ -6,6 +6,9 @@ VENVS ?= .venvs
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 OTHER_PYTHONS ?= 3.10 3.12 3.13
+# processes that share the default suite, each with one thread of torch; a file stays with one
+JOBS ?= 2
+SHARED := --numprocesses $(JOBS) --dist loadfile
 
 .PHONY: demo test check test-all test-engines test-slow truth theory examples model pictures clean
 
@@ -23,7 +26,7 @@ demo: $(VENV)/.demo  ## two real kernels, one of which breaks its contract on a 
 	$(BIN)/servanda demo
 
 test: $(VENV)/.dev  ## the default suite, minutes
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SHARED)
 
 check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
@@ -69,7 +72,7 @@ test-all: test
 	  $$python -m venv $$venv; \
 	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check \
 	    --constraint constraints-$$version.txt --editable '.[dev]'; \
-	  $$venv/bin/python -m pytest --doctest-ignore-import-errors; \
+	  $$venv/bin/python -m pytest $(SHARED) --doctest-ignore-import-errors; \
 	done
 
 # llama.cpp, llama-server and their bindings, from the sources that travel with the bindings:
