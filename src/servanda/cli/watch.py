@@ -88,6 +88,7 @@ def watch(
             until=until_step,
             every_s=every,
             stop_file=stop_file,
+            wait=time.sleep,
         )
         memory = following.run()
     assert memory.outcome is not None  # a watch that met no step has said so

@@ -114,10 +114,10 @@ class DumpSource:
             return open_dump(path, asked.format, unsafe_pickles=asked.unsafe_pickles)
         except ContractError as error:
             names = FORMATS if asked.format is None else [asked.format]
+            if asked.format is not None and asked.format not in FORMATS:
+                raise
             # what is there is a dump, and it is not that nobody has begun to write
             if path.exists() and any(_sure(name, path) for name in names):
-                raise
-            if asked.format is not None and asked.format not in FORMATS:
                 raise
             self.missing = error.problems[0].message
         except OSError:

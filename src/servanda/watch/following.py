@@ -92,7 +92,7 @@ class Following:
         if not self.once or self.memory.step is not None:
             for reason in (self.source.missing, self.source.left):
                 if reason:
-                    self._once(f"waiting  {reason}" if not self.once else f"left out {reason}")
+                    self._once(f"{'left out' if self.once else 'waiting '} {line(reason)}")
 
     def _see(self, seen: Seen) -> None:
         self.memory, alerts = advance(self.memory, seen)
@@ -114,7 +114,7 @@ class Following:
     def _once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            self.say(line(text) if text.startswith(("waiting", "left")) else text)
+            self.say(text)
 
     def _stop(self, path: Path, step: int, why: str) -> None:
         """Tell whoever looks for the file; one that is there is left as it is."""

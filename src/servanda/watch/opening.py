@@ -22,7 +22,7 @@ class Found:
 
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
-        self._left = nothing(asked.path)
+        self._missing, self._left = nothing(asked.path), ""
         # checks the options before anything is there
         self._dump = DumpSource(asked)
         of_a_dump = (asked.format, asked.preset, asked.contract, asked.unsafe_pickles or None)
@@ -36,17 +36,20 @@ class Found:
 
     @property
     def missing(self) -> str:
-        return self._source.missing if self._source else self._left
+        return self._source.missing if self._source else self._missing
 
     @property
     def left(self) -> str:
-        return self._source.left if self._source else ""
+        return self._source.left if self._source else self._left
 
     def look(self, *, final: bool) -> Iterator[Seen]:
-        if self._source is None:
-            self._source = self._decided()
-        if self._source is not None:
-            yield from self._source.look(final=final)
+        source = self._source or self._decided()
+        if source is None:
+            return
+        for seen in source.look(final=final):
+            self._source = source  # what gave a step is what it is
+            yield seen
+        self._missing, self._left = source.missing, source.left
 
     def _decided(self) -> Source | None:
         path = self.asked.path
@@ -54,7 +57,7 @@ class Found:
         if not states:
             if path.exists():  # what is there may become a dump
                 return self._dump
-            self._left = nothing(path)
+            self._missing = nothing(path)
             return None
         if path.is_dir():
             dumps = [n for n, f in FORMATS.items() if (s := f.sniff(path)) is not None and s.sure]
