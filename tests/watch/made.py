@@ -1,6 +1,7 @@
 # Made steps: what a watch sees, lines of a monitor, dumps that grow, and a watch with its clock.
 
 import json
+from contextlib import suppress
 
 import numpy as np
 
@@ -52,8 +53,13 @@ def state_line(weights, outcome="holds", *, tv=0.01, cells=None, **more):
     }
     finite = {
         **whole,
-        **{"clause": "finite", "metric": "usable_ratio", "outcome": "holds"},
-        **{"value": 1.0, "low": None, "high": None, "limit": 0.999},
+        "clause": "finite",
+        "metric": "usable_ratio",
+        "outcome": "holds",
+        "value": 1.0,
+        "low": None,
+        "high": None,
+        "limit": 0.999,
     }
     line = {
         "schema": 1,
@@ -122,8 +128,6 @@ def following(path, out, *, state=None, asked=None, **how):
 def run(path, out, **how):
     """Follow until the script is over; returns the watch."""
     watch = following(path, out, **how)
-    try:
+    with suppress(KeyboardInterrupt):
         watch.run()
-    except KeyboardInterrupt:
-        pass
     return watch

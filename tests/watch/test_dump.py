@@ -193,7 +193,7 @@ def test_a_folder_that_is_not_there_yet_is_waited_for_and_said_once(tmp_path):
 
 
 def test_once_of_a_folder_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(MeasurementError, match="there is no .*later'"):
+    with pytest.raises(MeasurementError, match=r"there is no .*later'"):
         following(tmp_path / "later", Out(), once=True).run()
     with pytest.raises(MeasurementError, match="holds no dump"):
         following(tmp_path, Out(), once=True).run()

@@ -77,17 +77,17 @@ def test_the_stop_file_is_written_once_and_only_where_it_was_asked_for(path, tmp
 
 def test_a_stop_file_that_cannot_be_written_is_said(path, tmp_path):
     path.write_text(state_line(1, "violated", tv=0.05))
-    with pytest.raises(MeasurementError, match="--stop-file .* cannot be written"):
+    with pytest.raises(MeasurementError, match=r"--stop-file .* cannot be written"):
         following(path, Out(), once=True, stop_file=tmp_path / "no" / "STOP").run()
 
 
 def test_two_watches_do_not_share_a_state_file(tmp_path):
     state = tmp_path / "state"
-    with locked(state), pytest.raises(MeasurementError, match="another watch keeps its state in"):
-        with locked(state):
-            pass
-    with locked(state):
+    why = "another watch keeps its state in"
+    with locked(state), pytest.raises(MeasurementError, match=why), locked(state):
         pass
+    with locked(state):
+        pass  # the lock went with the first
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_state_of_one_run_is_not_taken_for_another(path, tmp_path):
     path.write_text(state_line(1))
     other.write_text(state_line(1))
     following(path, Out(), state=state, once=True).run()
-    with pytest.raises(ContractError, match="is the state of another watch, of .*monitor.jsonl"):
+    with pytest.raises(ContractError, match=r"is the state of another watch, of .*monitor.jsonl"):
         following(other, Out(), state=state, once=True).run()
 
 

@@ -52,7 +52,7 @@ def test_once_leaves_a_truncated_last_line_out(tmp_path):
 def test_a_state_of_another_schema_is_refused_with_what_to_do(tmp_path):
     path = tmp_path / "monitor.jsonl"
     path.write_text(state_line(1) + state_line(2, schema=2))
-    with pytest.raises(ContractError, match="monitor.jsonl:2 is of schema 2, and this servanda"):
+    with pytest.raises(ContractError, match=r"monitor\.jsonl:2 is of schema 2, and this servanda"):
         following(path, Out(), once=True).run()
 
 
@@ -142,7 +142,7 @@ def test_a_folder_with_one_state_is_that_state_and_with_two_is_refused(tmp_path)
     assert out.steps == ["1"]
 
     (tmp_path / "b.jsonl").write_text(state_line(1))
-    with pytest.raises(ContractError, match="holds 2 states: a.jsonl, b.jsonl"):
+    with pytest.raises(ContractError, match=r"holds 2 states: a\.jsonl, b\.jsonl"):
         following(tmp_path, Out(), once=True).run()
 
 

@@ -134,9 +134,8 @@ def test_a_server_that_is_busy_is_asked_again(statuses, sent, paused):
 
 @pytest.mark.parametrize(("status", "sent"), [(404, 1), (302, 1), (503, TRIES)])
 def test_what_is_not_taken_is_given_up_and_only_the_host_is_named(status, sent):
-    with Server(*[status] * 9) as server:
-        with pytest.raises(MeasurementError) as error:
-            alerting("webhook", server)
+    with Server(*[status] * 9) as server, pytest.raises(MeasurementError) as error:
+        alerting("webhook", server)
     assert str(error.value) == f"127.0.0.1: status {status}"
     assert len(server.got) == sent
 

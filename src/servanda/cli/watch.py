@@ -94,7 +94,8 @@ def watch(
     assert memory.outcome is not None  # a watch that met no step has said so
     code = EXIT_CODES[memory.outcome]
     show(f"exit {code}")
-    sys.exit(code)
+    # wandb puts a function of its own in the place of sys.exit
+    raise SystemExit(code)
 
 
 def _say(text: str) -> None:
