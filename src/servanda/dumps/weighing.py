@@ -105,7 +105,7 @@ class Weighing:
         )
         found = weigh(self._plan, EMPTY, [Round(WORKLOAD, 0, units, pair)])
         weighed = found.rounds[WORKLOAD, 0]
-        self._sum = weighed if self._sum is None else _added(self._sum, weighed)
+        self._sum = weighed if self._sum is None else added(self._sum, weighed)
         merged = Evidence(EMPTY, "", portraits=self._portraits) + Evidence(
             EMPTY, "", portraits=found.portraits
         )
@@ -244,7 +244,7 @@ def _ids(names: Sequence[str]) -> list[int]:
     return [ids[name] for name in names]
 
 
-def _added(mine: Weighed, other: Weighed) -> Weighed:
+def added(mine: Weighed, other: Weighed) -> Weighed:
     """Two rounds of a realised claim as one."""
     return Weighed(
         tuple(_sum_of(a, b) for a, b in zip(mine.statistics, other.statistics, strict=True)),

@@ -1,0 +1,103 @@
+# `servanda watch`: a run is followed, and what changes is told.
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from servanda.cli.imports import refuse_run
+from servanda.cli.options import DurationType
+from servanda.cli.output import show
+from servanda.verdict import EXIT_CODES
+from servanda.watch.following import Following
+from servanda.watch.kept import Kept, locked
+from servanda.watch.opening import Found
+from servanda.watch.sinks import SINKS, Safely
+from servanda.watch.terms import Asked
+
+_FILE = click.Path(path_type=Path)
+
+
+def _sinks(command: Callable[..., Any]) -> Callable[..., Any]:
+    """An option for each sink."""
+    for name, sink in reversed([*SINKS.items()]):
+        command = click.option(f"--{name}", metavar=sink.takes, help=sink.summary)(command)
+    return command
+
+
+@click.command(short_help="Follow a trainer's dump or a monitor's state; tell what changes.")
+@click.argument("path", type=_FILE)
+@click.option("--once", is_flag=True, help="Judge what is there, and end.")
+@click.option("--until-step", type=int, metavar="N", help="End after this step.")
+@click.option(
+    "--every", type=DurationType(), default=10.0, show_default="10s", help="Between two looks."
+)
+@click.option("--as", "as_", metavar="NAME", help="The dump's format.  [default: it is found out]")
+@click.option("--preset", metavar="NAME", help="Limits.  [default: those of the trainer]")
+@click.option("--contract", type=_FILE, help="Limits and slices: of `servanda import --save`.")
+@click.option("--unsafe-pickles", is_flag=True, help="Read pickles, which can run any code.")
+@click.option("--state", type=_FILE, help="Keep here what was told, so that it is told once.")
+@click.option("--stop-file", type=_FILE, help="Write this file where the run would be stopped.")
+@_sinks
+def watch(
+    path: Path,
+    once: bool,
+    until_step: int | None,
+    every: float,
+    as_: str | None,
+    preset: str | None,
+    contract: Path | None,
+    unsafe_pickles: bool,
+    state: Path | None,
+    stop_file: Path | None,
+    **wheres: str | None,
+) -> None:
+    """Follow PATH while a run goes on: a trainer's dump, or the state of a monitor.
+
+    Each new step of a dump is judged alone, under limits and slices that are fixed from the
+    first steps. One line a step; what changes (holds to violated, a slice that becomes red,
+    coverage that is lost, a trend) is told once, with the command to run next.
+
+    Nothing is ever stopped: the text says at which step a run would have been. Ctrl-C ends the
+    watch; --once and --until-step end it with the exit code of the last verdict.
+    """
+    refuse_run(path)
+    if preset is not None and contract is not None:
+        raise click.UsageError("--preset and --contract both say the limits: give one")
+    if stop_file is not None and not stop_file.parent.is_dir():
+        raise click.BadParameter(f"--stop-file: there is no folder {stop_file.parent}")
+    source = Found(Asked(path, as_, preset, contract, unsafe_pickles))
+    with locked(state):
+        sinks = [
+            Safely(name, SINKS[name](where, time.sleep), _say)
+            for name, where in wheres.items()
+            if where is not None
+        ]
+        following = Following(
+            source,
+            str(path),
+            Kept(state, path),
+            _say,
+            sinks,
+            once=once,
+            until=until_step,
+            every_s=every,
+            stop_file=stop_file,
+            wait=time.sleep,
+        )
+        memory = following.run()
+    assert memory.outcome is not None  # a watch that met no step has said so
+    code = EXIT_CODES[memory.outcome]
+    show(f"exit {code}")
+    # wandb puts a function of its own in the place of sys.exit
+    raise SystemExit(code)
+
+
+def _say(text: str) -> None:
+    show(text)
+    sys.stdout.flush()

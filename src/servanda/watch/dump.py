@@ -1,0 +1,333 @@
+# A trainer's dump as it grows: each new step is judged as a realised claim of its own.
+#
+# A step counts once the next has begun, or once none of its files has changed between two
+# looks: whoever writes in place, or writes a file a rank, is not interrupted.  What is read is
+# read once; only the first steps are read twice, for the slices are fixed from them.
+#
+# A slice that a step has too few tokens to decide is judged on the last few steps together; the
+# whole is judged on the step alone.  A realised claim adds up exactly.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from hashlib import blake2b
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from servanda.clauses import CellVerdict, Outcome, worst
+from servanda.contract import WHOLE
+from servanda.dumps import causes, presetting
+from servanda.dumps.blocks import blocks
+from servanda.dumps.judging import unsound
+from servanda.dumps.sound import told
+from servanda.dumps.steps import ENDS, GroupSums, Step, Trend, trend
+from servanda.dumps.weighing import WORKLOAD, added
+from servanda.errors import ContractError, EvidenceError, MeasurementError
+from servanda.evidence import Evidence, Weighed
+from servanda.importers import FORMATS, Dump, open_dump
+from servanda.loading import read
+from servanda.plan import Plan
+from servanda.soundness import Soundness
+from servanda.verdict import judge
+from servanda.watch.escalation import actions_of
+from servanda.watch.seen import Seen
+from servanda.watch.terms import Asked, Terms, fixed, of_a_trainer, part_of, weighing_of
+
+
+@dataclass(frozen=True)
+class _Weighed:
+    """A step of the window: what was weighed, and by which slices."""
+
+    step: int
+    weighed: Weighed
+    atoms: Mapping[int, Sequence[float]]
+
+
+class _NotWhole(Exception):  # noqa: N818 - a step that is being written
+    pass
+
+
+class DumpSource:
+    """The steps of a dump, each judged once it is whole.
+
+    Raises:
+        ContractError: no such format, preset or contract.
+    """
+
+    kind = "dump"
+
+    def __init__(self, asked: Asked) -> None:
+        if asked.preset is not None:
+            presetting.preset_of(asked.preset)
+        self.asked = asked
+        self.missing = self.left = ""
+        self._own = None if asked.contract is None else of_a_trainer(asked.contract)
+        self._terms: Terms | None = None
+        self._format = ""
+        self._judged: dict[int, str] = {}
+        self._before: dict[int, str] = {}
+        self._cut: dict[int, str] = {}
+        self._first: list[Step] = []
+        self._last: list[Step] = []
+        self._window: list[_Weighed] = []
+        self._trend: Trend | None = None
+
+    def look(self, *, final: bool) -> Iterator[Seen]:
+        dump = self._opened()
+        if dump is None:
+            return
+        self.missing, self._format = "", dump.format
+        try:
+            stamps = {step: _stamp(dump, step) for step in dump.steps}
+        except OSError:
+            return  # a file was moved while it was looked at
+        before, self._before = self._before, stamps
+        newest = max(stamps)
+        due = [
+            step
+            for step, stamp in sorted(stamps.items())
+            if stamp != self._judged.get(step)
+            and (final or stamp == before.get(step) or (step < newest and step not in self._judged))
+            and (step < newest or stamp != self._cut.get(step))
+        ]
+        if self._terms is None:
+            self._terms = fixed(self.asked, self._own, dump, due)
+        for step in due:
+            try:
+                seen = self._seen(dump, step, last=step == newest)
+            except _NotWhole as cut:
+                self._cut[step] = stamps[step]
+                self.left = f"step {step} is not whole and is left alone: {cut}"
+                continue
+            self._judged[step] = stamps[step]
+            if self.left.startswith(f"step {step} "):
+                self.left = ""
+            yield seen
+
+    def _opened(self) -> Dump | None:
+        """The dump; None where there is none yet."""
+        path, asked = self.asked.path, self.asked
+        try:
+            return open_dump(path, asked.format, unsafe_pickles=asked.unsafe_pickles)
+        except ContractError as error:
+            names = FORMATS if asked.format is None else [asked.format]
+            if asked.format is not None and asked.format not in FORMATS:
+                raise
+            # what is there is a dump, and it is not that nobody has begun to write
+            if path.exists() and any(_sure(name, path) for name in names):
+                raise
+            self.missing = error.problems[0].message
+        except OSError:
+            pass  # a file was moved while the folder was listed: the next look will see
+        return None
+
+    def _seen(self, dump: Dump, step: int, *, last: bool) -> Seen:
+        """Judge one step.
+
+        Raises:
+            _NotWhole: the last step of a dump, which may still be written.
+        """
+        again, part = step in self._judged, part_of(dump, step)
+        command = f"servanda import {quote(str(self.asked.path))}"
+        terms, sound, aged = self._terms, Soundness(), False
+        weighing = None if terms is None else weighing_of(terms, self.asked.path)
+        try:
+            for block in blocks(c for c in part.read() if len(c)):
+                aged = aged or "staleness" in block.per_token
+                if weighing is not None:
+                    sound.add(block)
+                    weighing.add(block)
+        except (EvidenceError, MeasurementError, OSError) as error:
+            if last and (part.refused.truncated or not isinstance(error, EvidenceError)):
+                raise _NotWhole(_first_line(error)) from None
+            why = _first_line(error)
+            return Seen(step, "error", why=why, command=f"{command} --steps {step}", again=again)
+        assert terms is not None and weighing is not None  # a step that can be read fixes them
+        plan, evidence = weighing.evidence()
+        verdict = judge(plan, evidence)
+        found = told(sound.findings(), part.refused, weighing.sequences)
+        errors = [line.text for line in found if line.level == "error"]
+        errors += [c.note for c in verdict.cells if c.enforced and c.outcome == "error"]
+        cells, atoms = verdict.cells, weighing.atoms
+        together: dict[str, int] = {}
+        if errors:
+            pairs = zip(verdict.cells, unsound(verdict, errors[0]).cells, strict=True)
+            # a guard that failed is what says so
+            cells = tuple(c if c.outcome == "error" else other for c, other in pairs)
+        else:
+            self._remember(weighing.steps[step])
+            if terms.window > 1:
+                weighed = evidence.rounds[WORKLOAD, 0]
+                cells, atoms = self._together(plan, evidence, cells, step, weighed, atoms)
+                first = self._window[0].step
+                pairs = zip(cells, verdict.cells, strict=True)
+                together = {c.slice: first for c, alone in pairs if c is not alone}
+        outcomes: list[Outcome] = [
+            c.outcome for c in cells if c.enforced and c.outcome != "not applicable"
+        ]
+        outcome = "error" if errors else worst(outcomes)
+        red = [c.slice for c in cells if c.enforced and c.outcome == "violated"]
+        names = [cut.name for cut in weighing.cuts]
+        # drift that grows is a cause where it grew before this step; a jump is none
+        before, self._trend = self._trend, self._grown()
+        since = min((together.get(name, step) for name in red), default=step)
+        command += f" --steps {step if since == step else f'{since}:{step}'}"
+        command += " --mask masks" if any(name != WHOLE for name in red) else ""
+        return Seen(
+            step,
+            outcome,
+            cells,
+            weighing.trained,
+            weighing.sequences,
+            why=errors[0] if errors else "",
+            cause=causes.likely(names, red, atoms, before) if red else "",
+            trend=self._trend,
+            staleness=weighing.largest_staleness if aged else None,
+            actions=actions_of(terms.contract, cells),
+            command=command,
+            again=again,
+            together=together,
+        )
+
+    def _together(
+        self,
+        plan: Plan,
+        evidence: Evidence,
+        cells: Sequence[CellVerdict],
+        step: int,
+        weighed: Weighed,
+        atoms: Mapping[int, Sequence[float]],
+    ) -> tuple[tuple[CellVerdict, ...], Mapping[int, Sequence[float]]]:
+        """The cells of a step, its slices judged with the steps before it; and their atoms."""
+        assert self._terms is not None
+        others = [part for part in self._window if part.step != step]
+        self._window = [*others, _Weighed(step, weighed, atoms)][-self._terms.window :]
+        total = reduce(added, (part.weighed for part in self._window))
+        judged = judge(plan, replace(evidence, rounds={(WORKLOAD, 0): total}))
+        full = len(self._window) == self._terms.window
+        found = []
+        for alone, both in zip(cells, judged.cells, strict=True):
+            if alone.slice == WHOLE or alone.outcome in ("holds", "violated"):
+                both = alone
+            elif both.outcome == "inconclusive" and not full:
+                both = both.but(outcome="not applicable", note="too few steps yet")
+            found.append(both)
+        sums: dict[int, list[float]] = {}
+        for part in self._window:
+            for key, (n, tv) in part.atoms.items():
+                had = sums.get(key, [0.0, 0.0])
+                sums[key] = [had[0] + n, had[1] + tv]
+        return tuple(found), sums
+
+    def _remember(self, step: Step) -> None:
+        """Both ends of the run: a trend compares them."""
+        for end in (self._first, self._last):
+            for i, known in enumerate(end):
+                if known.step == step.step:
+                    end[i] = step
+                    return
+        if len(self._first) < ENDS:
+            self._first.append(step)
+        else:
+            self._last = [*self._last, step][-ENDS:]
+
+    def _grown(self) -> Trend | None:
+        return trend(self._first, self._last) if len(self._last) == ENDS else None
+
+    def head(self) -> tuple[str, ...]:
+        if self._terms is None:
+            return ()
+        terms = self._terms
+        named = [rule.name for rule in terms.contract.slices]
+        if self._own is not None:
+            limits = f"contract {self.asked.contract}"
+        else:
+            limits = f"preset   {terms.preset}, {terms.why}   (servanda presets --show "
+            limits += f"{terms.preset})"
+        return (
+            f"found    {FORMATS[self._format].framework} in {self.asked.path}",
+            limits,
+            f"slices   {', '.join(named) or 'none: too few tokens a step, or all alike'}",
+            f"each     step is judged alone, at confidence {terms.contract.confidence:g}"
+            + (
+                f"; a slice it does not decide, with the last {terms.window}"
+                if terms.window > 1
+                else ""
+            ),
+        )
+
+    def kept(self) -> dict[str, Any]:
+        terms = self._terms
+        return {
+            "format": self._format,
+            "asked": [self.asked.format, self.asked.preset, _text(self.asked.contract)],
+            "terms": None
+            if terms is None
+            else {
+                "text": terms.text,
+                "preset": terms.preset,
+                "why": terms.why,
+                "window": terms.window,
+                "kinds": [[list(pair) for pair in kind] for kind in terms.kinds],
+            },
+            "judged": [[step, stamp] for step, stamp in self._judged.items()],
+            "first": [_plain(step) for step in self._first],
+            "last": [_plain(step) for step in self._last],
+        }
+
+    def resume(self, kept: Mapping[str, Any]) -> None:
+        asked = [self.asked.format, self.asked.preset, _text(self.asked.contract)]
+        if kept["asked"] != asked:
+            raise ContractError(
+                "the state was kept with another --as, --preset or --contract",
+                hint="repeat the options of that watch, or name another --state",
+            )
+        self._format = kept["format"]
+        if (terms := kept["terms"]) is not None:
+            contract = read(terms["text"].encode(), "the kept contract", self.asked.path)
+            kinds = tuple(tuple((n, v) for n, v in kind) for kind in terms["kinds"])
+            self._terms = Terms(
+                terms["text"], contract, terms["preset"], terms["why"], kinds, terms["window"]
+            )
+        self._judged = dict(kept["judged"])
+        self._before = dict(self._judged)
+        self._first, self._last = map(_steps, (kept["first"], kept["last"]))
+        self._trend = self._grown()
+
+
+def _sure(name: str, path: Path) -> bool:
+    found = FORMATS[name].sniff(path if path.is_dir() else path.parent)
+    return found is not None and found.sure
+
+
+def _stamp(dump: Dump, step: int) -> str:
+    """Of the files of a step: another one where any of them has changed."""
+    digest = blake2b(digest_size=8)
+    for file in dump.found.files:
+        if file.step == step:
+            about = file.path.stat()
+            digest.update(repr((file.name, about.st_size, about.st_mtime_ns)).encode())
+    return digest.hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n")[0]
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _plain(step: Step) -> list[Any]:
+    return [step.step, [[name, g.total, g.n] for name, g in step.groups.items()]]
+
+
+def _steps(kept: list[Any]) -> list[Step]:
+    found = []
+    for number, groups in kept:
+        sums = {name: GroupSums(total, n) for name, total, n in groups}
+        found.append(Step(number, groups=sums))
+    return found
