@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from servanda.errors import EvidenceError
+from servanda.stats.coherence import BETS, CAP, SLACK, Coherence
 from servanda.stats.log_moment import NEG, POS, SCALE, LogMoment
 
 Array = NDArray[Any]
@@ -109,7 +110,7 @@ def edges() -> tuple[Floats, Floats]:
     Neighbours share that sliver.  The last bin ends at the largest float.
     """
     far = _magnitudes()
-    near_P = np.r_[0.0, far, LARGEST][:_SIDE]
+    near_P = np.r_[0.0, far]
     outward = np.nextafter(far.astype(np.float32), np.float32(np.inf)).astype(np.float64)
     far_P = np.r_[outward, np.inf]
     least_K = np.r_[-far_P[::-1], 0.0, near_P]
@@ -142,15 +143,16 @@ def ends(values: Callable[[Floats], Array], bends: Sequence[float] = ()) -> tupl
         at = _known(values, np.array([bend - beside, bend, bend + beside]))
         least_K[inside_K] = np.minimum(least_K[inside_K], at.min())
         most_K[inside_K] = np.maximum(most_K[inside_K], at.max())
-    hair_L, hair_M = (16 * _EPS * np.maximum(1.0, np.abs(v)) for v in (least_K, most_K))
     apart_K = np.arange(BINS) != ZERO
-    np.subtract(least_K, hair_L, out=least_K, where=apart_K & np.isfinite(least_K))
-    np.add(most_K, hair_M, out=most_K, where=apart_K & np.isfinite(most_K))
+    with np.errstate(over="ignore"):  # the last bin ends at the largest float
+        for end_K, way in ((least_K, -16 * _EPS), (most_K, 16 * _EPS)):
+            moved_K = apart_K & np.isfinite(end_K)
+            end_K[moved_K] += way * np.maximum(1.0, np.abs(end_K[moved_K]))
     return least_K, most_K
 
 
 def _known(values: Callable[[Floats], Array], at_N: Floats) -> Floats:
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         found_N = np.asarray(values(at_N), dtype=np.float64)
     if np.isnan(found_N).any():
         raise ValueError(
@@ -208,6 +210,31 @@ class Binned:
 def moment(count_K: ArrayLike, least_K: Floats, most_K: Floats, missing: int = 0) -> LogMoment:
     """The statistics of one histogram; `Binned.moments` serves many at once."""
     return Binned(least_K, most_K).moments(np.atleast_2d(count_K), [missing])[0]
+
+
+def coherences(count_SK: ArrayLike, missing_S: Sequence[int]) -> list[Coherence]:
+    """Evidence that the weights average above 1, of each row of counts of log ratios.
+
+    Each weight is taken at the smallest of its bin, less the slack of Coherence.of, so that
+    no row rejects where its tokens one by one would not.
+    """
+    count_SGR = _runs(np.atleast_2d(np.asarray(count_SK)))
+    n_SG = count_SGR.sum(axis=-1)
+    sums_SJ, _ = _weights().logs(count_SGR, n_SG)
+    n_S = n_SG.sum(axis=-1)
+    # log(1 + t (w - 1)) is log(1 - t) + log(1 + t / (1 - t) w), and a missing token has w = 0
+    sums_SJ += np.outer(n_S + np.asarray(missing_S), np.log1p(-BETS))
+    return [
+        Coherence(int(n), tuple(sums.tolist()), missing)
+        for n, sums, missing in zip(n_S, sums_SJ, missing_S, strict=True)
+    ]
+
+
+@cache
+def _weights() -> _Spread:
+    least_K, _ = edges()
+    weight_K = np.minimum(np.exp(np.minimum(least_K - SLACK, math.log(CAP))), CAP)
+    return _Spread(weight_K, BETS / (1 - BETS))
 
 
 class _Spread:

@@ -23,8 +23,8 @@ from servanda.stats.log_moment import Floats
 from servanda.stats.refutation import Refutation
 
 CAP = 10.0  # on w: no single token can then reject alone
-_BETS: Floats = np.geomspace(0.01, 0.99, 16)
-_SLACK = 1e-6  # nats, at least: logprobs may have been in float32 before they were recorded
+BETS: Floats = np.geomspace(0.01, 0.99, 16)
+SLACK = 1e-6  # nats, at least: logprobs may have been in float32 before they were recorded
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Coherence(Refutation):
             I. Waudby-Smith, A. Ramdas, Estimating means of bounded random variables by betting,
             2024; the cap and the bets are ours.
         """
-        least_N = log_ratio_N - np.maximum(error_N, _SLACK)
+        least_N = log_ratio_N - np.maximum(error_N, SLACK)
         weight_N = np.minimum(np.exp(np.minimum(least_N, np.log(CAP))), CAP)
-        sums = np.log1p(_BETS[:, None] * (weight_N - 1)).sum(axis=1)
-        sums += missing * np.log1p(-_BETS)
+        sums = np.log1p(BETS[:, None] * (weight_N - 1)).sum(axis=1)
+        sums += missing * np.log1p(-BETS)
         return cls(len(weight_N), tuple(sums.tolist()), missing)
