@@ -203,13 +203,22 @@ def _class_of(values: Array, edges: Array) -> Array:
     return at.astype(np.int32)
 
 
+def _shifted(table: Array, batch: Batch) -> Array:
+    """A table read from the first trained column of each row on, [B, T] or [1, T].
+
+    So it is for numbers that count the columns of one turn: rows are copied whole.
+    """
+    width = batch.mask_BT.shape[1]
+    start_B = batch.start_B[batch.start_B < width]
+    if not len(start_B) or (start_B == start_B[0]).all():
+        at_T = np.arange(width) - (start_B[0] if len(start_B) else 0)
+        return table.take(at_T, mode="clip")[None]
+    padded = np.concatenate([np.repeat(table[:1], width), table])
+    return np.lib.stride_tricks.sliding_window_view(padded, width)[width - batch.start_B]
+
+
 def _before(batch: Batch) -> Array:
     """Trained tokens of the sequence before each, [B, T]; of trained tokens alone."""
-    if batch.one_turn:
-        return (
-            np.arange(batch.mask_BT.shape[1], dtype=np.int32)
-            - batch.start_B.astype(np.int32)[:, None]
-        )
     return np.cumsum(batch.mask_BT, axis=1, dtype=np.int32) - np.int32(1)
 
 
