@@ -11,7 +11,7 @@ from servanda.bounds import PSI, weight_gap
 from servanda.divergence import DIVERGENCES, sampled
 from servanda.errors import EvidenceError
 from servanda.stats import Coherence, LogMoment, interval
-from servanda.stats.binned import BINS, ZERO, Binned, bin_of, coherences, edges, ends, moment
+from servanda.stats.binned import BINS, ZERO, Binned, bin_of, edges, ends, moment
 
 LEAST_K, MOST_K = edges()
 THRESHOLDS = (1e-6, 0.125, 0.182)
@@ -248,14 +248,15 @@ def test_counts_of_other_bins_are_refused():
 
 @given(streams, st.integers(0, 3))
 def test_coherence_of_counts_never_rejects_more_than_that_of_tokens(ratio_N, missing):
+    count_K = counted(ratio_N)
     exact = Coherence.of(ratio_N, missing)
-    (binned,) = coherences(counted(ratio_N), [missing])
+    binned = Coherence.of(LEAST_K, missing, count_N=count_K)
     assert (binned.n, binned.missing) == (exact.n, exact.missing)
     assert (np.array(binned.growth) <= np.array(exact.growth) + 1e-9).all()
 
 
 def test_coherence_of_counts_sees_what_that_of_tokens_sees():
     ratio_N = np.random.default_rng(3).normal(0.01, 0.05, 50_000)  # E w = e^.01125
-    (binned,) = coherences(counted(ratio_N), [0])
+    binned = Coherence.of(LEAST_K, count_N=counted(ratio_N))
     assert binned.log_e == pytest.approx(Coherence.of(ratio_N).log_e, rel=0.02)
     assert binned.log_e > math.log(1000)

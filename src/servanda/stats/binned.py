@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from servanda.errors import EvidenceError
-from servanda.stats.coherence import BETS, CAP, SLACK, Coherence
 from servanda.stats.log_moment import NEG, POS, SCALE, LogMoment
 
 Array = NDArray[Any]
@@ -210,31 +209,6 @@ class Binned:
 def moment(count_K: ArrayLike, least_K: Floats, most_K: Floats, missing: int = 0) -> LogMoment:
     """The statistics of one histogram; `Binned.moments` serves many at once."""
     return Binned(least_K, most_K).moments(np.atleast_2d(count_K), [missing])[0]
-
-
-def coherences(count_SK: ArrayLike, missing_S: Sequence[int]) -> list[Coherence]:
-    """Evidence that the weights average above 1, of each row of counts of log ratios.
-
-    Each weight is taken at the smallest of its bin, less the slack of Coherence.of, so that
-    no row rejects where its tokens one by one would not.
-    """
-    count_SGR = _runs(np.atleast_2d(np.asarray(count_SK)))
-    n_SG = count_SGR.sum(axis=-1)
-    sums_SJ, _ = _weights().logs(count_SGR, n_SG)
-    n_S = n_SG.sum(axis=-1)
-    # log(1 + t (w - 1)) is log(1 - t) + log(1 + t / (1 - t) w), and a missing token has w = 0
-    sums_SJ += np.outer(n_S + np.asarray(missing_S), np.log1p(-BETS))
-    return [
-        Coherence(int(n), tuple(sums.tolist()), missing)
-        for n, sums, missing in zip(n_S, sums_SJ, missing_S, strict=True)
-    ]
-
-
-@cache
-def _weights() -> _Spread:
-    least_K, _ = edges()
-    weight_K = np.minimum(np.exp(np.minimum(least_K - SLACK, math.log(CAP))), CAP)
-    return _Spread(weight_K, BETS / (1 - BETS))
 
 
 class _Spread:

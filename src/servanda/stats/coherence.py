@@ -23,8 +23,8 @@ from servanda.stats.log_moment import Floats
 from servanda.stats.refutation import Refutation
 
 CAP = 10.0  # on w: no single token can then reject alone
-BETS: Floats = np.geomspace(0.01, 0.99, 16)
-SLACK = 1e-6  # nats, at least: logprobs may have been in float32 before they were recorded
+_BETS: Floats = np.geomspace(0.01, 0.99, 16)
+_SLACK = 1e-6  # nats, at least: logprobs may have been in float32 before they were recorded
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,28 @@ class Coherence(Refutation):
     """Evidence that E_infer w > 1."""
 
     @classmethod
-    def of(cls, log_ratio_N: Floats, missing: int = 0, error_N: Floats | float = 0.0) -> Coherence:
+    def of(
+        cls,
+        log_ratio_N: Floats,
+        missing: int = 0,
+        error_N: Floats | float = 0.0,
+        count_N: Floats | None = None,
+    ) -> Coherence:
         """Of one closed round of log-ratios log p - log q, nats, in launch order.
 
         Args:
             log_ratio_N: -inf where train gives no mass; neither NaN nor +inf.
             missing: tokens that were launched and have no value: each is charged w = 0.
             error_N: the most that rounding moved each log-ratio by, nats; see `capture.errors`.
+            count_N: of how many tokens each log-ratio is; default one.
 
         Source:
             I. Waudby-Smith, A. Ramdas, Estimating means of bounded random variables by betting,
             2024; the cap and the bets are ours.
         """
-        least_N = log_ratio_N - np.maximum(error_N, SLACK)
+        least_N = log_ratio_N - np.maximum(error_N, _SLACK)
         weight_N = np.minimum(np.exp(np.minimum(least_N, np.log(CAP))), CAP)
-        sums = np.log1p(BETS[:, None] * (weight_N - 1)).sum(axis=1)
-        sums += missing * np.log1p(-BETS)
-        return cls(len(weight_N), tuple(sums.tolist()), missing)
+        count_N = np.ones(len(weight_N)) if count_N is None else count_N
+        sums = np.log1p(_BETS[:, None] * (weight_N - 1)) @ count_N
+        sums += missing * np.log1p(-_BETS)
+        return cls(int(count_N.sum()), tuple(sums.tolist()), missing)
