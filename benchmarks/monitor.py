@@ -49,11 +49,13 @@ CLAUSES: dict[str, tuple[Callable[[Array], Array], tuple[float, ...]]] = {
 
 
 def step(ragged: bool) -> tuple[Array, Array, Array]:
-    """(train, infer, mask) of one step, float32 as trainers have them; mean |log ratio| .01."""
+    """(train, infer, mask) of one step, float32 as trainers have them; mean |log ratio| .008."""
     rng = np.random.default_rng(0)
     shape = (SEQUENCES, TOKENS)
     infer_BT = -rng.exponential(0.5, shape)
-    train_BT = np.minimum(infer_BT * (1 + 0.03 * rng.standard_normal(shape)), 0.0)
+    spread_BT = -0.02 * infer_BT
+    # weights of mean 1, as two distributions have them
+    train_BT = infer_BT + spread_BT * rng.standard_normal(shape) - spread_BT**2 / 2
     lengths_B = rng.integers(TOKENS // 4 if ragged else TOKENS, TOKENS + 1, SEQUENCES)
     mask_BT = np.arange(TOKENS) < lengths_B[:, None]
     return train_BT.astype(np.float32), infer_BT.astype(np.float32), mask_BT
