@@ -1,7 +1,7 @@
 """What watching a training step costs, beside what TRL and verl compute of the same step.
 
-64 sequences of 8192 trained tokens, one thread.  All rows are run in turn, round after
-round; a row's ratio is to the floor of its own round, one subtraction and one mean in NumPy.
+64 sequences of 8192 trained tokens, one thread, CPU seconds.  All rows are run in turn, round
+after round; a row's ratio is to the floor of its own round, one subtraction and one mean in NumPy.
 Peers run under interpreters that have them, and are left out without.
 
     python -m benchmarks.monitor [--trl PYTHON] [--verl PYTHON] [--rounds 15] [--ragged]
@@ -36,13 +36,13 @@ from servanda.stats import LogMoment, interval
 from servanda.stats.binned import BINS, Binned, ends, moment
 
 Array = NDArray[Any]
-Row = Callable[[], float]  # seconds of one repetition
+Row = Callable[[], float]  # CPU seconds of one repetition
 
 SEQUENCES, TOKENS = 64, 8192
 TV, TIS = PSI["naive"](), PSI["tis"](2.0)
 CLAUSES: dict[str, tuple[Callable[[Array], Array], tuple[float, ...]]] = {
     "mean TV": (lambda x: -np.expm1(np.minimum(x, 0.0)), ()),
-    "p97 of |log ratio|": (lambda x: (np.abs(x) > 0.182) * 1.0, (0.182, -0.182)),
+    "p97 of abs log ratio": (lambda x: (np.abs(x) > 0.182) * 1.0, (0.182, -0.182)),
     "what TIS leaves": (lambda x: (weight_gap(x, TIS) + 1) / 2, (math.log(2.0),)),
     "Le Cam": (lambda x: (1 - np.tanh(x / 2)) / 2, ()),
 }
@@ -63,9 +63,9 @@ def step(ragged: bool) -> tuple[Array, Array, Array]:
 
 def timed(run: Callable[[], object]) -> Row:
     def row() -> float:
-        began = time.perf_counter()
+        began = time.process_time()
         run()
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     return row
 

@@ -1,7 +1,7 @@
 """What other projects compute of a step's logprobs, each under its own interpreter.
 
 Started by benchmarks.monitor; needs nothing of Servanda.  Each line read is one repetition of
-the named row, answered by its seconds.
+the named row, answered by its CPU seconds.
 
     PYTHON benchmarks/monitor_peers.py trl|verl FOLDER
 """
@@ -86,9 +86,9 @@ def main() -> None:
     print(f"{name} {version(name)}", *rows, sep="\t", flush=True)
     for line in sys.stdin:
         run = rows[line.rstrip("\n")]
-        began = time.perf_counter()
+        began = time.process_time()
         run()
-        print(time.perf_counter() - began, flush=True)
+        print(time.process_time() - began, flush=True)
 
 
 if __name__ == "__main__":

@@ -187,7 +187,7 @@ class Binned:
             missing_S: units without a value.
         """
         count_SGR = _runs(np.atleast_2d(np.asarray(count_SK)))
-        n_SG = count_SGR.sum(axis=-1)
+        n_SG = count_SGR @ np.ones(_RUN)
         above_SJ, least_S = self._least.logs(count_SGR, n_SG)
         below_SJ, most_S = self._most.logs(count_SGR, n_SG)
         n_S = n_SG.sum(axis=-1)
@@ -240,8 +240,9 @@ def _runs(values_SK: Array, fill: float = 0.0) -> Floats:
     size, bins = values_SK.shape
     if bins != BINS:
         raise EvidenceError(f"{bins} counts for {BINS} bins")
-    padded = np.full((size, -(-BINS // _RUN) * _RUN), fill)
+    padded = np.empty((size, -(-BINS // _RUN) * _RUN))
     padded[:, :BINS] = values_SK
+    padded[:, BINS:] = fill
     return padded.reshape(size, -1, _RUN)
 
 
