@@ -1,0 +1,58 @@
+# Sound: what no logprob of a step can be, looked for before anything is judged.
+
+from __future__ import annotations
+
+import numpy as np
+
+from servanda.rl.batch import Batch
+from servanda.rollouts import Rollouts
+from servanda.soundness.values import Values
+from servanda.soundness.zeros import FAR_NATS, Zeros
+
+
+def rollouts_of(batch: Batch) -> Rollouts:
+    """A step as a dump would hold it; every column of the arrays is a token of its sequence."""
+    size, width = batch.mask_BT.shape
+    own = tuple(map(str, range(size)))
+    stale = {}
+    if batch.staleness_BT is not None:
+        stale_BT = np.broadcast_to(batch.staleness_BT, (size, width))
+        stale["staleness"] = stale_BT.ravel().astype(np.float64)
+    return Rollouts(
+        batch.weights,
+        np.full(size, width),
+        np.full(size * width, -1),
+        batch.mask_BT.ravel(),
+        batch.logp_train_BT.ravel(),
+        batch.logp_infer_BT.ravel(),
+        batch.group_B or own,
+        tuple(f"sequence {b}" for b in range(size)),
+        batch.labels,
+        {},
+        stale,
+    )
+
+
+def problems(batch: Batch) -> tuple[str, ...]:
+    """Why a step can be no evidence: logprobs above 0, or missing ones that were filled with 0."""
+    if not _suspicious(batch):
+        return ()
+    rollouts = rollouts_of(batch)
+    found = []
+    for check in (Values(), Zeros()):
+        check.add(rollouts)
+        finding = check.finding()
+        if finding.state == "unsound":
+            found.append(f"{finding.text} (first: {finding.first})")
+    return tuple(found)
+
+
+def _suspicious(batch: Batch) -> bool:
+    """Whether a closer look is worth its time; tokens that are not trained may be the reason."""
+    train_BT, infer_BT = batch.logp_train_BT, batch.logp_infer_BT
+    highest = (np.fmax.reduce(logp, axis=None, initial=0.0) for logp in (train_BT, infer_BT))
+    filled = (
+        ((one == 0) & (other < FAR_NATS)).any()
+        for one, other in ((train_BT, infer_BT), (infer_BT, train_BT))
+    )
+    return any(high > 0 for high in highest) or any(filled)
