@@ -1,0 +1,101 @@
+# The transcript of a drill.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from servanda.preflight.result import Mark, Preflight, Response
+
+_MARKS: dict[Mark, str] = {"holds": "✓", "warns": "!", "violated": "✗", "unseen": "?"}
+_WORST: tuple[Mark, ...] = ("violated", "unseen", "warns", "holds")
+_WIDTH = 96
+_CLOSER = 6  # groups of which more is said
+
+
+def told(result: Preflight) -> str:
+    """What was done, what was seen, and what follows, in a dozen lines."""
+    return "\n".join(_lines(result))
+
+
+def _lines(result: Preflight) -> Iterator[str]:
+    found, poison = result.found, result.poison
+    yield (
+        f"found    mean |d| {_nats(found.distance)} nats on {result.tokens:,} probe tokens; "
+        f"after a sync of unchanged weights {_nats(found.idle)}"
+    )
+    if found.cast:
+        yield f"         what is left is what rounding weights to {found.cast} does"
+    yield (
+        f"poison   all trained weights randomised, one sync: mean |d| {_nats(poison.distance)} "
+        f"nats, limit {_nats(poison.limit)} (floor {_nats(found.floor)})  {_MARKS[poison.mark]}"
+    )
+    if poison.fresh is not None:
+        yield f"         on tokens that were not scored before: {_nats(poison.fresh)}"
+    label = "nudge"
+    for line in _table([_cell(r) for r in _shown(result)]):
+        yield f"{label:<9}{line}"
+        label = ""
+    unclear = [
+        r for r in result.groups if r.mark in ("warns", "violated") and not r.deaf_as_a_whole
+    ]
+    for response in unclear[:_CLOSER]:
+        yield f"         {_closer(response)}"
+    for warning in result.warnings:
+        yield f"warning  {warning}"
+    yield f"{result.outcome.upper()}: {result.sentence}"
+    if result.outcome == "violated":
+        yield "Rewards, losses and the logprobs of the first step would have looked healthy."
+    yield (
+        f"weights restored bit for bit, engine within {_nats(result.returned)} nats of before · "
+        f"{result.syncs} syncs · exit {result.exit_code} · {result.seconds:.0f} s"
+    )
+
+
+def _shown(result: Preflight) -> list[list[Response]]:
+    """Groups one by one, and those that shared a sync as one."""
+    blocks: dict[str, list[Response]] = {}
+    for response in result.groups:
+        blocks.setdefault(response.block, []).append(response)
+    return [*blocks.values()]
+
+
+def _cell(responses: list[Response]) -> str:
+    name = responses[0].block
+    marks: list[Mark] = [response.mark for response in responses]
+    worst: Mark = next(mark for mark in _WORST if mark in marks)
+    follows = [r.follow for r in responses if not math.isnan(r.follow)]
+    if not follows:
+        return f"{name} {_MARKS['unseen']} not visible"
+    low, high = min(follows), max(follows)
+    span = f"{low:.2f}" if len(responses) == 1 else f"{low:.2f}..{high:.2f}"
+    deaf = "  ← never reaches the engine" if all(r.deaf_as_a_whole for r in responses) else ""
+    return f"{name} {_MARKS[worst]} {span}{deaf}"
+
+
+def _closer(response: Response) -> str:
+    deaf = [part.name for part in response.parts if part.deaf]
+    told = (
+        f"{response.name}: follows {response.follow:.2f}, residual {response.residual:.1f} floors"
+    )
+    if deaf:
+        told += f"; deaf in {', '.join(deaf[:4])}"
+    return told
+
+
+def _table(cells: list[str]) -> Iterator[str]:
+    """Cells in columns; what points at something ends its line."""
+    width = max(len(cell.partition("  ←")[0]) for cell in cells) + 3
+    columns = max(1, _WIDTH // width)
+    line: list[str] = []
+    for cell in cells:
+        line.append(f"{cell:<{width}}")
+        if "←" in cell or len(line) == columns:
+            yield "".join(line).rstrip()
+            line = []
+    if line:
+        yield "".join(line).rstrip()
+
+
+def _nats(value: float) -> str:
+    return f"{value:.2g}" if value else "0"
