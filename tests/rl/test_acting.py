@@ -114,7 +114,7 @@ def test_to_correct_without_a_weighting_is_refused():
     from tests.rl.test_monitor import CONTRACT
 
     bare = CONTRACT.replace(", weighting: {mis: [0.5, 2.0]}", "")
-    with pytest.raises(ContractError, match="correct weighs tokens by gradient.weighting"):
+    with pytest.raises(ContractError, match="correct weighs tokens by gradient"):
         parse(bare + text, "run.kernelcontract.yaml", engines=["table"])
 
 
