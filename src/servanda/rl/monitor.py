@@ -14,7 +14,6 @@ import numpy as np
 from servanda.contract import WHOLE, Contract
 from servanda.dumps import causes
 from servanda.dumps.blocks import paired
-from servanda.dumps.judging import unsound
 from servanda.dumps.steps import GroupSums
 from servanda.dumps.structure import Counts
 from servanda.errors import ContractError, EvidenceError
@@ -30,7 +29,7 @@ from servanda.rl.step import Step, line, of_cells
 from servanda.rl.terms import WORKLOAD, Terms, labels_of, plan_of
 from servanda.rl.weighing import Scales, as_round, joined, overlaps, told
 from servanda.slices import Cut
-from servanda.verdict import Verdict, judge
+from servanda.verdict import Verdict, judge, unsound
 
 
 class Monitor:
@@ -110,7 +109,7 @@ class Monitor:
             mask_BT: 1 where the trainer learns from the token.
             groups: prompt of each sequence, [B]; default each its own.
             labels: name -> text of each sequence, [B], such as {"env": [...]}.
-            advantages: [B] or [B, T].
+            advantages: [B] or [B, T]; kept in `dump` beside the tokens.
             weights: how many updates the trainer has made.
             staleness: updates between drawing and training, [B] or [B, T]; NaN: not known.
             tokens: ids, [B, T], or with the prompts before them; for `dump` alone.
