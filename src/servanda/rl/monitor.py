@@ -73,7 +73,6 @@ class Monitor:
         self._memory = Memory() if self._journal is None else self._journal.read()
         self._stop = stop
         self._plan: Plan | None = None
-        self._fresh = not self._memory.rules and not self._memory.kinds
         self.notes: tuple[str, ...] = () if self._journal is None else self._journal.notes
 
     @property
@@ -152,7 +151,7 @@ class Monitor:
         """Fix the cells of the run: by all ranks' counts, or as the one it continues had them."""
         said = (self._member, self._terms.contract.digest, batch.weights)
         counts = Counts()
-        if self._fresh and self._terms.slices_itself:
+        if not self._memory.contract and self._terms.slices_itself:
             counts.add(paired(sound.rollouts_of(batch), 0))
             if not batch.has_prompts:
                 counts.lengths.clear()  # columns of answers alone do not tell a context's length
@@ -247,7 +246,8 @@ class Monitor:
         if "halt" in taken.action and memory.would is None:
             memory.would = batch.weights
         taken = replace(taken, action=tuple(a for a in taken.action if a not in would))
-        memory.add(batch.weights, groups)
+        if weighed_round.tokens:
+            memory.add(batch.weights, groups)
         trend_of = memory.copied()
         red = dict.fromkeys(
             c.slice for c in verdict.cells if c.enforced and c.outcome == "violated"
@@ -269,7 +269,10 @@ class Monitor:
             lambda: trend_of.drift,
         )
         self._written(step, batch, rank, groups, taken.sample)
-        memory.contract = plan.contract.digest
+        if weighed_round.tokens:
+            memory.contract = plan.contract.digest
+        elif not memory.contract:
+            self._plan = None  # a step without a token decides no slices
         return step
 
     def _written(
@@ -287,7 +290,7 @@ class Monitor:
                 self._keeper.next_share = sample
             if self._journal is not None and rank == 0:
                 entry = line(step, time.time())
-                if not self._memory.contract:
+                if not self._memory.contract and entry["tokens"]:
                     entry |= kept(self._memory.rules, self._memory.kinds)
                 entry["groups"] = [[float(f"{g.total:.6g}"), g.n] for g in groups.values()]
                 self._journal.write(entry)
