@@ -318,3 +318,15 @@ def test_the_monitor_costs_numpy_and_the_language_of_contracts():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_token_that_train_gives_no_mass_is_evidence_and_no_number_of_nats(tmp_path):
+    train, infer, mask = step(np.random.default_rng(0), size=32, width=512, tv=0.0)
+    train[0, 0] = -np.inf
+    path = tmp_path / "state.jsonl"
+    found = Monitor("verl-sync", state=path).observe(train, infer, mask, weights=0)
+
+    assert found.metrics["servanda/coverage"] == 1.0
+    assert found.metrics["servanda/abs_log_ratio_nats"] == 0.0
+    assert found.metrics["servanda/gradient"] == pytest.approx(1 / mask.sum(), rel=1e-3)
+    assert json.loads(path.read_text())["outcome"] == "holds"
