@@ -1,73 +1,22 @@
 # A sync of weights: afterwards the engine is one that was opened on a checkpoint of them.
 
 import json
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import transformers
 
-from servanda.contract import Kernel
-from servanda.engines.checkpoint import quiet
-from servanda.engines.transformers import TransformersEngine
 from servanda.engines.weight_sync import WeightSync
 from servanda.errors import MeasurementError
-from servanda.sampling import Sampling
-from servanda.trace import Batch
+from tests.trainers import FORMATS, KINDS, MODELS, Lora, checkpoint, open_engine, score, trainer
 
-MODELS = Path(__file__).parents[2] / "models"
-TEXT = tuple(np.random.default_rng(0).integers(1, 1024, 24).tolist())
-GIVEN = Batch((0, 1), (TEXT[:3], TEXT[3:5]), 6, (TEXT[5:11], TEXT[11:17]))
-FORMATS = {
-    "float32": {"dtype": "float32"},
-    "bfloat16": {"dtype": "bfloat16"},
-    "int8_weight_only": {"dtype": "bfloat16", "quantization": "int8_weight_only"},
-    "int4_g32": {"dtype": "bfloat16", "quantization": "int4_g32"},
-    "int4_g32 in float32": {"dtype": "float32", "quantization": "int4_g32"},
-}
-KINDS = {
-    "llama": ("tiny-lm", {}),
-    "llama, untied": ("tiny-lm", {"tie_word_embeddings": False}),
-    "llama, with biases": ("tiny-lm", {"attention_bias": True, "mlp_bias": True}),
-    "qwen3": ("tiny-qwen3", {}),
-}
+TEXT = np.random.default_rng(0).integers(1, 1024, (2, 12)).tolist()
 kinds = pytest.mark.parametrize("kind", [*KINDS])
 formats = pytest.mark.parametrize("form", [*FORMATS])
 
 
-def trainer(kind="llama", seed=0):
-    """A shipped model in float32, each of its tensors moved a little."""
-    name, changes = KINDS[kind]
-    config = transformers.AutoConfig.from_pretrained(MODELS / name, **changes)
-    with torch.random.fork_rng(devices=[]), quiet():
-        torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            MODELS / name, config=config, dtype=torch.float32, attn_implementation="eager"
-        )
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight += 0.02 * torch.randn(weight.shape)
-    return model.eval()
-
-
-def checkpoint(model, folder):
-    """A folder to open an engine on."""
-    with quiet():
-        model.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODELS / "tiny-lm" / name, folder)
-    return folder
-
-
-def open_engine(folder, form="float32"):
-    kernel = {"engine": "transformers", "model": str(folder), "batch_size": 4}
-    return TransformersEngine(Kernel(**kernel, **FORMATS[form]))
-
-
 def scores(engine):
-    return engine.score(GIVEN, Sampling(), "prefill").columns["logp"]
+    return np.concatenate(score(engine, TEXT))
 
 
 @pytest.fixture(scope="module")
@@ -279,32 +228,7 @@ def test_what_wraps_a_layer_is_not_part_of_a_name(folders):
     assert np.array_equal(scores(engine), scores(plain))
 
 
-# adapters: a layer with the attributes of PEFT's.  PEFT's own is in tests/real.
-
-
-class Lora(torch.nn.Module):
-    """W + scaling * B A, as peft.tuners.lora.Linear has it."""
-
-    def __init__(self, base_layer, names=("default",), rank=4, seed=0):
-        super().__init__()
-        noise = torch.Generator().manual_seed(seed)
-
-        def matrix(*shape):
-            linear = torch.nn.utils.skip_init(torch.nn.Linear, *reversed(shape), bias=False)
-            linear.weight.data.copy_(0.1 * torch.randn(shape, generator=noise))
-            return linear
-
-        self.base_layer = base_layer
-        rows, columns = base_layer.weight.shape
-        self.lora_A = torch.nn.ModuleDict({name: matrix(rank, columns) for name in names})
-        self.lora_B = torch.nn.ModuleDict({name: matrix(rows, rank) for name in names})
-        self.scaling = dict.fromkeys(names, 2.0)
-        self.lora_variant, self.lora_bias = {}, {}
-        self.active_adapters, self.merged_adapters = list(names[:1]), []
-        self.disable_adapters = False
-
-    def get_delta_weight(self, name):
-        return self.scaling[name] * self.lora_B[name].weight @ self.lora_A[name].weight
+# adapters: a layer with the attributes of PEFT's.  PEFT's own are in tests/real.
 
 
 ADAPTED = "model.layers.1.self_attn.q_proj"

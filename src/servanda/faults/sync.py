@@ -18,10 +18,17 @@ SYNC_FAULTS: Registry[Fault] = Registry("fault of a sync")
 
 
 def sync_fault(name: str, summary: str, *, default: Any, takes: Takes, seen: str = "") -> Any:
-    """Register a fault; the decorated function wraps a class of weight sync."""
+    """Register a fault; the decorated function wraps a class of weight sync.
+
+    Raises:
+        ValueError: the fault does not take its own default.
+    """
 
     def decorate(wrap: Wrap) -> Wrap:
-        SYNC_FAULTS.add(name, Fault(name, summary, "infer", default, takes, wrap, seen))
+        entry = Fault(name, summary, "infer", default, takes, wrap, seen)
+        if entry.problem(default):
+            raise ValueError(f"fault {name!r} takes {takes}, and not its default {default!r}")
+        SYNC_FAULTS.add(name, entry)
         return wrap
 
     return decorate
