@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from servanda.preflight.trainee import Trainee
-    from servanda.rl.monitor import Monitor, Step  # pyright: ignore[reportMissingImports]
     from servanda.rl.drilling import preflight
+    from servanda.rl.monitor import Monitor, Step  # pyright: ignore[reportMissingImports]
 
 # name -> module; imported when first used, so that `import servanda.rl` costs no torch
 _HOME = {
