@@ -82,17 +82,13 @@ def _held(weights: Weights, aliases: Sequence[str], name: str) -> Iterator[None]
     """
     tied = weights.parameters[name]
     own = nn.Parameter(weights.start(name).to(tied.device), requires_grad=False)
-    slots = []
-    for alias in aliases:
-        path, _, leaf = alias.rpartition(".")
-        slots.append((weights.module.get_submodule(path), leaf))
     try:
-        for owner, leaf in slots:
-            owner._parameters[leaf] = own
+        for alias in aliases:
+            weights.attach(alias, own)
         yield
     finally:
-        for owner, leaf in slots:
-            owner._parameters[leaf] = tied
+        for alias in aliases:
+            weights.attach(alias, tied)
 
 
 def cast_of(weights: Weights, lack_N: Floats, logp_N: Floats, scores: Scores) -> str:
