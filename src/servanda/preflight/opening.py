@@ -30,7 +30,7 @@ def opened(target: str) -> Any:
     path = Path(file)
     if not path.is_file():
         raise ContractError(f"there is no file {file}", hint="the part before the ':' is a path")
-    module = ModuleType(path.stem)
+    module = ModuleType(f"servanda_drilled_{path.stem}")
     module.__file__ = str(path)
     sys.path.insert(0, str(path.parent.resolve()))
     # dataclasses and pickles look a class's module up by its name
