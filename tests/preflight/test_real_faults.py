@@ -7,15 +7,11 @@ import pytest
 
 from servanda.faults.sync import SYNC_FAULTS
 from servanda.preflight.naming import CAUSES
-from tests.preflight.drills import drilled, expected
+from tests.preflight.drills import drilled, expected, wrong
 from tests.trainers import adapt, trainer
 
 # few tokens, as the default suite has no time for 640
 TOKENS = np.random.default_rng(3).integers(1, 1024, (6, 25)).tolist()
-
-
-def wrong(result):
-    return {group.name for group in result.groups if group.mark == "violated"}
 
 
 @pytest.mark.parametrize("adapters", ["", "fresh"])

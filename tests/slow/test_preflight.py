@@ -6,15 +6,11 @@ from itertools import product
 import pytest
 
 from servanda.faults.sync import SYNC_FAULTS
-from tests.preflight.drills import drilled, expected
+from tests.preflight.drills import drilled, expected, wrong
 
 ARCHITECTURES = ("llama", "qwen3")
 ENGINES = ("bfloat16", "int8_weight_only", "int4_g32")
 SEEDS = 4
-
-
-def wrong(result):
-    return {group.name for group in result.groups if group.mark == "violated"}
 
 
 def faults():
