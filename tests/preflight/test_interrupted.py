@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
@@ -18,6 +19,16 @@ from servanda.preflight.trainee import Trainee
 from tests.preflight import trials
 
 ROOT = Path(__file__).parents[2]
+LINES_OF = ("drill", "looking", "keeping")
+WAY_BACK = {
+    "run",
+    "_there_and_back",
+    "_restored",
+    "_returned",
+    "_journalled",
+    "refuse_journal",
+    "write_journal",
+}
 both = pytest.mark.parametrize("adapted", [False, True], ids=["plain", "adapters"])
 KILLS = 6  # of each kind, with and without adapters
 
@@ -175,6 +186,62 @@ def test_bits_that_no_arithmetic_gives_back_come_back():
     preflight(trials.trainee(model))
 
     assert trials.digest(model) == whole
+
+
+# Ctrl-C between any two lines of the drill's own code
+
+
+OWN = {str(ROOT / "src" / "servanda" / "preflight" / f"{name}.py") for name in LINES_OF}
+
+
+class AtLine:
+    """Counts the lines that the drill runs of its own, and presses Ctrl-C at one of them."""
+
+    def __init__(self, number=0):
+        self.number, self.lines = number, []
+
+    def __enter__(self):
+        self.before = sys.gettrace()
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(self.before)
+
+    def _called(self, frame, event, _):
+        return self._line if frame.f_code.co_filename in OWN else None
+
+    def _line(self, frame, event, _):
+        if event == "line":
+            self.lines.append(frame.f_code.co_name)
+            if len(self.lines) == self.number:
+                signal.raise_signal(signal.SIGINT)
+        return self._line
+
+
+def interrupted_at(number, model, journal):
+    with AtLine(number) as at, suppress(Interrupted, KeyboardInterrupt):
+        preflight(trials.trainee(model), journal=journal)
+    return at.lines
+
+
+# cut off inside open(), a file is closed by whoever collects it
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@both
+def test_ctrl_c_between_any_two_lines_leaves_the_weights_as_they_were(tmp_path, adapted):
+    """A sample of the lines of measuring, and each line of the way back."""
+    whole = trials.digest(trials.module(adapted=adapted))
+    journal = tmp_path / "journal"
+    lines = interrupted_at(0, trials.module(adapted=adapted), journal)
+    back = [n for n, name in enumerate(lines, 1) if name in WAY_BACK]
+    numbers = sorted({*back, *random.Random(4).sample(range(1, len(lines)), 15)})
+    assert len(back) >= 10
+
+    for number in numbers:
+        model = trials.module(adapted=adapted)
+        interrupted_at(number, model, journal)
+        assert trials.digest(model) == whole, f"line {number}, of {lines[number - 1]}"
+        assert [*tmp_path.iterdir()] == [], f"line {number}, of {lines[number - 1]}"
 
 
 # signals, in processes of their own

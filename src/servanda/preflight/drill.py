@@ -108,20 +108,9 @@ class _Drill:
         began = time.monotonic()
         with self.signals:
             try:
-                self._journalled()
-                try:
-                    found, poison, groups, start_N = self._measured()
-                except BaseException as error:
-                    stopped = self._abandoned(error)
-                    if stopped is error:
-                        raise
-                    raise stopped from error
-                finally:
-                    # whatever comes meanwhile: nobody leaves before the weights are back
-                    self._restored()
-                returned = self._returned(start_N)
+                found, poison, groups, returned = self._there_and_back()
             except (KeyboardInterrupt, Terminated) as error:
-                # between two lines of the above; no second one is raised until it waits no more
+                # between two lines of ours; no second one is raised until it waits no more
                 self._restored()
                 raise _stopped(error, self._state()) from error
         return concluded(
@@ -133,6 +122,20 @@ class _Drill:
             tokens=sum(len(row) - 1 for row in self.sides.rows),
             seconds=time.monotonic() - began,
         )
+
+    def _there_and_back(self) -> tuple[AsFound, Poisoned, tuple[Response, ...], float]:
+        self._journalled()
+        try:
+            found, poison, groups, start_N = self._measured()
+        except BaseException as error:
+            stopped = self._abandoned(error)
+            if stopped is error:
+                raise
+            raise stopped from error
+        finally:
+            # whatever comes meanwhile: nobody leaves before the weights are back
+            self._restored()
+        return found, poison, groups, self._returned(start_N)
 
     # the order of it all
 
