@@ -102,8 +102,9 @@ $(LLAMACPP)/.made: pyproject.toml constraints.txt
 	  --constraint constraints.txt --no-build-isolation $(LLAMA_CPP_SOURCE)
 	@touch $@
 
-model: $(VENV)/.demo  ## trains models/tiny-lm again and writes data/ from it
+model: $(VENV)/.demo  ## trains models/* again and writes data/ from tiny-lm
 	$(BIN)/python scripts/train_tiny_lm.py
+	$(BIN)/python scripts/train_tiny_lm.py --architecture qwen3
 	$(BIN)/python scripts/make_prompts.py
 
 pictures: $(VENV)/.demo  ## docs/*.png: the report of a real run; needs chromium, two minutes

@@ -13,7 +13,13 @@ from servanda.errors import Interrupted, MeasurementError
 from servanda.measurement import Watch, unwatched
 from servanda.preflight.concluding import concluded
 from servanda.preflight.groups import Group, block_name, blocks, grouped
-from servanda.preflight.keeping import Weights, put_back, read_journal, write_journal
+from servanda.preflight.keeping import (
+    Weights,
+    put_back,
+    read_journal,
+    refuse_journal,
+    write_journal,
+)
 from servanda.preflight.looking import cast_of, parts_of, sized
 from servanda.preflight.nudging import apart, distance, following
 from servanda.preflight.planning import plan_of
@@ -96,25 +102,18 @@ class _Drill:
         self.weights = Weights(trainee.module, seed)
         self.groups = grouped(self.weights.aliases)
         self.sides = Sides(trainee, probes(trainee, seed), plan_of(self.weights).least, watch)
-        self.changed, self.whole = False, False
+        self.changed, self.whole, self.journals = False, False, False
         self.signals = Signals()
 
     def run(self) -> Preflight:
         began = time.monotonic()
         with self.signals:
-            if self.journal is not None:
-                write_journal(self.journal, self.weights.kept)
             try:
-                found, poison, groups, start_N = self._measured()
-            except BaseException as error:
-                stopped = self._abandoned(error)
-                if stopped is error:
-                    raise
-                raise stopped from error
-            finally:
-                # whatever comes meanwhile: nobody leaves before the weights are back
+                found, poison, groups, returned = self._there_and_back()
+            except (KeyboardInterrupt, Terminated) as error:
+                # between two lines of ours; no second one is raised until it waits no more
                 self._restored()
-            returned = self._returned(start_N)
+                raise _stopped(error, self._state()) from error
         return concluded(
             found,
             poison,
@@ -124,6 +123,20 @@ class _Drill:
             tokens=sum(len(row) - 1 for row in self.sides.rows),
             seconds=time.monotonic() - began,
         )
+
+    def _there_and_back(self) -> tuple[AsFound, Poisoned, tuple[Response, ...], float]:
+        self._journalled()
+        try:
+            found, poison, groups, start_N = self._measured()
+        except BaseException as error:
+            stopped = self._abandoned(error)
+            if stopped is error:
+                raise
+            raise stopped from error
+        finally:
+            # whatever comes meanwhile: nobody leaves before the weights are back
+            self._restored()
+        return found, poison, groups, self._returned(start_N)
 
     # the order of it all
 
@@ -251,14 +264,26 @@ class _Drill:
 
     # the way back
 
+    def _journalled(self) -> None:
+        if self.journal is None:
+            return
+        refuse_journal(self.journal)
+        self.journals = True  # from here on the file is ours, whole or not there
+        write_journal(self.journal, self.weights.kept)
+
     def _restored(self) -> None:
         if self.whole:
             return
         self.signals.shield()
         self.weights.restore()
         self.whole = True
-        if self.journal is not None:
+        if self.journal is not None and self.journals:
             self.journal.unlink(missing_ok=True)
+
+    def _state(self) -> str:
+        if not self.changed:
+            return "no weight was changed"
+        return f"weights restored bit for bit; {_ENGINE_UNKNOWN}"
 
     def _returned(self, start_N: Floats) -> float:
         """Sync the restored weights; how far the engine is from where it was, nats."""
@@ -268,7 +293,7 @@ class _Drill:
             self.sides.sync()
             return distance(self.sides.infer(), start_N)
         except BaseException as error:
-            raise _stopped(error, f"weights restored bit for bit; {_ENGINE_UNKNOWN}") from error
+            raise _stopped(error, self._state()) from error
 
     def _abandoned(self, error: BaseException) -> BaseException:
         """Weights back, one more sync, and an error that says what became of both."""

@@ -97,6 +97,11 @@ class Weights:
         """Each parameter, and its copy."""
         return [(parameter, self.kept[name]) for name, parameter in self.parameters.items()]
 
+    def attach(self, alias: str, parameter: nn.Parameter) -> None:
+        """Let one use of a parameter be of this one."""
+        path, _, leaf = alias.rpartition(".")
+        self.module.get_submodule(path)._parameters[leaf] = parameter
+
     def _write(self, parameter: nn.Parameter, values: Tensor) -> None:
         with torch.no_grad():
             parameter.copy_(values)
@@ -111,6 +116,8 @@ class Weights:
         """
         for name, parameter in self.parameters.items():
             self._write(parameter, self.kept[name])
+            for alias in self.aliases[name]:
+                self.attach(alias, parameter)
         wrong = [name for name, p in self.parameters.items() if not same(p, self.kept[name])]
         if wrong:
             raise MeasurementError(
@@ -149,14 +156,12 @@ def _refuse_part(name: str, parameter: Tensor) -> None:
 # the journal
 
 
-def write_journal(path: Path, kept: Mapping[str, Tensor]) -> None:
-    """Keep the weights on disk; the file is there when it is whole.
+def refuse_journal(path: Path) -> None:
+    """Refuse to write over a journal.
 
     Raises:
-        MeasurementError: a journal is there already, or it cannot be written.
+        MeasurementError: one is there already.
     """
-    from safetensors.torch import save_file
-
     if path.exists():
         raise MeasurementError(
             f"{path} is there already: a drill that did not end left it, and with it the "
@@ -164,6 +169,16 @@ def write_journal(path: Path, kept: Mapping[str, Tensor]) -> None:
             hint=f"put them back: servanda preflight FILE.py:NAME --restore {path}; or remove "
             "it, if the weights were loaded anew since",
         )
+
+
+def write_journal(path: Path, kept: Mapping[str, Tensor]) -> None:
+    """Keep the weights on disk; the file is there when it is whole.
+
+    Raises:
+        MeasurementError: it cannot be written.
+    """
+    from safetensors.torch import save_file
+
     about = {"kind": _KIND, "version": 1, "process": os.getpid()}
     part = path.with_name(f"{path.name}.part")
     try:
@@ -173,11 +188,12 @@ def write_journal(path: Path, kept: Mapping[str, Tensor]) -> None:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise MeasurementError(
             f"the journal {path} cannot be written: {error.strerror or error}",
             hint="no weight was changed; give a path with room for the trained weights",
         ) from None
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def read_journal(path: Path) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from servanda.preflight.groups import Group
 from servanda.preflight.keeping import Weights
-from servanda.preflight.nudging import distance
+from servanda.preflight.nudging import following
 from servanda.preflight.result import AIM
 from servanda.sampling import Floats
 
@@ -82,34 +82,33 @@ def _held(weights: Weights, aliases: Sequence[str], name: str) -> Iterator[None]
     """
     tied = weights.parameters[name]
     own = nn.Parameter(weights.start(name).to(tied.device), requires_grad=False)
-    slots = []
-    for alias in aliases:
-        path, _, leaf = alias.rpartition(".")
-        slots.append((weights.module.get_submodule(path), leaf))
     try:
-        for owner, leaf in slots:
-            owner._parameters[leaf] = own
+        for alias in aliases:
+            weights.attach(alias, own)
         yield
     finally:
-        for owner, leaf in slots:
-            owner._parameters[leaf] = tied
+        for alias in aliases:
+            weights.attach(alias, tied)
 
 
 def cast_of(weights: Weights, lack_N: Floats, logp_N: Floats, scores: Scores) -> str:
-    """The format that explains what the engine lacks at equal weights; "" where none does.
+    """The format whose rounding is part of what the engine lacks at equal weights; "" for none.
+
+    It need not be most of it: an engine of four bits lacks more by itself.
 
     Args:
         lack_N: engine minus trainer, after a sync of unchanged weights.
     """
+    found = {}
     for name in _CASTS:
         for parameter, kept in weights.pairs():
             with torch.no_grad():
                 parameter.copy_(kept.to(getattr(torch, name)).to(kept.dtype))
         rounding_N = scores() - logp_N
         weights.settle(weights.parameters)
-        if not np.isfinite(rounding_N).all() or not distance(rounding_N, 0 * rounding_N):
+        if not np.isfinite(rounding_N).all() or not rounding_N.any():
             continue
-        together = float(np.corrcoef(rounding_N, lack_N)[0, 1]) if lack_N.any() else 0.0
-        if together > 0.9:
-            return name
-    return ""
+        fit = following(rounding_N, lack_N)
+        if abs(fit.follow - 1) < 0.5 and fit.spread < 0.1:
+            found[name] = fit.residual_nats
+    return min(found, key=lambda name: found[name], default="")

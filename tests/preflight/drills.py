@@ -1,0 +1,57 @@
+# Drills of real engines: shipped models, the trainer's sync or a broken one.
+
+from servanda.engines.weight_sync import WeightSync
+from servanda.faults.sync import SYNC_FAULTS
+from servanda.preflight.drill import preflight
+from servanda.preflight.trainee import Trainee
+from tests.trainers import KINDS, MODELS, adapt, open_engine, score, trainer
+
+LAYER = 1  # that one_layer and one_mlp leave out
+DEPTH = {"llama": 4, "qwen3": 3}
+
+
+def drilled(kind, form, fault=None, *, adapters="", seed=0, tokens=None):
+    """The drill of a trainer in float32 and an engine of that form.
+
+    Args:
+        fault: of SYNC_FAULTS, at its default; None for a sync that works.
+        adapters: "fresh", whose B are 0, "trained", or "" for none.
+    """
+    module, engine = trainer(kind, moved=0.0), open_engine(MODELS / KINDS[kind][0], form)
+    if adapters:
+        adapt(module, fresh=adapters == "fresh")
+    entry = SYNC_FAULTS[fault] if fault else None
+    sync = entry.inject(WeightSync, entry.default) if entry else WeightSync
+
+    def scored(rows):
+        return score(engine, rows)
+
+    return preflight(Trainee(module, sync(module, engine), scored, tokens), seed=seed)
+
+
+def expected(kind, fault):
+    """Names of the groups that a fault at its default makes deaf."""
+    attn = {f"layers.{i}.attn" for i in range(DEPTH[kind])}
+    mlp = {f"layers.{i}.mlp" for i in range(DEPTH[kind])}
+    here = {name for name in attn | mlp if name.startswith(f"layers.{LAYER}.")}
+    return {
+        "never_synced": attn | mlp | {"embed/lm_head", "norms"},
+        "tied_head_stale": {"embed/lm_head"},
+        "one_layer": here,
+        "one_mlp": here & mlp,
+        "norms_stale": {"norms"},
+        "adapter_ignored": {f"layers.{i}.adapter" for i in range(DEPTH[kind])},
+        "wrong_cast": set(),
+    }[fault]
+
+
+def wrong(result):
+    """Names of the groups that are violated.
+
+    Norms are one group in all layers; that those of the layer left out are deaf is left out.
+    """
+    found = {group.name: group for group in result.groups if group.mark == "violated"}
+    norms = found.get("norms")
+    if norms and {part.name for part in norms.parts if part.deaf} == {f"layers.{LAYER}"}:
+        del found["norms"]
+    return {*found}
