@@ -77,6 +77,11 @@ class Monitor:
         self._fresh = not self._memory.rules and not self._memory.kinds
         self.notes: tuple[str, ...] = () if self._journal is None else self._journal.notes
 
+    def across(self, gather: Gather) -> None:
+        """Observe with other ranks from now on, unless a `gather` was given at the start."""
+        if self._gather is ranks.alone:
+            self._gather = gather
+
     @property
     def contract(self) -> Contract:
         """What steps are held to; its slices are decided at the first step."""

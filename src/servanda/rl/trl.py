@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 else:
     Base = object
 
-__all__ = ["Monitored", "drilled", "rollouts", "trainee"]
+__all__ = ["Monitored", "drilled", "gathered", "rollouts", "trainee"]
 
 PREFIX = "servanda/"
 # what the trainer's forward takes besides ids, where a batch has it
@@ -68,8 +68,8 @@ class Monitored(Base):
         self._seen, self._halt = 0, False
         super().__init__(*args, **kwargs)
         _check_sampler(self)
-        if self.accelerator.num_processes > 1 and monitor.gather is None:
-            monitor.gather = _gathered
+        if self.accelerator.num_processes > 1:
+            monitor.across(gathered)
         self.add_callback(_watcher(self))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Monitored(Base):
         """Whether it is so on any rank; every rank has to ask."""
         if self.accelerator.num_processes == 1:
             return told
-        return any(_gathered(told))
+        return any(gathered(told))
 
 
 def _watcher(trainer: Monitored) -> Any:
@@ -216,8 +216,8 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
     return ["" if row.get(name) is None else str(row[name]) for row in rows]
 
 
-def _gathered(value: Any) -> list[Any]:
-    """A value of every rank, in their order."""
+def gathered(value: Any) -> list[Any]:
+    """What every rank of accelerate sends, in their order: a monitor's `gather`."""
     from accelerate.utils import gather_object
 
     return gather_object([value])

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from servanda.engines import engine_names, open_engine
 from servanda.errors import ContractError, MeasurementError, ServandaError
+from servanda.kernel_string import parse_kernel
 from servanda.sampling import Sampling, seed_of
 from servanda.trace import Batch
 
 if TYPE_CHECKING:
-    from servanda.preflight import Preflight, Trainee
+    from servanda.preflight.result import Preflight
+    from servanda.preflight.trainee import Trainee
 
 Rows = Sequence[Sequence[int]]
 
@@ -107,8 +110,21 @@ class Rollouts:
 def rollouts(engine: Any, sync: Callable[[], None] | None = None) -> Rollouts:
     """A `rollout_func` for GRPOTrainer: an engine of ours, in this process, draws.
 
-    See Rollouts.
+    Args:
+        engine: one that takes over weights, or the kernel string of one, such as
+            transformers:models/tiny-lm@bfloat16.
+        sync: as of Rollouts.
+
+    Raises:
+        ContractError: the string names no kernel, or its engine takes over no weights.
     """
+    if isinstance(engine, str):
+        engine = open_engine(parse_kernel(engine, engines=engine_names(), name="engine"))
+    if not hasattr(engine, "load"):
+        raise ContractError(
+            f"{_name(engine)} cannot take over a trainer's weights",
+            hint="draw with transformers:MODEL@DTYPE",
+        )
     return Rollouts(engine, sync)
 
 
@@ -124,7 +140,7 @@ def trainee(trainer: Any) -> Trainee:
         ContractError: it has no engine of its own, so there is nothing to sync; or its rollouts
             come from a function that does not say how.
     """
-    from servanda.preflight import Trainee
+    from servanda.preflight.trainee import Trainee
 
     draws = getattr(trainer, "rollout_func", None)
     if isinstance(draws, Rollouts):
@@ -218,7 +234,7 @@ def drilled(path: str | Path, arguments: Sequence[str] = (), **options: Any) -> 
 @contextmanager
 def _instead_of_training(base: Any, options: Mapping[str, Any]) -> Iterator[None]:
     """A class of trainers whose `train` is the drill."""
-    from servanda.preflight import preflight
+    from servanda.preflight.drill import preflight
 
     def train(self: Any, *_args: Any, **_kwargs: Any) -> None:
         raise _Drilled(preflight(trainee(self), **options))
