@@ -56,7 +56,7 @@ def held(tmp_path):
 
 
 def logged(trainer):
-    return {name: values for name, values in trainer._metrics["train"].items()}
+    return dict(trainer._metrics["train"])
 
 
 @pytest.mark.parametrize("kind", ["engine", "vllm", "environment"])
