@@ -14,8 +14,10 @@ from servanda.clauses import CellVerdict, worst
 from servanda.clauses.gradient import psi_of
 from servanda.contract import WHOLE, Contract
 from servanda.dumps import causes
-from servanda.rl.atoms import Atoms
+from servanda.rl.atoms import atoms_of
 from servanda.rl.batch import Batch
+from servanda.rl.weighing import usable
+from servanda.slices import Cut
 from servanda.verdict import Verdict
 
 Array = NDArray[Any]
@@ -103,26 +105,23 @@ def _left_out(
     return [*causes.fewest(names, limits, atoms)]
 
 
-def token_weights(
-    contract: Contract, taken: Due, batch: Batch, atoms: Atoms, names: Sequence[str]
-) -> Array:
+def token_weights(contract: Contract, taken: Due, batch: Batch, masked: Sequence[Cut]) -> Array:
     """What each token's loss is to be multiplied by, [B, T], float32.
 
     0 outside the mask, and where a logprob is not usable; 0 in slices that are left out; psi(w)
     where tokens are corrected, else 1.
 
     Args:
-        names: of the slices of `atoms`, in its order.
+        masked: the slices that are left out.
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        ratio_BT = batch.logp_train_BT.astype(np.float64) - batch.logp_infer_BT
-        usable_BT = np.isfinite(batch.logp_infer_BT) & (batch.logp_train_BT < np.inf)
-        kept_BT = batch.mask_BT & usable_BT
-        if taken.masked:
-            out = [i for i, name in enumerate(names) if name in taken.masked]
-            out_A: Array = atoms.inside_CA[out].any(axis=0)
+        kept_BT = batch.mask_BT & usable(batch)
+        if masked:
+            atoms = atoms_of(masked, batch)
+            out_A: Array = np.any(atoms.inside_CA, axis=0)
             kept_BT &= ~out_A[atoms.atom_BT]
         if "correct" not in taken.action:
             return kept_BT.astype(np.float32)
+        ratio_BT = batch.logp_train_BT.astype(np.float64) - batch.logp_infer_BT
         weight_BT = psi_of(contract).weight(np.exp(ratio_BT))
         return np.where(kept_BT, weight_BT, 0.0).astype(np.float32)

@@ -38,6 +38,19 @@ class Atoms:
     def __len__(self) -> int:
         return self.inside_CA.shape[1]
 
+    def times(self, other: Atoms) -> Atoms:
+        """Atoms of both: each of these with each of those."""
+        mine, theirs = len(self), len(other)
+        code_BT = self.atom_BT * np.int32(theirs) + other.atom_BT
+        both = (
+            np.vstack([np.repeat(of, theirs, axis=1), np.tile(more, (1, mine))])
+            for of, more in (
+                (self.inside_CA, other.inside_CA),
+                (self.maybe_CA, other.maybe_CA),
+            )
+        )
+        return Atoms(code_BT, *both)
+
     @property
     def bits_A(self) -> list[int]:
         """The slices of each atom as one number: bit i for slice i."""
@@ -45,11 +58,40 @@ class Atoms:
         return [int.from_bytes(row.tobytes(), "little") for row in rows]
 
 
+def families(cuts: Sequence[Cut]) -> list[list[int]]:
+    """Slices by index, together where they ask of the same numbers; no slice is in two."""
+    found: list[tuple[set[str], list[int]]] = []
+    for i, cut in enumerate(cuts):
+        fields, members = set(cut.fields), [i]
+        for other in [pair for pair in found if pair[0] & fields]:
+            found.remove(other)
+            fields |= other[0]
+            members = [*other[1], *members]
+        found.append((fields, members))
+    return [sorted(members) for _, members in found]
+
+
+def crossed(parts: Sequence[Atoms], most: int) -> list[tuple[Atoms, list[int]]]:
+    """Atoms of families, crossed where few come of it; each with the indexes of its parts.
+
+    Args:
+        most: atoms that may come of it.
+    """
+    found: list[tuple[Atoms, list[int]]] = []
+    for i, part in sorted(enumerate(parts), key=lambda pair: len(pair[1])):
+        if found and len(found[-1][0]) * len(part) <= most:
+            atoms, members = found[-1]
+            found[-1] = (atoms.times(part), [*members, i])
+        else:
+            found.append((part, [i]))
+    return found
+
+
 def atoms_of(cuts: Sequence[Cut], batch: Batch) -> Atoms:
     """The atoms of a batch.
 
     Args:
-        cuts: slices by fields of FIELDS or by labels.
+        cuts: slices by fields of COLUMNS or by labels.
     """
     fields = sorted({field for cut in cuts for field in cut.fields})
     labels = [field for field in fields if field.startswith(LABEL)]
@@ -57,8 +99,8 @@ def atoms_of(cuts: Sequence[Cut], batch: Batch) -> Atoms:
     parts += [_numbered(batch, field, cuts) for field in fields if field not in labels]
     # rows and columns first: what they give needs no look at each token
     parts.sort(key=lambda part: part.code_BT.size)
-    code_BT, columns = np.zeros((1, 1), dtype=np.int32), {}
-    size = 1
+    columns: dict[str, Array] = {}
+    code_BT, size = np.zeros((1, 1), dtype=np.int32), 1
     for part in parts:
         code_BT = code_BT * np.int32(part.size) + part.code_BT
         at = np.arange(size * part.size)
@@ -67,12 +109,17 @@ def atoms_of(cuts: Sequence[Cut], batch: Batch) -> Atoms:
         size *= part.size
         if size > _MOST:
             code_BT, size, columns = _closed_up(code_BT, size, columns)
-    code_BT, size, columns = _closed_up(code_BT, size, columns)
     inside, maybe = (
-        np.array([cut.mask(columns, size, unknown=unknown) for cut in cuts]).reshape(-1, size)
+        np.array([cut.mask(columns, size, unknown=unknown) for cut in cuts], dtype=bool)
         for unknown in (False, True)
     )
-    return Atoms(np.broadcast_to(code_BT, batch.mask_BT.shape), inside, maybe)
+    # codes that no slice tells apart are one atom
+    sides = np.vstack([inside.reshape(-1, size), maybe.reshape(-1, size)])
+    apart, atom_S = np.unique(sides, axis=1, return_inverse=True)
+    atom_BT = atom_S.astype(np.int32).reshape(-1).take(code_BT, mode="clip")
+    return Atoms(
+        np.broadcast_to(atom_BT, batch.mask_BT.shape), apart[: len(cuts)], apart[len(cuts) :]
+    )
 
 
 @dataclass(frozen=True)
@@ -91,11 +138,8 @@ def _closed_up(
     there = np.flatnonzero(np.bincount(code_BT.ravel(), minlength=size))
     dense = np.zeros(size, dtype=np.int32)
     dense[there] = np.arange(len(there))
-    return (
-        dense.take(code_BT),
-        len(there),
-        {name: column[there] for name, column in columns.items()},
-    )
+    code_BT = dense.take(code_BT, mode="clip")
+    return code_BT, len(there), {name: column[there] for name, column in columns.items()}
 
 
 def _labelled(batch: Batch, fields: Sequence[str]) -> _Part:
@@ -115,6 +159,9 @@ def _labelled(batch: Batch, fields: Sequence[str]) -> _Part:
 def _numbered(batch: Batch, field: str, cuts: Iterable[Cut]) -> _Part:
     edges = _edges(field, cuts)
     columns = {field: _stand_ins(edges)}
+    if field in _FROM_START and batch.one_turn:
+        table = _class_of(np.arange(batch.mask_BT.shape[1] + 1), edges)
+        return _Part(_shifted(table, batch), len(columns[field]), columns)
     values = COLUMNS[field](batch)
     if values is None:
         unknown = np.full((1, 1), len(columns[field]) - 1, dtype=np.int32)
@@ -156,13 +203,22 @@ def _class_of(values: Array, edges: Array) -> Array:
     return at.astype(np.int32)
 
 
+def _shifted(table: Array, batch: Batch) -> Array:
+    """A table read from the first trained column of each row on, [B, T] or [1, T].
+
+    So it is for numbers that count the columns of one turn: rows are copied whole.
+    """
+    width = batch.mask_BT.shape[1]
+    start_B = batch.start_B[batch.start_B < width]
+    if not len(start_B) or (start_B == start_B[0]).all():
+        at_T = np.arange(width) - (start_B[0] if len(start_B) else 0)
+        return table.take(at_T, mode="clip")[None]
+    padded = np.concatenate([np.repeat(table[:1], width), table])
+    return np.lib.stride_tricks.sliding_window_view(padded, width)[width - batch.start_B]
+
+
 def _before(batch: Batch) -> Array:
     """Trained tokens of the sequence before each, [B, T]; of trained tokens alone."""
-    if _one_turn(batch):
-        return (
-            np.arange(batch.mask_BT.shape[1], dtype=np.int32)
-            - batch.start_B.astype(np.int32)[:, None]
-        )
     return np.cumsum(batch.mask_BT, axis=1, dtype=np.int32) - np.int32(1)
 
 
@@ -173,27 +229,20 @@ def _starts(batch: Batch) -> Array:
     return starts_BT
 
 
-def _one_turn(batch: Batch) -> bool:
-    """Whether no sequence has two stretches of trained tokens."""
-    inner = np.count_nonzero(batch.mask_BT[:, 1:] > batch.mask_BT[:, :-1])
-    first = np.count_nonzero(batch.mask_BT[:, :1])
-    return inner + first == np.count_nonzero(batch.start_B < batch.mask_BT.shape[1])
-
-
 def _turn(batch: Batch) -> Array:
-    if _one_turn(batch):
+    if batch.one_turn:
         return np.ones((1, 1), dtype=np.int32)
     return np.cumsum(_starts(batch), axis=1, dtype=np.int32)
 
 
 def _in_turn(batch: Batch) -> Array:
     before_BT = _before(batch)
-    if _one_turn(batch):
-        return before_BT
     opens_BT = np.where(_starts(batch), before_BT, np.int32(0))
     return before_BT - np.maximum.accumulate(opens_BT, axis=1)
 
 
+# where a sequence has one turn, these count its columns from the first trained one on
+_FROM_START = ("context.position", "context.turn_position")
 # what a trainer's step tells of its tokens, [B, 1], [1, T] or [B, T]; None: not this time
 COLUMNS: dict[str, Callable[[Batch], Array | None]] = {
     "request.prompt_tokens": lambda batch: batch.start_B.astype(np.int32)[:, None],

@@ -61,6 +61,13 @@ class Batch:
         start_B = self.mask_BT.argmax(axis=1) if self.mask_BT.size else np.zeros(0, dtype=np.int64)
         return np.where(self.mask_BT.any(axis=1), start_B, self.mask_BT.shape[1])
 
+    @cached_property
+    def one_turn(self) -> bool:
+        """Whether no sequence has two stretches of trained tokens."""
+        inner = np.count_nonzero(self.mask_BT[:, 1:] > self.mask_BT[:, :-1])
+        first = np.count_nonzero(self.mask_BT[:, :1])
+        return inner + first == np.count_nonzero(self.start_B < self.mask_BT.shape[1])
+
     @property
     def has_prompts(self) -> bool:
         """Whether the columns begin before the first trained token of some sequence."""

@@ -22,14 +22,13 @@ from servanda.evidence import Evidence
 from servanda.identity import EvidenceKey
 from servanda.plan import Plan
 from servanda.rl import acting, ranks, sound
-from servanda.rl.atoms import Atoms, atoms_of
 from servanda.rl.batch import Batch
 from servanda.rl.memory import Journal, Memory, kept
-from servanda.rl.ranks import Gather, Opening, Part
+from servanda.rl.ranks import Gather, Opening, Overlaps, Part
 from servanda.rl.sampled import Keeper
 from servanda.rl.step import Step, line, of_cells
 from servanda.rl.terms import WORKLOAD, Terms, labels_of, plan_of
-from servanda.rl.weighing import as_round, joined, told, weighed
+from servanda.rl.weighing import Scales, as_round, joined, overlaps, told
 from servanda.slices import Cut
 from servanda.verdict import Verdict, judge
 
@@ -146,9 +145,8 @@ class Monitor:
             self._open(batch)
         assert self._plan is not None
         said = (self._member, self._plan.contract.digest, batch.weights)
-        atoms = atoms_of(self._cuts, batch)
-        parts, rank = ranks.gathered(self._gather, self._part(said, batch, atoms))
-        return self._judged(parts, rank, batch, atoms)
+        parts, rank = ranks.gathered(self._gather, self._part(said, batch))
+        return self._judged(parts, rank, batch)
 
     def _refuse(self, error: EvidenceError) -> None:
         """Tell the other ranks why this one cannot take part: they would wait for it."""
@@ -189,29 +187,36 @@ class Monitor:
         self._plan = plan
         named = dict.fromkeys(cell.cut for cell in plan.cells if told(cell))
         self._cuts: tuple[Cut, ...] = tuple(cut for cut in named if cut.name != WHOLE)
+        self._scales = Scales(plan.cells, self._cuts)
 
-    def _part(self, said: tuple[str, str, int], batch: Batch, atoms: Atoms) -> Part:
-        assert self._plan is not None
-        found = weighed(self._plan.cells, self._cuts, batch, atoms)
+    def _part(self, said: tuple[str, str, int], batch: Batch) -> Part:
+        found = self._scales.weigh(batch)
         names = batch.group_B or tuple(f"{b}@{self._member}" for b in range(batch.sequences))
         sums: dict[str, GroupSums] = {}
         for name, drift, n in zip(
-            names, found.drift_B.tolist(), found.usable_B.tolist(), strict=True
+            names, found.drift_B.tolist(), found.known_B.tolist(), strict=True
         ):
             sums[name] = sums.get(name, GroupSums()) + GroupSums(drift, n)
         return Part(
             *said,
             statistics=found.statistics,
-            atoms=tuple((bits, n, tv) for bits, (n, tv) in found.atoms.items()),
             groups=tuple(sums.items()),
             sequences=batch.sequences,
             tokens=batch.tokens,
-            usable=int(found.usable_B.sum()),
+            usable=found.usable,
             staleness=_staleness(batch),
             unsound=sound.problems(batch),
         )
 
-    def _judged(self, parts: Sequence[Part], rank: int, batch: Batch, atoms: Atoms) -> Step:
+    def _overlaps(self, verdict: Verdict, batch: Batch) -> dict[int, tuple[int, float]]:
+        """Which slices tokens share; asked of all ranks where a cell is red, and only there."""
+        if not any(c.outcome == "violated" for c in verdict.cells):
+            return {}
+        said = (self._member, verdict.key.contract, batch.weights)
+        mine = Overlaps(*said, atoms=overlaps(self._cuts, batch))
+        return _added(ranks.gathered(self._gather, mine)[0])
+
+    def _judged(self, parts: Sequence[Part], rank: int, batch: Batch) -> Step:
         plan, memory = self._plan, self._memory
         assert plan is not None
         groups = _groups(parts)
@@ -241,7 +246,7 @@ class Monitor:
 
         verdict = answer(intervals=False)
         names = [cut.name for cut in self._cuts]
-        sums = _atoms(parts)
+        sums = self._overlaps(verdict, batch)
         taken = acting.due(plan.contract, verdict, names, sums)
         would = ("halt",) if "halt" in taken.action and not self._stop else ()
         if "halt" in taken.action and memory.would is None:
@@ -253,7 +258,7 @@ class Monitor:
             c.slice for c in verdict.cells if c.enforced and c.outcome == "violated"
         )
         cause = wrong[0] if wrong else causes.likely(names, [*red], sums, None)
-        token_weights = acting.token_weights(plan.contract, taken, batch, atoms, names)
+        masked = [cut for cut in self._cuts if cut.name in taken.masked]
         step = Step(
             batch.weights,
             verdict.outcome,
@@ -261,7 +266,7 @@ class Monitor:
             would,
             taken.pages,
             taken.masked,
-            token_weights,
+            acting.token_weights(plan.contract, taken, batch, masked),
             _metrics(verdict, parts, groups, memory.ratio),
             cause,
             self.notes,
@@ -285,9 +290,14 @@ def _staleness(batch: Batch) -> tuple[float, int, float]:
     """Sum, tokens and largest of what is known."""
     if batch.staleness_BT is None:
         return 0.0, 0, 0.0
-    values_N = np.broadcast_to(batch.staleness_BT, batch.mask_BT.shape)[batch.mask_BT]
-    known_N = values_N[~np.isnan(values_N)]
-    return float(known_N.sum(dtype=np.float64)), len(known_N), float(known_N.max(initial=0.0))
+    if batch.staleness_BT.shape[1] == 1:  # one number a sequence
+        values_N, n_N = batch.staleness_BT[:, 0], np.count_nonzero(batch.mask_BT, axis=1)
+    else:
+        values_N = batch.staleness_BT[batch.mask_BT]
+        n_N = np.ones(len(values_N), dtype=np.int64)
+    known_N = ~np.isnan(values_N) & (n_N > 0)
+    values_N, n_N = values_N[known_N].astype(np.float64), n_N[known_N]
+    return float(values_N @ n_N), int(n_N.sum()), float(values_N.max(initial=0.0))
 
 
 def _groups(parts: Sequence[Part]) -> dict[str, GroupSums]:
@@ -303,7 +313,7 @@ def _groups(parts: Sequence[Part]) -> dict[str, GroupSums]:
     return dict(sorted(added, key=lambda item: (item[1].n, item[1].total)))
 
 
-def _atoms(parts: Sequence[Part]) -> dict[int, tuple[int, float]]:
+def _added(parts: Sequence[Overlaps]) -> dict[int, tuple[int, float]]:
     found: dict[int, list[tuple[int, float]]] = {}
     for part in parts:
         for bits, n, tv in part.atoms:

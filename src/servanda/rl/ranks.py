@@ -55,7 +55,7 @@ class Part(Said):
     """A rank's share of a step.
 
     Args:
-        statistics: of each cell; atoms: slices as a number -> (usable tokens, sum of (1 - w)^+).
+        statistics: of each cell.
         groups: of each prompt group, sum of |log ratio| and usable tokens.
         tokens, usable: that are trained; of those with both logprobs.
         staleness: (sum, tokens, largest) where it is known.
@@ -63,14 +63,19 @@ class Part(Said):
     """
 
     statistics: tuple[Any, ...] = ()
-    atoms: tuple[tuple[int, int, float], ...] = ()
     groups: tuple[tuple[str, GroupSums], ...] = ()
     sequences: int = 0
     tokens: int = 0
     usable: int = 0
     staleness: tuple[float, int, float] = (0.0, 0, 0.0)
-    advantages: tuple[float, float, float, float] | None = None
     unsound: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Overlaps(Said):
+    """Where a step is red: which slices its tokens share, see `weighing.overlaps`."""
+
+    atoms: tuple[tuple[int, int, float], ...] = ()
 
 
 S = TypeVar("S", bound=Said)

@@ -7,7 +7,7 @@ import numpy as np
 from servanda.rl.batch import Batch
 from servanda.rollouts import Rollouts
 from servanda.soundness.values import Values
-from servanda.soundness.zeros import Zeros
+from servanda.soundness.zeros import FAR_NATS, Zeros
 
 
 def rollouts_of(batch: Batch) -> Rollouts:
@@ -35,6 +35,8 @@ def rollouts_of(batch: Batch) -> Rollouts:
 
 def problems(batch: Batch) -> tuple[str, ...]:
     """Why a step can be no evidence: logprobs above 0, or missing ones that were filled with 0."""
+    if not _suspicious(batch):
+        return ()
     rollouts = rollouts_of(batch)
     found = []
     for check in (Values(), Zeros()):
@@ -43,3 +45,14 @@ def problems(batch: Batch) -> tuple[str, ...]:
         if finding.state == "unsound":
             found.append(f"{finding.text} (first: {finding.first})")
     return tuple(found)
+
+
+def _suspicious(batch: Batch) -> bool:
+    """Whether a closer look is worth its time; tokens that are not trained may be the reason."""
+    train_BT, infer_BT = batch.logp_train_BT, batch.logp_infer_BT
+    highest = (np.fmax.reduce(logp, axis=None, initial=0.0) for logp in (train_BT, infer_BT))
+    filled = (
+        ((one == 0) & (other < FAR_NATS)).any()
+        for one, other in ((train_BT, infer_BT), (infer_BT, train_BT))
+    )
+    return any(high > 0 for high in highest) or any(filled)

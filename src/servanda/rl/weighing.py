@@ -1,16 +1,18 @@
-# Weighing a step: log ratios by atom -> the statistics of every cell, which ranks then add up.
+# Weighing a step: log ratios in bins by atom -> the statistics of every cell, which ranks then
+# add up.  No token is looked at twice: a slice's histogram is the sum of its atoms'.
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from servanda.bounds import weight_gap
+from servanda.capture import captured, errors
 from servanda.clauses import Cell, Certificate, UsableRatio
 from servanda.clauses.certificate import Grown
 from servanda.clauses.gradient import Gap
@@ -18,24 +20,25 @@ from servanda.clauses.guards import Coherent, Counts
 from servanda.divergence import sampled
 from servanda.evidence import Weighed
 from servanda.plan import Plan
-from servanda.rl.atoms import Atoms
+from servanda.rl.atoms import atoms_of, crossed, families
 from servanda.rl.batch import Batch
+from servanda.rl.tally import tally
 from servanda.slices import Cut
 from servanda.stats import Coherence, LogMoment
+from servanda.stats.binned import BINS, Binned, edges, ends
 
 Array = NDArray[Any]
 
 # divergences of a sampled token that know of it nothing but log p - log q
 RATIO_METRICS = (
-    "tv",
-    "k1_nats",
-    "k2_nats",
-    "k3_nats",
-    "kl_reverse_nats",
-    "chi2",
-    "le_cam",
-    "abs_log_ratio_nats",
+    *("tv", "k1_nats", "k2_nats", "k3_nats", "kl_reverse_nats"),
+    *("chi2", "le_cam", "abs_log_ratio_nats"),
 )
+_FAR_NATS = -100.0  # less is no logprob that a sampler drew
+_LOOKED_AT = 4096  # logprobs that tell how coarse a record is: a coarser guess only weakens a guard
+
+
+_MOST_ATOMS = 64  # that one tally tells apart: its counts are then 16 MB
 
 
 @dataclass(frozen=True)
@@ -44,60 +47,136 @@ class Weights:
 
     Args:
         statistics: of each cell of the plan; None where a step does not tell it.
-        atoms: slices of tokens, as a number -> usable tokens, and the sum of their (1 - w)^+.
-        drift_B: sum of |log ratio| over the usable tokens of each sequence, nats; usable_B:
-            their number.
+        usable: tokens with both logprobs.
+        drift_B: sum of |log ratio| over the tokens of each sequence that have one, nats;
+            known_B: their number.
     """
 
     statistics: tuple[Any, ...]
-    atoms: Mapping[int, tuple[int, float]] = field(default_factory=dict)
-    drift_B: Array = field(default_factory=lambda: np.zeros(0))
-    usable_B: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    usable: int
+    drift_B: Array
+    known_B: Array
 
 
-def weighed(cells: Sequence[Cell], cuts: Sequence[Cut], batch: Batch, atoms: Atoms) -> Weights:
-    """The statistics of a batch.
+class Scales:
+    """Weighs batches: the bins' values under each clause are worked out once for a run.
 
     Args:
-        cuts: of which `atoms` were made: that of every cell but the whole.
+        cells: of the plan.
+        cuts: every slice of a cell but the whole.
     """
-    every = np.ones(len(atoms), dtype=bool)
-    where = {cut: (atoms.inside_CA[i], atoms.maybe_CA[i]) for i, cut in enumerate(cuts)}
-    mask_BT = batch.mask_BT
-    train_N = batch.logp_train_BT[mask_BT].astype(np.float64)
-    infer_N = batch.logp_infer_BT[mask_BT].astype(np.float64)
-    usable_N = np.isfinite(infer_N) & ~np.isnan(train_N) & (train_N < np.inf)
-    atom_N = atoms.atom_BT[mask_BT]
-    ratio_U, atom_U = train_N[usable_N] - infer_N[usable_N], atom_N[usable_N]
-    launched_A = np.bincount(atom_N, minlength=len(atoms))
-    usable_A = np.bincount(atom_U, minlength=len(atoms))
 
-    def statistic(cell: Cell) -> Any:
-        if not told(cell):
-            return None
-        inside_A, maybe_A = where.get(cell.cut, (every, every))
-        launched, usable = int(launched_A[inside_A].sum()), int(usable_A[inside_A].sum())
-        missing = int(launched_A[maybe_A].sum()) - usable
-        if isinstance(cell.kind, UsableRatio):
-            return Counts(usable, launched)
-        ratio_M = ratio_U[inside_A[atom_U]]
-        if isinstance(cell.kind, Coherent):
-            return Coherence.of(ratio_M, launched - usable)
-        return LogMoment.of(x_of(cell)(ratio_M), missing)
+    def __init__(self, cells: Sequence[Cell], cuts: Sequence[Cut]) -> None:
+        self._cells, self._cuts = cells, cuts
+        self._families = families(cuts)
+        row = {cut: i + 1 for i, cut in enumerate(cuts)}  # the whole is row 0
+        self._rows = [row.get(cell.cut, 0) for cell in cells]
+        alike: dict[Any, list[int]] = {}
+        for i, cell in enumerate(cells):
+            if isinstance(cell.kind, Certificate):
+                alike.setdefault(_same_x(cell), []).append(i)
+        self._binned = [(Binned(*_ends(cells[of[0]])), of) for of in alike.values()]
+        self._least_K = edges()[0]
 
-    tv_A = np.bincount(atom_U, -np.expm1(np.minimum(ratio_U, 0.0)), minlength=len(atoms))
-    sums: dict[int, tuple[int, float]] = {}
-    for bits, n, tv in zip(atoms.bits_A, usable_A.tolist(), tv_A.tolist(), strict=True):
-        if n:
-            had = sums.get(bits, (0, 0.0))
-            sums[bits] = (had[0] + n, had[1] + tv)
-    row_U = np.repeat(np.arange(batch.sequences), mask_BT.sum(axis=1))[usable_N]
-    return Weights(
-        tuple(statistic(cell) for cell in cells),
-        sums,
-        np.bincount(row_U, np.abs(ratio_U), minlength=batch.sequences),
-        np.bincount(row_U, minlength=batch.sequences),
+    def weigh(self, batch: Batch) -> Weights:
+        """The statistics of a batch."""
+        count_CK, lost_C, missing_C = self._counted(batch)
+        usable_C = count_CK.sum(axis=1).astype(np.int64)
+        used = np.flatnonzero(count_CK[0])
+        found: list[Any] = [None] * len(self._cells)
+        for binned, of in self._binned:
+            rows = [self._rows[i] for i in of]
+            moments = binned.moments(count_CK[rows], missing_C[rows].tolist())
+            for i, moment in zip(of, moments, strict=True):
+                found[i] = moment
+        for i, (cell, c) in enumerate(zip(self._cells, self._rows, strict=True)):
+            usable, lost = int(usable_C[c]), int(lost_C[c])
+            if isinstance(cell.kind, UsableRatio):
+                found[i] = Counts(usable, usable + lost)
+            elif isinstance(cell.kind, Coherent):
+                found[i] = Coherence.of(
+                    self._least_K[used], lost, _rounding(batch), count_CK[c, used]
+                )
+        return Weights(
+            tuple(found), int(usable_C[0]), *_by_sequence(batch, all_usable=not lost_C[0])
+        )
+
+    def _counted(self, batch: Batch) -> tuple[Array, Array, Array]:
+        """Of the whole and each slice: tokens in each bin, without a ratio, and missing.
+
+        Missing are the latter, and tokens of which nobody knows whether they lie in the slice.
+        """
+        size = len(self._cuts) + 1
+        count_CK = np.zeros((size, BINS))
+        lost_C, missing_C = (np.zeros(size, dtype=np.int64) for _ in range(2))
+        parts = [atoms_of([self._cuts[i] for i in of], batch) for of in self._families]
+        for atoms, members in crossed(parts, _MOST_ATOMS) or [(atoms_of([], batch), [])]:
+            count_AK = tally(
+                batch.logp_train_BT, batch.logp_infer_BT, batch.mask_BT, atoms.atom_BT, len(atoms)
+            )
+            rows = [0, *(i + 1 for m in members for i in self._families[m])]
+            inside_CA, maybe_CA = (
+                np.vstack([np.ones(len(atoms), dtype=bool), of]).astype(np.float64)
+                for of in (atoms.inside_CA, atoms.maybe_CA)
+            )
+            n_A, lost_A = count_AK[:, :BINS].sum(axis=1), count_AK[:, BINS]
+            used = np.flatnonzero(count_AK[:, :BINS].any(axis=0))
+            # whole numbers, far below 2^53
+            count_CK[np.array(rows)[:, None], used] = inside_CA @ count_AK[:, used]
+            lost_C[rows] = inside_CA @ lost_A
+            missing_C[rows] = maybe_CA @ (n_A + lost_A) - inside_CA @ n_A
+        return count_CK, lost_C, missing_C
+
+
+def overlaps(cuts: Sequence[Cut], batch: Batch) -> tuple[tuple[int, int, float], ...]:
+    """Which slices the usable tokens lie in: bits, tokens, and the sum of their (1 - w)^+."""
+    atoms = atoms_of(cuts, batch)
+    usable_N = usable(batch)[batch.mask_BT]
+    atom_U = atoms.atom_BT[batch.mask_BT][usable_N]
+    ratio_U = (
+        batch.logp_train_BT[batch.mask_BT][usable_N].astype(np.float64)
+        - batch.logp_infer_BT[batch.mask_BT][usable_N]
     )
+    n_A = np.bincount(atom_U, minlength=len(atoms))
+    tv_A = np.bincount(atom_U, -np.expm1(np.minimum(ratio_U, 0.0)), minlength=len(atoms))
+    some = zip(atoms.bits_A, n_A.tolist(), tv_A.tolist(), strict=True)
+    return tuple(atom for atom in some if atom[1])
+
+
+def usable(batch: Batch) -> Array:
+    """Which tokens have both logprobs trained or not; NaN compares false, [B, T]."""
+    return np.isfinite(batch.logp_infer_BT) & (batch.logp_train_BT < np.inf)
+
+
+def _by_sequence(batch: Batch, *, all_usable: bool) -> tuple[Array, Array]:
+    """Of each sequence, the sum of |log ratio| over its usable tokens, and their number, [B]."""
+    used_BT = batch.mask_BT
+    with np.errstate(invalid="ignore", over="ignore"):
+        drift_BT = np.abs(batch.logp_train_BT - batch.logp_infer_BT)
+        if not all_usable:
+            used_BT = used_BT & usable(batch)
+            # a token that train gives no mass is evidence, and no number of nats
+            used_BT &= drift_BT < np.inf
+        np.copyto(drift_BT, 0.0, where=~used_BT)
+        sum_B = drift_BT.sum(axis=1, dtype=np.float64)
+    return sum_B, np.count_nonzero(used_BT, axis=1)
+
+
+def _rounding(batch: Batch) -> float:
+    """The most that recording moved any log ratio of a batch by, nats."""
+    most = 0.0
+    if not batch.tokens:
+        return most
+    first = int(batch.mask_BT.any(axis=1).argmax())
+    for logp_BT in (batch.logp_train_BT, batch.logp_infer_BT):
+        lowest = np.fmin.reduce(logp_BT, axis=None, initial=0.0)
+        if lowest < _FAR_NATS:  # of a token that is not trained, or has no mass
+            known_BT = batch.mask_BT & (logp_BT > -np.inf)
+            lowest = np.fmin.reduce(logp_BT, axis=None, where=known_BT, initial=0.0)
+        looked_at = logp_BT[first][batch.mask_BT[first]][:_LOOKED_AT]
+        kept = captured(looked_at.astype(np.float64))
+        most += float(errors(np.array([lowest], dtype=np.float64), kept)[0])
+    return most
 
 
 def told(cell: Cell) -> bool:
@@ -115,6 +194,28 @@ def x_of(cell: Cell) -> Callable[[Array], Array]:
     return lambda ratio_N: kind.feed.x(
         sampled(metric, {"logp_train": ratio_N, "logp_infer": np.zeros(len(ratio_N))})
     )
+
+
+def _ends(cell: Cell) -> tuple[Array, Array]:
+    """The smallest and the largest x of each bin."""
+    assert isinstance(cell.kind, Certificate)
+    bends: list[float] = []
+    if isinstance(cell.kind, Gap):
+        # a slice of a line may rise and fall where psi bends; 0 is no weight that a bin ends at
+        bends = [math.log(at) for at in cell.kind.psi.bends if at > 0]
+    least_K, most_K = ends(x_of(cell), bends)
+    if cell.kind.feed.threshold is not None:  # x is 0 or 1, and nothing between
+        return least_K.round(), most_K.round()
+    return least_K, most_K
+
+
+def _same_x(cell: Cell) -> Any:
+    """Cells that differ in nothing but their limit and their slice share their x."""
+    assert isinstance(cell.kind, Certificate)
+    feed = cell.kind.feed
+    if isinstance(cell.kind, Gap):
+        return cell.place
+    return (cell.clause.metric, feed.scale, feed.low, feed.threshold)
 
 
 def joined(cells: Sequence[Cell], parts: Sequence[Sequence[Any]]) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from servanda.rollouts import Rollouts
 from servanda.soundness.base import Finding, First, check, share
 
-_FAR_NATS = -1.0
+FAR_NATS = -1.0
 UNSOUND = 0.001
 
 
@@ -22,8 +22,8 @@ class Zeros:
 
     def add(self, rollouts: Rollouts) -> None:
         train_N, infer_N = rollouts.logp_train_N, rollouts.logp_infer_N
-        filled_train_N = rollouts.mask_N & (train_N == 0) & (infer_N < _FAR_NATS)
-        filled_infer_N = rollouts.mask_N & (infer_N == 0) & (train_N < _FAR_NATS)
+        filled_train_N = rollouts.mask_N & (train_N == 0) & (infer_N < FAR_NATS)
+        filled_infer_N = rollouts.mask_N & (infer_N == 0) & (train_N < FAR_NATS)
         self.tokens += int(rollouts.mask_N.sum())
         self.train += int(filled_train_N.sum())
         self.infer += int(filled_infer_N.sum())
@@ -35,7 +35,7 @@ class Zeros:
             return Finding("zeros", "ok", "no zero-filled logprobs", {"tokens": 0})
         text = (
             f"{filled:,} trained tokens have a logprob of exactly 0 on one side and below "
-            f"{_FAR_NATS:g} on the other (trainer {self.train:,}, sampler {self.infer:,}): "
+            f"{FAR_NATS:g} on the other (trainer {self.train:,}, sampler {self.infer:,}): "
             "missing values that were filled"
         )
         state = "unsound" if share(filled, self.tokens) > UNSOUND else "warning"

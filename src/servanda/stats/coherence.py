@@ -32,13 +32,20 @@ class Coherence(Refutation):
     """Evidence that E_infer w > 1."""
 
     @classmethod
-    def of(cls, log_ratio_N: Floats, missing: int = 0, error_N: Floats | float = 0.0) -> Coherence:
+    def of(
+        cls,
+        log_ratio_N: Floats,
+        missing: int = 0,
+        error_N: Floats | float = 0.0,
+        count_N: Floats | None = None,
+    ) -> Coherence:
         """Of one closed round of log-ratios log p - log q, nats, in launch order.
 
         Args:
             log_ratio_N: -inf where train gives no mass; neither NaN nor +inf.
             missing: tokens that were launched and have no value: each is charged w = 0.
             error_N: the most that rounding moved each log-ratio by, nats; see `capture.errors`.
+            count_N: of how many tokens each log-ratio is; default one.
 
         Source:
             I. Waudby-Smith, A. Ramdas, Estimating means of bounded random variables by betting,
@@ -46,6 +53,7 @@ class Coherence(Refutation):
         """
         least_N = log_ratio_N - np.maximum(error_N, _SLACK)
         weight_N = np.minimum(np.exp(np.minimum(least_N, np.log(CAP))), CAP)
-        sums = np.log1p(_BETS[:, None] * (weight_N - 1)).sum(axis=1)
+        count_N = np.ones(len(weight_N)) if count_N is None else count_N
+        sums = np.log1p(_BETS[:, None] * (weight_N - 1)) @ count_N
         sums += missing * np.log1p(-_BETS)
-        return cls(len(weight_N), tuple(sums.tolist()), missing)
+        return cls(int(count_N.sum()), tuple(sums.tolist()), missing)
