@@ -176,9 +176,7 @@ def main() -> int:
     return 2 if problems else 0
 
 
-if os.environ.get(CONTRACT) and __name__ != "__main__":
-    install()
 if __name__ == "__main__":
-    from servanda.rl import verl as plugin  # the module that verl loads, and not this run of it
-
-    sys.exit(plugin.main())
+    sys.exit(main())  # not installed from here: whether verl does is the question
+if os.environ.get(CONTRACT):
+    install()

@@ -28,10 +28,15 @@ def about(trainer: Any, batch: Any) -> dict[str, Any]:
     }
     columns = fetched(batch, ["uid", "data_source"])
     if "uid" in columns:
-        found["groups"] = [str(uid) for uid in columns["uid"].tolist()]
+        found["groups"] = _texts(columns["uid"])
     if "data_source" in columns:
-        found["labels"] = {"env": [str(name) for name in columns["data_source"].tolist()]}
+        found["labels"] = {"env": _texts(columns["data_source"])}
     return found
+
+
+def _texts(column: Any) -> list[str]:
+    """A column that is no tensor: tensordict gives a list, or something that becomes one."""
+    return [str(value) for value in (column.tolist() if hasattr(column, "tolist") else column)]
 
 
 def _staleness(updates: int, tag: Mapping[str, Any]) -> float:
@@ -87,4 +92,4 @@ def scored(trainer: Any, part: Any) -> Any:
 
 def labels_of(columns: Mapping[str, Any]) -> dict[str, list[str]]:
     """Labels that a batch carries itself."""
-    return {"env": [str(n) for n in columns["data_source"]]} if "data_source" in columns else {}
+    return {"env": _texts(columns["data_source"])} if "data_source" in columns else {}
