@@ -1,4 +1,6 @@
-# TRL's batches, as a real run had them, through the mixin; tests/real/test_trl.py is the run.
+# TRL's batches, as a real run had them, through the mixin; tests/real_rl/test_trl.py is the run.
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.rl import Monitor
 from servanda.rl.trl import Monitored, rollouts, trainee
 from tests.rl.recorded import Call, Trainer
+from tests.transcripts import blocks
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -36,6 +39,7 @@ NOTHING = "[]"
 CORRECT = "[{when: {clause: finite, is_not: error}, do: [correct]}]"
 MASK = "[{when: {clause: gradient, is: violated}, do: [mask]}]"
 HALT = "[{when: {clause: gradient, is: violated}, do: [halt]}]"
+ROOT = Path(__file__).parents[2]
 SLICES = {"domain": "labels.domain"}
 
 
@@ -254,6 +258,20 @@ def test_all_ranks_are_heard_where_there_are_several(held, monkeypatch):
     trainer.generate()
     assert trainer.end_step().should_training_stop
     assert {type(value).__name__ for value in sent} == {"bool", "Opening", "Part"}
+
+
+# the examples
+
+
+@pytest.mark.parametrize("name", ["trl_grpo.py", "trl_preflight.py"])
+def test_the_page_prints_an_example_of_25_lines_as_it_is(name):
+    text = (ROOT / "examples" / name).read_text(encoding="utf-8")
+    assert text in blocks(ROOT / "docs" / "how-to" / "trl.md", "py")
+    assert len(text.splitlines()) <= 25
+
+
+def test_the_contract_of_the_example_is_one_that_a_monitor_takes():
+    assert Monitor(ROOT / "examples" / "grpo.yaml").contract.metadata.name == "grpo"
 
 
 # the engine of a trainer

@@ -1,5 +1,5 @@
 # verl's functions as recorded (scripts/record_trainer_calls.py) under the plug-in;
-# tests/real/test_verl.py has the real ones.
+# tests/real_rl/test_verl.py has the real ones.
 
 import importlib
 import json
