@@ -24,7 +24,7 @@ from servanda.cli.main import main
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 _CONTEXT = click.Context(main)
 COMMANDS = {name: main.get_command(_CONTEXT, name) for name in main.list_commands(_CONTEXT)}
-SLOW_VERBS = ("check", "compare", "measure", "demo", "plan")
+SLOW_VERBS = ("check", "compare", "measure", "demo", "plan", "preflight")
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?<!,)")
 _DIGEST = re.compile(r"[0-9a-f]{8}")
 _TOLERANCE = 0.1

@@ -19,7 +19,7 @@ _FAILED, _INTERRUPTED = 4, 130
 # heading of the help -> its verbs, the ones that people live in first; each is the command of
 # the module of its name, imported when it is asked for
 VERBS: dict[str, tuple[str, ...]] = {
-    "Measure and judge": ("check", "compare", "import", "report"),
+    "Measure and judge": ("check", "compare", "preflight", "import", "report"),
     "Contracts": ("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "presets"),
     "Pieces": ("measure",),
     "Servers": ("selftest", "serve-kernel"),

@@ -186,22 +186,22 @@ def _take_over(model: Any, named: Iterable[tuple[str, Tensor]]) -> set[str]:
             path, _, leaf = name.rpartition(".")
             try:
                 layer = model.get_submodule(path)
-                mine = getattr(layer, leaf)
+                # a quantised layer may keep its weight under another name, packed
+                quantized = type(layer) in QUANTIZED.values() and leaf == "weight"
+                mine = layer.dequantize() if quantized else getattr(layer, leaf)
             except AttributeError:
                 raise MeasurementError(
                     f"the sync sends {name!r}, which the model does not have",
                     hint="send tensors by the names of the checkpoint, adapters merged",
                 ) from None
-            quantized = type(layer) in QUANTIZED.values() and leaf == "weight"
-            shape = layer.dequantize().shape if quantized else mine.shape
-            if tensor.shape != shape:
+            if tensor.shape != mine.shape:
                 raise MeasurementError(
                     f"the sync sends {name!r} as {tuple(tensor.shape)}, and the model has "
-                    f"{tuple(shape)}",
+                    f"{tuple(mine.shape)}",
                     hint="send whole tensors, by the names of the checkpoint",
                 )
             if quantized:
-                plain = torch.nn.Linear(shape[1], shape[0], bias=False)
+                plain = torch.nn.Linear(mine.shape[1], mine.shape[0], bias=False)
                 plain.weight.copy_(tensor)
                 layer.load_state_dict(type(layer)(plain).state_dict(), strict=False)
             else:

@@ -43,12 +43,12 @@ def concluded(
         cause = "not_returned"
     unseen = [group.name for group in groups if group.mark == "unseen"]
     outcome: Outcome = "violated" if cause else "holds"
-    if not cause and (unseen or poison.mark == "unseen"):
+    if not cause and (unseen or poison.mark != "holds"):
         outcome = "inconclusive"
     return Preflight(
         outcome=outcome,
         cause=cause,
-        sentence=_sentence(outcome, cause, groups, unseen),
+        sentence=_sentence(outcome, cause, poison, groups, unseen),
         found=found,
         poison=poison,
         groups=tuple(groups),
@@ -61,18 +61,25 @@ def concluded(
 
 
 def _sentence(
-    outcome: Outcome, cause: str, groups: Sequence[Response], unseen: Sequence[str]
+    outcome: Outcome,
+    cause: str,
+    poison: Poisoned,
+    groups: Sequence[Response],
+    unseen: Sequence[str],
 ) -> str:
     if outcome == "violated":
-        deaf = [group.name for group in groups if group.mark == "violated"]
-        count = f"{len(deaf)} of {len(groups)} groups" if deaf else "no group is deaf"
-        return f"{CAUSES[cause]} ({count}{': ' + _few(deaf) if deaf else ''})"
+        wrong = [group.name for group in groups if group.mark == "violated"]
+        if not wrong:
+            return CAUSES[cause]
+        which = f"{len(wrong)} of {len(groups)} groups: {_few(wrong)}"
+        return f"{CAUSES[cause]} ({which})"
     if outcome == "inconclusive":
-        if not unseen:
-            return "the trainer's own scores hardly moved, so nothing could be seen"
-        return (
-            f"{len(unseen)} of {len(groups)} groups move nothing that could be seen: {_few(unseen)}"
-        )
+        if unseen:
+            which = f"{len(unseen)} of {len(groups)} groups"
+            return f"{which} move nothing that could be seen: {_few(unseen)}"
+        if poison.mark == "violated":
+            return "each group follows by itself, and all at once they do not"
+        return "noise in all weights hardly moved the trainer, so nothing could be seen"
     return f"what the trainer updates reaches the engine: all {len(groups)} groups follow"
 
 

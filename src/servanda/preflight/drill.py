@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from servanda.errors import Interrupted, MeasurementError
-from servanda.measurement import Progress, Watch, unwatched
+from servanda.measurement import Watch, unwatched
 from servanda.preflight.concluding import concluded
 from servanda.preflight.groups import Group, block_name, blocks, grouped
 from servanda.preflight.keeping import Weights, put_back, read_journal, write_journal
 from servanda.preflight.looking import cast_of, parts_of, sized
 from servanda.preflight.nudging import apart, distance, following
+from servanda.preflight.planning import plan_of
 from servanda.preflight.result import (
     DEAF,
     OFF,
-    RESIDUAL_ERROR,
+    POISON_FLOORS,
+    POISON_SHARE,
     RESIDUAL_WARNS,
     SEEN,
     AsFound,
+    Mark,
     Part,
     Poisoned,
     Preflight,
     Response,
 )
+from servanda.preflight.sides import Sides, told
 from servanda.preflight.signals import Signals, Terminated
-from servanda.preflight.trainee import Trainee, flat, probes, train_scores
+from servanda.preflight.trainee import Trainee, probes
 from servanda.sampling import Floats
 
 # no two kernels are said to be nearer than this, nats: logprobs of -10 in float32 are not finer
@@ -77,67 +81,20 @@ def restore(trainee: Trainee, journal: str | Path) -> None:
         trainee.sync()
     except Exception as error:
         raise MeasurementError(
-            f"the weights are restored, and the sync threw {_told(error)}",
+            f"the weights are restored, and the sync threw {told(error)}",
             hint=f"the engine is as the drill left it; {path} is kept until a sync succeeds",
         ) from error
     path.unlink()
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a drill will do.
-
-    Args:
-        groups: names, in the order of the drill.
-        tensors, values: how much is trained, and so kept in host memory.
-        least, most: how often the sync runs; the most where every block has to be taken apart.
-    """
-
-    groups: tuple[str, ...]
-    tensors: int
-    values: int
-    least: int
-    most: int
-
-    def __str__(self) -> str:
-        syncs = f"{self.least}" + (f" to {self.most}" if self.most > self.least else "")
-        return (
-            f"{len(self.groups)} groups in {self.tensors} tensors of {self.values:,} values; "
-            f"{syncs} syncs"
-        )
-
-
-def planned(trainee: Trainee) -> Plan:
-    """What `preflight` will do; nothing is run.
-
-    Raises:
-        MeasurementError: nothing is trained, or the probe tokens are too few.
-    """
-    probes(trainee, 0)
-    return _plan(Weights(trainee.module, copy=False))
-
-
-def _plan(weights: Weights) -> Plan:
-    groups = grouped(weights.aliases)
-    taken = blocks(groups)
-    least = 3 + weights.has_zeros() + len(taken)
-    values = sum(parameter.numel() for parameter in weights.parameters.values())
-    apart = sum(len(block) for block in taken if len(block) > 1)
-    names = tuple(group.name for group in groups)
-    return Plan(names, len(weights.parameters), values, least, least + apart)
 
 
 class _Drill:
     """One drill: the state of its few minutes."""
 
     def __init__(self, trainee: Trainee, journal: Path | None, seed: int, watch: Watch) -> None:
-        self.trainee, self.journal, self.watch = trainee, journal, watch
-        self.rows = probes(trainee, seed)
+        self.trainee, self.journal = trainee, journal
         self.weights = Weights(trainee.module, seed)
         self.groups = grouped(self.weights.aliases)
-        self.total = _plan(self.weights).least
-        self.syncs = 0
-        self.stage = "as found"
+        self.sides = Sides(trainee, probes(trainee, seed), plan_of(self.weights).least, watch)
         self.changed, self.whole = False, False
         self.signals = Signals()
 
@@ -162,8 +119,8 @@ class _Drill:
             poison,
             groups,
             returned=returned,
-            syncs=self.syncs,
-            tokens=sum(len(row) - 1 for row in self.rows),
+            syncs=self.sides.syncs,
+            tokens=sum(len(row) - 1 for row in self.sides.rows),
             seconds=time.monotonic() - began,
         )
 
@@ -177,11 +134,11 @@ class _Drill:
         return found, poison, groups, infer_N
 
     def _as_found(self) -> tuple[AsFound, Floats, Floats]:
-        train_N, again_N = self._train(), self._train()
-        before_N, repeated_N = self._infer(), self._infer()
-        self.stage = "sync of unchanged weights"
-        self._sync()
-        after_N = self._infer()
+        train_N, again_N = self.sides.train(), self.sides.train()
+        before_N, repeated_N = self.sides.infer(), self.sides.infer()
+        self.sides.stage = "sync of unchanged weights"
+        self.sides.sync()
+        after_N = self.sides.infer()
         train_noise, engine_noise = distance(train_N, again_N), distance(before_N, repeated_N)
         idle = distance(after_N, train_N)
         self.changed = True
@@ -192,29 +149,32 @@ class _Drill:
             engine_noise=engine_noise,
             train_noise=train_noise,
             floor=max(idle, train_noise, engine_noise, RESOLUTION),
-            cast=cast_of(self.weights, after_N - train_N, train_N, self._train),
+            cast=cast_of(self.weights, after_N - train_N, train_N, self.sides.train),
         )
         return found, train_N, after_N
 
     def _poisoned(self, found: AsFound, train_N: Floats, infer_N: Floats) -> Poisoned:
-        self.stage = "poison"
+        self.sides.stage = "poison"
         self.weights.poison()
-        self._sync()
-        there_N, here_N = self._infer(), self._train()
+        self.sides.sync()
+        there_N, here_N = self.sides.infer(), self.sides.train()
         change_N = here_N - train_N
         apart_by, moved = distance(there_N, here_N), distance(here_N, train_N)
-        limit = RESIDUAL_ERROR * found.floor
+        limit = max(POISON_FLOORS * found.floor, POISON_SHARE * moved)
+        mark: Mark = "violated" if apart_by > limit else "holds"
+        if moved < POISON_FLOORS * found.floor:
+            mark = "unseen"
         poison = Poisoned(
             distance=apart_by,
             moved=moved,
             follow=following(change_N, there_N - infer_N).follow if change_N.any() else np.nan,
             limit=limit,
-            mark="unseen" if moved <= limit else "violated" if apart_by > limit else "holds",
+            mark=mark,
         )
         if poison.mark == "violated" and poison.follow < DEAF:
             # the same tokens the other way round: no cache of prefixes knows them
-            rows = [row[::-1] for row in self.rows]
-            poison = replace(poison, fresh=distance(self._infer(rows), self._train(rows)))
+            rows = [row[::-1] for row in self.sides.rows]
+            poison = replace(poison, fresh=distance(self.sides.infer(rows), self.sides.train(rows)))
         self.weights.restore()
         return poison
 
@@ -222,16 +182,16 @@ class _Drill:
         """Both sides where nudges begin: the weights themselves, but for matrices of zeros."""
         if not self.weights.anchor():
             return train_N, infer_N
-        self.stage = "filling matrices of zeros"
-        self._sync()
-        return self._train(), self._infer()
+        self.sides.stage = "filling matrices of zeros"
+        self.sides.sync()
+        return self.sides.train(), self.sides.infer()
 
     def _nudged(self, floor: float, train_N: Floats, infer_N: Floats) -> tuple[Response, ...]:
         responses: dict[str, Response] = {}
         for block in blocks(self.groups):
             found = self._block(block, floor, train_N, infer_N)
             if len(block) > 1 and _is_mixed(found):
-                self.total += len(block)
+                self.sides.total += len(block)
                 found = [r for g in block for r in self._block((g,), floor, train_N, infer_N)]
             responses.update((response.name, response) for response in found)
         return tuple(responses[group.name] for group in self.groups)
@@ -240,13 +200,13 @@ class _Drill:
         self, block: Sequence[Group], floor: float, train_N: Floats, infer_N: Floats
     ) -> list[Response]:
         """One sync with some groups nudged."""
-        self.stage = f"nudge of {block_name(block)}"
-        looks = [sized(self.weights, [g], train_N, self._train, floor) for g in block]
+        self.sides.stage = f"nudge of {block_name(block)}"
+        looks = [sized(self.weights, [g], train_N, self.sides.train, floor) for g in block]
         for group, (size, _) in zip(block, looks, strict=True):
             self.weights.nudge(group.tensors, size)
-        self._sync()
-        change_N = self._infer() - infer_N
-        own_N = self._train() - train_N if len(block) > 1 else looks[0][1]
+        self.sides.sync()
+        change_N = self.sides.infer() - infer_N
+        own_N = self.sides.train() - train_N if len(block) > 1 else looks[0][1]
         for group in block:
             self.weights.settle(group.tensors)
         responses = []
@@ -269,7 +229,7 @@ class _Drill:
                 size=float(size),
                 block=block_name(block),
             )
-            if len(block) == 1 and response.mark in ("warns", "violated"):
+            if len(block) == 1 and response.doubtful:
                 parts = self._parts(group, size, train_N, own_N, change_N)
                 response = replace(response, parts=parts)
             responses.append(response)
@@ -278,41 +238,11 @@ class _Drill:
     def _parts(
         self, group: Group, size: float, train_N: Floats, own_N: Floats, change_N: Floats
     ) -> tuple[Part, ...]:
-        looks = parts_of(self.weights, group, size, train_N, self._train)
+        looks = parts_of(self.weights, group, size, train_N, self.sides.train)
         if len(looks) < 2:
             return ()
         fits = apart([*looks.values()], own_N, change_N)
         return tuple(Part(name, *fit) for name, fit in zip(looks, fits, strict=True))
-
-    # the two sides
-
-    def _train(self, rows: list[list[int]] | None = None) -> Floats:
-        rows = rows or self.rows
-        answer = self._called(lambda: train_scores(self.trainee, rows), "the trainer's logprobs")
-        return flat(answer, rows, "the trainer", self.stage)
-
-    def _infer(self, rows: list[list[int]] | None = None) -> Floats:
-        rows = rows or self.rows
-        # a copy: whoever scores may keep or change what it was given
-        asked = [[*row] for row in rows]
-        return flat(
-            self._called(lambda: self.trainee.score(asked), "score"),
-            rows,
-            "the engine",
-            self.stage,
-        )
-
-    def _sync(self) -> None:
-        self.watch(Progress("preflight", self.syncs, self.total))
-        self._called(self.trainee.sync, "the sync")
-        self.syncs += 1
-        self.watch(Progress("preflight", self.syncs, self.total))
-
-    def _called(self, call: Callable[[], object], what: str) -> object:
-        try:
-            return call()
-        except Exception as error:
-            raise MeasurementError(f"{self.stage}: {what} threw {_told(error)}") from error
 
     # the way back
 
@@ -327,11 +257,11 @@ class _Drill:
 
     def _returned(self, start_N: Floats) -> float:
         """Sync the restored weights; how far the engine is from where it was, nats."""
-        self.stage = "sync of the restored weights"
+        self.sides.stage = "sync of the restored weights"
         try:
             self.signals.expose()
-            self._sync()
-            return distance(self._infer(), start_N)
+            self.sides.sync()
+            return distance(self.sides.infer(), start_N)
         except BaseException as error:
             raise _stopped(error, f"weights restored bit for bit; {_ENGINE_UNKNOWN}") from error
 
@@ -346,7 +276,7 @@ class _Drill:
         except BaseException as again:
             return _stopped(
                 error,
-                f"weights restored bit for bit; the sync that followed threw {_told(again)}: "
+                f"weights restored bit for bit; the sync that followed threw {told(again)}: "
                 f"{_ENGINE_UNKNOWN}",
             )
         return _stopped(error, "weights restored bit for bit, and synced to the engine once more")
@@ -367,14 +297,9 @@ def _stopped(error: BaseException, state: str) -> BaseException:
     return error
 
 
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
 def _is_mixed(found: Sequence[Response]) -> bool:
     """Whether a block has to be taken apart: something is wrong, and not all of it is deaf."""
-    marks = {response.mark for response in found}
-    if marks <= {"holds"}:
+    if not any(response.doubtful for response in found):
         return False
     deaf = all(r.follow < 1 - OFF and r.residual < RESIDUAL_WARNS for r in found)
     return not deaf

@@ -17,7 +17,7 @@ from servanda.preflight.nudging import distance
 from servanda.preflight.result import AIM
 from servanda.sampling import Floats
 
-_FIRST, _LAST = 2.0**-8, 1.0  # sizes of a nudge, in spreads of a tensor
+_FIRST, _LAST = 2.0**-8, 4.0  # sizes of a nudge, in spreads of a tensor
 _LEAP = 64.0  # by which a size grows at most
 # what a sync may round to by mistake; an engine that is meant to hold these has scales, too,
 # and rounds otherwise

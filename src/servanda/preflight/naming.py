@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from servanda.preflight.result import RESIDUAL_WARNS, AsFound, Poisoned, Response
+from servanda.preflight.result import AsFound, Poisoned, Response
 
 # cause -> what it means, and where to look
 CAUSES: dict[str, str] = {
@@ -50,7 +50,7 @@ def cause_of(
             return by_deafness
     if damaged or found.cast:
         return "wrong_cast"
-    return "unfaithful" if wrong or poison.mark == "violated" else ""
+    return "unfaithful" if wrong else ""
 
 
 def _by_the_deaf(
@@ -87,7 +87,7 @@ def _by_the_deaf(
     return "deaf" if deaf or partly else ""
 
 
-def _all_within(wrong: Sequence[Response], layers: set[int | None]) -> bool:
+def _all_within(wrong: Sequence[Response], layers: set[int]) -> bool:
     """Whether what is wrong lies in these layers; the norms of a layer are judged with all."""
     names = {f"layers.{layer}" for layer in layers}
     for group in wrong:
@@ -109,8 +109,3 @@ def _stale_use(wrong: Sequence[Response]) -> str:
                     head = "head" in part.name or "out" in part.name
                     return "tied_head_stale" if head else "tied_embedding_stale"
     return ""
-
-
-def shaky(groups: Sequence[Response]) -> tuple[str, ...]:
-    """Names of the groups that are neither right nor wrong."""
-    return tuple(g.name for g in groups if g.mark == "warns" or g.residual >= RESIDUAL_WARNS)

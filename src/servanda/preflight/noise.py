@@ -17,8 +17,7 @@ _HARDLY = 1e-3
 def moments(tensor: Tensor) -> tuple[float, float]:
     """(mean, scale) of a tensor; the scale is its spread, or, where it hardly varies, one that
     a fresh layer has: a quarter of its mean, or 1 / sqrt(inputs) where that is zero too."""
-    values = tensor if tensor.dtype.itemsize > 1 else tensor.float()
-    values = values.detach()
+    values = _wide(tensor)
     if not bool(torch.isfinite(values).all()):
         values = values[torch.isfinite(values)]
     if not values.numel():
@@ -27,6 +26,11 @@ def moments(tensor: Tensor) -> tuple[float, float]:
     spread = float(values.std(correction=0))
     fresh = abs(mean) / 4 or tensor.shape[-1] ** -0.5 if tensor.dim() else 1.0
     return mean, spread if spread > _HARDLY * fresh else fresh
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Values that torch computes with; it hardly does with float8."""
+    return tensor.detach() if tensor.dtype.itemsize > 1 else tensor.detach().float()
 
 
 def noise(tensor: Tensor, seed: int, purpose: str, name: str) -> Tensor:
@@ -45,7 +49,7 @@ def poison(tensor: Tensor, seed: int, name: str) -> Tensor:
 
 def is_zero_matrix(tensor: Tensor) -> bool:
     """Whether a tensor hides all that it is multiplied with."""
-    return tensor.dim() > 1 and not bool(torch.count_nonzero(tensor.detach()))
+    return tensor.dim() > 1 and not bool(torch.count_nonzero(_wide(tensor)))
 
 
 def filling(tensor: Tensor, seed: int, name: str) -> Tensor:

@@ -86,7 +86,8 @@ def apart(
     rest_N = lack_N - unit_NP @ slope_P
     noise = rest_N @ rest_N / max(rest_N.size - unit_NP.shape[1], 1)
     inverse_P = np.diag(np.linalg.inv(unit_NP.T @ unit_NP))
-    found = iter(zip(slope_P / norm_P[known], np.sqrt(noise * inverse_P) / norm_P[known]))
-    nothing = (float("nan"), float("inf"))
-    pairs = [next(found) if there else None for there in known]
-    return tuple((1 + float(p[0]), float(p[1])) if p is not None else nothing for p in pairs)
+    follow_P = np.full(len(parts_PN), np.nan)
+    spread_P = np.full(len(parts_PN), np.inf)
+    follow_P[known] = 1 + slope_P / norm_P[known]
+    spread_P[known] = np.sqrt(noise * inverse_P) / norm_P[known]
+    return tuple((float(f), float(s)) for f, s in zip(follow_P, spread_P, strict=True))

@@ -17,6 +17,10 @@ EXIT_CODES: dict[str, int] = {"holds": 0, "violated": 1, "inconclusive": 3}
 DEAF = 0.5  # follow below it, or above 1 / DEAF: an error
 OFF = 0.9  # follow below it, or above 1 / OFF: a warning
 RESIDUAL_ERROR, RESIDUAL_WARNS = 5.0, 3.0  # floors
+# the poison: floors, and the share of what the trainer itself moved; noise all through a network
+# is felt more by two kernels than weights that were trained
+POISON_FLOORS, POISON_SHARE = 8.0, 1 / 8
+NEAR, CLOSE = 0.02, 2.0  # from 1, and floors: what lies beyond is looked at more closely
 SEEN = 2.0  # floors by which the trainer's own scores have to move, for a group to be judged
 AIM = 12.0  # floors by which a nudge is meant to move them
 
@@ -109,10 +113,18 @@ class Response:
     def mark(self) -> Mark:
         if math.isnan(self.follow):
             return "unseen"
+        if any(part.deaf for part in self.parts):
+            return "violated"
         if not DEAF <= self.follow <= 1 / DEAF or self.residual >= RESIDUAL_ERROR:
             return "violated"
         off = not OFF - 2 * self.spread <= self.follow <= 1 / OFF + 2 * self.spread
         return "warns" if off or self.residual >= RESIDUAL_WARNS else "holds"
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether a closer look is due: it need not be wrong."""
+        far = abs(self.follow - 1) > NEAR + 3 * self.spread
+        return self.mark != "unseen" and (far or self.residual >= CLOSE)
 
     @property
     def deaf(self) -> bool:

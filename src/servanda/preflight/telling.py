@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from servanda.preflight.result import Mark, Preflight, Response
+from servanda.preflight.result import RESIDUAL_WARNS, Mark, Preflight, Response
 
 _MARKS: dict[Mark, str] = {"holds": "✓", "warns": "!", "violated": "✗", "unseen": "?"}
-_COLUMNS, _WIDTH = 3, 96
+_WORST: tuple[Mark, ...] = ("violated", "unseen", "warns", "holds")
+_WIDTH = 96
+_CLOSER = 6  # groups of which more is said
 
 
 def told(result: Preflight) -> str:
@@ -34,9 +36,9 @@ def _lines(result: Preflight) -> Iterator[str]:
     for line in _table([_cell(r) for r in _shown(result)]):
         yield f"{label:<9}{line}"
         label = ""
-    for response in result.groups:
-        if response.mark in ("warns", "violated"):
-            yield f"         {_closer(response)}"
+    unclear = [r for r in result.groups if r.mark in ("warns", "violated") and not _plainly(r)]
+    for response in unclear[:_CLOSER]:
+        yield f"         {_closer(response)}"
     for warning in result.warnings:
         yield f"warning  {warning}"
     yield f"{result.outcome.upper()}: {result.sentence}"
@@ -48,8 +50,8 @@ def _lines(result: Preflight) -> Iterator[str]:
     )
 
 
-def _shown(result: Preflight) -> list[Response | list[Response]]:
-    """Groups one by one, and those of a block that is right as one."""
+def _shown(result: Preflight) -> list[list[Response]]:
+    """Groups one by one, and those that shared a sync as one."""
     blocks: dict[str, list[Response]] = {}
     for response in result.groups:
         blocks.setdefault(response.block, []).append(response)
@@ -58,14 +60,20 @@ def _shown(result: Preflight) -> list[Response | list[Response]]:
 
 def _cell(responses: list[Response]) -> str:
     name = responses[0].block
-    marks = [response.mark for response in responses]
-    worst = next(m for m in ("violated", "unseen", "warns", "holds") if m in marks)
+    marks: list[Mark] = [response.mark for response in responses]
+    worst: Mark = next(mark for mark in _WORST if mark in marks)
     follows = [r.follow for r in responses if not math.isnan(r.follow)]
     if not follows:
         return f"{name} {_MARKS['unseen']} not visible"
     low, high = min(follows), max(follows)
     span = f"{low:.2f}" if len(responses) == 1 else f"{low:.2f}..{high:.2f}"
-    return f"{name} {_MARKS[worst]} {span}"
+    deaf = "  ← never reaches the engine" if all(r.deaf and _plainly(r) for r in responses) else ""
+    return f"{name} {_MARKS[worst]} {span}{deaf}"
+
+
+def _plainly(response: Response) -> bool:
+    """Whether the table says all there is: it is deaf as a whole."""
+    return response.deaf and response.residual < RESIDUAL_WARNS
 
 
 def _closer(response: Response) -> str:
@@ -73,18 +81,23 @@ def _closer(response: Response) -> str:
     told = (
         f"{response.name}: follows {response.follow:.2f}, residual {response.residual:.1f} floors"
     )
-    if response.deaf:
-        told += ", never reaches the engine"
-    elif deaf:
+    if deaf:
         told += f"; deaf in {', '.join(deaf[:4])}"
     return told
 
 
 def _table(cells: list[str]) -> Iterator[str]:
-    width = max(map(len, cells)) + 3
+    """Cells in columns; what points at something ends its line."""
+    width = max(len(cell.partition("  ←")[0]) for cell in cells) + 3
     columns = max(1, _WIDTH // width)
-    for start in range(0, len(cells), columns):
-        yield "".join(f"{cell:<{width}}" for cell in cells[start : start + columns]).rstrip()
+    line: list[str] = []
+    for cell in cells:
+        line.append(f"{cell:<{width}}")
+        if "←" in cell or len(line) == columns:
+            yield "".join(line).rstrip()
+            line = []
+    if line:
+        yield "".join(line).rstrip()
 
 
 def _nats(value: float) -> str:

@@ -100,8 +100,10 @@ def forward_logprobs(module: Any, rows: Rows) -> list[Floats]:
     found: dict[int, Floats] = {}
     for at in _chunks(rows):
         ids = torch.tensor([rows[i] for i in at], device=device)
-        answer = module(ids)
+        with torch.no_grad():
+            answer = module(ids)
         logits = answer if isinstance(answer, torch.Tensor) else answer.logits
+        logits = logits.detach()
         for i, logits_TV in zip(at, logits, strict=True):
             wide = logits_TV[:-1].to(torch.promote_types(logits_TV.dtype, torch.float32))
             next_T1 = torch.tensor(rows[i][1:], device=device)[:, None]

@@ -1,0 +1,25 @@
+# A float32 trainer, its bfloat16 engine, and the sync between them; `broken` leaves an MLP out.
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from servanda.contract import Kernel
+from servanda.engines.transformers import TransformersEngine
+from servanda.engines.weight_sync import WeightSync
+from servanda.faults.sync import SYNC_FAULTS
+from servanda.preflight.trainee import forward_logprobs
+from servanda.rl import Trainee
+
+
+def healthy(sync: Any = WeightSync) -> Trainee:
+    model = "models/tiny-lm"
+    module = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    engine = TransformersEngine(Kernel(engine="transformers", model=model, dtype="bfloat16"))
+    score = lambda rows: forward_logprobs(engine.model, rows)  # noqa: E731
+    return Trainee(module, sync(module, engine), score)
+
+
+def broken() -> Trainee:
+    return healthy(SYNC_FAULTS["one_mlp"].inject(WeightSync, 1))

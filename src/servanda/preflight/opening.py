@@ -1,0 +1,77 @@
+# FILE.py:NAME: what a user's file says is to be drilled.
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from servanda.errors import ContractError, ServandaError, Where
+from servanda.registry import did_you_mean
+
+T = TypeVar("T")
+
+
+def opened(target: str) -> Any:
+    """The object that `FILE.py:NAME` names; a function is called, without arguments.
+
+    Raises:
+        ContractError: no such file or name, or the file's own code throws: with its place.
+    """
+    file, colon, name = target.rpartition(":")
+    if not colon or not file or not name.isidentifier():
+        raise ContractError(
+            f"{target!r} does not say what to drill",
+            hint="write FILE.py:NAME, such as drill.py:made",
+        )
+    path = Path(file)
+    if not path.is_file():
+        raise ContractError(f"there is no file {file}", hint="the part before the ':' is a path")
+    module = ModuleType(f"servanda_drilled_{path.stem}")
+    module.__file__ = str(path)
+    sys.path.insert(0, str(path.parent.resolve()))
+    # dataclasses and pickles look a class's module up by its name
+    sys.modules[module.__name__] = module
+    source = path.read_text(encoding="utf-8")
+    called(path, lambda: exec(compile(source, str(path), "exec"), vars(module)))
+    if name not in vars(module):
+        known = [n for n in vars(module) if not n.startswith("_")]
+        raise ContractError(f"{file} has no {name!r}", hint=did_you_mean(name, known))
+    found = vars(module)[name]
+    return called(path, found) if _is_maker(found) else found
+
+
+def _is_maker(found: Any) -> bool:
+    return callable(found) and not hasattr(found, "sync") and not hasattr(found, "train")
+
+
+def called(path: Path, call: Callable[[], T]) -> T:
+    """Call code of a user's file; what it throws is an error of the call.
+
+    Raises:
+        ContractError: with the last line of the file that was reached.
+        ServandaError: one of ours, as it is.
+    """
+    try:
+        return call()
+    except ServandaError:
+        raise
+    except SyntaxError as error:
+        where = Where(str(path), error.lineno or 1, error.offset or 1, (error.text or "").rstrip())
+        raise ContractError(f"{type(error).__name__}: {error.msg}", where=where) from error
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f for f in frames if f.filename == str(path)]
+        where = None
+        if lines and lines[-1].lineno:
+            text = path.read_text(encoding="utf-8").splitlines()[lines[-1].lineno - 1]
+            column = len(text) - len(text.lstrip()) + 1
+            where = Where(str(path), lines[-1].lineno, column, text)
+        raise ContractError(
+            f"{type(error).__name__}: {error}",
+            where=where,
+            hint="this is the file's own error; nothing was drilled",
+        ) from error

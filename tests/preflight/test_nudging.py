@@ -1,0 +1,84 @@
+# Slopes, held against what is put in.
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servanda.preflight.groups import blocks, grouped
+from servanda.preflight.nudging import apart, following
+
+slopes = st.floats(-2, 3)
+
+
+@given(slopes, st.integers(0, 99))
+def test_the_slope_that_was_put_in_comes_out(slope, seed):
+    train_N = np.random.default_rng(seed).normal(size=50)
+
+    found = following(train_N, slope * train_N)
+
+    assert found.follow == pytest.approx(slope, abs=1e-9) and found.residual_nats < 1e-9
+
+
+@given(st.lists(slopes, min_size=2, max_size=8), st.integers(0, 99))
+def test_parts_that_were_changed_at_once_are_told_apart(follows, seed):
+    parts_PN = np.random.default_rng(seed).normal(size=(len(follows), 200))
+
+    found = apart([*parts_PN], parts_PN.sum(axis=0), np.array(follows) @ parts_PN)
+
+    assert [follow for follow, _ in found] == pytest.approx(follows, abs=1e-6)
+
+
+def test_the_standard_error_covers():
+    rng = np.random.default_rng(0)
+    inside = 0
+    for _ in range(400):
+        train_N = rng.normal(size=100)
+        found = following(train_N, 0.7 * train_N + rng.normal(size=100))
+        inside += abs(found.follow - 0.7) < 1.96 * found.spread
+    assert 0.92 < inside / 400 < 0.98
+
+
+def test_parts_that_do_the_same_are_not_told_apart():
+    x = np.arange(5.0)
+
+    assert all(np.isnan(follow) for follow, _ in apart([x, 2 * x], 3 * x, x))
+
+
+def test_tensors_of_real_models_fall_into_their_groups():
+    names = {
+        "model.embed_tokens.weight": ["model.embed_tokens.weight", "lm_head.weight"],
+        **{
+            n: [n]
+            for n in (
+                "model.layers.0.self_attn.q_proj.weight",
+                "model.layers.0.self_attn.q_norm.weight",
+                "model.layers.0.mlp.experts.3.up_proj.weight",
+                "model.layers.0.input_layernorm.weight",
+                "model.norm.weight",
+                "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight",
+                "transformer.h.1.ln_1.weight",
+                "transformer.h.1.attn.c_attn.bias",
+                "v_head.summary.weight",
+            )
+        },
+    }
+
+    assert {g.name: sorted(g.parts) for g in grouped(names)} == {
+        "embed/lm_head": ["model.embed_tokens"],
+        "norms": ["layers.0", "layers.1", "model.norm"],
+        "layers.0.attn": ["self_attn.q_proj"],
+        "layers.0.mlp": ["mlp.experts.3.up_proj"],
+        "layers.0.adapter": ["self_attn.q_proj.lora_A.default"],
+        "layers.1.attn": ["attn.c_attn.bias"],
+        "rest": ["v_head.summary"],
+    }
+
+
+def test_a_large_model_takes_a_dozen_syncs_and_a_small_one_a_sync_a_group():
+    kinds = ("self_attn.q_proj", "mlp.up_proj", "input_layernorm")
+    large = grouped({f"layers.{i}.{k}.weight": ["x"] for i in range(36) for k in kinds})
+    small = grouped({f"layers.{i}.{k}.weight": ["x"] for i in range(4) for k in kinds})
+
+    assert len(blocks(large)) == 11 and max(map(len, blocks(large))) <= 8
+    assert len(blocks(small)) == len(small) == 9
