@@ -328,3 +328,11 @@ def test_le_cam_brackets_hellinger_and_jensen_shannon():
     for name, top in (("hellinger2", 0.5), ("js_nats", math.log(2) / 2)):
         assert (twice / 4 <= exact(name, pair) + 1e-12).all()
         assert (exact(name, pair) <= top * twice + 1e-12).all()
+
+
+@pytest.mark.parametrize("nats", [40.0, 1e3, 9e15, 1e300])
+def test_a_token_that_train_hardly_has_counts_one_in_the_reverse_kl(nats):
+    values = sampled(
+        "kl_reverse_nats", {"logp_train": np.array([-nats]), "logp_infer": np.zeros(1)}
+    )
+    assert values == pytest.approx([1.0], abs=1e-15)

@@ -42,5 +42,8 @@ def kl_reverse_sampled(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     """
     x_N = log_ratio(logp_train_N, logp_infer_N)
     finite_N = np.where(np.isneginf(x_N), 0.0, x_N)
-    value_N = (finite_N - 1) * np.expm1(finite_N) + finite_N
+    rise_N, below_N = np.expm1(finite_N), np.minimum(finite_N, 0.0)
+    # far below 0 two large terms would cancel in the second form, near it in the first
+    far_N = below_N * np.exp(below_N) - rise_N
+    value_N = np.where(finite_N < -1, far_N, (finite_N - 1) * rise_N + finite_N)
     return np.where(np.isneginf(x_N), 1.0, value_N)

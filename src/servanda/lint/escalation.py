@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from servanda.actions import ACTIONS
-from servanda.contract import SECTIONS, Contract
+from servanda.contract import EXTERNAL, SECTIONS, Contract
 from servanda.lint.finding import Finding, nearest, quoted
 from servanda.lint.slices import is_number
 from servanda.marks import Path
@@ -28,6 +28,7 @@ def escalation(contract: Contract) -> Iterator[Finding]:
         for j, action in enumerate(rule.do):
             path = ("escalation", i, "do", j)
             yield from _do(path, action, stable=contract.stable is not None)
+            yield from _in_a_trainer(path, contract, action)
             if isinstance(action, Mapping) and action.get("divert") == "slice":
                 yield from _routable((*path, "divert"), contract, rule.when)
 
@@ -95,6 +96,26 @@ def _do(path: Path, action: str | Mapping[str, Any], *, stable: bool) -> Iterato
         message = "divert sends traffic to stable, and there is no stable: kernel"
         hint = "declare stable: with the kernel that serves when infer may not, or hold instead"
         yield Finding(at, message, hint, True)
+
+
+def _in_a_trainer(
+    path: Path, contract: Contract, action: str | Mapping[str, Any]
+) -> Iterator[Finding]:
+    """Where a trainer runs both kernels, it takes the actions, and no gateway does."""
+    name = action if isinstance(action, str) else next(iter(action), "")
+    kernels = contract.kernels
+    if name not in ACTIONS or EXTERNAL not in (kernels.train.engine, kernels.infer.engine):
+        return
+    at = path if isinstance(action, str) else (*path, name)
+    doors = ACTIONS[name].doors
+    if "rl" not in doors:
+        *some, last = (n for n, known in ACTIONS.items() if "rl" in known.doors)
+        message = f"{name} is taken by {' and '.join(doors)}, and a trainer runs these kernels"
+        yield Finding(at, message, f"a trainer takes {', '.join(some)} and {last}", key=True)
+    weighting = contract.gradient.weighting if contract.gradient else None
+    if name == "correct" and weighting is None:
+        message = "correct weighs tokens by gradient.weighting, and none is declared"
+        yield Finding(at, message, "declare gradient: {weighting: {tis: 2.0}}", key=True)
 
 
 def _routable(path: Path, contract: Contract, when: Mapping[str, Any]) -> Iterator[Finding]:

@@ -158,18 +158,27 @@ def _labelled(batch: Batch, fields: Sequence[str]) -> _Part:
 
 def _numbered(batch: Batch, field: str, cuts: Iterable[Cut]) -> _Part:
     edges = _edges(field, cuts)
-    columns = {field: _stand_ins(edges)}
+    stand_ins = _stand_ins(edges)
+    size = len(stand_ins)
     if field in _FROM_START and batch.one_turn:
-        table = _class_of(np.arange(batch.mask_BT.shape[1] + 1), edges)
-        return _Part(_shifted(table, batch), len(columns[field]), columns)
-    values = COLUMNS[field](batch)
-    if values is None:
-        unknown = np.full((1, 1), len(columns[field]) - 1, dtype=np.int32)
-        return _Part(unknown, len(columns[field]), columns)
-    if values.dtype.kind == "i":
-        table = _class_of(np.arange(batch.mask_BT.shape[1] + 1), edges)
-        return _Part(table.take(values, mode="clip"), len(columns[field]), columns)
-    return _Part(_class_of(values, edges), len(columns[field]), columns)
+        code_BT, size = _shifted(_table(batch, edges), batch), size - 1
+    else:
+        values = COLUMNS[field](batch)
+        if values is None:
+            code_BT = np.full((1, 1), size - 1, dtype=np.int32)
+        elif values.dtype.kind == "i":  # never NaN, the last class
+            code_BT, size = _table(batch, edges).take(values, mode="clip"), size - 1
+        else:
+            code_BT = _class_of(values, edges)
+    columns = {field: stand_ins[:size]}
+    if min(code_BT.shape, default=0) == 1:
+        code_BT, size, columns = _closed_up(code_BT, size, columns)
+    return _Part(code_BT, size, columns)
+
+
+def _table(batch: Batch, edges: Array) -> Array:
+    """The class of each number that columns can be counted to."""
+    return _class_of(np.arange(batch.mask_BT.shape[1] + 1), edges)
 
 
 def _edges(field: str, cuts: Iterable[Cut]) -> Array:

@@ -109,7 +109,7 @@ def edges() -> tuple[Floats, Floats]:
     Neighbours share that sliver.  The last bin ends at the largest float.
     """
     far = _magnitudes()
-    near_P = np.r_[0.0, far, LARGEST][:_SIDE]
+    near_P = np.r_[0.0, far]
     outward = np.nextafter(far.astype(np.float32), np.float32(np.inf)).astype(np.float64)
     far_P = np.r_[outward, np.inf]
     least_K = np.r_[-far_P[::-1], 0.0, near_P]
@@ -142,15 +142,16 @@ def ends(values: Callable[[Floats], Array], bends: Sequence[float] = ()) -> tupl
         at = _known(values, np.array([bend - beside, bend, bend + beside]))
         least_K[inside_K] = np.minimum(least_K[inside_K], at.min())
         most_K[inside_K] = np.maximum(most_K[inside_K], at.max())
-    hair_L, hair_M = (16 * _EPS * np.maximum(1.0, np.abs(v)) for v in (least_K, most_K))
     apart_K = np.arange(BINS) != ZERO
-    np.subtract(least_K, hair_L, out=least_K, where=apart_K & np.isfinite(least_K))
-    np.add(most_K, hair_M, out=most_K, where=apart_K & np.isfinite(most_K))
+    with np.errstate(over="ignore"):  # the last bin ends at the largest float
+        for end_K, way in ((least_K, -16 * _EPS), (most_K, 16 * _EPS)):
+            moved_K = apart_K & np.isfinite(end_K)
+            end_K[moved_K] += way * np.maximum(1.0, np.abs(end_K[moved_K]))
     return least_K, most_K
 
 
 def _known(values: Callable[[Floats], Array], at_N: Floats) -> Floats:
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         found_N = np.asarray(values(at_N), dtype=np.float64)
     if np.isnan(found_N).any():
         raise ValueError(
@@ -186,7 +187,7 @@ class Binned:
             missing_S: units without a value.
         """
         count_SGR = _runs(np.atleast_2d(np.asarray(count_SK)))
-        n_SG = count_SGR.sum(axis=-1)
+        n_SG = count_SGR @ np.ones(_RUN)
         above_SJ, least_S = self._least.logs(count_SGR, n_SG)
         below_SJ, most_S = self._most.logs(count_SGR, n_SG)
         n_S = n_SG.sum(axis=-1)
@@ -239,8 +240,9 @@ def _runs(values_SK: Array, fill: float = 0.0) -> Floats:
     size, bins = values_SK.shape
     if bins != BINS:
         raise EvidenceError(f"{bins} counts for {BINS} bins")
-    padded = np.full((size, -(-BINS // _RUN) * _RUN), fill)
+    padded = np.empty((size, -(-BINS // _RUN) * _RUN))
     padded[:, :BINS] = values_SK
+    padded[:, BINS:] = fill
     return padded.reshape(size, -1, _RUN)
 
 

@@ -1,0 +1,296 @@
+# The monitor: what it says of a step, and that it never says more than the exact path does.
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from servanda.errors import ContractError, EvidenceError
+from servanda.language import parse
+from servanda.rl import Monitor
+from tests.rl.made import exactly, step
+
+CONTRACT = """
+apiVersion: servanda.dev/v1alpha1
+kind: KernelContract
+metadata: {name: run}
+kernels:
+  train: {engine: external}
+  infer: {engine: external}
+weights: {changes: every_step}
+claim: realised
+workload: {source: trainer, sampling: {max_new_tokens: 4096}}
+slices:
+  - {name: depth, split: context.position, at: [16, 64]}
+  - {name: start, match: {context.turn: {gte: 2}, context.turn_position: {lt: 3}}}
+  - {name: old, match: {context.staleness: {gte: 1}}}
+  - {name: env, split: labels.env}
+  - {name: unsure, match: {context.entropy_nats: {gte: 3.0}}}
+gradient: {advantage: {group_size: 8}, score_norm: logit_space, weighting: {mis: [0.5, 2.0]}}
+statistical:
+  - {id: tv, metric: tv, aggregate: mean, at_most: 0.02}
+  - {id: k3, metric: k3_nats, aggregate: mean, clip: 1.0, at_most: 0.05}
+  - {id: tail, metric: abs_log_ratio_nats, aggregate: p97, at_most: 0.182}
+  - {id: half, metric: le_cam, aggregate: mean, at_most: 0.1}
+  - {id: left, metric: weight_gap, at_most: 0.3}
+  - {id: bias, metric: policy_gradient_bias, at_most: 2.0, slices: [all]}
+observability:
+  clauses:
+    - {id: finite, metric: usable_ratio, at_least: 0.999}
+    - {id: coherent, metric: coherence}
+"""
+
+
+def contract(more=""):
+    return parse(CONTRACT + more, "run.kernelcontract.yaml", engines=["table"])[0]
+
+
+def test_identical_kernels_hold():
+    train, infer, mask = step(np.random.default_rng(0), size=32, width=512, tv=0.0)
+
+    found = Monitor("verl-sync").observe(train, infer, mask, weights=3)
+
+    assert (found.outcome, found.exit_code, found.action) == ("holds", 0, ())
+    assert found.verdict.outcome == "holds"
+    assert found.metrics["servanda/observed_tokens"] == mask.sum()
+    assert found.metrics["servanda/gradient"] == 0.0
+
+
+def test_a_gap_on_one_slice_is_red_there_and_not_elsewhere():
+    rng = np.random.default_rng(1)
+    tv = np.where(np.arange(512) >= 256, 0.2, 0.002)
+    train, infer, mask = step(rng, size=64, width=512, tv=tv)
+
+    found = Monitor("verl-sync").observe(train, infer, mask, weights=0)
+
+    red = {
+        c.slice for c in found.verdict.cells if c.outcome == "violated" and c.clause == "gradient"
+    }
+    assert found.outcome == "violated"
+    assert "position>=256" in red
+    assert not red & {"position<16", "position=16..64", "position=64..256"}
+    assert "grows along the answer" in found.cause
+
+
+sizes = st.integers(2, 12)
+truths = st.sampled_from([0.0, 0.004, 0.02, 0.05, 0.31, 0.55])
+
+
+@settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(
+    seed=st.integers(0, 10_000),
+    tv=truths,
+    size=sizes,
+    turns=st.integers(1, 3),
+    prompts=st.integers(0, 20),
+    lost=st.sampled_from([0.0, 0.0005, 0.2]),
+    wide=st.booleans(),
+)
+def test_a_monitor_says_nothing_that_the_exact_path_denies(
+    seed, tv, size, turns, prompts, lost, wide
+):
+    """Its intervals contain the exact ones, and no cell is decided the other way."""
+    rng = np.random.default_rng(seed)
+    dtype = np.float64 if wide else np.float32
+    train, infer, mask = step(rng, size, 128, tv, prompts=prompts, turns=turns, dtype=dtype)
+    train[rng.random(train.shape) < 0.002] = -np.inf
+    infer[rng.random(infer.shape) < lost] = np.nan
+    stale = rng.integers(0, 3, size).astype(float)
+    stale[0] = np.nan
+    given = {
+        "labels": {"env": ["a" if b % 2 else "b" for b in range(size)]},
+        "staleness": stale,
+    }
+    monitor = Monitor(contract())
+
+    found = monitor.observe(train, infer, mask, weights=0, **given).verdict
+    exact = exactly(monitor, train, infer, mask, **given)
+
+    for mine, theirs in zip(found.cells, exact.cells, strict=True):
+        assert (mine.clause, mine.slice, mine.n) == (theirs.clause, theirs.slice, theirs.n)
+        assert mine.missing == theirs.missing
+        if mine.outcome in ("holds", "violated") and mine.kind == "certificate":
+            assert theirs.outcome == mine.outcome
+        if mine.interval is not None:
+            (low, high), (exact_low, exact_high) = mine.interval, theirs.interval
+            hair = 1e-4 * (exact_high - exact_low) + 1e-9  # both ends are found by halving
+            assert low <= exact_low + hair
+            assert high >= exact_high - hair
+        if theirs.value is not None and theirs.value < 100:
+            assert mine.value == pytest.approx(theirs.value, rel=5e-3, abs=1e-3)
+
+
+def test_what_a_step_does_not_tell_is_shown_and_not_counted():
+    train, infer, mask = step(np.random.default_rng(0), size=8)
+    found = Monitor(contract()).observe(
+        train, infer, mask, weights=0, labels={"env": ["a", "b"] * 4}, staleness=[0] * 8
+    )
+
+    unsure = [c for c in found.verdict.cells if c.slice == "unsure"]
+
+    assert {c.outcome for c in unsure} == {"not applicable"}
+    assert unsure[0].note == "a training step does not tell context.entropy_nats"
+
+
+def test_a_slice_by_a_label_that_is_not_there_is_refused():
+    train, infer, mask = step(np.random.default_rng(0), size=8)
+    with pytest.raises(ContractError, match="splits by label 'env', which no line of the first"):
+        Monitor(contract()).observe(train, infer, mask, weights=0)
+
+
+def test_the_slices_of_the_first_step_are_kept():
+    rng = np.random.default_rng(0)
+    monitor = Monitor("verl-sync")
+    first = monitor.observe(*step(rng, size=32, width=512), weights=0)
+    later = monitor.observe(*step(rng, size=4, width=64), weights=1)
+
+    names = [[(c.clause, c.slice) for c in s.verdict.cells] for s in (first, later)]
+    assert names[0] == names[1]
+    assert ("gradient", "position>=256") in names[0]
+    assert "met no token" in next(c.note for c in later.verdict.cells if c.slice == "position>=256")
+
+
+# four bad inputs
+
+
+def test_a_batch_without_any_infer_logprob_is_an_error_and_not_agreement():
+    train, infer, mask = step(np.random.default_rng(0))
+    found = Monitor("trl").observe(train, np.full_like(infer, np.nan), mask, weights=0)
+
+    assert (found.outcome, found.exit_code) == ("error", 4)
+    assert found.metrics["servanda/coverage"] == 0.0
+    assert not {"servanda/gradient", "servanda/abs_log_ratio_nats"} & {*found.metrics}
+    assert not found.token_weights.any()
+
+
+def test_a_mask_without_a_token_is_an_error():
+    train, infer, mask = step(np.random.default_rng(0))
+    found = Monitor("trl").observe(train, infer, np.zeros_like(mask), weights=0)
+
+    assert (found.outcome, found.cause) == ("error", "no token of the mask is trained")
+    assert found.metrics["servanda/observed_tokens"] == 0.0
+    assert "servanda/coverage" not in found.metrics
+
+
+def test_logprobs_above_0_are_an_error():
+    train, infer, mask = step(np.random.default_rng(0))
+    found = Monitor("trl").observe(-train, infer, mask, weights=0)
+
+    assert found.outcome == "error"
+    assert "logprobs are above 0" in found.cause
+    assert {c.outcome for c in found.verdict.cells} <= {"inconclusive", "not applicable"}
+
+
+def test_missing_logprobs_that_were_written_as_0_are_an_error():
+    train, infer, mask = step(np.random.default_rng(0))
+    infer[3] = 0.0
+    train[3] = -2.0
+    found = Monitor("trl").observe(train, infer, mask, weights=0)
+
+    assert found.outcome == "error"
+    assert "missing values that were filled" in found.cause
+
+
+def test_what_the_mask_leaves_out_may_hold_anything():
+    train, infer, mask = step(np.random.default_rng(0), size=32, width=512)
+    plain = Monitor("verl-sync").observe(train, infer, mask, weights=0)
+    for values, odd in ((train, 7.0), (infer, np.inf)):
+        values[~mask] = odd
+    found = Monitor("verl-sync").observe(train, infer, mask, weights=0)
+
+    assert found.verdict.evidence == plain.verdict.evidence
+    assert found.outcome == "holds"
+
+
+def test_an_infinite_logprob_counts_as_missing():
+    train, infer, mask = step(np.random.default_rng(0), size=32, width=512)
+    train[0, :4], infer[1, :4] = np.inf, -np.inf
+    found = Monitor("verl-sync").observe(train, infer, mask, weights=0)
+
+    assert found.metrics["servanda/unusable_tokens"] == 8.0
+    assert found.verdict.cells[0].missing == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask_BT": None}, "step 0 has no mask, so nobody can tell which tokens are trained"),
+        ({"mask_BT": np.ones((16, 127))}, "logp_train has shape (16, 128), and the mask (16, 127)"),
+        ({"mask_BT": np.ones(128)}, "the mask has shape (128,)"),
+        ({"mask_BT": np.full((16, 128), np.nan)}, "the mask is NaN in places"),
+        ({"logp_infer_BT": None}, "logp_infer is missing"),
+        ({"logp_infer_BT": [[0.0], [0.0, 1.0]]}, "logp_infer is no rectangle of numbers"),
+        ({"weights": 1.5}, "weights is 1.5"),
+        ({"groups": ["a"]}, "16 sequences have 1 values of groups"),
+        ({"labels": {"env": ["a"]}}, "16 sequences have 1 values of env"),
+        ({"staleness": np.zeros(3)}, "staleness has shape (3,), and the mask (16, 128)"),
+        ({"staleness": np.full(16, -1)}, "a token is -1 updates old"),
+        ({"tokens": np.zeros((16, 9), dtype=int)}, "tokens have shape (16, 9), and the mask"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_refused(change, message):
+    train, infer, mask = step(np.random.default_rng(0))
+    given = {"logp_train_BT": train, "logp_infer_BT": infer, "mask_BT": mask, "weights": 0}
+    with pytest.raises(EvidenceError) as error:
+        Monitor("trl").observe(**{**given, **change})
+    assert message in str(error.value)
+
+
+def test_an_unknown_preset_is_refused():
+    with pytest.raises(ContractError, match="'ver-sync' is none"):
+        Monitor("ver-sync")
+    with pytest.raises(ContractError, match="'fp8' is for serving"):
+        Monitor("fp8")
+
+
+def test_lists_and_tensors_read_as_arrays_do():
+    torch = pytest.importorskip("torch")
+    train, infer, mask = step(np.random.default_rng(0), size=4)
+    plain = Monitor("trl").observe(train, infer, mask, weights=0)
+    of_torch = Monitor("trl").observe(
+        torch.tensor(train, requires_grad=True), torch.tensor(infer), torch.tensor(mask), weights=0
+    )
+    of_lists = Monitor("trl").observe(train.tolist(), infer.tolist(), mask.tolist(), weights=0)
+
+    assert of_torch.verdict.evidence == plain.verdict.evidence
+    assert of_lists.metrics == pytest.approx(plain.metrics, rel=1e-3, abs=1e-9)
+
+
+def test_half_precision_tensors_are_read_exactly():
+    torch = pytest.importorskip("torch")
+    train, infer, mask = step(np.random.default_rng(0), size=4)
+    halves = [torch.tensor(values).to(torch.bfloat16) for values in (train, infer)]
+
+    found = Monitor("trl").observe(*halves, torch.tensor(mask), weights=0)
+    plain = Monitor("trl").observe(*(h.float().numpy() for h in halves), mask, weights=0)
+
+    assert found.verdict.evidence == plain.verdict.evidence
+
+
+def test_a_contract_of_real_kernels_is_asked_as_of_a_trainer(tmp_path):
+    """Its engines, prompts and population claim are a comparison's; the limits stay."""
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
+    text = CONTRACT.replace("engine: external", "engine: table, model: t.json")
+    text = text.replace("source: trainer", "prompts: p.jsonl").replace("realised", "population")
+    text = text.replace("weights: {changes: every_step}\n", "")
+    (tmp_path / "t.json").write_text("{}")
+    path = tmp_path / "run.kernelcontract.yaml"
+    path.write_text(text)
+    monitor = Monitor(path)
+
+    assert monitor.contract.claim == "realised"
+    assert monitor.contract.kernels.train.engine == "external"
+    train, infer, mask = step(np.random.default_rng(0), size=8, tv=0.3)
+    found = monitor.observe(train, infer, mask, weights=0, labels={"env": ["a", "b"] * 4})
+    assert found.outcome == "violated"
+
+
+def test_metrics_are_plain_numbers():
+    train, infer, mask = step(np.random.default_rng(0))
+    found = Monitor("trl").observe(train, infer, mask, weights=0, staleness=np.arange(16) % 2)
+
+    assert all(type(value) is float for value in found.metrics.values())
+    json.dumps(dict(found.metrics), allow_nan=False)
+    assert found.metrics["servanda/staleness/max"] == 1.0
