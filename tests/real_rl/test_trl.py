@@ -102,3 +102,21 @@ def test_an_example_runs_as_it_is_printed(trl, name, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     said = "servanda/active': '1'" if name == "trl_grpo" else "\nHOLDS: "
     assert said in done.stdout
+
+
+def test_two_ranks_are_judged_as_one_and_stop_together(venvs, tmp_path):
+    contract = verl_contracts.write(tmp_path, verl_contracts.HALT, limit=0.2)
+    script = Path(__file__).with_name("trl_ranks.py")
+    done = subprocess.run(
+        [
+            *(f"{venvs}/trl/bin/torchrun", "--standalone", "--nproc-per-node", "2"),
+            *map(str, (script, contract, tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second == {"steps": 1, "tokens": 2 * 8 * 8}

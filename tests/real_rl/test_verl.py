@@ -128,8 +128,9 @@ def test_a_plug_in_that_verl_leaves_out_is_found_out(verl):
 
 def test_without_the_variable_verl_is_as_it_was(verl):
     code = (
-        "import verl, sys, verl.utils.debug.metrics as m; "
-        "print(hasattr(m.calculate_debug_metrics, '__servanda__'), 'servanda.rl.monitor' in sys.modules)"
+        "import verl, sys, verl.utils.debug.metrics as metrics\n"
+        "changed = hasattr(metrics.calculate_debug_metrics, '__servanda__')\n"
+        "print(changed, 'servanda.rl.monitor' in sys.modules)"
     )
     done = verl("-c", code)
     assert done.stdout.splitlines()[-1] == "False False", done.stderr[-2000:]

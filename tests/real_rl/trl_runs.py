@@ -3,6 +3,8 @@
 #
 #     python trl_runs.py WATCHING MASKING STATE
 
+# ruff: noqa: E402 - torch and TRL read the environment when they are imported
+
 import json
 import os
 import sys

@@ -36,7 +36,7 @@ class Queue:
         return TensorDict(nested, batch_size=len(keys))
 
     def kv_batch_put(self, keys, partition_id, fields):
-        for name in fields.keys():
+        for name in fields.keys():  # noqa: SIM118 - a TensorDict iterates over rows
             for key, value in zip(keys, fields[name].unbind(), strict=True):
                 self.rows[key][name] = value
         return self.meta(keys)

@@ -218,6 +218,6 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
 
 def gathered(value: Any) -> list[Any]:
     """What every rank of accelerate sends, in their order: a monitor's `gather`."""
-    from accelerate.utils import gather_object
+    from accelerate.utils import gather_object  # type: ignore[import-not-found]
 
     return gather_object([value])

@@ -9,6 +9,7 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,12 +204,12 @@ def drilled(path: str | Path, arguments: Sequence[str] = (), **options: Any) -> 
     if not script.is_file():
         raise ContractError(f"{script} is no file", hint="give the script that trains")
     try:
-        import trl
+        base = import_module("trl").GRPOTrainer
     except ImportError:
         raise ContractError(
             "TRL is not installed here", hint="run it in the environment of the training script"
         ) from None
-    with _instead_of_training(trl.GRPOTrainer, options), _as_a_script(script, arguments):
+    with _instead_of_training(base, options), _as_a_script(script, arguments):
         try:
             runpy.run_path(str(script), run_name="__main__")
         except _Drilled as done:
