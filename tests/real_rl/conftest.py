@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-collect_ignore = ["trl_ranks.py", "trl_runs.py", "verl_steps.py"]  # for other interpreters than this one
+collect_ignore = [
+    "trl_ranks.py",
+    "trl_runs.py",
+    "verl_steps.py",
+]  # for other interpreters than this one
 
 
 def pytest_collection_modifyitems(config, items):

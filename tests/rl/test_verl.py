@@ -237,8 +237,46 @@ def test_a_launcher_is_told_what_is_missing(verl, monkeypatch):
     assert trainer.startswith("verl.trainer.ppo.v1.trainer_base cannot be imported")
 
 
+def test_the_package_tells_verl_which_module_to_import():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    _, group = text.split('[project.entry-points."verl.plugins"]\n')
+    assert group.split("\n")[0] == f'servanda = "{plugin.__name__}"'
+
+
 def test_without_the_variable_nothing_is_changed(verl, monkeypatch):
     monkeypatch.delenv(CONTRACT, raising=False)
     before = [*sys.meta_path]
     importlib.reload(plugin)
     assert sys.meta_path == before
+
+
+class Keys:
+    """Stands in for KVBatchMeta."""
+
+    def __init__(self, keys, tags):
+        self.keys, self.tags = keys, tags
+
+    def select_keys(self, keys):
+        return keys
+
+
+def drawn(step, share, size=16, ranks=2, padding=1):
+    from servanda.rl.verl_batch import chosen
+
+    tags = [{"is_padding": i < padding} for i in range(size)]
+    workers = SimpleNamespace(_dispatch_info={"actor": [*range(ranks)]})
+    trainer = SimpleNamespace(global_steps=step, actor_rollout_wg=workers)
+    return chosen(trainer, Keys([f"key {i:02}" for i in range(size)], tags), share)
+
+
+def test_the_share_that_is_scored_after_all_is_even_and_by_the_step_alone():
+    assert len(drawn(3, 0.25)) == 4 and len(drawn(3, 0.01)) == 2 and len(drawn(3, 1.0)) == 14
+    assert drawn(3, 0.25) == drawn(3, 0.25) != drawn(4, 0.25)
+
+
+def test_padding_is_never_scored():
+    assert all("key 00" not in drawn(step, 0.5) for step in range(20))
+
+
+def test_fewer_sequences_than_ranks_cannot_be_shared():
+    assert drawn(3, 0.5, size=2, ranks=4) is None
