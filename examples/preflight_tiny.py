@@ -1,9 +1,8 @@
 # A float32 trainer, its bfloat16 engine, and the sync between them; `broken` leaves an MLP out.
 
-from typing import Any
-
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from servanda.contract import Kernel
 from servanda.engines.transformers import TransformersEngine
@@ -13,7 +12,8 @@ from servanda.preflight.trainee import forward_logprobs
 from servanda.rl import Trainee
 
 
-def healthy(sync: Any = WeightSync) -> Trainee:
+def healthy(sync: type[WeightSync] = WeightSync) -> Trainee:
+    disable_progress_bar()
     model = "models/tiny-lm"
     module = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     engine = TransformersEngine(Kernel(engine="transformers", model=model, dtype="bfloat16"))

@@ -48,6 +48,17 @@ def test_what_the_sync_leaves_out_is_deaf_exactly_and_named(left_out, cause, dea
     assert [group.follow for group in result.groups if group.deaf] == [0.0] * deaf
 
 
+def test_an_engine_that_began_with_other_weights_and_gets_none_is_named():
+    trainee, engine = pair(lambda _: True)
+    with torch.no_grad():
+        for parameter in engine.model.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+
+    result = preflight(trainee)
+
+    assert result.found.floor > 1 and (result.outcome, result.cause) == ("violated", "never_synced")
+
+
 def test_a_head_that_is_tied_for_the_trainer_only_is_named():
     trainee, _ = pair(tied=False)
 
@@ -133,6 +144,17 @@ def test_a_group_that_moves_nothing_is_inconclusive_never_a_pass():
 
     assert (result.outcome, result.exit_code) == ("inconclusive", 3)
     assert "rest ? not visible" in str(result)
+
+
+def test_a_stale_engine_that_the_first_sync_mends_holds_with_a_warning():
+    trainee, engine = pair()
+    with torch.no_grad():
+        engine.model.embed.weight.mul_(2)
+
+    result = preflight(trainee)
+
+    assert result.outcome == "holds"
+    assert "warning  the engine had other weights before the first sync" in str(result)
 
 
 def test_dropout_is_off_while_scoring_and_every_mode_is_as_it_was():

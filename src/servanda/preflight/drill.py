@@ -21,6 +21,7 @@ from servanda.preflight.result import (
     DEAF,
     OFF,
     POISON_FLOORS,
+    POISON_NATS,
     POISON_SHARE,
     RESIDUAL_WARNS,
     SEEN,
@@ -161,13 +162,17 @@ class _Drill:
         change_N = here_N - train_N
         apart_by, moved = distance(there_N, here_N), distance(here_N, train_N)
         limit = max(POISON_FLOORS * found.floor, POISON_SHARE * moved)
+        answer = following(change_N, there_N - infer_N) if change_N.any() else None
         mark: Mark = "violated" if apart_by > limit else "holds"
         if moved < POISON_FLOORS * found.floor:
             mark = "unseen"
+        if answer and moved > POISON_NATS and answer.follow + 3 * answer.spread < DEAF:
+            # however far apart the two were to begin with: one changed, the other did not
+            mark = "violated"
         poison = Poisoned(
             distance=apart_by,
             moved=moved,
-            follow=following(change_N, there_N - infer_N).follow if change_N.any() else np.nan,
+            follow=answer.follow if answer else np.nan,
             limit=limit,
             mark=mark,
         )
@@ -229,7 +234,7 @@ class _Drill:
                 size=float(size),
                 block=block_name(block),
             )
-            if len(block) == 1 and response.doubtful:
+            if len(block) == 1 and response.doubtful and not response.deaf_as_a_whole:
                 parts = self._parts(group, size, train_N, own_N, change_N)
                 response = replace(response, parts=parts)
             responses.append(response)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from servanda.preflight.result import AsFound, Poisoned, Response
+from servanda.preflight.result import NEAR, AsFound, Poisoned, Response
 
 # cause -> what it means, and where to look
 CAUSES: dict[str, str] = {
@@ -61,13 +61,14 @@ def _by_the_deaf(
     adapted: bool,
     layers: int,
 ) -> str:
-    if poison.fresh is not None and poison.fresh <= poison.limit:
+    if poison.fresh is not None and poison.fresh < poison.distance / 4:
         return "stale_cache"
     adapters = [group for group in seen if group.kind == "adapter"]
+    adapters_only = adapted and len(adapters) == len(seen)
     if adapted and adapters and all(g in deaf for g in adapters) and len(wrong) == len(adapters):
         return "adapter_ignored"
-    if seen and len(deaf) == len(seen):
-        return "never_synced"
+    if len(deaf) == len(seen) and (seen or poison.follow < NEAR):
+        return "adapter_ignored" if adapters_only else "never_synced"
     stale = _stale_use(wrong)
     if stale:
         return stale
@@ -77,7 +78,7 @@ def _by_the_deaf(
     if len(lost) == 1 and layers > 1 and _all_within(wrong, lost):
         kinds = {group.kind for group in deaf}
         here = {group.kind for group in seen if group.layer in lost}
-        if kinds >= here and len(here) > 1:
+        if kinds >= here and (len(here) > 1 or here == {"adapter"}):
             return "one_layer"
         if kinds == {"mlp"}:
             return "one_mlp"

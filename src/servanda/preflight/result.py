@@ -20,6 +20,7 @@ RESIDUAL_ERROR, RESIDUAL_WARNS = 5.0, 3.0  # floors
 # the poison: floors, and the share of what the trainer itself moved; noise all through a network
 # is felt more by two kernels than weights that were trained
 POISON_FLOORS, POISON_SHARE = 8.0, 1 / 8
+POISON_NATS = 0.1  # by which the trainer has to move for an engine to be called deaf as a whole
 NEAR, CLOSE = 0.02, 2.0  # from 1, and floors: what lies beyond is looked at more closely
 SEEN = 2.0  # floors by which the trainer's own scores have to move, for a group to be judged
 AIM = 12.0  # floors by which a nudge is meant to move them
@@ -129,6 +130,11 @@ class Response:
     @property
     def deaf(self) -> bool:
         return self.follow < DEAF
+
+    @property
+    def deaf_as_a_whole(self) -> bool:
+        """Nothing of it reaches the engine, so there is no part to tell from the others."""
+        return abs(self.follow) < NEAR + 3 * self.spread and self.residual < RESIDUAL_WARNS
 
 
 @dataclass(frozen=True)

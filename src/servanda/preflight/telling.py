@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from servanda.preflight.result import RESIDUAL_WARNS, Mark, Preflight, Response
+from servanda.preflight.result import Mark, Preflight, Response
 
 _MARKS: dict[Mark, str] = {"holds": "✓", "warns": "!", "violated": "✗", "unseen": "?"}
 _WORST: tuple[Mark, ...] = ("violated", "unseen", "warns", "holds")
@@ -36,7 +36,9 @@ def _lines(result: Preflight) -> Iterator[str]:
     for line in _table([_cell(r) for r in _shown(result)]):
         yield f"{label:<9}{line}"
         label = ""
-    unclear = [r for r in result.groups if r.mark in ("warns", "violated") and not _plainly(r)]
+    unclear = [
+        r for r in result.groups if r.mark in ("warns", "violated") and not r.deaf_as_a_whole
+    ]
     for response in unclear[:_CLOSER]:
         yield f"         {_closer(response)}"
     for warning in result.warnings:
@@ -67,13 +69,8 @@ def _cell(responses: list[Response]) -> str:
         return f"{name} {_MARKS['unseen']} not visible"
     low, high = min(follows), max(follows)
     span = f"{low:.2f}" if len(responses) == 1 else f"{low:.2f}..{high:.2f}"
-    deaf = "  ← never reaches the engine" if all(r.deaf and _plainly(r) for r in responses) else ""
+    deaf = "  ← never reaches the engine" if all(r.deaf_as_a_whole for r in responses) else ""
     return f"{name} {_MARKS[worst]} {span}{deaf}"
-
-
-def _plainly(response: Response) -> bool:
-    """Whether the table says all there is: it is deaf as a whole."""
-    return response.deaf and response.residual < RESIDUAL_WARNS
 
 
 def _closer(response: Response) -> str:
