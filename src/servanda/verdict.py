@@ -220,6 +220,16 @@ def out_of_time(verdict: Verdict) -> Verdict:
     return replace(verdict, cells=tuple(cells), circumstances=circumstances)
 
 
+def unsound(verdict: Verdict, why: str) -> Verdict:
+    """The verdict on data that cannot be trusted: an error, and no cell is decided."""
+    note = f"the data is not sound: {why}"
+    cells = tuple(
+        c if c.outcome == "not applicable" else c.but(outcome="inconclusive", open=False, note=note)
+        for c in verdict.cells
+    )
+    return replace(verdict, outcome="error", cells=cells)
+
+
 def _beside(
     judged: CellVerdict, cell: Cell, portrait: Portrait | None, stable: Sequence[Any]
 ) -> CellVerdict:

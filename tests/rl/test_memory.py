@@ -152,3 +152,25 @@ def test_a_dump_needs_token_ids(tmp_path):
         Monitor("verl-sync", dump=tmp_path).observe(train, infer, mask, weights=0)
     with pytest.raises(EvidenceError, match="sample is 2"):
         Monitor("verl-sync", dump=tmp_path, sample=2)
+
+
+def test_a_file_that_cannot_be_written_is_a_note_and_stops_no_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    monitor = Monitor("verl-sync", state=tmp_path / "file" / "state.jsonl")
+    first, second = observe(monitor, 0), observe(monitor, 1)
+
+    assert (first.outcome, first.notes) == ("holds", ())
+    assert "step 0 was not written: the state file" in second.notes[0]
+
+
+def test_a_first_step_without_a_token_decides_no_slices(tmp_path):
+    path = tmp_path / "state.jsonl"
+    monitor = Monitor("verl-sync", state=path)
+    train, infer, mask = step(np.random.default_rng(0), 16, 256)
+    empty = monitor.observe(train, infer, np.zeros_like(mask), weights=0)
+    monitor = Monitor("verl-sync", state=path)
+    found = observe(monitor, 1)
+
+    assert (empty.outcome, found.outcome) == ("error", "holds")
+    assert "position<64" in {c.slice for c in found.verdict.cells}
+    assert observe(Monitor("verl-sync", state=path), 2).outcome == "holds"

@@ -1,15 +1,19 @@
 # The monitor: what it says of a step, and that it never says more than the exact path does.
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from servanda.divergence import DIVERGENCES, sampled
 from servanda.errors import ContractError, EvidenceError
 from servanda.language import parse
 from servanda.rl import Monitor
+from servanda.rl.weighing import RATIO_METRICS
 from tests.rl.made import exactly, step
 
 CONTRACT = """
@@ -294,3 +298,35 @@ def test_metrics_are_plain_numbers():
     assert all(type(value) is float for value in found.metrics.values())
     json.dumps(dict(found.metrics), allow_nan=False)
     assert found.metrics["servanda/staleness/max"] == 1.0
+
+
+def test_the_metrics_that_a_step_can_answer_know_nothing_but_the_log_ratio():
+    rng = np.random.default_rng(0)
+    train, infer = -rng.exponential(1, 50), -rng.exponential(1, 50)
+    sides = {"logp_train": train, "logp_infer": infer}
+    alone = {"logp_train": train - infer, "logp_infer": np.zeros(50)}
+    for name in RATIO_METRICS:
+        assert sampled(name, alone) == pytest.approx(sampled(name, sides))
+    others = {n for n, d in DIVERGENCES.items() if "logprob" in d.forms and not d.outcome}
+    assert others == {*RATIO_METRICS}
+
+
+def test_the_monitor_costs_numpy_and_the_language_of_contracts():
+    code = (
+        "import sys; from servanda.rl import Monitor; Monitor('trl'); "
+        "print([m for m in ('torch', 'scipy', 'pyarrow', 'click') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_token_that_train_gives_no_mass_is_evidence_and_no_number_of_nats(tmp_path):
+    train, infer, mask = step(np.random.default_rng(0), size=32, width=512, tv=0.0)
+    train[0, 0] = -np.inf
+    path = tmp_path / "state.jsonl"
+    found = Monitor("verl-sync", state=path).observe(train, infer, mask, weights=0)
+
+    assert found.metrics["servanda/coverage"] == 1.0
+    assert found.metrics["servanda/abs_log_ratio_nats"] == 0.0
+    assert found.metrics["servanda/gradient"] == pytest.approx(1 / mask.sum(), rel=1e-3)
+    assert json.loads(path.read_text())["outcome"] == "holds"

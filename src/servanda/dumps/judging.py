@@ -25,7 +25,7 @@ from servanda.importers import Dump, open_dump
 from servanda.measurement import Progress, Watch, unwatched
 from servanda.rollouts import Rollouts
 from servanda.soundness import Soundness
-from servanda.verdict import Circumstances, Verdict, judge
+from servanda.verdict import Circumstances, Verdict, judge, unsound
 
 _MB = 1_000_000
 
@@ -162,16 +162,6 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
         time.monotonic() - began,
         masked,
     )
-
-
-def unsound(verdict: Verdict, why: str) -> Verdict:
-    """The verdict on data that cannot be trusted: an error, and no cell is decided."""
-    note = f"the data is not sound: {why}"
-    cells = tuple(
-        c if c.outcome == "not applicable" else c.but(outcome="inconclusive", open=False, note=note)
-        for c in verdict.cells
-    )
-    return replace(verdict, outcome="error", cells=cells)
 
 
 def _red(verdict: Verdict) -> list[str]:

@@ -172,15 +172,16 @@ def kept(rules: tuple[SliceRule, ...], kinds: Kinds) -> dict[str, Any]:
 
 def _recall(memory: Memory, entry: Mapping[str, Any]) -> None:
     try:
-        memory.contract = str(entry["contract"])
         if "slices" in entry:
+            memory.contract = str(entry["contract"])
             memory.rules = tuple(SliceRule.model_validate(rule) for rule in entry["slices"])
             memory.kinds = tuple(tuple(kind.items()) for kind in entry["kinds"])
         if memory.would is None and "halt" in (*entry["would"], *entry["action"]):
             memory.would = int(entry["weights"])
         groups = {str(i): GroupSums(float(t), int(n)) for i, (t, n) in enumerate(entry["groups"])}
         memory.resumed = True
-        memory.add(int(entry["weights"]), groups)
+        if entry["tokens"]:
+            memory.add(int(entry["weights"]), groups)
     except (KeyError, TypeError, ValueError) as error:
         raise EvidenceError(
             f"step {entry.get('weights')} of the state file cannot be read: {error!r}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,10 +13,9 @@ import numpy as np
 from servanda.contract import WHOLE, Contract
 from servanda.dumps import causes
 from servanda.dumps.blocks import paired
-from servanda.dumps.judging import unsound
 from servanda.dumps.steps import GroupSums
 from servanda.dumps.structure import Counts
-from servanda.errors import ContractError, EvidenceError
+from servanda.errors import ContractError, ServandaError
 from servanda.evidence import Evidence
 from servanda.identity import EvidenceKey
 from servanda.plan import Plan
@@ -26,11 +24,13 @@ from servanda.rl.batch import Batch
 from servanda.rl.memory import Journal, Memory, kept
 from servanda.rl.ranks import Gather, Opening, Overlaps, Part
 from servanda.rl.sampled import Keeper
-from servanda.rl.step import Step, line, of_cells
+from servanda.rl.step import Step, line, measured
 from servanda.rl.terms import WORKLOAD, Terms, labels_of, plan_of
 from servanda.rl.weighing import Scales, as_round, joined, overlaps, told
 from servanda.slices import Cut
-from servanda.verdict import Verdict, judge
+from servanda.verdict import Verdict, judge, unsound
+
+_NOTES = 20  # that are carried on
 
 
 class Monitor:
@@ -73,7 +73,6 @@ class Monitor:
         self._memory = Memory() if self._journal is None else self._journal.read()
         self._stop = stop
         self._plan: Plan | None = None
-        self._fresh = not self._memory.rules and not self._memory.kinds
         self.notes: tuple[str, ...] = () if self._journal is None else self._journal.notes
 
     def across(self, gather: Gather) -> None:
@@ -115,7 +114,7 @@ class Monitor:
             mask_BT: 1 where the trainer learns from the token.
             groups: prompt of each sequence, [B]; default each its own.
             labels: name -> text of each sequence, [B], such as {"env": [...]}.
-            advantages: [B] or [B, T].
+            advantages: [B] or [B, T]; kept in `dump` beside the tokens.
             weights: how many updates the trainer has made.
             staleness: updates between drawing and training, [B] or [B, T]; NaN: not known.
             tokens: ids, [B, T], or with the prompts before them; for `dump` alone.
@@ -138,8 +137,8 @@ class Monitor:
             )
             if self._keeper is not None:
                 self._keeper.needed(batch)
-        except EvidenceError as error:
-            self._refuse(error)
+        except Exception as error:
+            self._refuse(error)  # whatever it is, the other ranks would wait
             raise
         if self._plan is None:
             self._open(batch)
@@ -148,7 +147,7 @@ class Monitor:
         parts, rank = ranks.gathered(self._gather, self._part(said, batch))
         return self._judged(parts, rank, batch)
 
-    def _refuse(self, error: EvidenceError) -> None:
+    def _refuse(self, error: Exception) -> None:
         """Tell the other ranks why this one cannot take part: they would wait for it."""
         said = (self._member, self.contract.digest, -1, str(error))
         self._gather(Part(*said) if self._plan else Opening(*said))
@@ -157,7 +156,7 @@ class Monitor:
         """Fix the cells of the run: by all ranks' counts, or as the one it continues had them."""
         said = (self._member, self._terms.contract.digest, batch.weights)
         counts = Counts()
-        if self._fresh and self._terms.slices_itself:
+        if not self._memory.contract and self._terms.slices_itself:
             counts.add(paired(sound.rollouts_of(batch), 0))
             if not batch.has_prompts:
                 counts.lengths.clear()  # columns of answers alone do not tell a context's length
@@ -214,12 +213,12 @@ class Monitor:
             return {}
         said = (self._member, verdict.key.contract, batch.weights)
         mine = Overlaps(*said, atoms=overlaps(self._cuts, batch))
-        return _added(ranks.gathered(self._gather, mine)[0])
+        return ranks.added(ranks.gathered(self._gather, mine)[0])
 
     def _judged(self, parts: Sequence[Part], rank: int, batch: Batch) -> Step:
         plan, memory = self._plan, self._memory
         assert plan is not None
-        groups = _groups(parts)
+        groups = ranks.groups_of(parts)
         weighed_round = as_round(
             plan,
             joined(plan.cells, [part.statistics for part in parts]),
@@ -252,7 +251,8 @@ class Monitor:
         if "halt" in taken.action and memory.would is None:
             memory.would = batch.weights
         taken = replace(taken, action=tuple(a for a in taken.action if a not in would))
-        memory.add(batch.weights, groups)
+        if weighed_round.tokens:
+            memory.add(batch.weights, groups)
         trend_of = memory.copied()
         red = dict.fromkeys(
             c.slice for c in verdict.cells if c.enforced and c.outcome == "violated"
@@ -267,23 +267,41 @@ class Monitor:
             taken.pages,
             taken.masked,
             acting.token_weights(plan.contract, taken, batch, masked),
-            _metrics(verdict, parts, groups, memory.ratio),
+            measured(verdict, parts, groups, memory.ratio),
             cause,
             self.notes,
             answer,
             lambda: trend_of.drift,
         )
-        if self._keeper is not None:
-            self._keeper.keep(batch, rank)
-            self._keeper.next_share = taken.sample
-        if self._journal is not None and rank == 0:
-            entry = line(step, time.time())
-            if not memory.contract:
-                entry |= kept(memory.rules, memory.kinds)
-            entry["groups"] = [[float(f"{g.total:.6g}"), g.n] for g in groups.values()]
-            self._journal.write(entry)
-        memory.contract = plan.contract.digest
+        self._written(step, batch, rank, groups, taken.sample)
+        if weighed_round.tokens:
+            memory.contract = plan.contract.digest
+        elif not memory.contract:
+            self._plan = None  # a step without a token decides no slices
         return step
+
+    def _written(
+        self,
+        step: Step,
+        batch: Batch,
+        rank: int,
+        groups: Mapping[str, GroupSums],
+        sample: float | None,
+    ) -> None:
+        """Keep what is to be kept; a full disk is a note at the next step, and stops no run."""
+        try:
+            if self._keeper is not None:
+                self._keeper.keep(batch, rank)
+                self._keeper.next_share = sample
+            if self._journal is not None and rank == 0:
+                entry = line(step, time.time())
+                if not self._memory.contract and entry["tokens"]:
+                    entry |= kept(self._memory.rules, self._memory.kinds)
+                entry["groups"] = [[float(f"{g.total:.6g}"), g.n] for g in groups.values()]
+                self._journal.write(entry)
+        except (OSError, ServandaError) as error:
+            note = f"step {step.weights} was not written: {error}"
+            self.notes = (*self.notes[-_NOTES:], note)
 
 
 def _staleness(batch: Batch) -> tuple[float, int, float]:
@@ -298,53 +316,3 @@ def _staleness(batch: Batch) -> tuple[float, int, float]:
     known_N = ~np.isnan(values_N) & (n_N > 0)
     values_N, n_N = values_N[known_N].astype(np.float64), n_N[known_N]
     return float(values_N @ n_N), int(n_N.sum()), float(values_N.max(initial=0.0))
-
-
-def _groups(parts: Sequence[Part]) -> dict[str, GroupSums]:
-    """Prompt groups of all ranks, in an order that the ranks' own does not change."""
-    found: dict[str, list[GroupSums]] = {}
-    for part in parts:
-        for name, sums in part.groups:
-            found.setdefault(name, []).append(sums)
-    added = [
-        (name, GroupSums(math.fsum(s.total for s in some), sum(s.n for s in some)))
-        for name, some in found.items()
-    ]
-    return dict(sorted(added, key=lambda item: (item[1].n, item[1].total)))
-
-
-def _added(parts: Sequence[Overlaps]) -> dict[int, tuple[int, float]]:
-    found: dict[int, list[tuple[int, float]]] = {}
-    for part in parts:
-        for bits, n, tv in part.atoms:
-            found.setdefault(bits, []).append((n, tv))
-    return {
-        bits: (sum(n for n, _ in some), math.fsum(tv for _, tv in some))
-        for bits, some in sorted(found.items())
-    }
-
-
-def _metrics(
-    verdict: Verdict,
-    parts: Sequence[Part],
-    groups: Mapping[str, GroupSums],
-    ratio: float | None,
-) -> dict[str, float]:
-    """What to log: only what was measured."""
-    tokens, usable = (sum(getattr(p, name) for p in parts) for name in ("tokens", "usable"))
-    found = {
-        "servanda/observed_tokens": float(tokens),
-        "servanda/observed_sequences": float(sum(p.sequences for p in parts)),
-        "servanda/unusable_tokens": float(tokens - usable),
-    }
-    if tokens:
-        found["servanda/coverage"] = usable / tokens
-    if usable:
-        found["servanda/abs_log_ratio_nats"] = math.fsum(g.total for g in groups.values()) / usable
-    stale = [p.staleness for p in parts if p.staleness[1]]
-    if stale:
-        found["servanda/staleness/mean"] = math.fsum(s[0] for s in stale) / sum(s[1] for s in stale)
-        found["servanda/staleness/max"] = max(s[2] for s in stale)
-    if ratio is not None:
-        found["servanda/trend"] = ratio
-    return {**found, **of_cells(verdict)}

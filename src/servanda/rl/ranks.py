@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import uuid
@@ -133,3 +134,28 @@ def gathered(gather: Gather, mine: S) -> tuple[list[S], int]:
             hint="return what every rank sent, this one included",
         )
     return said, first[mine.member]
+
+
+def groups_of(parts: Sequence[Part]) -> dict[str, GroupSums]:
+    """Prompt groups of all ranks, in an order that the ranks' own does not change."""
+    found: dict[str, list[GroupSums]] = {}
+    for part in parts:
+        for name, sums in part.groups:
+            found.setdefault(name, []).append(sums)
+    added = [
+        (name, GroupSums(math.fsum(s.total for s in some), sum(s.n for s in some)))
+        for name, some in found.items()
+    ]
+    return dict(sorted(added, key=lambda item: (item[1].n, item[1].total)))
+
+
+def added(parts: Sequence[Overlaps]) -> dict[int, tuple[int, float]]:
+    """The overlaps of all ranks: bits -> tokens, and the sum of their (1 - w)^+."""
+    found: dict[int, list[tuple[int, float]]] = {}
+    for part in parts:
+        for bits, n, tv in part.atoms:
+            found.setdefault(bits, []).append((n, tv))
+    return {
+        bits: (sum(n for n, _ in some), math.fsum(tv for _, tv in some))
+        for bits, some in sorted(found.items())
+    }

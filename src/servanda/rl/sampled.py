@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from servanda.errors import EvidenceError
-from servanda.importers.own import Writer
 from servanda.rl.batch import Batch
 from servanda.sampling import uniforms
 
@@ -51,6 +50,9 @@ class Keeper:
         at = np.flatnonzero(drawn_B < share)
         if not len(at):
             return None
+        # readers of dumps cost more to import than a monitor does
+        from servanda.importers.own import Writer
+
         token_BT = batch.token_BT
         assert token_BT is not None  # `needed` refuses a step without
         width = batch.mask_BT.shape[1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,8 +12,10 @@ from numpy.typing import NDArray
 
 from servanda.clauses import CellVerdict, Outcome
 from servanda.contract import WHOLE
+from servanda.dumps.steps import GroupSums
 from servanda.plain import to_plain
 from servanda.rl.memory import SCHEMA, Drift
+from servanda.rl.ranks import Part
 from servanda.verdict import EXIT_CODES, Verdict
 
 Array = NDArray[Any]
@@ -117,7 +120,7 @@ def _cell(cell: CellVerdict) -> dict[str, Any]:
     }
 
 
-def of_cells(verdict: Verdict) -> dict[str, float]:
+def _of_cells(verdict: Verdict) -> dict[str, float]:
     """The numbers of a verdict to log: each promise on the whole, and where it is worst."""
     found: dict[str, float] = {"servanda/exit_code": float(verdict.exit_code)}
     red = [c for c in verdict.cells if c.enforced and c.outcome == "violated"]
@@ -133,3 +136,29 @@ def of_cells(verdict: Verdict) -> dict[str, float]:
                 cell.value, found.get(f"{name}/worst_slice", cell.value)
             )
     return found
+
+
+def measured(
+    verdict: Verdict,
+    parts: Sequence[Part],
+    groups: Mapping[str, GroupSums],
+    ratio: float | None,
+) -> dict[str, float]:
+    """What to log: only what was measured."""
+    tokens, usable = (sum(getattr(p, name) for p in parts) for name in ("tokens", "usable"))
+    found = {
+        "servanda/observed_tokens": float(tokens),
+        "servanda/observed_sequences": float(sum(p.sequences for p in parts)),
+        "servanda/unusable_tokens": float(tokens - usable),
+    }
+    if tokens:
+        found["servanda/coverage"] = usable / tokens
+    if usable:
+        found["servanda/abs_log_ratio_nats"] = math.fsum(g.total for g in groups.values()) / usable
+    stale = [p.staleness for p in parts if p.staleness[1]]
+    if stale:
+        found["servanda/staleness/mean"] = math.fsum(s[0] for s in stale) / sum(s[1] for s in stale)
+        found["servanda/staleness/max"] = max(s[2] for s in stale)
+    if ratio is not None:
+        found["servanda/trend"] = ratio
+    return {**found, **_of_cells(verdict)}

@@ -154,11 +154,12 @@ def _by_sequence(batch: Batch, *, all_usable: bool) -> tuple[Array, Array]:
     with np.errstate(invalid="ignore", over="ignore"):
         drift_BT = np.abs(batch.logp_train_BT - batch.logp_infer_BT)
         if not all_usable:
-            used_BT = used_BT & usable(batch)
             # a token that train gives no mass is evidence, and no number of nats
-            used_BT &= drift_BT < np.inf
+            used_BT = used_BT & usable(batch) & (drift_BT < np.inf)
         np.copyto(drift_BT, 0.0, where=~used_BT)
         sum_B = drift_BT.sum(axis=1, dtype=np.float64)
+    if all_usable and not np.isfinite(sum_B).all():
+        return _by_sequence(batch, all_usable=False)
     return sum_B, np.count_nonzero(used_BT, axis=1)
 
 
