@@ -10,7 +10,7 @@ OTHER_PYTHONS ?= 3.10 3.12 3.13
 JOBS ?= 2
 SHARED := --numprocesses $(JOBS) --dist loadfile
 
-.PHONY: demo test check test-all test-engines test-slow truth theory examples model pictures clean
+.PHONY: demo test check test-all test-engines test-rl test-slow truth theory examples model pictures clean
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -52,6 +52,23 @@ $(VENVS)/vllm/.made: pyproject.toml constraints-vllm.txt
 
 test-engines: $(VENV)/.dev $(VENVS)/vllm/.made $(VENVS)/llamacpp/.made  ## real engines in environments of their own; gigabytes, and ten minutes
 	SERVANDA_VENVS=$(VENVS) $(BIN)/python -m pytest tests/real
+
+# Trainers that share no environment with others, nor with engines.
+$(VENVS)/trl/.made: pyproject.toml constraints-trl.txt
+	$(PYTHON) -m venv $(VENVS)/trl
+	$(VENVS)/trl/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints-trl.txt trl peft --editable '.[transformers]'
+	@touch $@
+
+$(VENVS)/verl/.made: pyproject.toml constraints-verl.txt
+	$(PYTHON) -m venv $(VENVS)/verl
+	$(VENVS)/verl/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints-verl.txt verl torch TransferQueue cachetools fastapi uvicorn \
+	  --editable .
+	@touch $@
+
+test-rl: $(VENV)/.dev $(VENVS)/trl/.made $(VENVS)/verl/.made  ## real trainers in environments of their own; gigabytes, and four minutes
+	SERVANDA_VENVS=$(VENVS) $(BIN)/python -m pytest tests/real_rl
 
 truth: $(VENV)/.dev  ## measures how often verdicts are wrong; writes docs/explanation/truth.md
 	$(BIN)/python -m pytest tests/slow/test_truth.py

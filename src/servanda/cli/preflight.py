@@ -65,7 +65,7 @@ def preflight_command(
     if script is not None:
         if journal is not None or left is not None:
             raise click.UsageError("--journal and --restore go with FILE.py:NAME")
-        from servanda.rl.trl import drilled  # pyright: ignore[reportMissingImports]
+        from servanda.rl.trl import drilled
 
         result = drilled(script)
     else:

@@ -75,6 +75,11 @@ class Monitor:
         self._plan: Plan | None = None
         self.notes: tuple[str, ...] = () if self._journal is None else self._journal.notes
 
+    def across(self, gather: Gather) -> None:
+        """Observe with other ranks from now on, unless a `gather` was given at the start."""
+        if self._gather is ranks.alone:
+            self._gather = gather
+
     @property
     def contract(self) -> Contract:
         """What steps are held to; its slices are decided at the first step."""

@@ -1,0 +1,223 @@
+# TRL: the monitor inside GRPOTrainer.
+#
+#     class Trainer(Monitored, GRPOTrainer):
+#         """A GRPOTrainer that is held to a contract."""
+#
+#     Trainer(..., monitor=Monitor("trl"), slices=("domain",)).train()
+#
+# It works where TRL has drawn, scored and rewarded a batch, on every rank, before the batch is
+# shuffled.  TRL is not imported here: the mixin is used with a class of it.  Written against
+# TRL 1.16.
+# Axes: B sequences of this rank, T tokens of a completion.
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from servanda.errors import EvidenceError, MeasurementError
+from servanda.rl.trl_engine import drilled, rollouts, trainee
+
+if TYPE_CHECKING:
+    from servanda.rl.monitor import Monitor, Step
+
+    Base: Any = object
+else:
+    Base = object
+
+__all__ = ["Monitored", "drilled", "gathered", "rollouts", "trainee"]
+
+PREFIX = "servanda/"
+# what the trainer's forward takes besides ids, where a batch has it
+_FORWARD = (
+    *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes"),
+    *("num_tiles", "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"),
+)
+
+
+class Monitored(Base):
+    """Mixed into GRPOTrainer, before it: holds the run to a contract, a generation at a time.
+
+    What the contract says is done is done to the batch: tokens are weighed (`correct`), left out
+    of the loss (`mask`), or the run ends after the step (`halt`).  Every number goes to TRL's own
+    log under `servanda/`; servanda/active is 1 where the monitor saw the step.
+
+    Args:
+        monitor: what judges; of its ranks this class takes care.
+        slices: columns of the data set, or of what a rollout function returns, by which tokens
+            are told apart: the slices of a contract name them `labels.<column>`.  A mapping
+            gives labels of other names, such as {"env": "task"}: presets slice by `env`.
+
+    Raises:
+        MeasurementError: TRL draws from the very module that it trains, so no sampler's logprobs
+            come with the tokens; or all of them are NaN.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        monitor: Monitor,
+        slices: Sequence[str] | Mapping[str, str] = (),
+        **kwargs: Any,
+    ) -> None:
+        self.monitor = monitor
+        self.slices = dict(
+            slices if isinstance(slices, Mapping) else zip(slices, slices, strict=True)
+        )
+        self._seen, self._halt = 0, False
+        super().__init__(*args, **kwargs)
+        _check_sampler(self)
+        if self.accelerator.num_processes > 1:
+            monitor.across(gathered)
+        self.add_callback(_watcher(self))
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        out = super()._generate_and_score_completions(inputs)
+        if self.model.training:  # no gradient comes of an evaluation
+            step = self._observe(inputs, out)
+            self._seen += 1
+            self._halt = self._halt or self._anywhere("halt" in step.action)
+            for name, value in {**step.metrics, "active": 1.0}.items():
+                name = name if name.startswith(PREFIX) else PREFIX + name
+                self._metrics["train"][name].append(float(value))
+            self._act(out, step)
+        return out
+
+    def _observe(self, inputs: Sequence[Mapping[str, Any]], out: Mapping[str, Any]) -> Step:
+        """What the contract says of a batch."""
+        sampled_BT, mask_BT = out.get("sampling_per_token_logps"), _loss_mask(out)
+        usable = sampled_BT is not None and bool((~sampled_BT.isnan() & mask_BT.bool()).any())
+        if not self._anywhere(usable) and self._anywhere(bool(mask_BT.any())):
+            raise _no_logprobs(sampled_BT is not None, self.use_vllm)
+        old_BT = out.get("old_per_token_logps")
+        if old_BT is None:  # on policy TRL needs none, and does not compute them
+            old_BT = self._score(out)
+        if sampled_BT is None:
+            sampled_BT = old_BT.new_full(old_BT.shape, float("nan"))
+        return self.monitor.observe(
+            old_BT,
+            sampled_BT,
+            mask_BT,
+            groups=_groups(out),
+            labels={name: _column(inputs, column) for name, column in self.slices.items()},
+            advantages=out["advantages"],
+            weights=int(self.state.global_step),
+            tokens=out["completion_ids"],
+        )
+
+    def _score(self, out: Mapping[str, Any]) -> Any:
+        """The trainer's logprobs of the completions before its update, [B, T]."""
+        import torch
+
+        ids = torch.cat([out["prompt_ids"], out["completion_ids"]], dim=1)
+        attended = torch.cat([out["prompt_mask"], out["completion_mask"]], dim=1)
+        forward = {name: out[name] for name in _FORWARD if name in out}
+        with torch.no_grad():
+            logps_BT, _, _ = self._get_per_token_logps_and_entropies(
+                self.model,
+                ids,
+                attended,
+                out["completion_ids"].size(1),
+                batch_size=self.args.per_device_train_batch_size,
+                **forward,
+            )
+        return logps_BT
+
+    def _act(self, out: dict[str, Any], step: Step) -> None:
+        """Do to a batch what the contract says."""
+        import torch
+
+        if not {"correct", "mask"} & {*step.action}:
+            return
+        mask_BT = _loss_mask(out)
+        weight_BT = torch.as_tensor(step.token_weights).to(mask_BT.device, torch.float32)
+        if "mask" in step.action:
+            # not the completion mask, which is also what the trainer attends to
+            kept_BT = (weight_BT > 0).to(mask_BT.dtype)
+            out["tool_mask"] = out.get("tool_mask", torch.ones_like(mask_BT)) * kept_BT
+            out["num_items_in_batch"] = self.accelerator.gather(_loss_mask(out).sum()).sum()
+        if "correct" in step.action:
+            if "importance_sampling_ratio" in out or self.loss_type == "vespo":
+                out["importance_sampling_ratio"] = weight_BT
+            else:  # the losses of TRL are linear in an advantage, and take one a token
+                out["advantages"] = out["advantages"].reshape(len(mask_BT), -1) * weight_BT
+
+    def _anywhere(self, told: bool) -> bool:
+        """Whether it is so on any rank; every rank has to ask."""
+        if self.accelerator.num_processes == 1:
+            return told
+        return any(gathered(told))
+
+
+def _watcher(trainer: Monitored) -> Any:
+    """Ends the run when told, and does not let a step go by unseen."""
+    from transformers import TrainerCallback
+
+    class Watcher(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if not trainer._seen:
+                raise MeasurementError(
+                    f"step {state.global_step} ended, and the monitor saw no batch of it",
+                    hint="something replaced GRPOTrainer._generate_and_score_completions, as "
+                    "Unsloth does: patch before the class is derived, or train without it",
+                )
+            if trainer._halt:
+                control.should_training_stop = True
+
+    return Watcher()
+
+
+def _check_sampler(trainer: Any) -> None:
+    """Refuse a trainer whose batches will have nothing to compare."""
+    if not trainer.use_vllm and trainer.rollout_func is None:
+        raise _no_logprobs(False, False)
+
+
+def _no_logprobs(nan: bool, vllm: bool) -> MeasurementError:
+    if nan:
+        return MeasurementError(
+            "every logprob of the sampler is NaN: nothing can be compared",
+            hint="see why the engine scores its own tokens as NaN; where it is a server, start "
+            "it with --logprobs-mode processed_logprobs",
+        )
+    if vllm:
+        return MeasurementError(
+            "the batch has no logprobs of the sampler: nothing can be compared",
+            hint="TRL 1.16 asks vLLM for them always: is generate of vllm_generation replaced?",
+        )
+    return MeasurementError(
+        "TRL draws from the module that it trains (use_vllm=False), and no sampler's logprobs "
+        "come with the tokens: nothing can be compared",
+        hint="set use_vllm=True, or rollout_func=servanda.rl.trl.rollouts(engine)",
+    )
+
+
+def _loss_mask(out: Mapping[str, Any]) -> Any:
+    """1 where the trainer learns from a token, [B, T]."""
+    mask_BT = out["completion_mask"]
+    return mask_BT * out["tool_mask"] if "tool_mask" in out else mask_BT
+
+
+def _groups(out: Mapping[str, Any]) -> list[str]:
+    """The prompt of each sequence, [B], by the digest of its ids: the same on every rank."""
+    rows = zip(out["prompt_ids"].tolist(), out["prompt_mask"].tolist(), strict=True)
+    texts = (" ".join(str(t) for t, there in zip(*row, strict=True) if there) for row in rows)
+    return [hashlib.blake2b(text.encode(), digest_size=8).hexdigest() for text in texts]
+
+
+def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+    """A column of a batch, as texts; "" where a row has none."""
+    if not any(name in row for row in rows):
+        raise EvidenceError(
+            f"no row of the batch has the column {name!r} that slices= names",
+            hint=f"the data set has {', '.join(sorted(rows[0]))}" if rows else "",
+        )
+    return ["" if row.get(name) is None else str(row[name]) for row in rows]
+
+
+def gathered(value: Any) -> list[Any]:
+    """What every rank of accelerate sends, in their order: a monitor's `gather`."""
+    from accelerate.utils import gather_object  # type: ignore[import-not-found]
+
+    return gather_object([value])

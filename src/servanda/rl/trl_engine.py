@@ -1,0 +1,272 @@
+# TRL: the engine of a trainer, and the drill of its weight sync.
+#
+# A trainer with an engine of its own copies its weights into it after an update.  What does so
+# here is what does so in training: TRL's own sync into vLLM, or that of `rollouts`.
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from servanda.engines import engine_names, open_engine
+from servanda.errors import ContractError, MeasurementError, ServandaError
+from servanda.kernel_string import parse_kernel
+from servanda.sampling import Sampling, seed_of
+from servanda.trace import Batch
+
+if TYPE_CHECKING:
+    from servanda.preflight.result import Preflight
+    from servanda.preflight.trainee import Trainee
+
+Rows = Sequence[Sequence[int]]
+
+
+class Rollouts:
+    """Draws a trainer's rollouts with an engine of ours: TRL's `rollout_func`.
+
+    The engine gets the trainer's weights before it draws, whenever they have changed, and gives
+    the logprob that each token was really drawn with.
+
+    Args:
+        engine: that takes over weights, such as servanda.engines.transformers.TransformersEngine.
+        sync: copies the weights into it; default: WeightSync of the trainer's module.
+    """
+
+    def __init__(self, engine: Any, sync: Callable[[], None] | None = None) -> None:
+        self.engine = engine
+        self._sync = sync
+        self._synced: int | None = None
+        self._calls = 0
+
+    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[list[Any]]]:
+        """Complete the prompts of a batch.
+
+        Returns:
+            prompt_ids, completion_ids and logprobs: a list a sequence.
+
+        Raises:
+            MeasurementError: prompts with images, or a penalty that the engine does not have.
+        """
+        if trainer.repetition_penalty != 1.0:
+            raise MeasurementError(
+                f"repetition_penalty is {trainer.repetition_penalty:g}, which rollouts(...) "
+                "does not draw with",
+                hint="leave it at 1, or draw with vLLM",
+            )
+        prompt_ids, images, _ = trainer._tokenize_prompts(list(prompts))
+        if images is not None:
+            raise MeasurementError(
+                "the prompts have images, which rollouts(...) does not read", hint="use vLLM"
+            )
+        step, rank = trainer.state.global_step, trainer.accelerator.process_index
+        if step != self._synced:
+            self.sync_of(trainer)()
+            self._synced = step
+        seed = seed_of(trainer.args.seed, f"rollouts|{step}|{rank}", self._calls)
+        self._calls += 1
+        batch = Batch(
+            tuple(range(len(prompt_ids))),
+            tuple(tuple(ids) for ids in prompt_ids),
+            trainer.max_completion_length,
+        )
+        sampling = Sampling(
+            temperature=trainer.temperature,
+            top_k=trainer.top_k or None,
+            top_p=trainer.top_p,
+            min_p=trainer.min_p or 0.0,
+        )
+        trace = self.engine.generate(batch, sampling, seed)
+        return {
+            "prompt_ids": [list(ids) for ids in prompt_ids],
+            "completion_ids": [list(ids) for ids in trace.continuations],
+            "logprobs": [part.tolist() for part in _split(trace)],
+        }
+
+    def sync_of(self, trainer: Any) -> Callable[[], None]:
+        """What copies the weights of a trainer into the engine."""
+        if self._sync is None:
+            from servanda.engines.weight_sync import WeightSync
+
+            self._sync = WeightSync(module_of(trainer), self.engine)
+        return self._sync
+
+    def score(self, rows: Rows) -> list[np.ndarray]:
+        """The engine's logprob of each token of a row but the first, at temperature 1, nats."""
+        batch = Batch(
+            tuple(range(len(rows))),
+            tuple((row[0],) for row in rows),
+            max(map(len, rows)) - 1,
+            tuple(tuple(row[1:]) for row in rows),
+        )
+        return _split(self.engine.score(batch, Sampling(), "prefill"))  # type: ignore[call-arg]
+
+
+def rollouts(engine: Any, sync: Callable[[], None] | None = None) -> Rollouts:
+    """A `rollout_func` for GRPOTrainer: an engine of ours, in this process, draws.
+
+    Args:
+        engine: one that takes over weights, or the kernel string of one, such as
+            transformers:models/tiny-lm@bfloat16.
+        sync: as of Rollouts.
+
+    Raises:
+        ContractError: the string names no kernel, or its engine takes over no weights.
+    """
+    if isinstance(engine, str):
+        engine = open_engine(parse_kernel(engine, engines=engine_names(), name="engine"))
+    if not hasattr(engine, "load"):
+        raise ContractError(
+            f"{_name(engine)} cannot take over a trainer's weights",
+            hint="draw with transformers:MODEL@DTYPE",
+        )
+    return Rollouts(engine, sync)
+
+
+def module_of(trainer: Any) -> Any:
+    """The module that a trainer updates."""
+    return trainer.accelerator.unwrap_model(trainer.model)
+
+
+def trainee(trainer: Any) -> Trainee:
+    """A GRPOTrainer as the drill sees it: its module, its own sync, and what its engine scores.
+
+    Raises:
+        ContractError: it has no engine of its own, so there is nothing to sync; or its rollouts
+            come from a function that does not say how.
+    """
+    from servanda.preflight.trainee import Trainee
+
+    draws = getattr(trainer, "rollout_func", None)
+    if isinstance(draws, Rollouts):
+        return Trainee(module_of(trainer), draws.sync_of(trainer), draws.score)
+    if draws is not None:
+        raise ContractError(
+            f"rollout_func is {_name(draws)}, and how weights reach its engine is not known",
+            hint="servanda.rl.preflight(trainer.model, sync=..., score=...) says it; or draw "
+            "with servanda.rl.trl.rollouts(engine)",
+        )
+    if not trainer.use_vllm:
+        raise ContractError(
+            "there is nothing to sync: TRL draws from the module that it trains (use_vllm=False)",
+            hint="the drill is for a trainer with an engine of its own: use_vllm=True, or "
+            "rollout_func=servanda.rl.trl.rollouts(engine)",
+        )
+    vllm = trainer.vllm_generation
+    return Trainee(module_of(trainer), vllm.sync_weights, lambda rows: _vllm_scores(vllm, rows))
+
+
+def _vllm_scores(vllm: Any, rows: Rows) -> list[np.ndarray]:
+    """vLLM's logprob of each token of a row but the first, as TRL runs it."""
+    given = [list(row) for row in rows]
+    if vllm.mode == "server":
+        found = vllm.vllm_client.get_sequence_logprobs(given, [1] * len(given), top_logprobs=0)
+        return [np.array([one for (one,) in row]) for row in found["actual_logprobs"]]
+    from vllm import SamplingParams  # type: ignore[import-not-found]
+
+    params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
+    prompts = [{"prompt_token_ids": row} for row in given]
+    outputs = vllm.llm.generate(prompts, sampling_params=params, use_tqdm=False)
+    return [
+        np.array([at[t].logprob for at, t in zip(out.prompt_logprobs[1:], row[1:], strict=True)])
+        for out, row in zip(outputs, given, strict=True)
+    ]
+
+
+class _Drilled(BaseException):
+    """The drill of a script is done; the script's own `except Exception` lets it pass."""
+
+    def __init__(self, found: Preflight) -> None:
+        self.found = found
+
+
+def drilled(path: str | Path, arguments: Sequence[str] = (), **options: Any) -> Preflight:
+    """Run a training script as far as GRPOTrainer.train, and drill instead of training.
+
+    What the script does before is done; nothing after.
+
+    Args:
+        path: of the script.
+        arguments: of its command line.
+        options: of `preflight`.
+
+    Raises:
+        ContractError: the script is not there, TRL is not installed, or train is never called.
+        MeasurementError: the script failed before it came to train.
+    """
+    script = Path(path)
+    if not script.is_file():
+        raise ContractError(f"{script} is no file", hint="give the script that trains")
+    try:
+        base = import_module("trl").GRPOTrainer
+    except ImportError:
+        raise ContractError(
+            "TRL is not installed here", hint="run it in the environment of the training script"
+        ) from None
+    with _instead_of_training(base, options), _as_a_script(script, arguments):
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except _Drilled as done:
+            return done.found
+        except ServandaError:
+            raise
+        except SystemExit as left:
+            if left.code:
+                raise MeasurementError(
+                    f"{script} left with {left.code!r} before it came to train",
+                    hint="run it by itself first",
+                ) from None
+        except Exception as error:
+            raise MeasurementError(
+                f"{script} failed before it came to train: {type(error).__name__}: {error}",
+                hint="run it by itself first",
+            ) from error
+    raise ContractError(
+        f"{script} never calls GRPOTrainer.train", hint="give the script that trains"
+    )
+
+
+@contextmanager
+def _instead_of_training(base: Any, options: Mapping[str, Any]) -> Iterator[None]:
+    """A class of trainers whose `train` is the drill."""
+    from servanda.preflight.drill import preflight
+
+    def train(self: Any, *_args: Any, **_kwargs: Any) -> None:
+        raise _Drilled(preflight(trainee(self), **options))
+
+    own = base.__dict__.get("train")
+    base.train = train
+    try:
+        yield
+    finally:
+        if own is None:
+            del base.train
+        else:
+            base.train = own
+
+
+@contextmanager
+def _as_a_script(script: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """The command line and the path of a script that Python runs."""
+    argv, path = sys.argv, [*sys.path]
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path
+
+
+def _name(what: Any) -> str:
+    return getattr(what, "__name__", type(what).__name__)
+
+
+def _split(trace: Any) -> list[np.ndarray]:
+    """The logprobs of a trace, sequence by sequence."""
+    return np.split(trace.columns["logp"], np.cumsum(trace.length_S)[:-1])

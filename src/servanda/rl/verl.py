@@ -1,0 +1,182 @@
+# verl: the monitor inside its trainer, by an entry point and without a line of configuration.
+#
+# Every process of verl imports this module (the group `verl.plugins`).  Without SERVANDA_VERL it
+# does nothing.  With it, three modules of verl are changed when they are first imported, so an
+# error here is raised in the run, and not swallowed by the loader of plug-ins:
+#
+#   verl.utils.debug.metrics              each batch that has both logprobs is observed
+#   verl.trainer.ppo.rollout_corr_helper  masks and weights go into what verl writes back
+#   verl.trainer.ppo.v1.trainer_base      prompts, staleness, and bypass mode, where verl
+#                                         computes no logprobs of its own
+#
+#   SERVANDA_VERL            a contract's path, or a preset: verl-sync, verl-async
+#   SERVANDA_VERL_STATE      file that each step adds a line to
+#   SERVANDA_VERL_DUMP       folder for sequences that are kept
+#   SERVANDA_VERL_STOP       1: a rule of the contract that says halt ends the run
+#   SERVANDA_VERL_RECOMPUTE  in bypass mode, the share of sequences that the trainer scores after
+#                            all, such as 0.05
+#
+# Written against verl 0.9.1.  Axes: B sequences of a batch, T columns of a response.
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import wraps
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+from servanda.errors import ServandaError
+from servanda.rl.verl_watch import ACTIVE, CONTRACT, Watch
+
+_OURS = "__servanda__"  # on what has been replaced
+
+
+# what is changed in verl
+
+
+def _metrics(module: Any, watch: Watch) -> None:
+    inner = module.calculate_debug_metrics
+
+    @wraps(inner)
+    def calculate_debug_metrics(data: Any) -> dict[str, Any]:
+        return {**inner(data), **watch.observe(data)}
+
+    module.calculate_debug_metrics = _marked(calculate_debug_metrics)
+
+
+def _correction(module: Any, watch: Watch) -> None:
+    add_to_batch, bypass = (
+        module.compute_rollout_correction_and_add_to_batch,
+        module.apply_bypass_mode,
+    )
+
+    @wraps(add_to_batch)
+    def compute(batch: Any, rollout_corr_config: Any) -> tuple[Any, dict[str, Any]]:
+        batch, metrics = add_to_batch(batch, rollout_corr_config)
+        return watch.corrected(batch), metrics
+
+    @wraps(bypass)
+    def apply_bypass_mode(batch: Any, *args: Any, **kwargs: Any) -> None:
+        bypass(batch, *args, **kwargs)
+        watch.without_train(batch)
+
+    module.compute_rollout_correction_and_add_to_batch = _marked(compute)
+    module.apply_bypass_mode = _marked(apply_bypass_mode)
+
+
+def _trainer(module: Any, watch: Watch) -> None:
+    inner = module.PPOTrainer._compute_old_log_prob
+
+    @wraps(inner)
+    def _compute_old_log_prob(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        with watch.working_on(self, batch):
+            found = inner(self, batch, metrics)
+            if ACTIVE not in metrics:
+                metrics.update(watch.of_bypass(self, batch))
+        return found
+
+    module.PPOTrainer._compute_old_log_prob = _marked(_compute_old_log_prob)
+
+
+CHANGES: Mapping[str, Callable[[Any, Watch], None]] = {
+    "verl.utils.debug.metrics": _metrics,
+    "verl.trainer.ppo.rollout_corr_helper": _correction,
+    "verl.trainer.ppo.v1.trainer_base": _trainer,
+}
+
+
+def _marked(function: Any) -> Any:
+    setattr(function, _OURS, True)
+    return function
+
+
+class _Changing(MetaPathFinder):
+    """Changes a module of verl right after it is first executed."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name not in CHANGES:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            CHANGES[name](module, self.watch)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def install(monitor: Any = None, recompute: float | None = None) -> Watch:
+    """Watch the verl of this process; done at import where SERVANDA_VERL is set.
+
+    Args:
+        monitor: default: as the environment says.
+        recompute: in bypass mode, the share of sequences that the trainer scores after all.
+    """
+    for finder in sys.meta_path:
+        if isinstance(finder, _Changing):
+            return finder.watch
+    watch = Watch(monitor, recompute)
+    sys.meta_path.insert(0, _Changing(watch))
+    for name, change in CHANGES.items():
+        if name in sys.modules:
+            change(sys.modules[name], watch)
+    return watch
+
+
+def missing() -> list[str]:
+    """What keeps the monitor from seeing a run of verl in this environment; [] is nothing.
+
+    A launcher can assert it; `python -m servanda.rl.verl --check` prints it and exits with 2.
+    """
+    if not os.environ.get(CONTRACT):
+        return [f"{CONTRACT} is not set: name a contract, or a preset such as verl-sync"]
+    found = []
+    try:
+        watch = Watch()
+        _ = watch.monitor, watch.recompute
+    except ServandaError as error:
+        found.append(str(error))
+    for name in CHANGES:
+        try:
+            module = import_module(name)
+        except ImportError as error:
+            found.append(f"{name} cannot be imported: {error}")
+            continue
+        if not any(hasattr(value, _OURS) for value in _functions(module)):
+            found.append(
+                f"{name} is not watched: is servanda installed in this environment, and does "
+                "VERL_USE_EXTERNAL_PLUGINS leave it out?"
+            )
+    return found
+
+
+def _functions(module: Any) -> list[Any]:
+    own = [vars(module.PPOTrainer)] if hasattr(module, "PPOTrainer") else []
+    return [value for names in (vars(module), *own) for value in names.values()]
+
+
+def main() -> int:
+    """Print what is missing; 0 is nothing."""
+    problems = missing()
+    for problem in problems:
+        print(problem)
+    if not problems:
+        print(f"verl is watched: {os.environ[CONTRACT]}")
+    return 2 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())  # not installed from here: whether verl does is the question
+if os.environ.get(CONTRACT):
+    install()

@@ -1,0 +1,122 @@
+# TRL 1.16: real runs of GRPOTrainer on models/tiny-lm, whose rollouts an engine in bfloat16 draws.
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.rl import verl_contracts
+
+ROOT = Path(__file__).parents[2]
+BOTH = (
+    "[{when: {clause: finite, is_not: error}, do: [correct]}, "
+    "{when: {clause: gradient, is: violated}, do: [mask]}]"
+)
+
+
+@pytest.fixture(scope="module")
+def trl(venvs):
+    """Runs the Python of TRL."""
+
+    def run(*arguments, cwd=ROOT):
+        return subprocess.run(
+            [f"{venvs}/trl/bin/python", "-W", "ignore", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            cwd=cwd,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(trl, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trl")
+    watching = verl_contracts.write(tmp_path_factory.mktemp("watching"), verl_contracts.WATCH)
+    masking = verl_contracts.write(tmp_path_factory.mktemp("masking"), BOTH, limit=0.3)
+    done = trl(Path(__file__).with_name("trl_runs.py"), watching, masking, folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1]), folder
+
+
+def test_every_step_is_judged_logged_and_kept(runs):
+    found, folder = runs
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    assert [line["weights"] for line in lines] == [0, 1]
+    logged = [entry for entry in found["run"]["log"] if "servanda/active" in entry]
+    assert found["run"]["steps"] == len(logged) == 2
+    for line, entry in zip(lines, logged, strict=True):
+        assert entry["servanda/active"] == entry["servanda/coverage"] == 1.0
+        wanted = line["metrics"]["servanda/abs_log_ratio_nats"]
+        assert entry["servanda/abs_log_ratio_nats"] == pytest.approx(wanted)
+        assert 0 < wanted < 0.1
+
+
+def test_a_trainer_without_a_sampler_of_its_own_is_refused(runs):
+    assert "TRL draws from the module that it trains (use_vllm=False)" in runs[0]["refused"]
+
+
+def test_a_trainer_without_an_engine_has_nothing_to_sync(runs):
+    assert runs[0]["no engine"].startswith("there is nothing to sync: TRL draws from the module")
+
+
+def test_the_loss_of_trl_is_that_of_the_declared_weights_and_mask(runs):
+    loss = runs[0]["loss"]
+    assert loss["loss"] == pytest.approx(loss["wanted"], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["healthy", "lora"])
+def test_a_healthy_sync_passes_its_drill(runs, kind):
+    assert runs[0][kind] == {"outcome": "holds", "cause": "", "exit": 0}
+
+
+@pytest.mark.parametrize("kind", ["adapter ignored", "tied head"])
+def test_a_broken_sync_does_not(runs, kind):
+    assert runs[0][kind]["outcome"] == "violated" and runs[0][kind]["exit"] == 1
+
+
+def test_a_training_script_is_drilled_instead_of_run(runs):
+    assert runs[0]["script"] == "holds"
+
+
+def test_a_script_that_never_trains_is_an_error(runs):
+    assert runs[0]["silent"].split("\n")[0].endswith("silent.py never calls GRPOTrainer.train")
+
+
+def test_a_script_that_fails_before_it_trains_is_an_error(runs):
+    first = runs[0]["broken"].split("\n")[0]
+    assert first.endswith(
+        "broken.py failed before it came to train: FileNotFoundError: [Errno 2] No such file or "
+        "directory: 'nowhere'"
+    )
+
+
+@pytest.mark.parametrize("name", ["trl_grpo", "trl_preflight"])
+def test_an_example_runs_as_it_is_printed(trl, name, tmp_path):
+    for folder in ("examples", "models", "data"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    done = trl(f"examples/{name}.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = "servanda/active': '1'" if name == "trl_grpo" else "\nHOLDS: "
+    assert said in done.stdout
+
+
+def test_two_ranks_are_judged_as_one_and_stop_together(venvs, tmp_path):
+    contract = verl_contracts.write(tmp_path, verl_contracts.HALT, limit=0.2)
+    script = Path(__file__).with_name("trl_ranks.py")
+    done = subprocess.run(
+        [
+            *(f"{venvs}/trl/bin/torchrun", "--standalone", "--nproc-per-node", "2"),
+            *map(str, (script, contract, tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second == {"steps": 1, "tokens": 2 * 8 * 8}

@@ -1,0 +1,136 @@
+# verl 0.9.1: steps of its own trainer and functions, and its own DataProto; nothing is trained.
+#
+# The V1 trainer's methods are called on a trainer that has no Ray behind it: see verl_steps.py.
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.rl import verl_contracts
+
+ROOT = Path(__file__).parents[2]
+CALLS = ROOT / "tests" / "data" / "verl_calls.npz"
+
+
+@pytest.fixture(scope="module")
+def verl(venvs):
+    """Runs the Python of verl as a launcher would, with the plug-in asked for."""
+
+    def run(*arguments, **environment):
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("SERVANDA_VERL")}
+        return subprocess.run(
+            [f"{venvs}/verl/bin/python", "-W", "ignore", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env={
+                **inherited,
+                "VERL_USE_EXTERNAL_MODULES": "servanda.rl.verl",
+                "OMP_NUM_THREADS": "1",
+                **environment,
+            },
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def steps(verl, tmp_path_factory):
+    contracts = [
+        verl_contracts.write(tmp_path_factory.mktemp("contract"), rules)
+        for rules in (verl_contracts.WATCH, verl_contracts.CORRECT)
+    ]
+    script = Path(__file__).with_name("verl_steps.py")
+    done = verl(script, *contracts, CALLS, SERVANDA_VERL=str(contracts[0]))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    with np.load(CALLS) as file:
+        given = {name.removeprefix("given/"): file[name] for name in file.files}
+    d_BT = given["old_log_probs"].astype(np.float64) - given["rollout_log_probs"]
+    width_B = [12 - i % 3 for i in range(len(d_BT))]  # as verl_steps.py cuts them
+    return [d_T[:width] for d_T, width in zip(d_BT, width_B, strict=True)]
+
+
+def test_a_step_is_measured_without_a_line_of_configuration(steps, recorded):
+    metrics = steps[0]["decoupled"]["metrics"]
+    assert metrics["servanda/active"] == metrics["servanda/compared"] == 1.0
+    mean = np.abs(np.concatenate(recorded)).mean()
+    assert metrics["servanda/abs_log_ratio_nats"] == pytest.approx(mean, rel=1e-5)
+    assert metrics["servanda/staleness/max"] == 0.0
+    assert "training/rollout_probs_diff_mean" in metrics  # verl's own are there as well
+
+
+def test_verl_writes_the_declared_weights_back_to_its_queue(steps, recorded):
+    weights = steps[0]["corrected"]["rollout_is_weights"]
+    for weight_T, d_T in zip(weights, recorded, strict=True):
+        np.testing.assert_allclose(weight_T, np.minimum(np.exp(d_T), 1.02), rtol=1e-5)
+
+
+def test_an_action_that_verl_leaves_no_room_for_is_an_error(steps):
+    assert steps[0]["nowhere"]["error"] == (
+        "ContractError: the contract says correct, and verl takes no batch back: rollout "
+        "correction is off, or in bypass mode\n"
+        "  hint: set algorithm.rollout_correction, and not its bypass_mode, or take correct out of "
+        "the contract"
+    )
+
+
+def test_bypass_mode_says_that_nothing_is_compared_and_not_that_all_agrees(steps):
+    found, said = steps[0]["bypass"], steps[1]
+    metrics = found["metrics"]
+    assert metrics["servanda/active"] == 1.0
+    assert metrics["servanda/compared"] == metrics["servanda/coverage"] == 0.0
+    assert metrics["servanda/exit_code"] == 4.0
+    assert "servanda/abs_log_ratio_nats" not in metrics
+    assert "there are no train logprobs, and nothing is compared" in said
+    assert not found["asked"]
+
+
+def test_in_bypass_mode_a_share_can_be_scored_after_all(steps, recorded):
+    found = steps[0]["recomputed"]
+    (asked,) = found["asked"]
+    assert len(asked) == 4  # a quarter of 16, which two ranks share evenly
+    chosen = [recorded[4 * int(key.split("_")[0]) + int(key.split("_")[1])] for key in asked]
+    mean = np.abs(np.concatenate(chosen)).mean()
+    metrics = found["metrics"]
+    assert metrics["servanda/abs_log_ratio_nats"] == pytest.approx(mean, rel=1e-5)
+    assert metrics["servanda/compared"] == 1.0 and metrics["servanda/share"] == 0.25
+
+
+def test_a_rollout_without_logprobs_is_an_error(steps):
+    assert "set actor_rollout_ref.rollout.calculate_log_probs=True" in steps[0]["unasked"]["error"]
+
+
+def test_a_launcher_can_assert_that_verl_is_watched(verl):
+    done = verl("-m", "servanda.rl.verl", "--check", SERVANDA_VERL="verl-sync")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "verl is watched: verl-sync"
+
+
+def test_a_plug_in_that_verl_leaves_out_is_found_out(verl):
+    done = verl(
+        *("-m", "servanda.rl.verl", "--check"),
+        SERVANDA_VERL="verl-sync",
+        VERL_USE_EXTERNAL_MODULES="",
+        VERL_USE_EXTERNAL_PLUGINS="none",
+    )
+    assert done.returncode == 2
+    assert "verl.utils.debug.metrics is not watched" in done.stdout
+
+
+def test_without_the_variable_verl_is_as_it_was(verl):
+    code = (
+        "import verl, sys, verl.utils.debug.metrics as metrics\n"
+        "changed = hasattr(metrics.calculate_debug_metrics, '__servanda__')\n"
+        "print(changed, 'servanda.rl.monitor' in sys.modules)"
+    )
+    done = verl("-c", code)
+    assert done.stdout.splitlines()[-1] == "False False", done.stderr[-2000:]

@@ -1,0 +1,150 @@
+# Run by the Python of TRL: real GRPO trainers on models/tiny-lm.  Prints one JSON line:
+# scenario -> what came of it.
+#
+#     python trl_runs.py WATCHING MASKING STATE
+
+# ruff: noqa: E402 - torch and TRL read the environment when they are imported
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.update(OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1")
+
+import torch
+
+torch.set_num_threads(1)
+
+from datasets import Dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+from servanda.engines import open_engine
+from servanda.engines.weight_sync import WeightSync
+from servanda.errors import ServandaError
+from servanda.faults.sync import SYNC_FAULTS
+from servanda.kernel_string import parse_kernel
+from servanda.rl import Monitor, preflight
+from servanda.rl.trl import Monitored, drilled, rollouts
+
+ROOT = Path(__file__).parents[2]
+MODEL = str(ROOT / "models" / "tiny-lm")
+KERNEL = f"transformers:{MODEL}@bfloat16"
+ROWS = Dataset.from_dict({"prompt": ["12 + 7 =", "def sum("] * 4, "task": ["a", "b"] * 4})
+
+
+class Trainer(Monitored, GRPOTrainer): ...
+
+
+def made(base=GRPOTrainer, peft=None, out="runs", **settings):
+    return base(
+        model=MODEL,
+        args=GRPOConfig(
+            str(out),
+            bf16=False,
+            use_cpu=True,
+            max_steps=2,
+            logging_steps=1,
+            save_strategy="no",
+            max_completion_length=8,
+        ),
+        train_dataset=ROWS,
+        reward_funcs=lambda completions, **_: [float(len({*text})) for text in completions],
+        peft_config=peft,
+        **settings,
+    )
+
+
+LORA = LoraConfig(task_type="CAUSAL_LM", r=32, target_modules="all-linear")
+
+
+def error_of(call):
+    try:
+        call()
+    except ServandaError as error:
+        return str(error)
+    return None
+
+
+def a_drill(peft=None, fault=None):
+    """A drill of a real trainer; the sync is the trainer's own, or a broken one."""
+    engine = open_engine(parse_kernel(KERNEL, engines=["transformers"]))
+    trainer = made(peft=peft, rollout_func=rollouts(engine))
+    if fault:
+        broken = SYNC_FAULTS[fault].inject(WeightSync, True)
+        trainer.rollout_func._sync = broken(trainer.model, engine)
+    found = preflight(trainer)
+    return {"outcome": found.outcome, "cause": found.cause, "exit": found.exit_code}
+
+
+def a_run(contract, state, **settings):
+    trainer = made(
+        Trainer,
+        monitor=Monitor(contract, state=state),
+        slices=("task",),
+        rollout_func=rollouts(KERNEL),
+        **settings,
+    )
+    trainer.train()
+    return {"steps": trainer.state.global_step, "log": trainer.state.log_history}
+
+
+def losses(masking):
+    """TRL's own loss of one batch, as the mixin leaves it and as it should be."""
+    trainer = made(Trainer, monitor=Monitor(masking), rollout_func=rollouts(KERNEL))
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    rows = [ROWS[i // 8] for i in range(8)]
+    base, found = GRPOTrainer._generate_and_score_completions, {}
+
+    def keep(self, inputs):
+        before = base(self, inputs)
+        before["advantages"] = torch.linspace(-1, 1, len(inputs))
+        found["scored"] = self._score(before)
+        # the first tokens are far off, as the trainer has them
+        before["old_per_token_logps"] = found["scored"].clone()
+        before["old_per_token_logps"][:, :4] = before["sampling_per_token_logps"][:, :4] - 4
+        found["before"] = before
+        return {**before}
+
+    GRPOTrainer._generate_and_score_completions = keep
+    after = trainer._generate_and_score_completions(rows)
+    GRPOTrainer._generate_and_score_completions = base
+    before = found["before"]
+    with torch.no_grad():
+        loss = GRPOTrainer._compute_loss(trainer, trainer.model, after).item()
+    logps_BT = found["scored"].double()
+    # by the definition: at ratio 1 a token's loss is -A psi(w), over the tokens that are left
+    weight_BT = (logps_BT - before["sampling_per_token_logps"]).exp().clamp(max=1.02)
+    weight_BT[:, :4] = 0
+    weight_BT *= before["completion_mask"]
+    wanted = -(before["advantages"][:, None] * weight_BT).sum() / (weight_BT > 0).sum()
+    return {"loss": loss, "wanted": wanted.item(), "dtype": str(after["advantages"].dtype)}
+
+
+def main(watching, masking, folder):
+    folder = Path(folder)
+    silent = folder / "silent.py"
+    silent.write_text("import trl\n")
+    broken = folder / "broken.py"
+    broken.write_text("import trl\nopen('nowhere')\n")
+    script = ROOT / "examples" / "trl_grpo.py"
+    found = {
+        "run": a_run(watching, folder / "steps.jsonl"),
+        "refused": error_of(lambda: made(Trainer, monitor=Monitor(watching))),
+        "no engine": error_of(lambda: preflight(made())),
+        "healthy": a_drill(),
+        "lora": a_drill(peft=LORA),
+        "adapter ignored": a_drill(peft=LORA, fault="adapter_ignored"),
+        "tied head": a_drill(fault="tied_head_stale"),
+        "loss": losses(masking),
+        "silent": error_of(lambda: drilled(silent)),
+        "broken": error_of(lambda: drilled(broken)),
+        "script": drilled(script).outcome,
+    }
+    print("\n" + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

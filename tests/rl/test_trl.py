@@ -1,0 +1,300 @@
+# TRL's batches, as a real run had them, through the mixin; tests/real_rl/test_trl.py is the run.
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from servanda.errors import ContractError, EvidenceError, MeasurementError
+from servanda.rl import Monitor
+from servanda.rl.trl import Monitored, rollouts, trainee
+from tests.rl.recorded import Call, Trainer
+from tests.transcripts import blocks
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+CONTRACT = """\
+apiVersion: servanda.dev/v1alpha1
+kind: KernelContract
+metadata: {{name: grpo}}
+kernels:
+  train: {{engine: external, title: trainer}}
+  infer: {{engine: external, title: rollouts}}
+weights: {{changes: every_step}}
+claim: realised
+workload: {{source: trainer, sampling: {{max_new_tokens: 12}}}}
+slices:
+  - {{name: domain, split: labels.domain}}
+gradient: {{weighting: {{tis: 1.02}}}}
+statistical:
+  - {{id: gradient, metric: tv, aggregate: mean, at_most: {limit}, slices: [domain]}}
+observability:
+  clauses:
+    - {{id: finite, metric: usable_ratio, at_least: 0.999}}
+escalation: {rules}
+promotion: {{offline: {{sequences: [1, 1000000]}}}}
+"""
+NOTHING = "[]"
+CORRECT = "[{when: {clause: finite, is_not: error}, do: [correct]}]"
+MASK = "[{when: {clause: gradient, is: violated}, do: [mask]}]"
+HALT = "[{when: {clause: gradient, is: violated}, do: [halt]}]"
+ROOT = Path(__file__).parents[2]
+SLICES = {"domain": "labels.domain"}
+
+
+class Kept(Monitored, Trainer): ...
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A trainer of one recorded call, held to a contract."""
+
+    def make(kind, rules=NOTHING, limit=0.9, stop=False, slices=SLICES, **settings):
+        path = tmp_path / "grpo.yaml"
+        path.write_text(CONTRACT.format(rules=rules, limit=limit))
+        monitor = Monitor(path, stop=stop)
+        return Kept(Call(kind), monitor=monitor, slices=slices, **settings)
+
+    return make
+
+
+def logged(trainer):
+    return dict(trainer._metrics["train"])
+
+
+@pytest.mark.parametrize("kind", ["engine", "vllm", "environment"])
+def test_what_is_logged_is_what_the_recorded_logprobs_say(held, kind):
+    trainer = held(kind)
+    trainer.generate()
+    call = trainer.call
+    d_N = np.log(call.ratio_BT)[call.mask_BT == 1]
+    assert logged(trainer)["servanda/abs_log_ratio_nats"] == [
+        pytest.approx(np.abs(d_N).mean(), rel=1e-5)
+    ]
+    assert logged(trainer)["servanda/observed_tokens"] == [call.mask_BT.sum()]
+    assert logged(trainer)["servanda/coverage"] == [1.0]
+
+
+def test_the_monitor_proves_that_it_is_active(held):
+    trainer = held("engine")
+    trainer.generate()
+    assert logged(trainer)["servanda/active"] == [1.0]
+    assert {name.split("/")[0] for name in logged(trainer)} == {"servanda"}
+
+
+def test_logprobs_that_trl_did_not_need_are_computed_as_trl_would(held):
+    trainer = held("engine")
+    trainer.generate()
+    ((ids, attended, width, batch_size),) = trainer.asked
+    out = trainer.call.out
+    np.testing.assert_array_equal(ids, np.hstack([out["prompt_ids"], out["completion_ids"]]))
+    np.testing.assert_array_equal(attended, np.hstack([out["prompt_mask"], out["completion_mask"]]))
+    assert (width, batch_size) == (12, 16)
+
+
+def test_logprobs_that_are_there_are_not_computed_again(held):
+    trainer = held("vllm")
+    trainer.generate()
+    assert not trainer.asked
+
+
+def test_nothing_is_done_to_a_batch_unless_the_contract_says_so(held):
+    trainer = held("vllm", rules="[{when: {clause: finite, is: error}, do: [correct]}]")
+    out = trainer.generate()
+    assert out.keys() == trainer.call.out.keys()
+    for name, values in trainer.call.out.items():
+        np.testing.assert_array_equal(out[name].numpy(), values)
+
+
+def test_correct_puts_the_declared_weights_where_trl_has_its_own(held):
+    trainer = held("vllm", rules=CORRECT)
+    out = trainer.generate()
+    psi_BT = np.minimum(trainer.call.ratio_BT, 1.02) * trainer.call.mask_BT
+    np.testing.assert_allclose(out["importance_sampling_ratio"], psi_BT, rtol=1e-5)
+    np.testing.assert_array_equal(out["advantages"], trainer.call.out["advantages"])
+
+
+def test_correct_weighs_advantages_where_trl_weighs_nothing(held):
+    trainer = held("engine", rules=CORRECT)
+    out = trainer.generate()
+    psi_BT = np.minimum(trainer.call.ratio_BT, 1.02) * trainer.call.mask_BT
+    wanted_BT = trainer.call.out["advantages"][:, None] * psi_BT
+    np.testing.assert_allclose(out["advantages"], wanted_BT, rtol=1e-5)
+    assert "importance_sampling_ratio" not in out
+
+
+def test_a_loss_that_reads_the_ratio_itself_gets_it(held):
+    out = held("engine", rules=CORRECT, loss_type="vespo").generate()
+    assert out["importance_sampling_ratio"].shape == out["completion_ids"].shape
+
+
+@pytest.fixture
+def masked(held):
+    """A trainer whose slice `prose` is far beyond its limit."""
+    trainer = held("engine", rules=MASK, limit=0.1)
+    prose_B = np.array([row["labels.domain"] == "prose" for row in trainer.call.rows])
+    assert prose_B.any() and not prose_B.all()
+    trainer.call.scored = trainer.call.scored - 4.0 * prose_B[:, None].astype(np.float32)
+    return trainer, prose_B
+
+
+def test_mask_leaves_a_red_slice_out_of_the_loss(masked):
+    trainer, prose_B = masked
+    out = trainer.generate()
+    kept_BT = trainer.call.mask_BT * ~prose_B[:, None]
+    np.testing.assert_array_equal(out["completion_mask"] * out["tool_mask"], kept_BT)
+    assert out["num_items_in_batch"] == kept_BT.sum()
+
+
+def test_mask_does_not_change_what_the_trainer_attends_to(masked):
+    """The completion mask is TRL's attention mask too."""
+    trainer, _ = masked
+    out = trainer.generate()
+    np.testing.assert_array_equal(out["completion_mask"], trainer.call.out["completion_mask"])
+
+
+def test_a_run_stops_when_told(held):
+    trainer = held("vllm", rules=HALT, limit=0.1, stop=True)
+    trainer.call.out["old_per_token_logps"] -= 4.0
+    trainer.generate()
+    assert trainer.end_step().should_training_stop
+
+
+def test_a_run_does_not_stop_unless_told(held):
+    trainer = held("vllm", rules=HALT, limit=0.1)
+    trainer.call.out["old_per_token_logps"] -= 4.0
+    trainer.generate()
+    assert not trainer.end_step().should_training_stop
+    assert trainer.monitor.would_have_stopped == 1
+
+
+def test_an_evaluation_is_not_observed(held):
+    trainer = held("engine")
+    trainer.model.training = False
+    trainer.generate()
+    assert not logged(trainer) and not trainer.asked
+
+
+def test_a_step_that_goes_by_unseen_is_an_error(held):
+    with pytest.raises(MeasurementError) as caught:
+        held("engine").end_step()
+    assert str(caught.value) == (
+        "step 1 ended, and the monitor saw no batch of it\n"
+        "  hint: something replaced GRPOTrainer._generate_and_score_completions, as Unsloth does: "
+        "patch before the class is derived, or train without it"
+    )
+
+
+def test_a_trainer_that_draws_from_its_own_module_is_refused(held):
+    with pytest.raises(MeasurementError) as caught:
+        held("engine", rollout_func=None)
+    assert str(caught.value) == (
+        "TRL draws from the module that it trains (use_vllm=False), and no sampler's logprobs come "
+        "with the tokens: nothing can be compared\n"
+        "  hint: set use_vllm=True, or rollout_func=servanda.rl.trl.rollouts(engine)"
+    )
+
+
+def test_logprobs_that_are_all_nan_are_an_error_and_not_agreement(held):
+    trainer = held("vllm")
+    trainer.call.out["sampling_per_token_logps"][:] = np.nan
+    with pytest.raises(MeasurementError) as caught:
+        trainer.generate()
+    assert str(caught.value) == (
+        "every logprob of the sampler is NaN: nothing can be compared\n"
+        "  hint: see why the engine scores its own tokens as NaN; where it is a server, start it "
+        "with --logprobs-mode processed_logprobs"
+    )
+
+
+def test_logprobs_that_are_missing_are_an_error_and_not_agreement(held):
+    trainer = held("vllm")
+    del trainer.call.out["sampling_per_token_logps"]
+    with pytest.raises(MeasurementError, match="the batch has no logprobs of the sampler"):
+        trainer.generate()
+
+
+def test_some_nan_is_counted_as_missing(held):
+    trainer = held("vllm")
+    trainer.call.out["sampling_per_token_logps"][:4] = np.nan
+    trainer.generate()
+    assert logged(trainer)["servanda/coverage"] == [0.75]
+    assert logged(trainer)["servanda/exit_code"] == [4.0]
+
+
+def test_completions_of_one_prompt_are_one_group(held):
+    trainer, seen = held("engine"), {}
+    observe = trainer.monitor.observe
+    trainer.monitor.observe = lambda *a, **k: (seen.update(k), observe(*a, **k))[1]
+    trainer.generate()
+    prompts = [row["prompt"] for row in trainer.call.rows]
+    pairs = {*zip(prompts, seen["groups"], strict=True)}
+    assert len(pairs) == len({*prompts}) == len({*seen["groups"]}) > 1
+
+
+def test_a_column_that_is_not_there_is_named(held):
+    with pytest.raises(EvidenceError) as caught:
+        held("engine", slices=("task",)).generate()
+    assert str(caught.value) == (
+        "no row of the batch has the column 'task' that slices= names\n"
+        "  hint: the data set has answer, group, labels.domain, prompt"
+    )
+
+
+def test_all_ranks_are_heard_where_there_are_several(held, monkeypatch):
+    """One rank is told to halt, so every rank does."""
+    import servanda.rl.trl as module
+
+    several = type("Several", (), {"num_processes": 2, "gather": staticmethod(lambda v: v)})
+    sent = []
+
+    def gathered(value):
+        sent.append(value)
+        return [value, True] if isinstance(value, bool) else [value]
+
+    monkeypatch.setattr(module, "gathered", gathered)
+    trainer = held("engine", accelerator=several)
+    trainer.generate()
+    assert trainer.end_step().should_training_stop
+    assert {type(value).__name__ for value in sent} == {"bool", "Opening", "Part"}
+
+
+# the examples
+
+
+@pytest.mark.parametrize("name", ["trl_grpo.py", "trl_preflight.py"])
+def test_the_page_prints_an_example_of_25_lines_as_it_is(name):
+    text = (ROOT / "examples" / name).read_text(encoding="utf-8")
+    assert text in blocks(ROOT / "docs" / "how-to" / "trl.md", "py")
+    assert len(text.splitlines()) <= 25
+
+
+def test_the_contract_of_the_example_is_one_that_a_monitor_takes():
+    assert Monitor(ROOT / "examples" / "grpo.yaml").contract.metadata.name == "grpo"
+
+
+# the engine of a trainer
+
+
+def test_a_trainer_without_an_engine_has_nothing_to_sync():
+    trainer = Trainer(Call("engine"), rollout_func=None)
+    with pytest.raises(ContractError) as caught:
+        trainee(trainer)
+    assert str(caught.value) == (
+        "there is nothing to sync: TRL draws from the module that it trains (use_vllm=False)\n"
+        "  hint: the drill is for a trainer with an engine of its own: use_vllm=True, or "
+        "rollout_func=servanda.rl.trl.rollouts(engine)"
+    )
+
+
+def test_a_rollout_function_of_ones_own_does_not_say_how_weights_travel():
+    def draw(prompts, trainer): ...
+
+    with pytest.raises(ContractError, match="rollout_func is draw, and how weights reach"):
+        trainee(Trainer(Call("engine"), rollout_func=draw))
+
+
+def test_an_engine_that_takes_over_no_weights_is_refused():
+    with pytest.raises(ContractError, match="SimpleEngine cannot take over a trainer's weights"):
+        rollouts(type("SimpleEngine", (), {})())

@@ -1,0 +1,282 @@
+# verl's functions as recorded (scripts/record_trainer_calls.py) under the plug-in;
+# tests/real_rl/test_verl.py has the real ones.
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from servanda.errors import ContractError, MeasurementError
+from servanda.rl import Monitor
+from servanda.rl import verl as plugin
+from servanda.rl.verl_watch import CONTRACT, RECOMPUTE, STATE, Halted, Watch
+from tests.rl import verl_contracts
+from tests.rl.verl_contracts import CORRECT, HALT, MASK, WATCH
+
+torch = pytest.importorskip("torch")
+
+PATH = Path(__file__).parents[1] / "data" / "verl_calls.npz"
+METRICS = "verl.utils.debug.metrics"
+HELPER = "verl.trainer.ppo.rollout_corr_helper"
+STAND_IN = {  # file -> text: what verl has there returns what verl returned
+    "verl/__init__.py": "",
+    "verl/utils/__init__.py": "",
+    "verl/utils/debug/__init__.py": "",
+    "verl/utils/debug/metrics.py": """\
+from tests.rl.test_verl import RECORDED
+
+def calculate_debug_metrics(data):
+    return dict(RECORDED["measured"])
+""",
+    "verl/trainer/__init__.py": "",
+    "verl/trainer/ppo/__init__.py": "",
+    "verl/trainer/ppo/rollout_corr_helper.py": """\
+import torch
+from tests.rl.test_verl import RECORDED
+
+def compute_rollout_correction_and_add_to_batch(batch, config):
+    for name, values in RECORDED["corrected"].items():
+        batch.batch[name] = torch.tensor(values)
+    return batch, dict(RECORDED["told"])
+
+def apply_bypass_mode(batch, config=None, policy_loss_config=None):
+    batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
+""",
+}
+
+
+def recorded():
+    with np.load(PATH) as file:
+        under = {
+            place: {n.split("/")[1]: file[n] for n in file.files if n.startswith(f"{place}/")}
+            for place in ("given", "corrected")
+        }
+        return {
+            **under,
+            "measured": json.loads(str(file["measured"])),
+            "told": json.loads(str(file["told"])),
+        }
+
+
+RECORDED = recorded()
+
+
+def batch():
+    """A DataProto of the recorded arrays, as far as it is looked at."""
+    given = {**RECORDED["given"]}
+    uid = given.pop("uid").astype(object)
+    tensors = {name: torch.tensor(values) for name, values in given.items()}
+    return SimpleNamespace(batch=tensors, non_tensor_batch={"uid": uid}, meta_info={})
+
+
+@pytest.fixture
+def verl(tmp_path, monkeypatch):
+    """Stands in for verl, on the path and not yet imported; nothing of it stays."""
+    for name, text in STAND_IN.items():
+        path = tmp_path / "site" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    finders = [*sys.meta_path]
+    yield
+    sys.meta_path[:] = finders
+    for name in [n for n in sys.modules if n.split(".")[0] == "verl"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def watched(verl, tmp_path):
+    """verl's two modules, watched by a contract."""
+
+    def make(rules, limit=0.9, stop=False):
+        plugin.install(Monitor(verl_contracts.write(tmp_path, rules, limit), stop=stop))
+        return importlib.import_module(METRICS), importlib.import_module(HELPER)
+
+    return make
+
+
+def test_a_module_of_verl_is_changed_when_it_is_imported(watched):
+    metrics, helper = watched(WATCH)
+    assert metrics.calculate_debug_metrics.__servanda__
+    assert helper.compute_rollout_correction_and_add_to_batch.__servanda__
+
+
+def test_a_module_that_is_there_already_is_changed_as_well(verl, tmp_path):
+    metrics = importlib.import_module(METRICS)
+    plugin.install(Monitor(verl_contracts.write(tmp_path, WATCH)))
+    assert metrics.calculate_debug_metrics.__servanda__
+
+
+def test_verl_is_watched_once(verl, tmp_path):
+    first = plugin.install(Monitor(verl_contracts.write(tmp_path, WATCH)))
+    assert plugin.install() is first
+
+
+def test_what_verl_measures_is_measured_and_its_own_metrics_stay(watched):
+    metrics, _ = watched(WATCH)
+    found = metrics.calculate_debug_metrics(batch())
+    given = RECORDED["given"]
+    d_BT = given["old_log_probs"].astype(np.float64) - given["rollout_log_probs"]
+    assert found["servanda/abs_log_ratio_nats"] == pytest.approx(np.abs(d_BT).mean(), rel=1e-5)
+    assert found["servanda/active"] == found["servanda/compared"] == 1.0
+    assert RECORDED["measured"].items() <= found.items()
+
+
+def corrected(modules, data):
+    metrics, helper = modules
+    metrics.calculate_debug_metrics(data)
+    return helper.compute_rollout_correction_and_add_to_batch(data, {})
+
+
+def test_unless_told_the_batch_is_as_verl_made_it(watched):
+    found, told = corrected(watched(WATCH), batch())
+    assert told == RECORDED["told"]
+    for name, values in RECORDED["corrected"].items():
+        np.testing.assert_array_equal(found.batch[name].numpy(), values)
+
+
+def test_correct_writes_the_declared_weights(watched):
+    found, _ = corrected(watched(CORRECT), batch())
+    given = RECORDED["given"]
+    d_BT = given["old_log_probs"].astype(np.float64) - given["rollout_log_probs"]
+    wanted_BT = np.minimum(np.exp(d_BT), 1.02)
+    np.testing.assert_allclose(found.batch["rollout_is_weights"], wanted_BT, rtol=1e-5)
+
+
+def test_mask_takes_the_red_slice_out_of_what_verl_left_in(watched):
+    data = batch()
+    data.batch["old_log_probs"][:, :4] -= 4.0
+    found, _ = corrected(watched(MASK, limit=0.3), data)
+    wanted_BT = RECORDED["corrected"]["response_mask"].copy()
+    wanted_BT[:, :4] = 0
+    np.testing.assert_array_equal(found.batch["response_mask"].numpy(), wanted_BT)
+
+
+def test_another_batch_than_the_measured_one_is_not_corrected(watched):
+    metrics, helper = watched(WATCH)
+    metrics.calculate_debug_metrics(batch())
+    other = batch()
+    other.batch["old_log_probs"] = other.batch["old_log_probs"] - 1
+    with pytest.raises(MeasurementError) as caught:
+        helper.compute_rollout_correction_and_add_to_batch(other, {})
+    assert str(caught.value) == (
+        "verl corrects a batch that the monitor has not measured\n"
+        "  hint: set actor_rollout_ref.rollout.calculate_log_probs=True: verl then hands over each "
+        "batch with both logprobs"
+    )
+
+
+def test_a_run_stops_by_an_exception_when_told(watched):
+    metrics, _ = watched(HALT, limit=0.3, stop=True)
+    data = batch()
+    data.batch["old_log_probs"] -= 4.0
+    with pytest.raises(Halted, match="the contract says halt at step 0:\nverl: rollouts  against"):
+        metrics.calculate_debug_metrics(data)
+
+
+def test_a_run_does_not_stop_unless_told(watched):
+    metrics, _ = watched(HALT, limit=0.3)
+    data = batch()
+    data.batch["old_log_probs"] -= 4.0
+    assert metrics.calculate_debug_metrics(data)["servanda/violated_cells"] == 1.0
+
+
+def test_bypass_mode_is_said_once_and_nothing_is_compared(watched, capsys, tmp_path):
+    _, helper = watched(WATCH)
+    for _ in range(2):
+        helper.apply_bypass_mode(batch())
+    said = capsys.readouterr().err
+    assert said == (
+        "servanda: verl runs in bypass mode, where old_log_probs are those of the rollout: there "
+        "are no train logprobs, and nothing is compared.\n"
+        "  hint: SERVANDA_VERL_RECOMPUTE=0.05 has the trainer score a twentieth of the sequences\n"
+    )
+
+
+def test_bypass_mode_is_no_agreement():
+    found = Watch(Monitor("verl-sync")).without_train(batch())
+    assert found["servanda/coverage"] == found["servanda/compared"] == 0.0
+    assert "servanda/abs_log_ratio_nats" not in found
+
+
+def test_the_environment_names_the_contract_and_the_state_file(watched, tmp_path, monkeypatch):
+    monkeypatch.setenv(CONTRACT, str(verl_contracts.write(tmp_path, WATCH)))
+    monkeypatch.setenv(STATE, str(tmp_path / "steps.jsonl"))
+    Watch().observe(batch())
+    (line,) = (tmp_path / "steps.jsonl").read_text().splitlines()
+    assert json.loads(line)["name"] == "verl"
+
+
+@pytest.mark.parametrize("text", ["half", "2", "-0.1", "nan"])
+def test_a_share_that_is_none_is_refused(monkeypatch, text):
+    monkeypatch.setenv(RECOMPUTE, text)
+    with pytest.raises(ContractError) as caught:
+        _ = Watch().recompute
+    assert str(caught.value) == (
+        f"SERVANDA_VERL_RECOMPUTE is {text!r}\n  hint: a share of sequences, such as 0.05"
+    )
+
+
+def test_a_launcher_is_told_what_is_missing(verl, monkeypatch):
+    monkeypatch.delenv(CONTRACT, raising=False)
+    assert plugin.missing() == [
+        "SERVANDA_VERL is not set: name a contract, or a preset such as verl-sync"
+    ]
+    monkeypatch.setenv(CONTRACT, "verl-snc")
+    wrong, metrics, helper, trainer = plugin.missing()
+    assert "did you mean 'verl-sync'?" in wrong
+    assert metrics == (
+        "verl.utils.debug.metrics is not watched: is servanda installed in this environment, and "
+        "does VERL_USE_EXTERNAL_PLUGINS leave it out?"
+    )
+    assert helper.startswith("verl.trainer.ppo.rollout_corr_helper is not watched")
+    assert trainer.startswith("verl.trainer.ppo.v1.trainer_base cannot be imported")
+
+
+def test_the_package_tells_verl_which_module_to_import():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    _, group = text.split('[project.entry-points."verl.plugins"]\n')
+    assert group.split("\n")[0] == f'servanda = "{plugin.__name__}"'
+
+
+def test_without_the_variable_nothing_is_changed(verl, monkeypatch):
+    monkeypatch.delenv(CONTRACT, raising=False)
+    before = [*sys.meta_path]
+    importlib.reload(plugin)
+    assert sys.meta_path == before
+
+
+class Keys:
+    """Stands in for KVBatchMeta."""
+
+    def __init__(self, keys, tags):
+        self.keys, self.tags = keys, tags
+
+    def select_keys(self, keys):
+        return keys
+
+
+def drawn(step, share, size=16, ranks=2, padding=1):
+    from servanda.rl.verl_batch import chosen
+
+    tags = [{"is_padding": i < padding} for i in range(size)]
+    workers = SimpleNamespace(_dispatch_info={"actor": [*range(ranks)]})
+    trainer = SimpleNamespace(global_steps=step, actor_rollout_wg=workers)
+    return chosen(trainer, Keys([f"key {i:02}" for i in range(size)], tags), share)
+
+
+def test_the_share_that_is_scored_after_all_is_even_and_by_the_step_alone():
+    assert len(drawn(3, 0.25)) == 4 and len(drawn(3, 0.01)) == 2 and len(drawn(3, 1.0)) == 14
+    assert drawn(3, 0.25) == drawn(3, 0.25) != drawn(4, 0.25)
+
+
+def test_padding_is_never_scored():
+    assert all("key 00" not in drawn(step, 0.5) for step in range(20))
+
+
+def test_fewer_sequences_than_ranks_cannot_be_shared():
+    assert drawn(3, 0.5, size=2, ranks=4) is None
