@@ -22,6 +22,8 @@ def drilled(kind, form, fault=None, *, adapters="", seed=0, tokens=None):
         adapt(module, fresh=adapters == "fresh")
     entry = SYNC_FAULTS[fault] if fault else None
     sync = entry.inject(WeightSync, entry.default) if entry else WeightSync
+    if adapters == "trained" and not fault:
+        WeightSync(module, engine)()  # as the run that trained them left it
 
     def scored(rows):
         return score(engine, rows)

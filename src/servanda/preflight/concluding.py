@@ -43,12 +43,13 @@ def concluded(
         cause = "not_returned"
     unseen = [group.name for group in groups if group.mark == "unseen"]
     outcome: Outcome = "violated" if cause else "holds"
-    if not cause and (unseen or poison.mark != "holds"):
+    # noise that hardly moves the trainer says nothing, and takes nothing from groups that follow
+    if not cause and (unseen or poison.mark == "violated"):
         outcome = "inconclusive"
     return Preflight(
         outcome=outcome,
         cause=cause,
-        sentence=_sentence(outcome, cause, poison, groups, unseen),
+        sentence=_sentence(outcome, cause, groups, unseen),
         found=found,
         poison=poison,
         groups=tuple(groups),
@@ -63,7 +64,6 @@ def concluded(
 def _sentence(
     outcome: Outcome,
     cause: str,
-    poison: Poisoned,
     groups: Sequence[Response],
     unseen: Sequence[str],
 ) -> str:
@@ -77,9 +77,7 @@ def _sentence(
         if unseen:
             which = f"{len(unseen)} of {len(groups)} groups"
             return f"{which} move nothing that could be seen: {_few(unseen)}"
-        if poison.mark == "violated":
-            return "each group follows by itself, and all at once they do not"
-        return "noise in all weights hardly moved the trainer, so nothing could be seen"
+        return "each group follows by itself, and all at once they do not"
     return f"what the trainer updates reaches the engine: all {len(groups)} groups follow"
 
 
