@@ -4,17 +4,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
 from servanda import language
+from servanda.actions import ACTIONS
 from servanda.clauses import CHAIN, GUARDS
 from servanda.cli.main import VERBS, main
 from servanda.divergence import DIVERGENCES
 from servanda.explain.words import of_guard, of_metric
+from servanda.faults.sync import SYNC_FAULTS
 from servanda.lint import KNOWN_LATER, RUNTIME_METRICS
-from servanda.lint.escalation import BARE, WITH_VALUE
 from servanda.presets import PRESETS, preset_text, title
 from servanda.scope import OUTCOME_METRICS
 from servanda.slices import FIELDS, LABEL, OPERATORS
@@ -26,6 +28,7 @@ _KNOWN = {
     "context": "before the token",
     "outcome": "after the token",
 }
+_DOORS = {"rl": "a trainer", "gateway": "a gateway", "promotion": "a promotion"}
 
 
 def _table(*rows: tuple[str, ...]) -> str:
@@ -87,8 +90,10 @@ def fields() -> str:
     for name, field in FIELDS.items():
         values = ", ".join(field.values) if field.values else "numbers"
         rows.append((f"`{name}`", _KNOWN[field.known], values, field.meaning))
-    actions = [("action", "takes"), *((f"`{name}`", "") for name in BARE)]
-    actions += [(f"`{name}`", f"`{{{name}: {value}}}`") for name, value in WITH_VALUE.items()]
+    actions = [("action", "taken by", "what is done")]
+    for name, action in ACTIONS.items():
+        written = f"`{{{name}: {action.example}}}`" if action.example else f"`{name}`"
+        actions.append((written, ", ".join(map(_DOORS.__getitem__, action.doors)), action.summary))
     operators = ", ".join(f"`{name}`" for name in OPERATORS)
     return (
         f"{_HEAD}# Slice fields and actions\n\n"
@@ -166,7 +171,29 @@ def presets() -> str:
     return "\n".join(parts)
 
 
-PAGES = {"cli.md": cli, "fields.md": fields, "metrics.md": metrics, "presets.md": presets}
+def sync_faults() -> str:
+    """The page of what a weight sync may leave out."""
+    rows = [("fault", "takes", "value", "what goes wrong", "met in the field")]
+    rows += [
+        (f"`{name}`", str(entry.takes), f"`{json.dumps(entry.default)}`", entry.summary, entry.seen)
+        for name, entry in SYNC_FAULTS.items()
+    ]
+    return (
+        f"{_HEAD}# The faults of a weight sync\n\n"
+        "They break what a trainer does after an update, and no kernel: at equal weights there is "
+        "nothing to see.\n[The drill](../how-to/preflight.md) names each; "
+        "`SYNC_FAULTS[NAME].inject(WeightSync, VALUE)` of `servanda.faults.sync`\nmakes one.\n\n"
+        f"{_table(*rows)}\n"
+    )
+
+
+PAGES = {
+    "cli.md": cli,
+    "fields.md": fields,
+    "metrics.md": metrics,
+    "presets.md": presets,
+    "sync_faults.md": sync_faults,
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():
