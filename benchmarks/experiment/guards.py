@@ -68,7 +68,7 @@ def measure(
             logprob; the projects' own code would skip it, or read it as agreement.
 
     >>> found = measure([[0.0, -1.0]], [[-0.5, -1.0]], [[1, 1]])
-    >>> found["mean_abs"], found["max_abs"]
+    >>> found["abs_d_mean"], found["abs_d_max"]
     (0.25, 0.5)
     """
     mask = np.asarray(mask_BT).astype(bool)
@@ -92,20 +92,20 @@ def measure(
         return {name: STATISTICS[name](tokens) for name in STATISTICS}
 
 
-@STATISTICS.register("mean_abs")
-def mean_abs(tokens: Tokens) -> float:
+@STATISTICS.register("abs_d_mean")
+def abs_d_mean(tokens: Tokens) -> float:
     """Mean |d| over tokens: SkyRL's rollout_train_logprobs_abs_diff_mean, TRL's difference."""
     return float(np.abs(tokens.d_N).mean())
 
 
-@STATISTICS.register("mean_abs_by_sequence")
-def mean_abs_by_sequence(tokens: Tokens) -> float:
+@STATISTICS.register("abs_d_mean_by_sequence")
+def abs_d_mean_by_sequence(tokens: Tokens) -> float:
     """Mean over sequences of their mean |d|: slime's and miles' train_rollout_logprob_abs_diff."""
     return float(tokens.mean_of_sequences(np.abs(tokens.d_BT)).mean())
 
 
-@STATISTICS.register("max_abs")
-def max_abs(tokens: Tokens) -> float:
+@STATISTICS.register("abs_d_max")
+def abs_d_max(tokens: Tokens) -> float:
     """Largest |d|: TRL's sampling_logp_difference/max."""
     return float(np.abs(tokens.d_N).max())
 
@@ -116,8 +116,8 @@ def tme(tokens: Tokens) -> float:
     return float(np.exp(np.abs(tokens.d_N)).mean())
 
 
-@STATISTICS.register("max_seq_tme")
-def max_seq_tme(tokens: Tokens) -> float:
+@STATISTICS.register("max_seq_mult_prob_error")
+def max_seq_mult_prob_error(tokens: Tokens) -> float:
     """Largest over sequences of the mean exp |d|: NeMo-RL's max_seq_mult_prob_error."""
     return float(tokens.mean_of_sequences(np.exp(np.abs(tokens.d_BT))).max())
 
@@ -128,14 +128,14 @@ def k3(tokens: Tokens) -> float:
     return float((np.expm1(tokens.d_N) - tokens.d_N).mean())
 
 
-@STATISTICS.register("kl")
-def kl(tokens: Tokens) -> float:
+@STATISTICS.register("k1")
+def k1(tokens: Tokens) -> float:
     """Mean -d: verl's rollout_corr/kl, Tinker's kl_sample_train_v1."""
     return float(-tokens.d_N.mean())
 
 
-@STATISTICS.register("probs_diff")
-def probs_diff(tokens: Tokens) -> float:
+@STATISTICS.register("probs_diff_mean")
+def probs_diff_mean(tokens: Tokens) -> float:
     """Mean |p_train - p_infer|: verl's rollout_probs_diff_mean."""
     p, q = (np.exp(a[tokens.mask_BT]) for a in (tokens.logp_train_BT, tokens.logp_infer_BT))
     return float(np.abs(p - q).mean())
@@ -175,8 +175,8 @@ def chi2_token(tokens: Tokens) -> float:
     return float(np.exp(2 * np.clip(tokens.d_N, -_VERL_BOUND, _VERL_BOUND)).mean() - 1)
 
 
-@STATISTICS.register("masked_sequences")
-def masked_sequences(tokens: Tokens) -> float:
+@STATISTICS.register("seq_masked_share")
+def seq_masked_share(tokens: Tokens) -> float:
     """Share of sequences that TRL's sequence_mask drops: product of their weights above 3.
 
     TRL logs no such share and gates on nothing.
@@ -202,11 +202,11 @@ class Guard:
     """Some bars, one of which is enough, on so many steps in a row.
 
     Args:
-        title: in tables; rule: formula and threshold, in Markdown; source: who says so, where,
-            and what they do when it rings.
+        who: says so; rule: formula and threshold in short; source: the name there, where it
+            stands, and what they do when it rings, in Markdown.
     """
 
-    title: str
+    who: str
     rule: str
     source: str
     bars: tuple[Bar, ...]
@@ -221,15 +221,15 @@ class Guard:
         Raises:
             EvidenceError: a step lacks a statistic.
 
-        >>> guard = Guard("", "", "", (Bar("mean_abs", at_most=0.1),), in_a_row=2)
-        >>> guard.rings([{"mean_abs": x} for x in (0.2, 0.0, 0.2, 0.3, 0.4)])
+        >>> guard = Guard("", "", "", (Bar("abs_d_mean", at_most=0.1),), in_a_row=2)
+        >>> guard.rings([{"abs_d_mean": x} for x in (0.2, 0.0, 0.2, 0.3, 0.4)])
         [3, 4]
         """
         found, row = [], 0
         for i, step in enumerate(steps):
             for bar in self.bars:
                 if math.isnan(step.get(bar.reads, math.nan)):
-                    raise EvidenceError(f"step {i} has no {bar.reads}, which {self.title} reads")
+                    raise EvidenceError(f"step {i} has no {bar.reads}, which {self.who} reads")
             row = row + 1 if any(bar.breaks(step[bar.reads]) for bar in self.bars) else 0
             if row >= self.in_a_row:
                 found.append(i)
@@ -258,97 +258,97 @@ def trend_rings(
 FIELD: Registry[Guard] = Registry("guard of the field")
 
 
-def _add(name: str, title: str, rule: str, source: str, *bars: Bar, in_a_row: int = 1) -> None:
-    FIELD.add(name, Guard(title, rule, source, bars, in_a_row))
+def _add(name: str, who: str, rule: str, source: str, *bars: Bar, in_a_row: int = 1) -> None:
+    FIELD.add(name, Guard(who, rule, source, bars, in_a_row))
 
 
 _add(
     "slime",
-    "mean &#124;d&#124; > 0.1",
-    "mean over sequences of mean &#124;d&#124; > 0.1",
-    "slime: an assertion of `--ci-test`",
-    Bar("mean_abs_by_sequence", at_most=0.1),
+    "slime",
+    "mean |d| > 0.1",
+    "an assertion of `--ci-test`; over sequences of their means",
+    Bar("abs_d_mean_by_sequence", at_most=0.1),
 )
 _add(
     "skyrl",
-    "mean &#124;d&#124; > 0.09",
-    "mean &#124;d&#124; > 0.09",
-    "SkyRL: an assertion of its CI runs, `rollout_train_logprobs_abs_diff_mean`",
-    Bar("mean_abs", at_most=0.09),
+    "SkyRL",
+    "mean |d| > 0.09",
+    "an assertion of its CI runs on `rollout_train_logprobs_abs_diff_mean`",
+    Bar("abs_d_mean", at_most=0.09),
 )
 _add(
     "miles",
-    "mean &#124;d&#124; > 0.03",
-    "mean over sequences of mean &#124;d&#124; > 0.03",
-    "miles: an assertion of `--ci-test`",
-    Bar("mean_abs_by_sequence", at_most=0.03),
+    "miles",
+    "mean |d| > 0.03",
+    "an assertion of `--ci-test`; over sequences of their means",
+    Bar("abs_d_mean_by_sequence", at_most=0.03),
 )
 _add(
     "nemo-tme",
-    "TME > 1.05",
-    "mean exp &#124;d&#124; > 1.05 (`token_mult_prob_error`)",
-    "NeMo-RL: assertions of its test suites, and its guide",
+    "NeMo-RL",
+    "mean exp |d| > 1.05",
+    "`token_mult_prob_error`: its guide, and assertions of its test suites",
     Bar("tme", at_most=1.05),
 )
 _add(
     "nemo-kl",
-    "k3 > 0.001",
-    "mean k3 > 0.001 (`gen_kl_error`)",
-    "NeMo-RL: its guide, docs/guides/grpo.md",
+    "NeMo-RL guide",
+    "mean k3 > 0.001",
+    "`gen_kl_error`: docs/guides/grpo.md",
     Bar("k3", at_most=1e-3),
 )
 _add(
     "nemo-sequence",
-    "sequence TME > 2",
-    "some sequence with mean exp &#124;d&#124; > 2",
-    "NeMo-RL: `seq_logprob_error_threshold` of its recipes, masks the sequence; off by default",
-    Bar("max_seq_tme", at_most=2.0),
+    "NeMo-RL recipes",
+    "a sequence's mean exp |d| > 2",
+    "`seq_logprob_error_threshold`, which masks the sequence; off by default",
+    Bar("max_seq_mult_prob_error", at_most=2.0),
 )
 _add(
     "prime-rl",
-    "k3 > 0.015",
-    "mean k3 > 0.015 (`mismatch_kl`)",
-    "prime-rl: what a pull request with a new model has to show, docs/development.md",
+    "prime-rl",
+    "mean k3 > 0.015",
+    "`mismatch_kl`: what a pull request with a new model has to show, docs/development.md",
     Bar("k3", at_most=0.015),
 )
 _add(
     "verl-bad",
-    "probs diff > 0.01",
-    "mean &#124;p_train - p_infer&#124; > 0.01 (`rollout_probs_diff_mean`)",
-    "verl: its FAQ, a precision issue",
-    Bar("probs_diff", at_most=0.01),
+    "verl FAQ",
+    "mean |p - q| > 0.01",
+    "`rollout_probs_diff_mean`: above it, a precision issue",
+    Bar("probs_diff_mean", at_most=0.01),
 )
 _add(
     "verl-normal",
-    "probs diff > 0.005",
-    "mean &#124;p_train - p_infer&#124; > 0.005",
-    "verl: its FAQ, below is normal",
-    Bar("probs_diff", at_most=0.005),
+    "verl FAQ",
+    "mean |p - q| > 0.005",
+    "`rollout_probs_diff_mean`: below it, normal",
+    Bar("probs_diff_mean", at_most=0.005),
 )
 _add(
     "verl-health",
-    "rollout health",
-    "token weights cut at 2: mean < 0.5 or > 2, ESS < 0.3 or std > 1; "
-    "or &#124;kl&#124; > 0.1; or chi2_token > 1",
-    "verl: `check_rollout_correction_health`, an example of docs/algo/rollout_corr.md",
+    "verl health check",
+    "weights, |kl| > 0.1 or chi2 > 1",
+    "`check_rollout_correction_health`, an example of docs/algo/rollout_corr.md: token weights cut "
+    "at 2 with mean < 0.5 or > 2, std > 1 or ESS < 0.3; |`kl`| > 0.1; `chi2_token` > 1",
     Bar("is_mean", at_most=2.0, at_least=0.5),
     Bar("ess", at_least=0.3),
     Bar("is_std", at_most=1.0),
-    Bar("kl", at_most=0.1, at_least=-0.1),
+    Bar("k1", at_most=0.1, at_least=-0.1),
     Bar("chi2_token", at_most=1.0),
 )
 _add(
     "tinker",
-    "kl > 0.01",
-    "mean -d > 0.01 (`kl_sample_train_v1`)",
-    "Tinker: its documents, training is stable below",
-    Bar("kl", at_most=0.01),
+    "Tinker",
+    "mean -d > 0.01",
+    "`kl_sample_train_v1`: training is stable below, say its documents",
+    Bar("k1", at_most=0.01),
 )
 _add(
     "drift-guard",
-    "mean &#124;d&#124; > 0.75, twice",
-    "mean over sequences of mean &#124;d&#124; > 0.75 on two steps in a row",
-    "a guard that users of miles wrote for themselves: stops the run",
-    Bar("mean_abs_by_sequence", at_most=0.75),
+    "a user of miles",
+    "mean |d| > 0.75, twice",
+    "a guard of their own, on two steps in a row, that stops the run",
+    Bar("abs_d_mean_by_sequence", at_most=0.75),
     in_a_row=2,
 )

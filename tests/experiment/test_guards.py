@@ -24,14 +24,14 @@ def mean(values):
 
 
 BY_HAND = {
-    "mean_abs": mean(map(abs, FLAT)),
-    "mean_abs_by_sequence": mean([0.7 / 3, 4.0 / 2]),
-    "max_abs": 4.0,
+    "abs_d_mean": mean(map(abs, FLAT)),
+    "abs_d_mean_by_sequence": mean([0.7 / 3, 4.0 / 2]),
+    "abs_d_max": 4.0,
     "tme": mean(math.exp(abs(d)) for d in FLAT),
-    "max_seq_tme": (1 + math.exp(4.0)) / 2,
+    "max_seq_mult_prob_error": (1 + math.exp(4.0)) / 2,
     "k3": mean(math.exp(d) - d - 1 for d in FLAT),
-    "kl": -mean(FLAT),
-    "probs_diff": mean(
+    "k1": -mean(FLAT),
+    "probs_diff_mean": mean(
         abs(math.exp(p) - math.exp(q))
         for ps, qs, n in zip(TRAIN, INFER, (3, 2), strict=True)
         for p, q in zip(ps[:n], qs[:n], strict=True)
@@ -40,7 +40,7 @@ BY_HAND = {
     "is_std": math.sqrt(mean((w - mean(CUT)) ** 2 for w in CUT)),
     "ess": mean(CUT) ** 2 / mean(w * w for w in CUT),
     "chi2_token": mean(w * w for w in W) - 1,
-    "masked_sequences": 1 / 2,  # exp(-0.3) and exp(4)
+    "seq_masked_share": 1 / 2,  # exp(-0.3) and exp(4)
 }
 
 
@@ -67,20 +67,20 @@ def test_every_guard_rings_when_the_engine_never_synced(name):
 
 
 def test_a_threshold_is_crossed_and_not_met():
-    quiet, loud = [{"mean_abs_by_sequence": x} for x in (0.1, 0.1000001)]
+    quiet, loud = [{"abs_d_mean_by_sequence": x} for x in (0.1, 0.1000001)]
 
     assert FIELD["slime"].rings([quiet, loud, quiet, loud]) == [1, 3]
 
 
 def test_twice_means_two_steps_in_a_row():
-    steps = [{"mean_abs_by_sequence": x} for x in (0.8, 0.2, 0.8, 0.9, 0.2)]
+    steps = [{"abs_d_mean_by_sequence": x} for x in (0.8, 0.2, 0.8, 0.9, 0.2)]
 
     assert FIELD["drift-guard"].rings(steps) == [3]
 
 
 def test_each_bar_of_verls_health_check_is_enough():
-    well = {"is_mean": 1.0, "ess": 0.9, "is_std": 0.1, "kl": 0.0, "chi2_token": 0.0}
-    ill = {"is_mean": 0.4, "ess": 0.2, "is_std": 1.1, "kl": -0.2, "chi2_token": 1.5}
+    well = {"is_mean": 1.0, "ess": 0.9, "is_std": 0.1, "k1": 0.0, "chi2_token": 0.0}
+    ill = {"is_mean": 0.4, "ess": 0.2, "is_std": 1.1, "k1": -0.2, "chi2_token": 1.5}
     health = FIELD["verl-health"]
 
     assert health.rings([well]) == []

@@ -24,13 +24,13 @@ found |= calculate_debug_metrics(DataProto.from_dict(tensors=batch))
 print(json.dumps(found))
 """
 NAMES = {
-    "kl": "rollout_corr/kl",
+    "k1": "rollout_corr/kl",
     "k3": "rollout_corr/k3_kl",
     "chi2_token": "rollout_corr/chi2_token",
     "is_mean": "rollout_corr/rollout_is_mean",
     "is_std": "rollout_corr/rollout_is_std",
     "ess": "rollout_corr/rollout_is_eff_sample_size",
-    "probs_diff": "training/rollout_probs_diff_mean",
+    "probs_diff_mean": "training/rollout_probs_diff_mean",
 }
 
 

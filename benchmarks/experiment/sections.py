@@ -1,0 +1,291 @@
+# The words and tables of docs/explanation/experiment.md; every number in them is worked out here.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import numpy as np
+
+from benchmarks.experiment.alarms import (
+    GUARDS,
+    HEALTHY,
+    Firing,
+    Firings,
+    cases_of,
+    chosen,
+    steps_of,
+)
+from benchmarks.experiment.drilled import Drilled
+from benchmarks.experiment.guards import FIELD
+from benchmarks.experiment.pictures import ARMS, WEIGHTINGS, Point, called
+from benchmarks.experiment.record import Run
+from benchmarks.experiment.seeds import Spread
+from benchmarks.experiment.tables import markdown
+
+
+def seeds_of(runs: Sequence[Run]) -> list[int]:
+    return sorted({run.settings["seed"] for run in runs})
+
+
+def final(runs: Sequence[Run], case: str, arm: str, what: str) -> Spread | None:
+    """The reward of each seed at its last evaluation; None where the arm was not run."""
+    values = [run.evaluations[what][-1] for run in chosen(runs, case, arm)]
+    return Spread(tuple(values)) if values else None
+
+
+def reward_table(runs: Sequence[Run], what: str) -> str:
+    """Reward after the last update: a row a case, a column an arm."""
+    rows = []
+    for case in cases_of(runs):
+        found = [final(runs, case, arm, what) for arm in ARMS]
+        rows.append((called(case), *("not run" if x is None else x.told() for x in found)))
+    return markdown(("", *ARMS.values()), rows)
+
+
+def seed_table(runs: Sequence[Run]) -> str:
+    """Every seed: rewards after the last update, and what the arm did on the way."""
+    rows = []
+    for case in cases_of(runs):
+        for arm, name in ARMS.items():
+            found = chosen(runs, case, arm)
+            if not found:
+                continue
+            rewards = (final(runs, case, arm, what) for what in ("trained", "held_out"))
+            halts = ["-" if run.halted_at is None else str(run.halted_at) for run in found]
+            dropped = [_mean(run.steps["weight_zero"]) for run in found]
+            rows.append(
+                (
+                    called(case),
+                    name,
+                    *("" if x is None else x.all() for x in rewards),
+                    " ".join(halts),
+                    " ".join(f"{100 * share:.1f}" for share in dropped),
+                )
+            )
+    head = ("case", "arm", "own sums", "other sums", "halted at", "tokens with weight 0, %")
+    return markdown(head, rows)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def equal_at_start(runs: Sequence[Run]) -> str:
+    """How the statistics of step 0 compare with those of the healthy run of the same seed."""
+    healthy = {run.settings["seed"]: steps_of(run)[0] for run in chosen(runs, HEALTHY, "none")}
+    rows = []
+    for case in cases_of(runs):
+        found = chosen(runs, case, "none")
+        if case == HEALTHY or not found:
+            continue
+        pairs = [(steps_of(run)[0], healthy.get(run.settings["seed"])) for run in found]
+        same = [
+            sum(own[name] == other[name] for name in own if name in other)
+            for own, other in pairs
+            if other
+        ]
+        size = len(pairs[0][0])
+        rows.append((called(case), f"{min(same)} of {size}", f"{pairs[0][0]['abs_d_mean']:.5f}"))
+    return markdown(("case", "statistics equal to the healthy run's", "mean |d|, first seed"), rows)
+
+
+def drill_table(drills: Sequence[Drilled]) -> str:
+    rows = [
+        (
+            called(drill.fault),
+            drill.outcome,
+            drill.sentence,
+            f"{drill.found:.3f}",
+            f"{drill.poison:.2f} of {drill.limit:.2f}",
+            f"{drill.syncs}",
+            f"{drill.seconds:.0f} s",
+        )
+        for drill in drills
+    ]
+    head = ("sync", "outcome", "says", "mean |d| before", "after poison, of limit", "syncs", "took")
+    return markdown(head, rows)
+
+
+def guard_list(names: Sequence[str]) -> str:
+    """Guards with their sources."""
+    rows = [(GUARDS[name].who, GUARDS[name].rule, GUARDS[name].source) for name in names]
+    return markdown(("guard", "rings when", "is"), rows)
+
+
+def guard_notes(runs: Sequence[Run]) -> str:
+    """What is watched and gates on nothing, and where a record stands in for a definition."""
+    run = chosen(runs, HEALTHY, "none")[0]
+    shares = [max(r.steps["seq_masked_share"]) for r in runs if r.settings["arm"] == "none"]
+    notes = [
+        "TRL gates on nothing: it masks sequences whose product of weights is above 3, and logs no "
+        f"share of them. The largest share of a step in these runs is {100 * max(shares):.0f} %."
+    ]
+    if "abs_d_mean_by_sequence" not in run.steps:
+        notes.append(
+            "slime and miles take the mean of each sequence first; the records keep the mean over "
+            "tokens, which is read here in its place."
+        )
+    return " ".join(notes)
+
+
+def settings_table(run: Run) -> str:
+    """What every run is set to."""
+    names = {
+        "steps": "updates",
+        "prompts": "prompts a step, the same ones at each",
+        "answers": "answers to each prompt, a group",
+        "width": "most tokens of an answer",
+        "temperature": "temperature",
+        "learning_rate": "learning rate of AdamW",
+        "evaluated": "answers of an evaluation",
+    }
+    rows = [("model", "models/tiny-lm, 2.6 M parameters, trained whole, in float32")]
+    rows.append(("engine", "transformers, bfloat16, sdpa attention; decodes with a cache"))
+    rows.append(("loss", "GRPO, advantages normalised by group, constant divisor, one update"))
+    rows += [(told, f"{run.settings[name]}") for name, told in names.items()]
+    return markdown(("", ""), rows)
+
+
+def hours(runs: Sequence[Run]) -> str:
+    """What all runs took."""
+    own = [run.seconds for run in runs if run.seconds is not None]
+    return f"{len(runs)} runs took {math.fsum(own) / 3600:.1f} hours."
+
+
+def noticed(told: Firings, cases: Sequence[str]) -> str:
+    """What the table says, case by case, in one sentence each."""
+    lines = []
+    for case in cases:
+        if case == HEALTHY:
+            continue
+        field = {n: told[n][case] for n in FIELD if told[n][case] and not _cries(told[n])}
+        rang = [n for n, firing in field.items() if firing and firing.runs == len(firing.first)]
+        lines.append(
+            f"- **{called(case)}**: {len(rang)} of the field's {len(field)} guards that are quiet "
+            "on healthy runs ring on every seed; "
+            f"the monitor {_when(told['monitor'][case])}, the drill {_when(told['drill'][case])}."
+        )
+    return "\n".join(lines)
+
+
+def _cries(row: Mapping[str, Firing | None]) -> bool:
+    healthy = row[HEALTHY]
+    return bool(healthy and healthy.ringing)
+
+
+def _when(firing: Firing | None) -> str:
+    if firing is None:
+        return "was not run"
+    if not firing.runs:
+        return "never rings"
+    return f"rings {'' if str(firing).startswith('before') else 'at step '}{firing}"
+
+
+def crossed(runs: Sequence[Run], points: Sequence[Point]) -> str:
+    """Whether a bound was crossed: the one by logits, and the one with a measured G."""
+    above = sum(p.bias > p.bound for p in points)
+    told = "Not one is above its bound." if not above else f"**{above} are above their bound.**"
+    pairs = [
+        (at["parameter_bias"][name][0], at["parameter_bound"][name])
+        for run in runs
+        if not run.same_as
+        for at in run.checkpoints
+        for name in WEIGHTINGS
+    ]
+    over = sum(bias > bound for bias, bound in pairs)
+    largest = max(bias / bound for bias, bound in pairs if bound)
+    return (
+        f"{told} By all parameters, G is what was measured on a dozen tokens, and no certificate: "
+        f"{over} of {len(pairs)} biases are above A × G × D, the largest share is {largest:.2f}."
+    )
+
+
+def unhelpful(runs: Sequence[Run]) -> str:
+    """Corrections against doing nothing, seed by seed."""
+    rows = []
+    for case in cases_of(runs):
+        none = final(runs, case, "none", "trained")
+        found = [final(runs, case, arm, "trained") for arm in ("tis", "mis", "monitor", "contract")]
+        if none is None:
+            continue
+        rows.append(
+            (
+                called(case),
+                *("not run" if x is None else x.minus(none).told(signed=True) for x in found),
+            )
+        )
+    head = ("reward less that of no correction", *(ARMS[a] for a in ARMS if a != "none"))
+    return markdown(head, rows)
+
+
+def bound_table(points: Sequence[Point]) -> str:
+    """How near the bound the true bias comes, by weighting."""
+    rows = []
+    for weighting, name in WEIGHTINGS.items():
+        found = [p for p in points if p.weighting == weighting and p.bound > 0]
+        shares = [p.bias / p.bound for p in found]
+        above = sum(share > 1 for share in shares)
+        rows.append(
+            (name, f"{len(found)}", f"{above}", f"{median(shares):.2f}", f"{max(shares):.2f}")
+        )
+    head = ("weighting", "checkpoints", "above the bound", "median of bias / bound", "largest")
+    return markdown(head, rows)
+
+
+def bias_table(runs: Sequence[Run]) -> str:
+    """Bias over signal at the last checkpoint of the uncorrected runs, by weighting."""
+    rows = []
+    for case in cases_of(runs):
+        found = [run.checkpoints[-1] for run in chosen(runs, case, "none") if run.checkpoints]
+        if not found:
+            continue
+        shares = (
+            Spread(tuple(at["logit_bias"][name] / at["signal"] for at in found))
+            for name in WEIGHTINGS
+        )
+        steps = sorted({at["step"] for at in found})
+        rows.append((called(case), " ".join(map(str, steps)), *(x.told() for x in shares)))
+    return markdown(("case", "after", *WEIGHTINGS.values()), rows)
+
+
+def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Spearman's, ties at their mean rank.
+
+    >>> rank_correlation([1.0, 2.0, 3.0], [1.0, 4.0, 9.0])
+    1.0
+    """
+    ranks = [_ranks(np.asarray(values)) for values in (xs, ys)]
+    return round(float(np.corrcoef(*ranks)[0, 1]), 12)
+
+
+def _ranks(values_N: np.ndarray) -> np.ndarray:
+    below_N = (values_N[:, None] > values_N[None, :]).sum(axis=1)
+    equal_N = (values_N[:, None] == values_N[None, :]).sum(axis=1)
+    return below_N + (equal_N - 1) / 2
+
+
+def order_table(points: Sequence[Point]) -> str:
+    """How well each number puts checkpoints in the order of their true bias."""
+    plain = [p for p in points if p.weighting == "none" and p.arm == "none" and p.seen]
+    bias = [p.bias for p in plain]
+    names = (
+        ("`gap_none`, mean D of the sampled tokens", "gap_none"),
+        ("mean |d|", "abs_d_mean"),
+        ("mean k3", "k3"),
+        ("mean exp |d|", "tme"),
+        ("mean |p - q|", "probs_diff_mean"),
+        ("mean -d", "k1"),
+        ("largest |d|", "abs_d_max"),
+        ("ESS of token weights cut at 2, upside down", "ess"),
+    )
+    rows = [
+        (
+            told,
+            f"{rank_correlation([(-1 if n == 'ess' else 1) * p.seen[n] for p in plain], bias):.2f}",
+        )
+        for told, n in names
+        if all(n in p.seen for p in plain)
+    ]
+    return markdown(("number of the step", "rank correlation with the true bias"), rows)
