@@ -92,6 +92,11 @@ def contract_of(preset: str, name: str, slices: Sequence[SliceRule]) -> tuple[st
     return text, _parsed(text, f"{name}.kernelcontract.yaml")
 
 
+def frame() -> Contract:
+    """A contract whose kernels a trainer runs; what is not a promise in it fits any other."""
+    return contract_of("verl-sync", "frame", ())[1]
+
+
 def _text(preset: str, name: str, slices: Sequence[SliceRule]) -> str:
     return of_trainer(
         preset_text(preset),

@@ -78,17 +78,17 @@ class Trend:
     steps: int
 
 
-def trend(first: Sequence[Step], last: Sequence[Step]) -> Trend | None:
+def trend(first: Sequence[Step], last: Sequence[Step], *, least: int = ENDS) -> Trend | None:
     """How the drift of the last steps compares with that of the first.
 
     Prompt groups are resampled at each end, for the tokens of one prompt share their fate.
-    None where an end has fewer than ENDS steps or two prompt groups, or the first no drift.
+    None where an end has fewer than `least` steps or two prompt groups, or the first no drift.
 
     Source:
         B. Efron and R. Tibshirani, An Introduction to the Bootstrap, 1993, §8.3 (two samples).
     """
     ends = [[g for step in end for g in step.groups.values() if g.n] for end in (first, last)]
-    if min(len(first), len(last)) < ENDS or min(map(len, ends)) < 2:
+    if min(len(first), len(last)) < least or min(map(len, ends)) < 2:
         return None
     rng = np.random.default_rng(0)
     means, resampled = [], []
@@ -100,4 +100,4 @@ def trend(first: Sequence[Step], last: Sequence[Step]) -> Trend | None:
     if not (means[0] and (resampled[0] > 0).all()):
         return None
     low, high = np.quantile(resampled[1] / resampled[0], [_TAIL, 1 - _TAIL])
-    return Trend(means[1] / means[0], (float(low), float(high)), ENDS)
+    return Trend(means[1] / means[0], (float(low), float(high)), len(last))

@@ -22,7 +22,7 @@ _POSITIONS = (16, 64, 256, 1024, 4096, 16384)
 _LENGTHS = (256, 1024, 4096, 16384, 65536)
 _STALE = 2  # the last one is "and more"
 _MOST = 8  # values of a label that become slices
-_SLICED = ("env", "replica")
+SLICED = ("env", "replica")  # labels whose values become slices
 _FIELDS = ("turn", "turn_position", "length", "staleness")
 
 
@@ -43,6 +43,13 @@ class Counts:
     staleness: Counter[int] = field(default_factory=Counter)
     labels: dict[str, Counter[str]] = field(default_factory=dict)
 
+    def join(self, other: Counts) -> None:
+        """Add what another part of the head looks like."""
+        for name in ("turns", "starts", "positions", "lengths", "staleness"):
+            getattr(self, name).update(getattr(other, name))
+        for name, values in other.labels.items():
+            self.labels.setdefault(name, Counter()).update(values)
+
     def add(self, pair: TracePair) -> None:
         """Count the tokens of a pair."""
         columns = pair.infer.columns
@@ -54,7 +61,7 @@ class Counts:
         if "staleness" in columns:
             known_N = columns["staleness"][~np.isnan(columns["staleness"])]
             _count(self.staleness, np.clip(known_N, 0, _STALE))
-        for name in _SLICED:
+        for name in SLICED:
             if name in pair.labels:
                 counted = self.labels.setdefault(name, Counter())
                 length_S = pair.infer.length_S.tolist()

@@ -1,1 +1,32 @@
-# Doors for trainers: the monitor of a run, and the hooks of TRL and verl.
+# Doors for trainers: the sync drill before a run, the monitor during it, and the hooks of TRL
+# and verl.
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from servanda.preflight.trainee import Trainee
+    from servanda.rl.monitor import Monitor, Step
+    from servanda.rl.drilling import preflight
+
+# name -> module; imported when first used, so that `import servanda.rl` costs no torch
+_HOME = {
+    "Monitor": "rl.monitor",
+    "Step": "rl.monitor",
+    "Trainee": "preflight.trainee",
+    "preflight": "rl.drilling",
+}
+
+__all__ = ["Monitor", "Step", "Trainee", "preflight"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'servanda.rl' has no attribute {name!r}")
+    return getattr(import_module(f"servanda.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

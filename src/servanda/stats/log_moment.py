@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 # Fixed for ever: they are part of what a digest of evidence means.
 NEG: Floats = -np.concatenate([np.geomspace(2e-3, 0.9, 14), [0.95, 0.99]])
 POS: Floats = np.geomspace(1e-2, 1e6, 33)
-_SCALE = float(1 << 40)  # log sums are kept as integers, so that merging is exact
+SCALE = float(1 << 40)  # log sums are kept as integers, so that merging is exact
 
 
 def log_mean_exp(values: Floats) -> float:
@@ -32,7 +32,7 @@ def log_mean_exp(values: Floats) -> float:
 
 def _unscaled(sums: tuple[int, ...]) -> Floats:
     """Integer log sums in nats; they outgrow 64 bits, so each is divided as a Python int."""
-    return np.array([value / _SCALE for value in sums])
+    return np.array([value / SCALE for value in sums])
 
 
 def check_unit(x_N: Floats) -> None:
@@ -79,8 +79,8 @@ class LogMoment:
         above = np.log1p(POS[:, None] * value_M) @ count_M
         return cls(
             n=len(x_N) + missing,
-            below=tuple(math.floor(v * _SCALE) for v in below.tolist()),
-            above=tuple(math.floor(v * _SCALE) for v in above.tolist()),
+            below=tuple(math.floor(v * SCALE) for v in below.tolist()),
+            above=tuple(math.floor(v * SCALE) for v in above.tolist()),
             total=math.fsum(x_N.tolist()),
             missing=missing,
         )

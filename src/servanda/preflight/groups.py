@@ -1,0 +1,125 @@
+# Weights by name: which tensors are drilled together.
+#
+# A group is what a sync is likely to leave out as a whole: the embedding and the head, the
+# scales of the norms, attention or MLP of a layer, the adapters of a layer.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["embed", "head", "tied", "norms", "attn", "mlp", "other", "adapter", "rest"]
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.(.+)$")
+_NORM = re.compile(r"norm|(?:^|\.)ln(?:_|\d|\.)")
+_EMBED = re.compile(r"(?:^|\.)(?:embed|wte|wpe|tok_emb|word_emb)|embeddings?\.")
+_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output|head|score)\.")
+_ADAPTER = re.compile(r"(?:^|\.)(?:lora|adapter|dora)_?\w*")
+_ATTENTION = re.compile(r"attn|attention")
+_MLP = re.compile(r"mlp|feed_forward|ffn|moe|expert")
+
+# more groups than this are drilled in blocks of several
+SINGLES = 12
+IN_A_BLOCK = 8
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors that are changed together.
+
+    Args:
+        name: as reports print it.
+        kind: what they are.
+        layer: which layer they are of; None where they are of none, or of all.
+        parts: what a closer look tells apart -> its tensors.
+    """
+
+    name: str
+    kind: Kind
+    layer: int | None
+    parts: Mapping[str, tuple[str, ...]]
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return tuple(name for names in self.parts.values() for name in names)
+
+
+def grouped(names: Mapping[str, Sequence[str]]) -> tuple[Group, ...]:
+    """The groups of a module's tensors.
+
+    Args:
+        names: each tensor -> all names it goes by; a tied one has two.
+
+    >>> found = grouped({n: [n] for n in ("wte.weight", "h.0.attn.w", "h.0.ln_1.weight")})
+    >>> [group.name for group in found]
+    ['embed', 'norms', 'layers.0.attn']
+    """
+    parts: dict[tuple[str, Kind, int | None], dict[str, tuple[str, ...]]] = {}
+    for tensor, aliases in names.items():
+        name, kind, layer, part = _place(tensor, aliases)
+        group = parts.setdefault((name, kind, layer), {})
+        group[part] = (*group.get(part, ()), tensor)
+    order: tuple[Kind, ...] = ("tied", "embed", "head", "norms")
+    found = [Group(*key, members) for key, members in parts.items()]
+    return tuple(
+        sorted(
+            found,
+            key=lambda g: (
+                order.index(g.kind) if g.kind in order else len(order),
+                g.layer if g.layer is not None else 1 << 30,
+            ),
+        )
+    )
+
+
+def _place(tensor: str, aliases: Sequence[str]) -> tuple[str, Kind, int | None, str]:
+    """(name, kind, layer) of a tensor's group, and which part of it the tensor is."""
+    name = tensor.removeprefix("base_model.model.").replace(".base_layer.", ".")
+    in_layer = _LAYER.search(name)
+    layer = int(in_layer[1]) if in_layer else None
+    short = (in_layer[2] if in_layer else name).removesuffix(".weight")
+    of_layer = f"layers.{layer}" if in_layer else "rest"
+    if _ADAPTER.search(name):
+        return (f"{of_layer}.adapter" if in_layer else "adapter"), "adapter", layer, short
+    if not in_layer and len(aliases) > 1 and any(_HEAD.search(alias) for alias in aliases):
+        return "embed/lm_head", "tied", None, short
+    if not in_layer and _HEAD.search(name):
+        return "lm_head", "head", None, short
+    if not in_layer and _EMBED.search(name):
+        return "embed", "embed", None, short
+    if _NORM.search(name):
+        return "norms", "norms", None, of_layer if in_layer else short
+    if in_layer and _ATTENTION.search(short):
+        return f"{of_layer}.attn", "attn", layer, short
+    if in_layer and _MLP.search(short):
+        return f"{of_layer}.mlp", "mlp", layer, short
+    if in_layer:
+        return f"{of_layer}.other", "other", layer, short
+    return "rest", "rest", None, short
+
+
+def blocks(groups: Sequence[Group]) -> tuple[tuple[Group, ...], ...]:
+    """Which groups share one sync: each its own where there are few, else layers together."""
+    if len(groups) <= SINGLES:
+        return tuple((group,) for group in groups)
+    alone = [(group,) for group in groups if group.layer is None]
+    kinds: dict[Kind, list[Group]] = {}
+    for group in groups:
+        if group.layer is not None:
+            kinds.setdefault(group.kind, []).append(group)
+    together = []
+    for members in kinds.values():
+        count = -(-len(members) // IN_A_BLOCK)
+        size = -(-len(members) // count)
+        together += [tuple(members[i : i + size]) for i in range(0, len(members), size)]
+    return (*alone, *together)
+
+
+def block_name(block: Sequence[Group]) -> str:
+    """As reports print it: `layers.0-7.mlp`."""
+    first, last = block[0], block[-1]
+    if first is last:
+        return first.name
+    return f"layers.{first.layer}-{last.layer}.{first.name.rpartition('.')[2]}"

@@ -1,0 +1,128 @@
+# Acting: what a contract's rules say of a verdict, and the weights of tokens that follow.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.actions import ACTIONS
+from servanda.clauses import CellVerdict, worst
+from servanda.clauses.gradient import psi_of
+from servanda.contract import WHOLE, Contract
+from servanda.dumps import causes
+from servanda.rl.atoms import Atoms
+from servanda.rl.batch import Batch
+from servanda.verdict import Verdict
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Due:
+    """What rules say is to be done.
+
+    Args:
+        action: names, in the order of the rules, each once.
+        pages: whom to tell.
+        sample: the share of sequences to keep from now on; None: as it was.
+        masked: names of the slices to leave out.
+    """
+
+    action: tuple[str, ...] = ()
+    pages: tuple[str, ...] = ()
+    sample: float | None = None
+    masked: tuple[str, ...] = ()
+
+
+def due(
+    contract: Contract, verdict: Verdict, names: Sequence[str], atoms: Mapping[int, Sequence[float]]
+) -> Due:
+    """What follows from a verdict; without rules, the declared weighting and nothing else.
+
+    Args:
+        names: of all slices, in the order of the bits of `atoms`.
+    """
+    if not contract.escalation:
+        declared = contract.gradient is not None and contract.gradient.weighting is not None
+        return Due(("correct",) if declared else ())
+    found: dict[str, list[Any]] = {}
+    masked: list[str] = []
+    for rule in contract.escalation:
+        watched = _watched(verdict, rule.when)
+        if not watched or not _met(watched, rule.when):
+            continue
+        for entry in rule.do:
+            name, value = (entry, None) if isinstance(entry, str) else next(iter(entry.items()))
+            if name == "mask":
+                red = _left_out(watched, names, atoms)
+                masked += red
+                if not red:
+                    continue  # the whole is beyond its limit, and no slice of it is to blame
+            if name in ACTIONS and "rl" in ACTIONS[name].doors:
+                found.setdefault(name, []).append(value)
+    shares = [float(value) for value in found.get("sample", ())]
+    return Due(
+        tuple(found),
+        tuple(dict.fromkeys(map(str, found.get("page", ())))),
+        max(shares, default=None),
+        tuple(dict.fromkeys(masked)),
+    )
+
+
+def _watched(verdict: Verdict, when: Mapping[str, Any]) -> list[CellVerdict]:
+    """The cells that a rule speaks of; a section's are those that are enforced."""
+    cells = [c for c in verdict.cells if c.outcome != "not applicable"]
+    if "clause" in when:
+        return [c for c in cells if c.clause == when["clause"]]
+    if "section" in when:
+        return [c for c in cells if c.section == when["section"] and c.enforced]
+    return []  # traffic is the gateway's
+
+
+def _met(watched: Sequence[CellVerdict], when: Mapping[str, Any]) -> bool:
+    state = worst([c.outcome for c in watched])
+    return state == when["is"] if "is" in when else state != when.get("is_not")
+
+
+def _left_out(
+    watched: Sequence[CellVerdict], names: Sequence[str], atoms: Mapping[int, Sequence[float]]
+) -> list[str]:
+    """The red slices to leave out, so that the rest is within the limits of what is watched."""
+    limits: dict[str, float | None] = {}
+    for cell in watched:
+        if cell.outcome == "violated":
+            of_tv = cell.metric == "tv" and cell.threshold is None
+            if of_tv:
+                limits[cell.slice] = cell.limit
+            elif cell.slice != WHOLE:
+                limits.setdefault(cell.slice, None)
+    return [*causes.fewest(names, limits, atoms)]
+
+
+def token_weights(
+    contract: Contract, taken: Due, batch: Batch, atoms: Atoms, names: Sequence[str]
+) -> Array:
+    """What each token's loss is to be multiplied by, [B, T], float32.
+
+    0 outside the mask, and where a logprob is not usable; 0 in slices that are left out; psi(w)
+    where tokens are corrected, else 1.
+
+    Args:
+        names: of the slices of `atoms`, in its order.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        ratio_BT = batch.logp_train_BT.astype(np.float64) - batch.logp_infer_BT
+        usable_BT = np.isfinite(batch.logp_infer_BT) & (batch.logp_train_BT < np.inf)
+        kept_BT = batch.mask_BT & usable_BT
+        if taken.masked:
+            out = [i for i, name in enumerate(names) if name in taken.masked]
+            out_A: Array = atoms.inside_CA[out].any(axis=0)
+            kept_BT &= ~out_A[atoms.atom_BT]
+        if "correct" not in taken.action:
+            return kept_BT.astype(np.float32)
+        weight_BT = psi_of(contract).weight(np.exp(ratio_BT))
+        return np.where(kept_BT, weight_BT, 0.0).astype(np.float32)

@@ -1,0 +1,198 @@
+# A batch: the arrays of one training step, read once and refused where they do not fit.
+#
+# Axes: B sequences of this rank, T columns.  Arrays are NumPy's, torch's, or lists of lists; torch
+# is never imported.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import index
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.errors import EvidenceError
+
+Array = NDArray[Any]
+
+_OF_TORCH = ("bfloat16", "float16")  # formats that are read as float32, which holds them exactly
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a trainer knows of the tokens that it is about to learn from.
+
+    Args:
+        weights: how many updates the trainer has made; the step of its own count.
+        logp_train_BT, logp_infer_BT: nats, float32 or float64; NaN where there is none.
+        mask_BT: whether the trainer learns from the token.
+        group_B: prompt group of each sequence; None: each is its own.
+        labels: name -> text of each sequence.
+        staleness_BT: updates between drawing and training, [B, 1] or [B, T]; NaN: unknown.
+        advantage_BT: [B, 1] or [B, T].
+        token_BT: ids, [B, T] or wider: then the last T columns are those of the mask.
+    """
+
+    weights: int
+    logp_train_BT: Array
+    logp_infer_BT: Array
+    mask_BT: Array
+    group_B: tuple[str, ...] | None = None
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    staleness_BT: Array | None = None
+    advantage_BT: Array | None = None
+    token_BT: Array | None = None
+
+    @property
+    def sequences(self) -> int:
+        return len(self.mask_BT)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens that the trainer learns from."""
+        return int(np.count_nonzero(self.mask_BT))
+
+    @cached_property
+    def start_B(self) -> Array:
+        """Column of the first trained token of each sequence; T where there is none."""
+        start_B = self.mask_BT.argmax(axis=1) if self.mask_BT.size else np.zeros(0, dtype=np.int64)
+        return np.where(self.mask_BT.any(axis=1), start_B, self.mask_BT.shape[1])
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether the columns begin before the first trained token of some sequence."""
+        return bool((self.start_B > 0).any())
+
+    @classmethod
+    def of(
+        cls,
+        logp_train: object,
+        logp_infer: object,
+        mask: object,
+        *,
+        groups: Sequence[object] | None = None,
+        labels: Mapping[str, Sequence[object]] | None = None,
+        advantages: object = None,
+        weights: object = None,
+        staleness: object = None,
+        tokens: object = None,
+    ) -> Batch:
+        """Read what a trainer gives.
+
+        Raises:
+            EvidenceError: the mask is missing, a shape differs, or a step is no whole number.
+        """
+        step = _step(weights)
+        if mask is None:
+            raise EvidenceError(
+                f"step {step} has no mask, so nobody can tell which tokens are trained",
+                hint="give the mask of the loss, [sequences, tokens]",
+            )
+        given_BT = array("mask", mask)
+        if given_BT.ndim != 2:
+            raise EvidenceError(
+                f"the mask has shape {given_BT.shape}", hint="give [sequences, tokens]"
+            )
+        if given_BT.dtype.kind == "f" and np.isnan(given_BT).any():
+            raise EvidenceError("the mask is NaN in places", hint="1 for a trained token, else 0")
+        mask_BT = given_BT if given_BT.dtype == bool else given_BT != 0
+        size, width = mask_BT.shape
+        logp = {
+            name: _numbers(name, values, [(size, width)])
+            for name, values in (("logp_train", logp_train), ("logp_infer", logp_infer))
+        }
+        beside = {
+            name: None if values is None else _beside(name, values, size, width)
+            for name, values in (("staleness", staleness), ("advantages", advantages))
+        }
+        stale_BT = beside["staleness"]
+        if stale_BT is not None and (stale_BT < 0).any():
+            raise EvidenceError(
+                f"a token is {stale_BT[stale_BT < 0].flat[0]:g} updates old",
+                hint="staleness = the trainer's updates less those of the weights that drew",
+            )
+        texts = {str(name): _texts(name, values, size) for name, values in (labels or {}).items()}
+        return cls(
+            step,
+            logp["logp_train"],
+            logp["logp_infer"],
+            mask_BT,
+            None if groups is None else _texts("groups", groups, size),
+            texts,
+            stale_BT,
+            beside["advantages"],
+            None if tokens is None else _ids(tokens, size, width),
+        )
+
+
+def array(name: str, values: object) -> Array:
+    """Anything array-like as NumPy's; torch's tensors come off their device.
+
+    Raises:
+        EvidenceError: it is no rectangle of numbers.
+    """
+    if hasattr(values, "detach"):
+        tensor: Any = values
+        tensor = tensor.detach()
+        if any(kind in str(tensor.dtype) for kind in _OF_TORCH):
+            tensor = tensor.float()
+        return tensor.cpu().numpy()
+    try:
+        found = np.asarray(values)
+    except ValueError:
+        found = np.zeros((), dtype=object)
+    if found.dtype.kind not in "biuf":
+        raise EvidenceError(f"{name} is no rectangle of numbers", hint="pad rows to one length")
+    return found
+
+
+def _step(weights: object) -> int:
+    try:
+        step = index(weights)  # type: ignore[arg-type]
+    except TypeError:
+        step = -1
+    if step < 0:
+        raise EvidenceError(
+            f"weights is {weights!r}", hint="how many updates the trainer has made, from 0 on"
+        )
+    return step
+
+
+def _numbers(name: str, values: object, shapes: Sequence[tuple[int, ...]]) -> Array:
+    if values is None:
+        raise EvidenceError(f"{name} is missing", hint="NaN where a token has none")
+    found = array(name, values)
+    if found.shape not in shapes:
+        raise EvidenceError(f"{name} has shape {found.shape}, and the mask {shapes[-1]}")
+    exact = found.dtype in (np.float32, np.float64)
+    small = found.dtype.kind == "f" and found.dtype.itemsize < 4
+    return found if exact else found.astype(np.float32 if small else np.float64)
+
+
+def _beside(name: str, values: object, size: int, width: int) -> Array:
+    """Numbers of each sequence or of each token, [B, 1] or [B, T]."""
+    found = _numbers(name, values, [(size,), (size, 1), (size, width)])
+    return found.reshape(size, 1) if found.ndim == 1 else found
+
+
+def _texts(name: str, values: Sequence[object], size: int) -> tuple[str, ...]:
+    if hasattr(values, "tolist"):
+        values = array(name, values).tolist() if hasattr(values, "detach") else values.tolist()  # type: ignore[attr-defined]
+    found = tuple("" if value is None else str(value) for value in values)
+    if len(found) != size:
+        raise EvidenceError(f"{size} sequences have {len(found)} values of {name}")
+    return found
+
+
+def _ids(values: object, size: int, width: int) -> Array:
+    found = array("tokens", values)
+    if found.ndim != 2 or found.dtype.kind not in "iu":
+        raise EvidenceError(
+            f"tokens are {found.dtype} of shape {found.shape}", hint="ids, [sequences, tokens]"
+        )
+    if len(found) != size or found.shape[1] < width:
+        raise EvidenceError(f"tokens have shape {found.shape}, and the mask {(size, width)}")
+    return found

@@ -1,0 +1,335 @@
+# The monitor: every training step's own tokens, judged as `servanda check` would judge them.
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from servanda.contract import WHOLE, Contract
+from servanda.dumps import causes
+from servanda.dumps.blocks import paired
+from servanda.dumps.judging import unsound
+from servanda.dumps.steps import GroupSums
+from servanda.dumps.structure import Counts
+from servanda.errors import ContractError, EvidenceError
+from servanda.evidence import Evidence
+from servanda.identity import EvidenceKey
+from servanda.plan import Plan
+from servanda.rl import acting, ranks, sound
+from servanda.rl.atoms import Atoms, atoms_of
+from servanda.rl.batch import Batch
+from servanda.rl.memory import Journal, Memory, kept
+from servanda.rl.ranks import Gather, Opening, Part
+from servanda.rl.sampled import Keeper
+from servanda.rl.step import Step, line, of_cells
+from servanda.rl.terms import WORKLOAD, Terms, labels_of, plan_of
+from servanda.rl.weighing import as_round, joined, told, weighed
+from servanda.slices import Cut
+from servanda.verdict import Verdict, judge
+
+
+class Monitor:
+    """Judges each training step by a kernel contract, from both kernels' logprobs of its tokens.
+
+    The claim is realised: a verdict speaks of this step's tokens and of no others.
+
+    Args:
+        contract: a Contract, the path of one, or the name of a preset of trainers, such as
+            "verl-sync", "verl-async", "trl", "nemo-grpo", "prime-rl", "slime".
+        gather: sends one object and returns those of all ranks, this one included, such as
+            torch.distributed.all_gather_object wrapped; None: there is one rank.
+        dump: folder to keep a share of the sequences in, for `servanda check DIR`.
+        sample: that share, decided from the step and the index of a sequence alone.
+        state: JSON lines, one a step, which `servanda watch` follows and a restart continues.
+        seed: of the share.
+        stop: whether a rule that says halt is an action; else it is told as `would`.
+
+    Raises:
+        ContractError: there is no such preset or file, or its text is wrong.
+        EvidenceError: the state file is of no monitor; MeasurementError: it cannot be read.
+    """
+
+    def __init__(
+        self,
+        contract: str | Path | Contract,
+        *,
+        gather: Gather | None = None,
+        dump: str | Path | None = None,
+        sample: float = 0.01,
+        state: str | Path | None = None,
+        seed: int = 0,
+        stop: bool = False,
+    ) -> None:
+        self._terms = Terms.of(contract)
+        self._gather = gather or ranks.alone
+        self._member = ranks.name_of_member()
+        self._keeper = None if dump is None else Keeper(Path(dump), sample, seed)
+        self._journal = None if state is None else Journal(Path(state))
+        self._memory = Memory() if self._journal is None else self._journal.read()
+        self._stop = stop
+        self._plan: Plan | None = None
+        self._fresh = not self._memory.rules and not self._memory.kinds
+        self.notes: tuple[str, ...] = () if self._journal is None else self._journal.notes
+
+    @property
+    def contract(self) -> Contract:
+        """What steps are held to; its slices are decided at the first step."""
+        return self._plan.contract if self._plan else self._terms.contract
+
+    @property
+    def would_have_stopped(self) -> int | None:
+        """The first step at which a rule said halt."""
+        return self._memory.would
+
+    def observe(
+        self,
+        logp_train_BT: object,
+        logp_infer_BT: object,
+        mask_BT: object,
+        *,
+        groups: Sequence[object] | None = None,
+        labels: Mapping[str, Sequence[object]] | None = None,
+        advantages: object = None,
+        weights: int,
+        staleness: object = None,
+        tokens: object = None,
+    ) -> Step:
+        """Judge the tokens of one step; of all ranks, where there are several.
+
+        Arrays are NumPy's, torch's or lists, [B, T]: B sequences of this rank.  A token without
+        a logprob is NaN; it counts as missing and never as 0.
+
+        Args:
+            logp_train_BT: the trainer's, before its update, nats.
+            logp_infer_BT: the rollout engine's, of the same tokens, nats.
+            mask_BT: 1 where the trainer learns from the token.
+            groups: prompt of each sequence, [B]; default each its own.
+            labels: name -> text of each sequence, [B], such as {"env": [...]}.
+            advantages: [B] or [B, T].
+            weights: how many updates the trainer has made.
+            staleness: updates between drawing and training, [B] or [B, T]; NaN: not known.
+            tokens: ids, [B, T], or with the prompts before them; for `dump` alone.
+
+        Raises:
+            EvidenceError: arrays do not fit together, there is no mask, or ranks disagree.
+            ContractError: a slice asks for a label that the first step does not have.
+        """
+        try:
+            batch = Batch.of(
+                logp_train_BT,
+                logp_infer_BT,
+                mask_BT,
+                groups=groups,
+                labels=labels,
+                advantages=advantages,
+                weights=weights,
+                staleness=staleness,
+                tokens=tokens,
+            )
+            if self._keeper is not None:
+                self._keeper.needed(batch)
+        except EvidenceError as error:
+            self._refuse(error)
+            raise
+        if self._plan is None:
+            self._open(batch)
+        assert self._plan is not None
+        said = (self._member, self._plan.contract.digest, batch.weights)
+        atoms = atoms_of(self._cuts, batch)
+        parts, rank = ranks.gathered(self._gather, self._part(said, batch, atoms))
+        return self._judged(parts, rank, batch, atoms)
+
+    def _refuse(self, error: EvidenceError) -> None:
+        """Tell the other ranks why this one cannot take part: they would wait for it."""
+        said = (self._member, self.contract.digest, -1, str(error))
+        self._gather(Part(*said) if self._plan else Opening(*said))
+
+    def _open(self, batch: Batch) -> None:
+        """Fix the cells of the run: by all ranks' counts, or as the one it continues had them."""
+        said = (self._member, self._terms.contract.digest, batch.weights)
+        counts = Counts()
+        if self._fresh and self._terms.slices_itself:
+            counts.add(paired(sound.rollouts_of(batch), 0))
+            if not batch.has_prompts:
+                counts.lengths.clear()  # columns of answers alone do not tell a context's length
+        mine = Opening(
+            *said,
+            counts=counts,
+            kinds=labels_of(batch.labels, self._terms.labels),
+            memory=self._memory,
+        )
+        openings, _ = ranks.gathered(self._gather, mine)
+        self._memory = copy.deepcopy(openings[0].memory)  # ranks may share a process
+        if not self._memory.contract:
+            whole = Counts()
+            for opening in openings:
+                whole.join(opening.counts)
+            self._memory.rules, notes = self._terms.rules(whole)
+            kinds = (kind for opening in openings for kind in opening.kinds)
+            self._memory.kinds = tuple(dict.fromkeys(kinds))
+            self.notes += notes
+        plan = plan_of(self._terms.complete(self._memory.rules), self._memory.kinds)
+        if self._memory.contract not in ("", plan.contract.digest):
+            raise ContractError(
+                f"the state file is of contract {self._memory.contract[:8]}, and this is "
+                f"{plan.contract.digest[:8]}",
+                hint="name another state file, or go on under the contract that it was begun with",
+            )
+        self._plan = plan
+        named = dict.fromkeys(cell.cut for cell in plan.cells if told(cell))
+        self._cuts: tuple[Cut, ...] = tuple(cut for cut in named if cut.name != WHOLE)
+
+    def _part(self, said: tuple[str, str, int], batch: Batch, atoms: Atoms) -> Part:
+        assert self._plan is not None
+        found = weighed(self._plan.cells, self._cuts, batch, atoms)
+        names = batch.group_B or tuple(f"{b}@{self._member}" for b in range(batch.sequences))
+        sums: dict[str, GroupSums] = {}
+        for name, drift, n in zip(
+            names, found.drift_B.tolist(), found.usable_B.tolist(), strict=True
+        ):
+            sums[name] = sums.get(name, GroupSums()) + GroupSums(drift, n)
+        return Part(
+            *said,
+            statistics=found.statistics,
+            atoms=tuple((bits, n, tv) for bits, (n, tv) in found.atoms.items()),
+            groups=tuple(sums.items()),
+            sequences=batch.sequences,
+            tokens=batch.tokens,
+            usable=int(found.usable_B.sum()),
+            staleness=_staleness(batch),
+            unsound=sound.problems(batch),
+        )
+
+    def _judged(self, parts: Sequence[Part], rank: int, batch: Batch, atoms: Atoms) -> Step:
+        plan, memory = self._plan, self._memory
+        assert plan is not None
+        groups = _groups(parts)
+        weighed_round = as_round(
+            plan,
+            joined(plan.cells, [part.statistics for part in parts]),
+            sequences=sum(part.sequences for part in parts),
+            tokens=sum(part.tokens for part in parts),
+            groups=len(groups),
+        )
+        key = EvidenceKey(
+            contract=plan.contract.digest,
+            corpus="",
+            train="external",
+            infer="external",
+            weights=str(batch.weights),
+            grade="declared",
+        )
+        evidence = Evidence(key, plan.digest, {(WORKLOAD, 0): weighed_round})
+        wrong = [problem for part in parts for problem in part.unsound]
+        if not weighed_round.tokens:
+            wrong.append("no token of the mask is trained")
+
+        def answer(intervals: bool = True) -> Verdict:
+            verdict = judge(plan, evidence, intervals=intervals)
+            return unsound(verdict, wrong[0]) if wrong else verdict
+
+        verdict = answer(intervals=False)
+        names = [cut.name for cut in self._cuts]
+        sums = _atoms(parts)
+        taken = acting.due(plan.contract, verdict, names, sums)
+        would = ("halt",) if "halt" in taken.action and not self._stop else ()
+        if "halt" in taken.action and memory.would is None:
+            memory.would = batch.weights
+        taken = replace(taken, action=tuple(a for a in taken.action if a not in would))
+        memory.add(batch.weights, groups)
+        trend_of = memory.copied()
+        red = dict.fromkeys(
+            c.slice for c in verdict.cells if c.enforced and c.outcome == "violated"
+        )
+        cause = wrong[0] if wrong else causes.likely(names, [*red], sums, None)
+        token_weights = acting.token_weights(plan.contract, taken, batch, atoms, names)
+        step = Step(
+            batch.weights,
+            verdict.outcome,
+            taken.action,
+            would,
+            taken.pages,
+            taken.masked,
+            token_weights,
+            _metrics(verdict, parts, groups, memory.ratio),
+            cause,
+            self.notes,
+            answer,
+            lambda: trend_of.drift,
+        )
+        if self._keeper is not None:
+            self._keeper.keep(batch, rank)
+            self._keeper.next_share = taken.sample
+        if self._journal is not None and rank == 0:
+            entry = line(step, time.time())
+            if not memory.contract:
+                entry |= kept(memory.rules, memory.kinds)
+            entry["groups"] = [[float(f"{g.total:.6g}"), g.n] for g in groups.values()]
+            self._journal.write(entry)
+        memory.contract = plan.contract.digest
+        return step
+
+
+def _staleness(batch: Batch) -> tuple[float, int, float]:
+    """Sum, tokens and largest of what is known."""
+    if batch.staleness_BT is None:
+        return 0.0, 0, 0.0
+    values_N = np.broadcast_to(batch.staleness_BT, batch.mask_BT.shape)[batch.mask_BT]
+    known_N = values_N[~np.isnan(values_N)]
+    return float(known_N.sum(dtype=np.float64)), len(known_N), float(known_N.max(initial=0.0))
+
+
+def _groups(parts: Sequence[Part]) -> dict[str, GroupSums]:
+    """Prompt groups of all ranks, in an order that the ranks' own does not change."""
+    found: dict[str, list[GroupSums]] = {}
+    for part in parts:
+        for name, sums in part.groups:
+            found.setdefault(name, []).append(sums)
+    added = [
+        (name, GroupSums(math.fsum(s.total for s in some), sum(s.n for s in some)))
+        for name, some in found.items()
+    ]
+    return dict(sorted(added, key=lambda item: (item[1].n, item[1].total)))
+
+
+def _atoms(parts: Sequence[Part]) -> dict[int, tuple[int, float]]:
+    found: dict[int, list[tuple[int, float]]] = {}
+    for part in parts:
+        for bits, n, tv in part.atoms:
+            found.setdefault(bits, []).append((n, tv))
+    return {
+        bits: (sum(n for n, _ in some), math.fsum(tv for _, tv in some))
+        for bits, some in sorted(found.items())
+    }
+
+
+def _metrics(
+    verdict: Verdict,
+    parts: Sequence[Part],
+    groups: Mapping[str, GroupSums],
+    ratio: float | None,
+) -> dict[str, float]:
+    """What to log: only what was measured."""
+    tokens, usable = (sum(getattr(p, name) for p in parts) for name in ("tokens", "usable"))
+    found = {
+        "servanda/observed_tokens": float(tokens),
+        "servanda/observed_sequences": float(sum(p.sequences for p in parts)),
+        "servanda/unusable_tokens": float(tokens - usable),
+    }
+    if tokens:
+        found["servanda/coverage"] = usable / tokens
+    if usable:
+        found["servanda/abs_log_ratio_nats"] = math.fsum(g.total for g in groups.values()) / usable
+    stale = [p.staleness for p in parts if p.staleness[1]]
+    if stale:
+        found["servanda/staleness/mean"] = math.fsum(s[0] for s in stale) / sum(s[1] for s in stale)
+        found["servanda/staleness/max"] = max(s[2] for s in stale)
+    if ratio is not None:
+        found["servanda/trend"] = ratio
+    return {**found, **of_cells(verdict)}

@@ -1,0 +1,135 @@
+# A step: the verdict on one training step's tokens, what is to be done, and the numbers to log.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from numpy.typing import NDArray
+
+from servanda.clauses import CellVerdict, Outcome
+from servanda.contract import WHOLE
+from servanda.plain import to_plain
+from servanda.rl.memory import SCHEMA, Drift
+from servanda.verdict import EXIT_CODES, Verdict
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What `Monitor.observe` answers; every rank has the same but for its own token weights.
+
+    Args:
+        weights: updates that the trainer had made.
+        outcome: holds, violated, inconclusive or error.
+        action: what is to be done now, in the order of the contract's rules.
+        would: what rules say and was not switched on: halt, without `stop=True`.
+        pages: whom rules say to tell.
+        masked: slices whose tokens are left out of the loss.
+        token_weights: what each token's loss is to be multiplied by, [B, T], float32, of this
+            rank; 0 outside the mask.
+        metrics: to log; a number that was not measured is not there.
+        cause: what the red slices look like, or what is wrong with the data; "" of neither.
+        notes: what was left out, and why.
+    """
+
+    weights: int
+    outcome: Outcome
+    action: tuple[str, ...]
+    would: tuple[str, ...]
+    pages: tuple[str, ...]
+    masked: tuple[str, ...]
+    token_weights: Array
+    metrics: Mapping[str, float]
+    cause: str
+    notes: tuple[str, ...]
+    _verdict: Callable[[], Verdict]
+    _trend: Callable[[], Drift | None]
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The whole verdict, intervals included: worked out when it is first looked at."""
+        return self._verdict()
+
+    @cached_property
+    def trend(self) -> Drift | None:
+        """How the last steps' drift compares with that of the first five; None before there are."""
+        return self._trend()
+
+    @property
+    def exit_code(self) -> int:
+        """0 holds, 1 violated, 3 inconclusive, 4 error."""
+        return EXIT_CODES[self.outcome]
+
+    def __str__(self) -> str:
+        return str(self.verdict)
+
+
+def line(step: Step, at: float) -> dict[str, Any]:
+    """A step as one line of the state file.
+
+    Args:
+        at: seconds since 1970.
+    """
+    verdict = step.verdict
+    return to_plain(
+        {
+            "schema": SCHEMA,
+            "weights": step.weights,
+            "at": at,
+            "name": verdict.contract,
+            "contract": verdict.key.contract,
+            "outcome": step.outcome,
+            "action": step.action,
+            "would": step.would,
+            "pages": step.pages,
+            "masked": step.masked,
+            "cause": step.cause,
+            "notes": step.notes,
+            "tokens": verdict.tokens,
+            "sequences": verdict.sequences,
+            "cells": [_cell(c) for c in verdict.cells if c.outcome != "not applicable"],
+            "metrics": dict(step.metrics),
+        }
+    )
+
+
+def _cell(cell: CellVerdict) -> dict[str, Any]:
+    low, high = cell.interval or (None, None)
+    return {
+        "clause": cell.clause,
+        "slice": cell.slice,
+        "metric": cell.metric,
+        "aggregate": cell.aggregate,
+        "outcome": cell.outcome,
+        "value": cell.value,
+        "low": low,
+        "high": high,
+        "limit": cell.limit,
+        "threshold": cell.threshold,
+        "n": cell.n,
+        "missing": cell.missing,
+        "enforced": cell.enforced,
+        "severity": cell.severity,
+    }
+
+
+def of_cells(verdict: Verdict) -> dict[str, float]:
+    """The numbers of a verdict to log: each promise on the whole, and where it is worst."""
+    found: dict[str, float] = {"servanda/exit_code": float(verdict.exit_code)}
+    red = [c for c in verdict.cells if c.enforced and c.outcome == "violated"]
+    found["servanda/violated_cells"] = float(len(red))
+    for cell in verdict.cells:
+        if cell.section != "statistical" or cell.value is None:
+            continue
+        name = f"servanda/{cell.clause}"
+        if cell.slice == WHOLE:
+            found[name] = cell.value
+        else:
+            found[f"{name}/worst_slice"] = max(
+                cell.value, found.get(f"{name}/worst_slice", cell.value)
+            )
+    return found
