@@ -1,58 +1,24 @@
 # The guards that people have for the gap between trainer and engine, as their projects define them.
 #
-# Two layers.  STATISTICS are pure functions of one step's arrays: logp_train_BT, logp_infer_BT
-# (nats, float64) and mask_BT (bool).  A Guard reads one or more of them, one mapping a step, and
-# says on which steps it rings.  What a project calls by another name or reduces in another order
-# (means over tokens, or over sequences first) is written out here as that project does it.
+# A guard reads statistics (statistics.py) of one step after another, and says on which it rings.
 #
 # One sign everywhere: log_ratio = logp_train - logp_infer, "d" for short.
-# Axes: B sequences, T tokens, N the trained tokens of all sequences.
+# Axes: B sequences, T tokens.
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from benchmarks.experiment.statistics import of_step
 from servanda.errors import EvidenceError
 from servanda.registry import Registry
 
-Floats = NDArray[np.float64]
-
 TREND_STEPS = 5  # at each end, as `servanda check DUMP` compares them
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """One step's trained tokens.
-
-    Args:
-        logp_train_BT, logp_infer_BT: nats, 0 where not trained; mask_BT: trained.
-    """
-
-    logp_train_BT: Floats
-    logp_infer_BT: Floats
-    mask_BT: NDArray[np.bool_]
-
-    @property
-    def d_BT(self) -> Floats:
-        return self.logp_train_BT - self.logp_infer_BT
-
-    @property
-    def d_N(self) -> Floats:
-        return self.d_BT[self.mask_BT]
-
-    def mean_of_sequences(self, x_BT: Floats) -> Floats:
-        """Mean of x over each sequence's trained tokens [B], of sequences that have any."""
-        n_B = self.mask_BT.sum(axis=1)
-        sums_B = np.where(self.mask_BT, x_BT, 0.0).sum(axis=1)
-        return sums_B[n_B > 0] / n_B[n_B > 0]
-
-
-STATISTICS: Registry[Callable[[Tokens], float]] = Registry("statistic")
 
 
 def measure(
@@ -86,103 +52,8 @@ def measure(
             f"{lost:,} of {int(mask.sum()):,} trained tokens have no finite logprob",
             hint="no guard of the field counts what is missing; leave such steps out, by name",
         )
-    tokens = Tokens(np.where(mask, train, 0.0), np.where(mask, infer, 0.0), mask)
-    # overflow to inf is a value above every limit, and is what the projects' float32 shows
-    with np.errstate(over="ignore"):
-        return {name: STATISTICS[name](tokens) for name in STATISTICS}
-
-
-@STATISTICS.register("abs_d_mean")
-def abs_d_mean(tokens: Tokens) -> float:
-    """Mean |d| over tokens: SkyRL's rollout_train_logprobs_abs_diff_mean, TRL's difference."""
-    return float(np.abs(tokens.d_N).mean())
-
-
-@STATISTICS.register("abs_d_mean_by_sequence")
-def abs_d_mean_by_sequence(tokens: Tokens) -> float:
-    """Mean over sequences of their mean |d|: slime's and miles' train_rollout_logprob_abs_diff."""
-    return float(tokens.mean_of_sequences(np.abs(tokens.d_BT)).mean())
-
-
-@STATISTICS.register("abs_d_max")
-def abs_d_max(tokens: Tokens) -> float:
-    """Largest |d|: TRL's sampling_logp_difference/max."""
-    return float(np.abs(tokens.d_N).max())
-
-
-@STATISTICS.register("tme")
-def tme(tokens: Tokens) -> float:
-    """Mean exp |d| over tokens: NeMo-RL's token_mult_prob_error."""
-    return float(np.exp(np.abs(tokens.d_N)).mean())
-
-
-@STATISTICS.register("max_seq_mult_prob_error")
-def max_seq_mult_prob_error(tokens: Tokens) -> float:
-    """Largest over sequences of the mean exp |d|: NeMo-RL's max_seq_mult_prob_error."""
-    return float(tokens.mean_of_sequences(np.exp(np.abs(tokens.d_BT))).max())
-
-
-@STATISTICS.register("k3")
-def k3(tokens: Tokens) -> float:
-    """Mean exp(d) - d - 1: verl's k3_kl, prime-rl's mismatch_kl, NeMo-RL's gen_kl_error (k3)."""
-    return float((np.expm1(tokens.d_N) - tokens.d_N).mean())
-
-
-@STATISTICS.register("k1")
-def k1(tokens: Tokens) -> float:
-    """Mean -d: verl's rollout_corr/kl, Tinker's kl_sample_train_v1."""
-    return float(-tokens.d_N.mean())
-
-
-@STATISTICS.register("probs_diff_mean")
-def probs_diff_mean(tokens: Tokens) -> float:
-    """Mean |p_train - p_infer|: verl's rollout_probs_diff_mean."""
-    p, q = (np.exp(a[tokens.mask_BT]) for a in (tokens.logp_train_BT, tokens.logp_infer_BT))
-    return float(np.abs(p - q).mean())
-
-
-_VERL_BOUND = 20.0  # verl clamps log ratios to it
-_VERL_CAP = 2.0  # its preset decoupled_token_is
-
-
-def _verl_weights(tokens: Tokens) -> Floats:
-    """Token weights of verl's preset decoupled_token_is, cut at 2 [N]."""
-    return np.minimum(np.exp(np.clip(tokens.d_N, -_VERL_BOUND, _VERL_BOUND)), _VERL_CAP)
-
-
-@STATISTICS.register("is_mean")
-def is_mean(tokens: Tokens) -> float:
-    """verl's rollout_is_mean: of the weights after the cut."""
-    return float(_verl_weights(tokens).mean())
-
-
-@STATISTICS.register("is_std")
-def is_std(tokens: Tokens) -> float:
-    """verl's rollout_is_std: of the weights after the cut."""
-    return float(_verl_weights(tokens).std())
-
-
-@STATISTICS.register("ess")
-def ess(tokens: Tokens) -> float:
-    """verl's rollout_is_eff_sample_size: (mean w)^2 / mean w^2 after the cut."""
-    w_N = _verl_weights(tokens)
-    return float(w_N.mean() ** 2 / (w_N**2).mean())
-
-
-@STATISTICS.register("chi2_token")
-def chi2_token(tokens: Tokens) -> float:
-    """verl's chi2_token: mean w^2 - 1; it can be negative, for tokens came from the engine."""
-    return float(np.exp(2 * np.clip(tokens.d_N, -_VERL_BOUND, _VERL_BOUND)).mean() - 1)
-
-
-@STATISTICS.register("seq_masked_share")
-def seq_masked_share(tokens: Tokens) -> float:
-    """Share of sequences that TRL's sequence_mask drops: product of their weights above 3.
-
-    TRL logs no such share and gates on nothing.
-    """
-    trained_B = tokens.mask_BT.any(axis=1)
-    return float((tokens.d_BT.sum(axis=1)[trained_B] > math.log(3)).mean())
+    length_B = mask.sum(axis=1)
+    return of_step(train[mask], infer[mask], length_B[length_B > 0])
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ the gradient, which a contract promises, true where the bias itself can be worke
 - **Cases**: {cases}. Each is one of the [faults](../reference/faults.md) of a sync or of an
   engine at its default; "4 bits" is an engine whose weights are quantised at every sync, and no
   fault.
-- **Arms**: {arms}. TIS multiplies a token's loss by min(w, 2), MIS by w inside [0.5, 2] and by 0
-  outside; w is the trainer's probability over the engine's. The monitor does what the rules of
-  `benchmarks/experiment/grpo.kernelcontract.yaml` say: correct and mask where the gradient clause is
-  violated, halt where what is left after a correction is too much. With the drill in front, a
+- **Arms**: {arms}. TIS multiplies a token's loss by min(w, 2), MIS by w inside [0.5, 2] and by
+  0 outside; w is the trainer's probability over the engine's. The monitor does what the rules of
+  `benchmarks/experiment/grpo.kernelcontract.yaml` say: correct and mask where the gradient clause
+  is violated, halt where what is left after a correction is too much. With the drill in front, a
   run that it refuses is not started: the sync is repaired, and the repaired run is what counts.
 - **Seeds**: {seeds}. A seed fixes prompts, draws and evaluation for every arm and case alike.
 - **Intervals** are Student's t over seeds, 95 %. {seed_count} seeds are few: every one is shown
@@ -70,12 +70,13 @@ kernels say is the healthy run's, number by number.
 
 ### The drill
 
-It needs no step. It replaces the weights of the trainer, syncs once, scores {tokens} tokens on both
-sides, and then nudges one group of weights at a time. Measured on the same model, beside nothing
-else; afterwards {restored} of {drilled} trainers had their weights back bit for bit. After the poison any
-threshold above would ring, too: what the guards lack is not a finer number, it is the poison.
+It needs no step. It replaces the weights of the trainer, syncs once, scores {tokens} tokens on
+both sides, and then nudges one group of weights at a time. Measured on the same model; afterwards
+{restored} of {drilled} trainers had their weights back bit for bit.
 
 {drills}
+
+{poisoned}
 
 ### Every guard
 
@@ -171,6 +172,7 @@ def page(
         restored=sum(drill.restored for drill in drills),
         drilled=len(drills),
         drills=sections.drill_table(drills),
+        poisoned=sections.poisoned(drills),
         guards=sections.guard_list(recorded),
         notes=sections.guard_notes(runs),
         all_guards=faults_by_guards(told, cases, recorded),

@@ -108,6 +108,22 @@ def drill_table(drills: Sequence[Drilled]) -> str:
     return markdown(head, rows)
 
 
+def poisoned(drills: Sequence[Drilled]) -> str:
+    """What a threshold of the field would say of the tokens that the drill scored."""
+    broken = [drill for drill in drills if drill.fault != HEALTHY]
+    limit = FIELD["slime"].bars[0].at_most
+    before, after = (
+        sum(of > limit for of in values)
+        for values in ([drill.found for drill in broken], [drill.poison for drill in broken])
+    )
+    healthy = next(drill.poison for drill in drills if drill.fault == HEALTHY)
+    return (
+        f"slime's mean |d| > {limit:g}, read on the drill's tokens, rings on {before} of "
+        f"{len(broken)} broken syncs before the poison and on {after} after it; a healthy one then "
+        f"reads {healthy:.2f}. What the guards lack is not a finer number but the intervention."
+    )
+
+
 def guard_list(names: Sequence[str]) -> str:
     """Guards with their sources."""
     rows = [(GUARDS[name].who, GUARDS[name].rule, GUARDS[name].source) for name in names]

@@ -21,6 +21,7 @@ def _tokens(compute: Callable[[Floats, Floats, Floats], float]) -> Callable[...,
 
 
 def _log_ratio_S(d_N: Floats, length_S: NDArray[np.int64]) -> Floats:
+    """Sums over each sequence."""
     start_S = np.cumsum(length_S) - length_S
     return np.add.reduceat(d_N, start_S)
 
@@ -49,8 +50,13 @@ def _sequences(compute: Callable[[Floats], float]) -> Callable[..., float]:
     return lambda d_N, _p, _q, length_S: compute(_log_ratio_S(d_N, length_S))
 
 
+def _by_sequence(d_N: Floats, _p: Floats, _q: Floats, length_S: NDArray[np.int64]) -> float:
+    return float((_log_ratio_S(np.abs(d_N), length_S) / length_S).mean())
+
+
 def _worst_sequence(d_N: Floats, _p: Floats, _q: Floats, length_S: NDArray[np.int64]) -> float:
-    return float(np.exp(_log_ratio_S(np.abs(d_N), length_S) / length_S).max())
+    exp_N = np.exp(np.minimum(np.abs(d_N), _CLAMP))
+    return float((_log_ratio_S(exp_N, length_S) / length_S).max())
 
 
 def _geometric(d_N: Floats, _p: Floats, _q: Floats, length_S: NDArray[np.int64]) -> float:
@@ -60,8 +66,9 @@ def _geometric(d_N: Floats, _p: Floats, _q: Floats, length_S: NDArray[np.int64])
 
 # name -> (log_ratio_N, p_N, q_N, length_S) -> value
 STATISTICS: Mapping[str, Callable[..., float]] = {
-    # |d|: slime, SkyRL, miles, TRL
+    # |d|: SkyRL and TRL over tokens; slime and miles over sequences of their means
     "abs_d_mean": _tokens(lambda d, p, q: float(np.abs(d).mean())),
+    "abs_d_mean_by_sequence": _by_sequence,
     "abs_d_p99": _tokens(lambda d, p, q: float(np.quantile(np.abs(d), 0.99))),
     "abs_d_max": _tokens(lambda d, p, q: float(np.abs(d).max())),
     # mean of infer - train: verl `kl`, Tinker v1; of its half square: Tinker v2
@@ -81,6 +88,7 @@ STATISTICS: Mapping[str, Callable[..., float]] = {
     "chi2_seq": _sequences(lambda d_S: float((_weight(d_S) ** 2).mean() - 1)),
     # verl `rollout_is_*`: token weights cut at 2; the last line is without the cut
     "is_mean": _tokens(lambda d, p, q: float(np.minimum(_weight(d), 2.0).mean())),
+    "is_std": _tokens(lambda d, p, q: float(np.minimum(_weight(d), 2.0).std())),
     "is_mean_raw": _tokens(lambda d, p, q: float(_weight(d).mean())),
     "is_min": _tokens(lambda d, p, q: float(_weight(d).min())),
     "is_max": _tokens(lambda d, p, q: float(_weight(d).max())),
@@ -92,7 +100,8 @@ STATISTICS: Mapping[str, Callable[..., float]] = {
     "seq_is_max": _sequences(lambda d_S: float(_weight(d_S).max())),
     "seq_masked_share": _sequences(lambda d_S: float((d_S > np.log(3.0)).mean())),
     "seq_geometric_out": _geometric,
-    "seq_tme_max": _worst_sequence,
+    # NeMo `max_seq_mult_prob_error`
+    "max_seq_mult_prob_error": _worst_sequence,
     # shares of tokens: above TIS's cap, outside MIS's band, outside PPO's clip range
     "over_cap": _tokens(lambda d, p, q: float((d > np.log(2.0)).mean())),
     "outside_band": _tokens(lambda d, p, q: float((np.abs(d) > np.log(2.0)).mean())),
@@ -115,7 +124,7 @@ def of_step(
 
     >>> two = of_step(np.log([0.5, 0.25]), np.log([0.25, 0.5]), np.array([1, 1]))
     >>> two["abs_d_mean"], two["gap_none"]
-    (0.6931471805599453, 1.0)
+    (0.6931471805599453, 0.5)
     """
     d_N = logp_train_N - logp_infer_N
     p_N, q_N = np.exp(logp_train_N), np.exp(logp_infer_N)

@@ -11,8 +11,8 @@ from benchmarks.experiment.record import Run, name_of
 
 from servanda.errors import EvidenceError
 
-QUIET = measure([[-1.0]], [[-1.0]], [[1]])
-LOUD = measure([[-5.0]], [[-0.5]], [[1]])
+QUIET = measure([[-1.0, -2.0]], [[-1.0, -2.0]], [[1, 1]])
+LOUD = measure([[-5.0, -6.0]], [[-0.5, -1.5]], [[1, 1]])
 
 
 def run(fault, arm, seed, loud_from, *, violated_from=None, drill=None, steps=12):
