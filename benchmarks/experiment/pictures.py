@@ -176,6 +176,9 @@ WEIGHTINGS: Mapping[str, str] = {
 }
 
 
+NOTHING = 1e-9  # a bias, or a bound, that is 0 but for rounding: no weight was cut
+
+
 def points_of(runs: Sequence[Run]) -> list[Point]:
     """Every checkpoint under every weighting; of a run that repeats another, none."""
     found = []
@@ -207,13 +210,16 @@ def truth(points: Sequence[Point]) -> str:
     Of the arm without a correction: at each checkpoint every weighting is looked at anyway.
     """
     points = [p for p in points if p.arm == "none"]
-    up = Axis.powers([p.bias for p in points])
-    bounds = Axis.powers([p.bound for p in points])
+    up = Axis.powers([p.bias for p in points if p.bias > NOTHING])
+    bounds = Axis.powers([p.bound for p in points if p.bound > NOTHING])
     size, top, left = 250, 116, 62
     parts = [
         svg.text(20, 28, "The true bias of the gradient, and what says so", "big"),
         svg.text(
-            20, 47, "upwards: mean norm over tokens of estimator less target, enumerated", "small"
+            20,
+            47,
+            "upwards: mean norm over tokens of estimator less target, enumerated; at the edges: 0",
+            "small",
         ),
         *svg.legend(20, 76, [*enumerate(WEIGHTINGS.values())], marks=True),
     ]

@@ -132,7 +132,13 @@ How well a number of the step orders the checkpoints by their true bias:
 
 ## What did not help
 
-{unhelpful}
+Reward on the sums of the run, less that of the same seed without a correction:
+
+{differences}
+
+On sums that are never trained on:
+
+{held_out_differences}
 
 ## Limits
 
@@ -187,7 +193,8 @@ def page(
         crossed=sections.crossed(runs, points),
         bias=sections.bias_table(runs),
         order=sections.order_table(points),
-        unhelpful=sections.unhelpful(runs),
+        differences=sections.differences(runs, "trained"),
+        held_out_differences=sections.differences(runs, "held_out"),
         rate=first.settings["learning_rate"],
     )
 

@@ -19,7 +19,7 @@ from benchmarks.experiment.alarms import (
 )
 from benchmarks.experiment.drilled import Drilled
 from benchmarks.experiment.guards import FIELD
-from benchmarks.experiment.pictures import ARMS, WEIGHTINGS, Point, called
+from benchmarks.experiment.pictures import ARMS, NOTHING, WEIGHTINGS, Point, called
 from benchmarks.experiment.record import Run
 from benchmarks.experiment.seeds import Spread
 from benchmarks.experiment.tables import markdown
@@ -29,10 +29,14 @@ def seeds_of(runs: Sequence[Run]) -> list[int]:
     return sorted({run.settings["seed"] for run in runs})
 
 
-def final(runs: Sequence[Run], case: str, arm: str, what: str) -> Spread | None:
-    """The reward of each seed at its last evaluation; None where the arm was not run."""
-    values = [run.evaluations[what][-1] for run in chosen(runs, case, arm)]
-    return Spread(tuple(values)) if values else None
+def final(runs: Sequence[Run], case: str, arm: str, what: str) -> dict[int, float]:
+    """Seed -> reward at the last evaluation."""
+    found = chosen(runs, case, arm)
+    return {run.settings["seed"]: run.evaluations[what][-1] for run in found}
+
+
+def _told(values: Sequence[float], *, signed: bool = False) -> str:
+    return Spread(tuple(values)).told(signed=signed) if values else "not run"
 
 
 def reward_table(runs: Sequence[Run], what: str) -> str:
@@ -40,7 +44,7 @@ def reward_table(runs: Sequence[Run], what: str) -> str:
     rows = []
     for case in cases_of(runs):
         found = [final(runs, case, arm, what) for arm in ARMS]
-        rows.append((called(case), *("not run" if x is None else x.told() for x in found)))
+        rows.append((called(case), *(_told([*of.values()]) for of in found)))
     return markdown(("", *ARMS.values()), rows)
 
 
@@ -52,19 +56,28 @@ def seed_table(runs: Sequence[Run]) -> str:
             found = chosen(runs, case, arm)
             if not found:
                 continue
-            rewards = (final(runs, case, arm, what) for what in ("trained", "held_out"))
+            rewards = (final(runs, case, arm, what).values() for what in ("trained", "held_out"))
             halts = ["-" if run.halted_at is None else str(run.halted_at) for run in found]
             dropped = [_mean(run.steps["weight_zero"]) for run in found]
             rows.append(
                 (
                     called(case),
                     name,
-                    *("" if x is None else x.all() for x in rewards),
+                    " ".join(map(str, seeds_of(found))),
+                    *(" ".join(f"{value:.2f}" for value in values) for values in rewards),
                     " ".join(halts),
                     " ".join(f"{100 * share:.1f}" for share in dropped),
                 )
             )
-    head = ("case", "arm", "own sums", "other sums", "halted at", "tokens with weight 0, %")
+    head = (
+        "case",
+        "arm",
+        "seeds",
+        "own sums",
+        "other sums",
+        "halted at",
+        "tokens with weight 0, %",
+    )
     return markdown(head, rows)
 
 
@@ -209,44 +222,44 @@ def crossed(runs: Sequence[Run], points: Sequence[Point]) -> str:
         if not run.same_as
         for at in run.checkpoints
         for name in WEIGHTINGS
+        if at["parameter_bound"][name] > NOTHING
     ]
     over = sum(bias > bound for bias, bound in pairs)
-    largest = max(bias / bound for bias, bound in pairs if bound)
+    largest = max(bias / bound for bias, bound in pairs)
     return (
         f"{told} By all parameters, G is what was measured on a dozen tokens, and no certificate: "
         f"{over} of {len(pairs)} biases are above A × G × D, the largest share is {largest:.2f}."
     )
 
 
-def unhelpful(runs: Sequence[Run]) -> str:
-    """Corrections against doing nothing, seed by seed."""
+def differences(runs: Sequence[Run], what: str) -> str:
+    """Reward of an arm less that of the arm without a correction, over the seeds of both."""
     rows = []
     for case in cases_of(runs):
-        none = final(runs, case, "none", "trained")
-        found = [final(runs, case, arm, "trained") for arm in ("tis", "mis", "monitor", "contract")]
-        if none is None:
-            continue
-        rows.append(
-            (
-                called(case),
-                *("not run" if x is None else x.minus(none).told(signed=True) for x in found),
-            )
-        )
-    head = ("reward less that of no correction", *(ARMS[a] for a in ARMS if a != "none"))
-    return markdown(head, rows)
+        none = final(runs, case, "none", what)
+        found = [final(runs, case, arm, what) for arm in ARMS if arm != "none"]
+        less = [[of[seed] - none[seed] for seed in of if seed in none] for of in found]
+        rows.append((called(case), *(_told(values, signed=True) for values in less)))
+    return markdown(("", *(ARMS[arm] for arm in ARMS if arm != "none")), rows)
 
 
 def bound_table(points: Sequence[Point]) -> str:
     """How near the bound the true bias comes, by weighting."""
     rows = []
     for weighting, name in WEIGHTINGS.items():
-        found = [p for p in points if p.weighting == weighting and p.bound > 0]
-        shares = [p.bias / p.bound for p in found]
-        above = sum(share > 1 for share in shares)
-        rows.append(
-            (name, f"{len(found)}", f"{above}", f"{median(shares):.2f}", f"{max(shares):.2f}")
-        )
-    head = ("weighting", "checkpoints", "above the bound", "median of bias / bound", "largest")
+        found = [p for p in points if p.weighting == weighting]
+        shares = [p.bias / p.bound for p in found if p.bound > NOTHING]
+        above, none = sum(p.bias > p.bound for p in found), len(found) - len(shares)
+        ends = (f"{median(shares):.2f}", f"{max(shares):.2f}") if shares else ("-", "-")
+        rows.append((name, f"{len(found)}", f"{above}", f"{none}", *ends))
+    head = (
+        "weighting",
+        "checkpoints",
+        "above the bound",
+        "both 0",
+        "bias / bound: median",
+        "largest",
+    )
     return markdown(head, rows)
 
 
