@@ -15,7 +15,8 @@ from servanda.faults import FAULTS
 from servanda.faults.sync import SYNC_FAULTS
 
 HEALTHY = "healthy"
-ENGINE = "bfloat16"  # of the case named after its fault alone
+HEALTHY_ADAPTER = "healthy bfloat16_lora"
+ENGINES = {"adapter_ignored": "bfloat16_lora"}  # of a fault that needs another than bfloat16
 BEFORE = -1  # the step of a drill, which comes before the first
 NEVER = "-"
 OURS = ("trend", "monitor", "drill")
@@ -177,16 +178,24 @@ def firing(guard: Guarding, runs: Iterable[Run]) -> Firing | None:
 
 
 def case_of(run: Run) -> str:
-    """What a run is a case of: its fault, and its engine where that is another."""
+    """What a run is a case of: its fault, and its engine where that is not what the fault needs."""
     fault, engine = run.settings["fault"], run.settings["engine"]
-    return fault if engine == ENGINE else f"{fault} {engine}"
+    return fault if engine == ENGINES.get(fault, "bfloat16") else f"{fault} {engine}"
 
 
 def cases_of(runs: Sequence[Run]) -> list[str]:
-    """The cases of some runs: healthy, then faults in the order of the catalogue."""
+    """The cases of some runs: faults in the order of the catalogue, healthy ones around them."""
     order = [HEALTHY, *SYNC_FAULTS, *FAULTS]
     found = {case_of(run): order.index(run.settings["fault"]) for run in runs}
-    return sorted(found, key=lambda case: (found[case], case))
+    last = len(order)  # healthy runs with another engine
+    place = {case: at if at or case == HEALTHY else last for case, at in found.items()}
+    return sorted(found, key=lambda case: (place[case], case))
+
+
+def compared(runs: Sequence[Run]) -> list[str]:
+    """The cases of which every arm was run: the others are looked at once, and not compared."""
+    arms = {run.settings["arm"] for run in runs}
+    return [case for case in cases_of(runs) if all(chosen(runs, case, arm) for arm in arms)]
 
 
 def chosen(runs: Sequence[Run], case: str, arm: str) -> list[Run]:
@@ -200,8 +209,13 @@ Firings = Mapping[str, Mapping[str, Firing | None]]
 
 
 def firings(runs: Sequence[Run]) -> Firings:
-    """How every guard rings on the runs of every case."""
+    """How every guard rings on the runs of every case; an adapter makes no other healthy case."""
+    cases = [case for case in cases_of(runs) if case != HEALTHY_ADAPTER]
+    of = {case: (case, HEALTHY_ADAPTER) if case == HEALTHY else (case,) for case in cases}
     return {
-        name: {case: firing(guard, chosen(runs, case, guard.arm)) for case in cases_of(runs)}
+        name: {
+            case: firing(guard, [run for one in of[case] for run in chosen(runs, one, guard.arm)])
+            for case in cases
+        }
         for name, guard in GUARDS.items()
     }

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.experiment import pictures, tables
-from benchmarks.experiment.alarms import cases_of, firings
+from benchmarks.experiment.alarms import compared, firings
 from benchmarks.experiment.drilled import Drilled, read_drills
 from benchmarks.experiment.prose import page
 from benchmarks.experiment.record import Run, read_runs
@@ -24,7 +24,7 @@ README = ROOT / "README.md"
 
 def block(runs: Sequence[Run]) -> str:
     """The table that the page and the README share."""
-    return tables.faults_by_guards(firings(runs), cases_of(runs), tables.SHORT)
+    return tables.faults_by_guards(firings(runs), tables.SHORT)
 
 
 def put(text: str, table: str) -> str:
@@ -44,7 +44,7 @@ def put(text: str, table: str) -> str:
 
 def files(runs: Sequence[Run], drills: Sequence[Drilled], readme: str) -> dict[Path, str]:
     """Every file that is written from the records."""
-    cases, told = cases_of(runs), firings(runs)
+    told = firings(runs)
     steps = max(run.settings["steps"] for run in runs)
     points = pictures.points_of(runs)
     table = block(runs)
@@ -52,9 +52,9 @@ def files(runs: Sequence[Run], drills: Sequence[Drilled], readme: str) -> dict[P
         PAGE: put(page(runs, drills, told, points), table),
         README: put(readme, table),
         PAGE.with_name("experiment_rewards.svg"): pictures.rewards(
-            runs, cases, "trained", "Reward on the sums of the run"
+            runs, compared(runs), "trained", "Reward on the sums of the run"
         ),
-        PAGE.with_name("experiment_guards.svg"): pictures.timeline(told, cases, steps),
+        PAGE.with_name("experiment_guards.svg"): pictures.timeline(told, steps),
         PAGE.with_name("experiment_truth.svg"): pictures.truth(points),
     }
 

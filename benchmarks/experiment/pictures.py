@@ -40,7 +40,8 @@ _CASES: Mapping[str, str] = {
     "adapter_ignored": "adapter ignored",
     "wrong_cast": "float8 sync",
     "undisclosed_temperature": "temperature off",
-    "healthy int4_g32": "healthy, 4 bits",
+    "healthy int4_g32": "4 bits, no fault",
+    "healthy bfloat16_lora": "adapter, no fault",
 }
 
 
@@ -97,8 +98,9 @@ def rewards(runs: Sequence[Run], cases: Sequence[str], what: str, title: str) ->
     return svg.picture(866, 106 + 194 * rows, title, about, parts)
 
 
-def timeline(firings: Firings, cases: Sequence[str], steps: int) -> str:
+def timeline(firings: Firings, steps: int) -> str:
     """When guards ring: a row a guard, a column a case, a mark the first step of each seed."""
+    cases = [*next(iter(firings.values()))]
     left, gap, top, height = 322, 22, 98, 24
     width = max(76, min(140, 760 // len(cases) - gap))
     parts = [

@@ -63,6 +63,11 @@ Step 0 comes before the first update. A guard that rings on a healthy run, too, 
 
 {noticed}
 
+What the monitor answered, over all seeds of the uncorrected runs. A step has few tokens here, so
+that most of its answers are *inconclusive*; it rings on evidence alone.
+
+{monitor}
+
 At step 0 no sync has carried anything yet, and no guard can see a fault of a sync: what the
 kernels say is the healthy run's, number by number.
 
@@ -172,7 +177,8 @@ def page(
         hours=sections.hours(runs),
         begin=BEGIN,
         end=END,
-        noticed=sections.noticed(told, cases),
+        noticed=sections.noticed(told),
+        monitor=sections.monitor_table(runs),
         start=sections.equal_at_start(runs),
         tokens=drills[0].tokens,
         restored=sum(drill.restored for drill in drills),
@@ -181,7 +187,7 @@ def page(
         poisoned=sections.poisoned(drills),
         guards=sections.guard_list(recorded),
         notes=sections.guard_notes(runs),
-        all_guards=faults_by_guards(told, cases, recorded),
+        all_guards=faults_by_guards(told, recorded),
         rewards=sections.reward_table(runs, "trained"),
         held_out=sections.reward_table(runs, "held_out"),
         every_seed=sections.seed_table(runs),

@@ -15,6 +15,7 @@ from benchmarks.experiment.alarms import (
     Firings,
     cases_of,
     chosen,
+    compared,
     steps_of,
 )
 from benchmarks.experiment.drilled import Drilled
@@ -22,7 +23,10 @@ from benchmarks.experiment.guards import FIELD
 from benchmarks.experiment.pictures import ARMS, NOTHING, WEIGHTINGS, Point, called
 from benchmarks.experiment.record import Run
 from benchmarks.experiment.seeds import Spread
+from benchmarks.experiment.statistics import STATISTICS
 from benchmarks.experiment.tables import markdown
+
+OUTCOMES = ("holds", "inconclusive", "violated", "error")
 
 
 def seeds_of(runs: Sequence[Run]) -> list[int]:
@@ -87,21 +91,26 @@ def _mean(values: Sequence[float]) -> float:
 
 def equal_at_start(runs: Sequence[Run]) -> str:
     """How the statistics of step 0 compare with those of the healthy run of the same seed."""
-    healthy = {run.settings["seed"]: steps_of(run)[0] for run in chosen(runs, HEALTHY, "none")}
+    plain = [run for run in runs if run.settings["arm"] == "none"]
+    healthy = {_pair(run): steps_of(run)[0] for run in plain if run.settings["fault"] == HEALTHY}
     rows = []
-    for case in cases_of(runs):
-        found = chosen(runs, case, "none")
-        if case == HEALTHY or not found:
-            continue
-        pairs = [(steps_of(run)[0], healthy.get(run.settings["seed"])) for run in found]
-        same = [
-            sum(own[name] == other[name] for name in own if name in other)
-            for own, other in pairs
-            if other
-        ]
-        size = len(pairs[0][0])
-        rows.append((called(case), f"{min(same)} of {size}", f"{pairs[0][0]['abs_d_mean']:.5f}"))
+    for case in cases_of(plain):
+        found = [run for run in chosen(plain, case, "none") if run.settings["fault"] != HEALTHY]
+        pairs = [(steps_of(run)[0], healthy[_pair(run)]) for run in found if _pair(run) in healthy]
+        if pairs:
+            same = min(
+                sum(own[name] == other[name] for name in STATISTICS if name in own)
+                for own, other in pairs
+            )
+            size = sum(name in pairs[0][0] for name in STATISTICS)
+            mean = pairs[0][0]["abs_d_mean"]
+            rows.append((called(case), f"{same} of {size}", f"{mean:.5f}"))
     return markdown(("case", "statistics equal to the healthy run's", "mean |d|, first seed"), rows)
+
+
+def _pair(run: Run) -> tuple[object, object]:
+    """What a faulty run shares with the healthy one that it is compared with."""
+    return run.settings["engine"], run.settings["seed"]
 
 
 def drill_table(drills: Sequence[Drilled]) -> str:
@@ -183,10 +192,10 @@ def hours(runs: Sequence[Run]) -> str:
     return f"{len(runs)} runs took {math.fsum(own) / 3600:.1f} hours."
 
 
-def noticed(told: Firings, cases: Sequence[str]) -> str:
+def noticed(told: Firings) -> str:
     """What the table says, case by case, in one sentence each."""
     lines = []
-    for case in cases:
+    for case in told["drill"]:
         if case == HEALTHY:
             continue
         field = {n: told[n][case] for n in FIELD if told[n][case] and not _cries(told[n])}
@@ -212,6 +221,24 @@ def _when(firing: Firing | None) -> str:
     return f"rings {'' if str(firing).startswith('before') else 'at step '}{firing}"
 
 
+def monitor_table(runs: Sequence[Run]) -> str:
+    """What the monitor answered on the uncorrected runs, step by step, and which cells were red."""
+    rows = []
+    for case in cases_of(runs):
+        told = [entry for run in chosen(runs, case, "none") for entry in run.monitor]
+        if not told:
+            continue
+        red: dict[str, int] = {}
+        for entry in told:
+            for clause, where, outcome, *_ in entry["cells"]:
+                if outcome == "violated":
+                    red[f"{clause}[{where}]"] = red.get(f"{clause}[{where}]", 0) + 1
+        cells = ", ".join(f"{cell} {n}" for cell, n in red.items())
+        answers = [sum(entry["outcome"] == word for entry in told) for word in OUTCOMES]
+        rows.append((called(case), *map(str, answers), cells or "-"))
+    return markdown(("steps of", *OUTCOMES, "red cells, and on how many steps"), rows)
+
+
 def crossed(runs: Sequence[Run], points: Sequence[Point]) -> str:
     """Whether a bound was crossed: the one by logits, and the one with a measured G."""
     above = sum(p.bias > p.bound for p in points)
@@ -235,7 +262,7 @@ def crossed(runs: Sequence[Run], points: Sequence[Point]) -> str:
 def differences(runs: Sequence[Run], what: str) -> str:
     """Reward of an arm less that of the arm without a correction, over the seeds of both."""
     rows = []
-    for case in cases_of(runs):
+    for case in compared(runs):
         none = final(runs, case, "none", what)
         found = [final(runs, case, arm, what) for arm in ARMS if arm != "none"]
         less = [[of[seed] - none[seed] for seed in of if seed in none] for of in found]

@@ -29,14 +29,16 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
-def faults_by_guards(firings: Firings, cases: Sequence[str], names: Sequence[str]) -> str:
+def faults_by_guards(firings: Firings, names: Sequence[str]) -> str:
     """The first step on which each guard rings, case by case.
 
     A guard that rings on healthy runs as well stands in brackets: its ring says little.
     """
-    others = [case for case in cases if case != HEALTHY]
+    shown = [*firings[names[0]]]
+    others = [case for case in shown if case != HEALTHY]
     head = ("guard", "rings when", "on healthy runs", *map(called, others))
-    rows = []
+    seeds = [len(told.first) if (told := firings[names[0]][case]) else 0 for case in shown]
+    rows = [("seeds", "", *map(str, seeds))]
     for name in names:
         told, guard = firings[name], GUARDS[name]
         healthy = told[HEALTHY]

@@ -84,18 +84,41 @@ def test_cases_come_in_the_order_of_the_catalogue():
 
     found = alarms.cases_of([*RUNS, four_bits])
 
-    assert found == [HEALTHY, f"{HEALTHY} int4_g32", "never_synced", "one_mlp"]
+    assert found == [HEALTHY, "never_synced", "one_mlp", f"{HEALTHY} int4_g32"]
     assert alarms.chosen([*RUNS, four_bits], HEALTHY, "none") == RUNS[:2]
 
 
+def on(engine, one):
+    return replace(one, settings={**one.settings, "engine": engine})
+
+
+def test_a_healthy_adapter_counts_as_a_healthy_run():
+    healthy = on("bfloat16_lora", run(HEALTHY, "none", 0, 10))
+    ignored = on("bfloat16_lora", run("adapter_ignored", "none", 0, 3))
+
+    told = alarms.firings([*RUNS, healthy, ignored])["slime"]
+
+    assert told[HEALTHY].first == (None, 11, 10)
+    assert str(told["adapter_ignored"]) == "3"
+    assert alarms.HEALTHY_ADAPTER not in told
+
+
+def test_cases_that_lack_an_arm_are_not_compared():
+    assert alarms.compared([one for one in RUNS if one.settings["arm"] == "none"]) == [
+        HEALTHY,
+        "never_synced",
+        "one_mlp",
+    ]
+    assert alarms.compared(RUNS) == [HEALTHY, "one_mlp"]
+
+
 def test_the_table_brackets_a_guard_that_rings__runs():
-    table = tables.faults_by_guards(
-        alarms.firings(RUNS), [HEALTHY, "never_synced", "one_mlp"], ["slime", "monitor", "drill"]
-    )
+    table = tables.faults_by_guards(alarms.firings(RUNS), ["slime", "monitor", "drill"])
 
     assert table == (
         "| guard | rings when | on healthy runs | never synced | one MLP stale |\n"
         "|---|---|---|---|---|\n"
+        "| seeds |  | 2 | 1 | 3 |\n"
         "| slime | mean &#124;d&#124; > 0.1 | 1 of 24 steps, 1 of 2 runs | [2] | [4-6 (2 of 3)] |\n"
         "| **servanda monitor** | a clause is violated | 0 of 12 steps | not run | 5 |\n"
         "| **servanda drill** | a group does not follow the sync | 0 of 1 drills | not run "
