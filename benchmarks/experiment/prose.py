@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.experiment import sections
+from benchmarks.experiment import bias, sections
 from benchmarks.experiment.alarms import GUARDS, HEALTHY, Firings, cases_of, chosen
 from benchmarks.experiment.drilled import Drilled
 from benchmarks.experiment.pictures import ARMS, Point, called
@@ -80,6 +80,8 @@ both sides, and then nudges one group of weights at a time. Measured on the same
 {restored} of {drilled} trainers had their weights back bit for bit.
 
 {drills}
+
+{cost}
 
 {poisoned}
 
@@ -184,6 +186,7 @@ def page(
         restored=sum(drill.restored for drill in drills),
         drilled=len(drills),
         drills=sections.drill_table(drills),
+        cost=sections.drill_cost(runs),
         poisoned=sections.poisoned(drills),
         guards=sections.guard_list(recorded),
         notes=sections.guard_notes(runs),
@@ -195,10 +198,10 @@ def page(
         prompts=first.settings["checkpoint_prompts"],
         group=first.settings["answers"],
         rest=f"{100 * max(rest):.1f} %",
-        bounds=sections.bound_table(points),
-        crossed=sections.crossed(runs, points),
-        bias=sections.bias_table(runs),
-        order=sections.order_table(points),
+        bounds=bias.bound_table(points),
+        crossed=bias.crossed(runs, points),
+        bias=bias.bias_table(runs),
+        order=bias.order_table(points),
         differences=sections.differences(runs, "trained"),
         held_out_differences=sections.differences(runs, "held_out"),
         rate=first.settings["learning_rate"],

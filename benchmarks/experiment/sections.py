@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-import numpy as np
-
 from benchmarks.experiment.alarms import (
     GUARDS,
     HEALTHY,
@@ -20,7 +18,7 @@ from benchmarks.experiment.alarms import (
 )
 from benchmarks.experiment.drilled import Drilled
 from benchmarks.experiment.guards import FIELD
-from benchmarks.experiment.pictures import ARMS, NOTHING, WEIGHTINGS, Point, called
+from benchmarks.experiment.pictures import ARMS, called
 from benchmarks.experiment.record import Run
 from benchmarks.experiment.seeds import Spread
 from benchmarks.experiment.statistics import STATISTICS
@@ -146,6 +144,21 @@ def poisoned(drills: Sequence[Drilled]) -> str:
     )
 
 
+def drill_cost(runs: Sequence[Run]) -> str:
+    """What the drills of the runs cost, in the time of their steps."""
+    drills = [run.preflight for run in runs if run.preflight]
+    if not drills:
+        return ""
+    step = median(s for run in runs if not run.same_as for s in run.steps["seconds"])
+    took = median(drill["seconds"] for drill in drills)
+    syncs = sorted({drill["syncs"] for drill in drills})
+    return (
+        f"The {len(drills)} drills of the runs below took {took:.0f} s in the median, and "
+        f"{' or '.join(map(str, syncs))} syncs: as long as {took / step:.0f} steps of {step:.1f} s "
+        "each, on a machine that did other work beside."
+    )
+
+
 def guard_list(names: Sequence[str]) -> str:
     """Guards with their sources."""
     rows = [(GUARDS[name].who, GUARDS[name].rule, GUARDS[name].source) for name in names]
@@ -239,26 +252,6 @@ def monitor_table(runs: Sequence[Run]) -> str:
     return markdown(("steps of", *OUTCOMES, "red cells, and on how many steps"), rows)
 
 
-def crossed(runs: Sequence[Run], points: Sequence[Point]) -> str:
-    """Whether a bound was crossed: the one by logits, and the one with a measured G."""
-    above = sum(p.bias > p.bound for p in points)
-    told = "Not one is above its bound." if not above else f"**{above} are above their bound.**"
-    pairs = [
-        (at["parameter_bias"][name][0], at["parameter_bound"][name])
-        for run in runs
-        if not run.same_as
-        for at in run.checkpoints
-        for name in WEIGHTINGS
-        if at["parameter_bound"][name] > NOTHING
-    ]
-    over = sum(bias > bound for bias, bound in pairs)
-    largest = max(bias / bound for bias, bound in pairs)
-    return (
-        f"{told} By all parameters, G is what was measured on a dozen tokens, and no certificate: "
-        f"{over} of {len(pairs)} biases are above A × G × D, the largest share is {largest:.2f}."
-    )
-
-
 def differences(runs: Sequence[Run], what: str) -> str:
     """Reward of an arm less that of the arm without a correction, over the seeds of both."""
     rows = []
@@ -268,80 +261,3 @@ def differences(runs: Sequence[Run], what: str) -> str:
         less = [[of[seed] - none[seed] for seed in of if seed in none] for of in found]
         rows.append((called(case), *(_told(values, signed=True) for values in less)))
     return markdown(("", *(ARMS[arm] for arm in ARMS if arm != "none")), rows)
-
-
-def bound_table(points: Sequence[Point]) -> str:
-    """How near the bound the true bias comes, by weighting."""
-    rows = []
-    for weighting, name in WEIGHTINGS.items():
-        found = [p for p in points if p.weighting == weighting]
-        shares = [p.bias / p.bound for p in found if p.bound > NOTHING]
-        above, none = sum(p.bias > p.bound for p in found), len(found) - len(shares)
-        ends = (f"{median(shares):.2f}", f"{max(shares):.2f}") if shares else ("-", "-")
-        rows.append((name, f"{len(found)}", f"{above}", f"{none}", *ends))
-    head = (
-        "weighting",
-        "checkpoints",
-        "above the bound",
-        "both 0",
-        "bias / bound: median",
-        "largest",
-    )
-    return markdown(head, rows)
-
-
-def bias_table(runs: Sequence[Run]) -> str:
-    """Bias over signal at the last checkpoint of the uncorrected runs, by weighting."""
-    rows = []
-    for case in cases_of(runs):
-        found = [run.checkpoints[-1] for run in chosen(runs, case, "none") if run.checkpoints]
-        if not found:
-            continue
-        shares = (
-            Spread(tuple(at["logit_bias"][name] / at["signal"] for at in found))
-            for name in WEIGHTINGS
-        )
-        steps = sorted({at["step"] for at in found})
-        rows.append((called(case), " ".join(map(str, steps)), *(x.told() for x in shares)))
-    return markdown(("case", "after", *WEIGHTINGS.values()), rows)
-
-
-def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Spearman's, ties at their mean rank.
-
-    >>> rank_correlation([1.0, 2.0, 3.0], [1.0, 4.0, 9.0])
-    1.0
-    """
-    ranks = [_ranks(np.asarray(values)) for values in (xs, ys)]
-    return round(float(np.corrcoef(*ranks)[0, 1]), 12)
-
-
-def _ranks(values_N: np.ndarray) -> np.ndarray:
-    below_N = (values_N[:, None] > values_N[None, :]).sum(axis=1)
-    equal_N = (values_N[:, None] == values_N[None, :]).sum(axis=1)
-    return below_N + (equal_N - 1) / 2
-
-
-def order_table(points: Sequence[Point]) -> str:
-    """How well each number puts checkpoints in the order of their true bias."""
-    plain = [p for p in points if p.weighting == "none" and p.arm == "none" and p.seen]
-    bias = [p.bias for p in plain]
-    names = (
-        ("`gap_none`, mean D of the sampled tokens", "gap_none"),
-        ("mean |d|", "abs_d_mean"),
-        ("mean k3", "k3"),
-        ("mean exp |d|", "tme"),
-        ("mean |p - q|", "probs_diff_mean"),
-        ("mean -d", "k1"),
-        ("largest |d|", "abs_d_max"),
-        ("ESS of token weights cut at 2, upside down", "ess"),
-    )
-    rows = [
-        (
-            told,
-            f"{rank_correlation([(-1 if n == 'ess' else 1) * p.seen[n] for p in plain], bias):.2f}",
-        )
-        for told, n in names
-        if all(n in p.seen for p in plain)
-    ]
-    return markdown(("number of the step", "rank correlation with the true bias"), rows)

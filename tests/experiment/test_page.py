@@ -4,7 +4,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks.experiment import page, pictures, sections
+from benchmarks.experiment import bias, page, pictures, sections
 from benchmarks.experiment.drilled import Drilled, read_drills
 from benchmarks.experiment.record import Run, name_of, read_runs
 from benchmarks.experiment.statistics import STATISTICS
@@ -62,15 +62,15 @@ def test_arms_are_compared_on_the_seeds_that_both_have():
     assert "| healthy | 0.60 [-0.67, 1.87] | 0.38" in sections.reward_table(runs, "trained")
 
 
-def at(step, bias, bound):
+def at(step, size, bound):
     """A checkpoint, by weighting the same but for what is left of the bias."""
     names = {"none": 1.0, "tis": 0.1, "mis": 0.2}
     return {
         "step": step,
         "signal": 0.5,
-        "logit_bias": {name: bias * share for name, share in names.items()},
+        "logit_bias": {name: size * share for name, share in names.items()},
         "logit_bound": {name: bound * share for name, share in names.items()},
-        "parameter_bias": {name: [10 * bias * share, 0.0] for name, share in names.items()},
+        "parameter_bias": {name: [10 * size * share, 0.0] for name, share in names.items()},
         "parameter_bound": {name: 100 * bound * share for name, share in names.items()},
     }
 
@@ -80,24 +80,24 @@ def test_a_bias_above_its_bound_is_said_in_bold():
     kept = replace(kept, steps={"step": [], "seconds": []})
     broken = replace(kept, checkpoints=[at(0, 0.5, 0.4)])
 
-    told = sections.crossed([kept], pictures.points_of([kept]))
+    told = bias.crossed([kept], pictures.points_of([kept]))
     assert told.startswith("Not one is above its bound.")
     assert "0 of 6 biases are above A × G × D, the largest share is 0.05" in told
-    told = sections.crossed([broken], pictures.points_of([broken]))
+    told = bias.crossed([broken], pictures.points_of([broken]))
     assert told.startswith("**3 are above their bound.**")
 
 
 def test_the_bias_is_told_as_a_share_of_the_signal():
     kept = evaluated("healthy", "none", 0, 0.5, checkpoints=[at(0, 0.1, 0.4), at(10, 0.2, 0.4)])
 
-    assert "| healthy | 10 | 0.40 | 0.04 | 0.08 |" in sections.bias_table([kept])
+    assert "| healthy | 10 | 0.40 | 0.04 | 0.08 |" in bias.bias_table([kept])
 
 
 @pytest.mark.parametrize("xs", [[1.0, 2.0, 3.0, 10.0], [3.0, 1.0, 1.0, 2.0], [4.0, 3.0, 3.0, 3.0]])
 def test_a_rank_correlation_is_spearmans(xs):
     ys = [1.0, 5.0, 2.0, 9.0]
 
-    assert sections.rank_correlation(xs, ys) == pytest.approx(stats.spearmanr(xs, ys)[0])
+    assert bias.rank_correlation(xs, ys) == pytest.approx(stats.spearmanr(xs, ys)[0])
 
 
 def test_step_0_is_compared_with_the_healthy_run_of_the_seed():
