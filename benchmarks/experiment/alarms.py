@@ -209,13 +209,17 @@ Firings = Mapping[str, Mapping[str, Firing | None]]
 
 
 def firings(runs: Sequence[Run]) -> Firings:
-    """How every guard rings on the runs of every case; an adapter makes no other healthy case."""
+    """How every guard rings on the runs of every case; an adapter makes no other healthy case.
+
+    A guard of which no run says anything, since its statistic is not on record, is left out.
+    """
     cases = [case for case in cases_of(runs) if case != HEALTHY_ADAPTER]
     of = {case: (case, HEALTHY_ADAPTER) if case == HEALTHY else (case,) for case in cases}
-    return {
+    told = {
         name: {
             case: firing(guard, [run for one in of[case] for run in chosen(runs, one, guard.arm)])
             for case in cases
         }
         for name, guard in GUARDS.items()
     }
+    return {name: row for name, row in told.items() if any(row.values())}

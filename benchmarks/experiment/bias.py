@@ -49,8 +49,10 @@ def crossed(runs: Sequence[Run], points: Sequence[Point]) -> str:
     over = sum(bias > bound for bias, bound in pairs)
     largest = max(bias / bound for bias, bound in pairs)
     return (
-        f"{told} By all parameters, G is what was measured on a dozen tokens, and no certificate: "
-        f"{over} of {len(pairs)} biases are above A × G × D, the largest share is {largest:.2f}."
+        f"{told} For the gradient by all parameters there is no G before one looks. With the "
+        f"largest score that was seen on a dozen sampled tokens in its place, {over} of "
+        f"{len(pairs)} biases are above A × G × D, and the largest is {largest:.2f} of it: a "
+        "measured G is an estimate, and no certificate."
     )
 
 
@@ -109,3 +111,15 @@ def order_table(points: Sequence[Point]) -> str:
         if all(n in p.seen for p in plain)
     ]
     return markdown(("number of the step", "rank correlation with the true bias"), rows)
+
+
+def unseen(runs: Sequence[Run]) -> str:
+    """Mass of the answers that were not enumerated, over both kernels and all checkpoints."""
+    rest = [
+        at[name]
+        for run in runs
+        if not run.same_as
+        for at in run.checkpoints
+        for name in ("rest_p", "rest_q")
+    ]
+    return f"{100 * median(rest):.1f} % in the median and {100 * max(rest):.0f} % at most"

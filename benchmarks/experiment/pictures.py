@@ -76,7 +76,13 @@ def rewards(runs: Sequence[Run], cases: Sequence[str], what: str, title: str) ->
     rows = math.ceil(len(cases) / _COLUMNS)
     parts = [
         svg.text(20, 28, title, "big"),
-        svg.text(20, 46, "thick: mean over seeds; thin: each seed; across: updates", "small"),
+        svg.text(
+            20,
+            46,
+            "thick: mean over seeds; thin: each seed; across: updates; a mark: halted there, "
+            "at the reward that was seen last",
+            "small",
+        ),
         *svg.legend(20, 72, [([*ARMS].index(arm), ARMS[arm]) for arm in arms]),
     ]
     for i, case in enumerate(cases):
@@ -89,6 +95,11 @@ def rewards(runs: Sequence[Run], cases: Sequence[str], what: str, title: str) ->
             for run in found:
                 points = zip(run.evaluations["step"], run.evaluations[what], strict=True)
                 parts.append(panel.path([*points], series, "thin"))
+                if run.halted_at is not None:
+                    last_seen = run.evaluations[what][-1]
+                    parts.append(
+                        svg.mark(panel.x(run.halted_at), panel.y(last_seen), series, size=3)
+                    )
             if found:
                 parts.append(panel.path(mean_of(found, what), series))
     about = (
@@ -231,9 +242,7 @@ def truth(points: Sequence[Point]) -> str:
     parts.append(
         svg.line(panel.x(ends[0]), panel.y(ends[0]), panel.x(ends[1]), panel.y(ends[1]), "edge")
     )
-    parts.append(
-        svg.text(panel.left + 8, panel.top + 16, "above the dashes: not possible", "small")
-    )
+    parts.append(svg.text(panel.left + 8, panel.top + 16, "dashed: bias = bound", "small"))
     parts += _dots(panel, [(p.bound, p) for p in points])
     plain = [p for p in points if p.weighting == "none" and p.seen]
     for i, (name, label) in enumerate(_METRICS, 1):

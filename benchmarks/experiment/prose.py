@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.experiment import bias, sections
-from benchmarks.experiment.alarms import GUARDS, HEALTHY, Firings, cases_of, chosen
+from benchmarks.experiment.alarms import HEALTHY, Firings, cases_of, chosen
 from benchmarks.experiment.drilled import Drilled
 from benchmarks.experiment.pictures import ARMS, Point, called
 from benchmarks.experiment.record import Run
@@ -39,8 +39,7 @@ the gradient, which a contract promises, true where the bias itself can be worke
   is violated, halt where what is left after a correction is too much. With the drill in front, a
   run that it refuses is not started: the sync is repaired, and the repaired run is what counts.
 - **Seeds**: {seeds}. A seed fixes prompts, draws and evaluation for every arm and case alike.
-- **Intervals** are Student's t over seeds, 95 %. {seed_count} seeds are few: every one is shown
-  below.
+- **Intervals** are Student's t over seeds, 95 %. {seed_count} seeds are few, so every one is shown below.
 - **Machine**: {versions}; one thread. {hours}
 
 ```sh
@@ -101,7 +100,9 @@ both sides, and then nudges one group of weights at a time. Measured on the same
 
 ![Reward over updates, by case and arm](experiment_rewards.svg)
 
-Reward after the last update on the sums of the run, by the trainer's own weights in float32:
+Reward on the sums of the run, by the trainer's own weights in float32, at the last evaluation: after
+the last update, or before the step at which the arm halted the run. A case that was looked at once
+has one seed, and no interval.
 
 {rewards}
 
@@ -121,7 +122,8 @@ At {checkpoints} updates, for {prompts} prompts, every answer that matters is en
 kernels. So the gradient that the trainer's estimator has on average is known, and the one it is
 meant to have, and their difference. The bound is A × G × D: A the largest advantage that a group of
 {group} admits, G = √2 for the gradient by logits, D what the weighting leaves (docs:
-[the chain](chain.md)). The answers that were not enumerated have a mass of {rest} at most.
+[the chain](chain.md)). Answers that were not enumerated have a mass of {rest};
+bias and bound are both those of the contexts that were.
 
 ![The true bias against its bound and against two metrics](experiment_truth.svg)
 
@@ -147,14 +149,19 @@ On sums that are never trained on:
 
 {held_out_differences}
 
+{helped}
+
+{by_heart}
+
 ## Limits
 
 - One model of 2.6 M parameters, one task, one machine without a GPU. Updates are large
   (learning rate {rate}), so faults grow in a few steps that would take a large model hundreds.
-- {seed_count} seeds; intervals over them assume that they are draws of one normal law.
+- {seed_count} seeds at most; intervals over them assume that they are draws of one normal law.
 - A fault is there from the first step. One that begins later meets the monitor and the guards,
   and no drill, unless it is run again.
-- The prompts are the same at every step, so that so small a model learns something in so few.
+- The prompts are the same at every step, so that so small a model learns something in so few; it
+  learns them by heart.
 - The engine is Transformers in bfloat16, in one process with its trainer.
 """
 
@@ -165,9 +172,6 @@ def page(
     """The page, without the table between its markers."""
     cases, seeds = cases_of(runs), sections.seeds_of(runs)
     first = chosen(runs, HEALTHY, "none")[0]
-    own = [run for run in runs if not run.same_as]
-    rest = [at[k] for run in own for at in run.checkpoints for k in ("rest_p", "rest_q")]
-    recorded = [name for name in GUARDS if any(told[name].values())]
     return _PAGE.format(
         settings=sections.settings_table(first),
         given=("none", "one", "two", "three")[first.settings["given"]],
@@ -188,21 +192,23 @@ def page(
         drills=sections.drill_table(drills),
         cost=sections.drill_cost(runs),
         poisoned=sections.poisoned(drills),
-        guards=sections.guard_list(recorded),
+        guards=sections.guard_list([*told]),
         notes=sections.guard_notes(runs),
-        all_guards=faults_by_guards(told, recorded),
+        all_guards=faults_by_guards(told, [*told]),
         rewards=sections.reward_table(runs, "trained"),
         held_out=sections.reward_table(runs, "held_out"),
         every_seed=sections.seed_table(runs),
         checkpoints=", ".join(map(str, first.settings["checkpoints"])),
         prompts=first.settings["checkpoint_prompts"],
         group=first.settings["answers"],
-        rest=f"{100 * max(rest):.1f} %",
+        rest=bias.unseen(runs),
         bounds=bias.bound_table(points),
         crossed=bias.crossed(runs, points),
         bias=bias.bias_table(runs),
         order=bias.order_table(points),
         differences=sections.differences(runs, "trained"),
+        helped=sections.helped(runs),
+        by_heart=sections.by_heart(runs),
         held_out_differences=sections.differences(runs, "held_out"),
         rate=first.settings["learning_rate"],
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from benchmarks.experiment.alarms import (
+    BEFORE,
     GUARDS,
     HEALTHY,
     Firing,
@@ -211,7 +212,8 @@ def noticed(told: Firings) -> str:
     for case in told["drill"]:
         if case == HEALTHY:
             continue
-        field = {n: told[n][case] for n in FIELD if told[n][case] and not _cries(told[n])}
+        quiet = [name for name in FIELD if name in told and not _cries(told[name])]
+        field = {name: told[name][case] for name in quiet if told[name][case]}
         rang = [n for n, firing in field.items() if firing and firing.runs == len(firing.first)]
         lines.append(
             f"- **{called(case)}**: {len(rang)} of the field's {len(field)} guards that are quiet "
@@ -231,7 +233,9 @@ def _when(firing: Firing | None) -> str:
         return "was not run"
     if not firing.runs:
         return "never rings"
-    return f"rings {'' if str(firing).startswith('before') else 'at step '}{firing}"
+    if set(firing.first) == {BEFORE}:
+        return "rings before the first step"
+    return f"rings at step {firing}"
 
 
 def monitor_table(runs: Sequence[Run]) -> str:
@@ -261,3 +265,42 @@ def differences(runs: Sequence[Run], what: str) -> str:
         less = [[of[seed] - none[seed] for seed in of if seed in none] for of in found]
         rows.append((called(case), *(_told(values, signed=True) for values in less)))
     return markdown(("", *(ARMS[arm] for arm in ARMS if arm != "none")), rows)
+
+
+def helped(runs: Sequence[Run]) -> str:
+    """Which differences on the run's own sums these seeds can tell from none."""
+    above, below, open_ = [], [], 0
+    for case in compared(runs):
+        none = final(runs, case, "none", "trained")
+        for arm in ARMS:
+            of = final(runs, case, arm, "trained")
+            less = [of[seed] - none[seed] for seed in of if seed in none]
+            ends = Spread(tuple(less)).interval if arm != "none" and less else None
+            if ends is None:
+                continue
+            low, high = ends
+            found = above if low > 0 else below if high < 0 else None
+            if found is None:
+                open_ += 1
+            else:
+                found.append(f"{ARMS[arm]} where {called(case)}")
+    return (
+        f"Better than no correction, with the whole interval: {'; '.join(above) or 'none'}. "
+        f"Worse: {'; '.join(below) or 'none'}. The other {open_} intervals hold 0: with so few "
+        "seeds nothing is shown there, neither a gain nor a loss."
+    )
+
+
+def by_heart(runs: Sequence[Run]) -> str:
+    """What the healthy, uncorrected runs do to both rewards."""
+    found = chosen(runs, HEALTHY, "none")
+    ends = {
+        what: [_mean([run.evaluations[what][i] for run in found]) for i in (0, -1)]
+        for what in ("trained", "held_out")
+    }
+    own, other = ends["trained"], ends["held_out"]
+    return (
+        f"On healthy runs the reward on the run's own sums goes from {own[0]:.2f} to {own[1]:.2f}, "
+        f"and that on other sums from {other[0]:.2f} to {other[1]:.2f}: what is learnt is the few "
+        "prompts, by heart."
+    )

@@ -82,7 +82,7 @@ def test_a_bias_above_its_bound_is_said_in_bold():
 
     told = bias.crossed([kept], pictures.points_of([kept]))
     assert told.startswith("Not one is above its bound.")
-    assert "0 of 6 biases are above A × G × D, the largest share is 0.05" in told
+    assert "0 of 6 biases are above A × G × D, and the largest is 0.05 of it" in told
     told = bias.crossed([broken], pictures.points_of([broken]))
     assert told.startswith("**3 are above their bound.**")
 
