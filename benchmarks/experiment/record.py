@@ -96,6 +96,18 @@ def write_run(run: Run, folder: Path) -> Path:
     return path
 
 
+def read_alone(path: Path) -> Run:
+    """Read a file as it is: without the steps of the run that it repeats.
+
+    Raises:
+        ValueError: the file is of another schema.
+    """
+    raw = json.loads(path.read_text())
+    if raw["schema"] != SCHEMA:
+        raise ValueError(f"{path}: schema {raw['schema']}, and this reads {SCHEMA}")
+    return Run(**raw)
+
+
 def read_run(path: Path) -> Run:
     """Read a run; where its steps are those of another, they are read from that one's file.
 
@@ -103,10 +115,7 @@ def read_run(path: Path) -> Run:
         ValueError: the file is of another schema.
         FileNotFoundError: it, or the run that it repeats, is not there.
     """
-    raw = json.loads(path.read_text())
-    if raw["schema"] != SCHEMA:
-        raise ValueError(f"{path}: schema {raw['schema']}, and this reads {SCHEMA}")
-    run = Run(**raw)
+    run = read_alone(path)
     if not run.same_as:
         return run
     other = read_run(path.with_name(f"{run.same_as}.json"))

@@ -1,0 +1,56 @@
+"""Run what is not there yet, a file a run; a killed process goes on where it was.
+
+python -m benchmarks.experiment [--full] [--out FOLDER] [--part K/N] [--only TEXT]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.experiment.record import RESULTS, Run, read_alone, write_run
+from benchmarks.experiment.settings import full, quick, repeated
+
+QUICK = Path("runs/experiment")
+
+
+def told(run: Run) -> str:
+    """One line: where the policy ended, and what stopped it."""
+    if run.same_as:
+        found = run.preflight
+        return (
+            f"{run.name:<40}drill {found['outcome']} {found['cause']} in "
+            f"{found['seconds']:.0f} s; goes on as {run.same_as}"
+        )
+    reward = " ".join(f"{value:.2f}" for value in run.evaluations["trained"])
+    halted = "" if run.halted_at is None else f"  halted at step {run.halted_at}"
+    return f"{run.name:<40}reward {reward}{halted}  {run.seconds:.0f} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--full", action="store_true", help="five seeds, and every other fault")
+    parser.add_argument("--out", type=Path, help=f"default {QUICK}; with --full, {RESULTS.name}/")
+    parser.add_argument("--part", default="1/1", help="which of how many processes this is")
+    parser.add_argument("--only", default="", help="runs whose names have this in them")
+    asked = parser.parse_args()
+    out = asked.out or (RESULTS if asked.full else QUICK)
+    at, parts = map(int, asked.part.split("/"))
+    from benchmarks.experiment.training import train  # torch, and what goes with it
+
+    wanted = [one for one in (full() if asked.full else quick()) if asked.only in one.name]
+    for one in wanted[at - 1 :: parts]:
+        path = out / f"{one.name}.json"
+        if not path.exists():
+            run = train(one)
+            write_run(run, out)
+            print(told(run), flush=True)
+        repeats = read_alone(path).same_as
+        if repeats and not (out / f"{repeats}.json").exists():
+            run = train(repeated(repeats))
+            write_run(run, out)
+            print(told(run), flush=True)
+
+
+if __name__ == "__main__":
+    main()
