@@ -9,7 +9,7 @@ from benchmarks.experiment.record import name_of
 
 MODEL = "models/tiny-lm"
 ADAPTER_RANK = 8
-ARMS = ("none", "tis", "mis", "monitor", "contract")
+ARMS = ("none", "tis", "mis", "contract", "monitor")
 FAULTS = ("healthy", "never_synced", "tied_head_stale", "one_mlp")
 OTHERS = (
     ("healthy", "int4_g32"),
