@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 OTHER_PYTHONS ?= 3.10 3.12 3.13
 
-.PHONY: demo test check test-all test-engines test-slow truth theory examples model pictures clean
+.PHONY: demo test check test-all test-engines test-slow truth theory experiment experiment-full examples model pictures clean
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -57,6 +57,13 @@ truth: $(VENV)/.dev  ## measures how often verdicts are wrong; writes docs/expla
 theory: $(VENV)/.dev  ## the tables of docs/explanation/{falsification,assumptions}.md, five minutes
 	$(BIN)/servanda bench theory --format markdown -o docs/explanation/falsification.md
 	$(BIN)/python -m benchmarks.assumptions --write
+
+# GRPO with and without a contract.  Whoever stops it goes on with the same command.
+experiment: $(VENV)/.demo  ## real training under broken syncs; runs/experiment, 20 minutes on two cores
+	for part in 1/2 2/2; do OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.experiment --part $$part & done; wait
+
+experiment-full: $(VENV)/.demo  ## the same with five seeds and every fault, for benchmarks/experiment/results
+	for part in 1/2 2/2; do OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.experiment --full --part $$part & done; wait
 
 # Other interpreters (of pyenv, or on the path) run the suite without torch: the transformers
 # engine is tested on one.

@@ -72,12 +72,14 @@ def bias_table(runs: Sequence[Run]) -> str:
     return markdown(("case", "after", *WEIGHTINGS.values()), rows)
 
 
-def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Spearman's, ties at their mean rank.
+def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float | None:
+    """Spearman's, ties at their mean rank; None where one of them never changes.
 
     >>> rank_correlation([1.0, 2.0, 3.0], [1.0, 4.0, 9.0])
     1.0
     """
+    if len(set(xs)) < 2 or len(set(ys)) < 2:
+        return None
     ranks = [_ranks(np.asarray(values)) for values in (xs, ys)]
     return round(float(np.corrcoef(*ranks)[0, 1]), 12)
 
@@ -102,14 +104,12 @@ def order_table(points: Sequence[Point]) -> str:
         ("largest |d|", "abs_d_max"),
         ("ESS of token weights cut at 2, upside down", "ess"),
     )
-    rows = [
-        (
-            told,
-            f"{rank_correlation([(-1 if n == 'ess' else 1) * p.seen[n] for p in plain], bias):.2f}",
-        )
-        for told, n in names
-        if all(n in p.seen for p in plain)
-    ]
+    rows = []
+    for told, name in names:
+        if all(name in p.seen for p in plain):
+            sign = -1 if name == "ess" else 1
+            found = rank_correlation([sign * p.seen[name] for p in plain], bias)
+            rows.append((told, "-" if found is None else f"{found:.2f}"))
     return markdown(("number of the step", "rank correlation with the true bias"), rows)
 
 

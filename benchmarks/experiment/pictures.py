@@ -79,8 +79,7 @@ def rewards(runs: Sequence[Run], cases: Sequence[str], what: str, title: str) ->
         svg.text(
             20,
             46,
-            "thick: mean over seeds; thin: each seed; across: updates; a mark: halted there, "
-            "at the reward that was seen last",
+            "thick: mean over seeds; thin: each seed; a mark: halted there; across: updates",
             "small",
         ),
         *svg.legend(20, 72, [([*ARMS].index(arm), ARMS[arm]) for arm in arms]),

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.experiment.record import RESULTS, Run, read_run, write_run
 from benchmarks.experiment.settings import Settings
 
-RATES = (3e-4, 5e-4, 7e-4, 1e-3)
+RATES = (3e-4, 7e-4, 1e-3)
 FAULTS = ("healthy", "one_mlp")
 SEEDS = (0, 1)
 FOLDER = RESULTS / "pilot"
@@ -26,8 +26,8 @@ def settings() -> list[Settings]:
     """Every run of the pilot: all but the rate as in the experiment, without checkpoints."""
     return [
         Settings(fault, "bfloat16", "none", seed, learning_rate=rate, checkpoints=())
-        for rate in sorted(RATES, key=lambda r: abs(r - 7e-4))
         for seed in SEEDS
+        for rate in RATES
         for fault in FAULTS
     ]
 

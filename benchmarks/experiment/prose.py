@@ -39,7 +39,8 @@ the gradient, which a contract promises, true where the bias itself can be worke
   is violated, halt where what is left after a correction is too much. With the drill in front, a
   run that it refuses is not started: the sync is repaired, and the repaired run is what counts.
 - **Seeds**: {seeds}. A seed fixes prompts, draws and evaluation for every arm and case alike.
-- **Intervals** are Student's t over seeds, 95 %. {seed_count} seeds are few, so every one is shown below.
+- **Intervals** are Student's t over seeds, 95 %. {seed_count} seeds are few, so every one
+  is shown below.
 - **Machine**: {versions}; one thread. {hours}
 
 ```sh
@@ -100,9 +101,8 @@ both sides, and then nudges one group of weights at a time. Measured on the same
 
 ![Reward over updates, by case and arm](experiment_rewards.svg)
 
-Reward on the sums of the run, by the trainer's own weights in float32, at the last evaluation: after
-the last update, or before the step at which the arm halted the run. A case that was looked at once
-has one seed, and no interval.
+Reward on the sums of the run, by the trainer's own weights in float32, after the last update, or
+where the arm halted the run. A case that was looked at once has one seed, and no interval.
 
 {rewards}
 

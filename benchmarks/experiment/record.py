@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-_DIGITS = 5
+_DIGITS = 4
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -32,7 +32,8 @@ class Run:
         same_as: the run whose steps these are; "" where they are its own.  The arm "contract" is
             a drill and then the arm "monitor": of the same run where the drill lets it start, and
             of the healthy run with the same seed where it does not, since the sync is repaired
-            then.  `read_run` fills the steps in.
+            then.  The arm "monitor" is the arm "none" where the contract never asked for
+            anything.  `read_run` fills the steps in.
         preflight: {} where there was no drill; else outcome ("holds", "violated",
             "inconclusive"), exit_code, cause, sentence, syncs, seconds, and refused (whether the
             run did not start).
@@ -51,11 +52,12 @@ class Run:
             and of STATISTICS (statistics.py), everything a guard of the field reads.
         evaluations: {"step": [...], "trained": [...], "held_out": [...]}: mean reward of the
             trainer's own weights, in float32: of `evaluated` fresh answers to the run's sums, and
-            of one answer to each of `held_out` sums that are never trained on.
+            of one answer to each of `held_out` sums that are never trained on.  The last is at the
+            end, or where the run was halted.
         monitor: one entry a step, in every arm: {"outcome", "action": [...], "would": [...],
             "masked": [...], "cells": [[clause, slice, outcome, value, low, high, n], ...]} of the
-            cells that are enforced.  Only the arm "monitor" does what it says; in others it looks
-            on, and halts nothing.
+            statistical cells that are enforced.  Only the arm "monitor" does what it says; in
+            others it looks on, and halts nothing.
         halted_at: the step at which the arm stopped the run, before its update; null where none
             did.
         checkpoints: the true bias, one entry for each count of updates that was looked at: "step",
@@ -96,6 +98,18 @@ def write_run(run: Run, folder: Path) -> Path:
     return path
 
 
+def read_alone(path: Path) -> Run:
+    """Read a file as it is: without the steps of the run that it repeats.
+
+    Raises:
+        ValueError: the file is of another schema.
+    """
+    raw = json.loads(path.read_text())
+    if raw["schema"] != SCHEMA:
+        raise ValueError(f"{path}: schema {raw['schema']}, and this reads {SCHEMA}")
+    return Run(**raw)
+
+
 def read_run(path: Path) -> Run:
     """Read a run; where its steps are those of another, they are read from that one's file.
 
@@ -103,10 +117,7 @@ def read_run(path: Path) -> Run:
         ValueError: the file is of another schema.
         FileNotFoundError: it, or the run that it repeats, is not there.
     """
-    raw = json.loads(path.read_text())
-    if raw["schema"] != SCHEMA:
-        raise ValueError(f"{path}: schema {raw['schema']}, and this reads {SCHEMA}")
-    run = Run(**raw)
+    run = read_alone(path)
     if not run.same_as:
         return run
     other = read_run(path.with_name(f"{run.same_as}.json"))
@@ -120,7 +131,7 @@ def read_runs(folder: Path = RESULTS) -> list[Run]:
 
 
 def _plain(value: Any) -> Any:
-    """Plain data with five digits; what is no finite number becomes null, or a text for inf."""
+    """Plain data with four digits; what is no finite number becomes null, or a text for inf."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scripts.corpus import Sum
 
 from benchmarks.experiment import sums
 from benchmarks.experiment.settings import MODEL, Settings
-from scripts.corpus import Sum
 from servanda.contract import Kernel
 from servanda.engines import open_engine
+from servanda.engines.quantized import QUANTIZED
 from servanda.engines.weight_sync import WeightSync
 from servanda.faults import FAULTS
 from servanda.faults.sync import SYNC_FAULTS
@@ -58,7 +59,7 @@ def open_infer(settings: Settings) -> Any:
             model=MODEL,
             dtype="bfloat16",
             attention="sdpa",
-            quantization=None if settings.engine == "bfloat16" else settings.engine,
+            quantization=settings.engine if settings.engine in QUANTIZED else None,
             batch_size=settings.prompts * settings.answers,
             fault={fault: FAULTS[fault].default} if fault else None,
         )

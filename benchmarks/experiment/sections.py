@@ -209,7 +209,7 @@ def hours(runs: Sequence[Run]) -> str:
 def noticed(told: Firings) -> str:
     """What the table says, case by case, in one sentence each."""
     lines = []
-    for case in told["drill"]:
+    for case in next(iter(told.values())):
         if case == HEALTHY:
             continue
         quiet = [name for name in FIELD if name in told and not _cries(told[name])]
@@ -218,7 +218,7 @@ def noticed(told: Firings) -> str:
         lines.append(
             f"- **{called(case)}**: {len(rang)} of the field's {len(field)} guards that are quiet "
             "on healthy runs ring on every seed; "
-            f"the monitor {_when(told['monitor'][case])}, the drill {_when(told['drill'][case])}."
+            f"the monitor {_when(told, 'monitor', case)}, the drill {_when(told, 'drill', case)}."
         )
     return "\n".join(lines)
 
@@ -228,7 +228,8 @@ def _cries(row: Mapping[str, Firing | None]) -> bool:
     return bool(healthy and healthy.ringing)
 
 
-def _when(firing: Firing | None) -> str:
+def _when(told: Firings, guard: str, case: str) -> str:
+    firing = told[guard][case] if guard in told else None
     if firing is None:
         return "was not run"
     if not firing.runs:

@@ -16,12 +16,16 @@ Floats = NDArray[np.float64]
 _CLAMP = 20.0  # nats: verl cuts log ratios before it takes their exponential
 
 
-def _tokens(compute: Callable[[Floats, Floats, Floats], float]) -> Callable[..., float]:
-    return lambda d_N, p_N, q_N, _: compute(d_N, p_N, q_N)
+def _ratios(compute: Callable[[Floats], float]) -> Callable[..., float]:
+    """Of log ratios alone."""
+    return lambda d_N, _p, _q, _: float(compute(d_N))
+
+
+def _probabilities(compute: Callable[[Floats, Floats], float]) -> Callable[..., float]:
+    return lambda _d, p_N, q_N, _: float(compute(p_N, q_N))
 
 
 def _log_ratio_S(d_N: Floats, length_S: NDArray[np.int64]) -> Floats:
-    """Sums over each sequence."""
     start_S = np.cumsum(length_S) - length_S
     return np.add.reduceat(d_N, start_S)
 
@@ -30,7 +34,7 @@ def _weight(d_N: Floats) -> Floats:
     return np.exp(np.clip(d_N, -_CLAMP, _CLAMP))
 
 
-def _pearson(_d: Floats, p_N: Floats, q_N: Floats) -> float:
+def _pearson(p_N: Floats, q_N: Floats) -> float:
     if p_N.std() == 0 or q_N.std() == 0:
         return float("nan")
     return float(np.corrcoef(p_N, q_N)[0, 1])
@@ -43,11 +47,11 @@ def _ess(w_N: Floats) -> float:
 
 def _gap(name: str, *args: float | tuple[float, float]) -> Callable[..., float]:
     psi = PSI[name](*args)
-    return _tokens(lambda d_N, _p, _q: float(weight_gap(d_N, psi).mean()))
+    return _ratios(lambda d_N: weight_gap(d_N, psi).mean())
 
 
 def _sequences(compute: Callable[[Floats], float]) -> Callable[..., float]:
-    return lambda d_N, _p, _q, length_S: compute(_log_ratio_S(d_N, length_S))
+    return lambda d_N, _p, _q, length_S: float(compute(_log_ratio_S(d_N, length_S)))
 
 
 def _by_sequence(d_N: Floats, _p: Floats, _q: Floats, length_S: NDArray[np.int64]) -> float:
@@ -67,45 +71,45 @@ def _geometric(d_N: Floats, _p: Floats, _q: Floats, length_S: NDArray[np.int64])
 # name -> (log_ratio_N, p_N, q_N, length_S) -> value
 STATISTICS: Mapping[str, Callable[..., float]] = {
     # |d|: SkyRL and TRL over tokens; slime and miles over sequences of their means
-    "abs_d_mean": _tokens(lambda d, p, q: float(np.abs(d).mean())),
+    "abs_d_mean": _ratios(lambda d: np.abs(d).mean()),
     "abs_d_mean_by_sequence": _by_sequence,
-    "abs_d_p99": _tokens(lambda d, p, q: float(np.quantile(np.abs(d), 0.99))),
-    "abs_d_max": _tokens(lambda d, p, q: float(np.abs(d).max())),
+    "abs_d_p99": _ratios(lambda d: np.quantile(np.abs(d), 0.99)),
+    "abs_d_max": _ratios(lambda d: np.abs(d).max()),
     # mean of infer - train: verl `kl`, Tinker v1; of its half square: Tinker v2
-    "k1": _tokens(lambda d, p, q: float(-d.mean())),
-    "k2": _tokens(lambda d, p, q: float((d**2).mean() / 2)),
+    "k1": _ratios(lambda d: -d.mean()),
+    "k2": _ratios(lambda d: (d**2).mean() / 2),
     # verl `k3_kl`, prime-rl `mismatch_kl`, NeMo `gen_kl`
-    "k3": _tokens(lambda d, p, q: float((np.expm1(np.clip(d, -_CLAMP, _CLAMP)) - d).mean())),
+    "k3": _ratios(lambda d: (np.expm1(np.clip(d, -_CLAMP, _CLAMP)) - d).mean()),
     # NeMo `token_mult_prob_error`
-    "tme": _tokens(lambda d, p, q: float(np.exp(np.minimum(np.abs(d), _CLAMP)).mean())),
+    "tme": _ratios(lambda d: np.exp(np.minimum(np.abs(d), _CLAMP)).mean()),
     # verl `rollout_probs_diff_*`
-    "probs_diff_mean": _tokens(lambda d, p, q: float(np.abs(p - q).mean())),
-    "probs_diff_max": _tokens(lambda d, p, q: float(np.abs(p - q).max())),
-    "probs_diff_std": _tokens(lambda d, p, q: float(np.abs(p - q).std(ddof=1))),
-    "pearson": _tokens(_pearson),
+    "probs_diff_mean": _probabilities(lambda p, q: np.abs(p - q).mean()),
+    "probs_diff_max": _probabilities(lambda p, q: np.abs(p - q).max()),
+    "probs_diff_std": _probabilities(lambda p, q: np.abs(p - q).std(ddof=1)),
+    "pearson": _probabilities(_pearson),
     # verl `chi2_token`, `chi2_seq`
-    "chi2_token": _tokens(lambda d, p, q: float((_weight(d) ** 2).mean() - 1)),
-    "chi2_seq": _sequences(lambda d_S: float((_weight(d_S) ** 2).mean() - 1)),
+    "chi2_token": _ratios(lambda d: (_weight(d) ** 2).mean() - 1),
+    "chi2_seq": _sequences(lambda d_S: (_weight(d_S) ** 2).mean() - 1),
     # verl `rollout_is_*`: token weights cut at 2; the last line is without the cut
-    "is_mean": _tokens(lambda d, p, q: float(np.minimum(_weight(d), 2.0).mean())),
-    "is_std": _tokens(lambda d, p, q: float(np.minimum(_weight(d), 2.0).std())),
-    "is_mean_raw": _tokens(lambda d, p, q: float(_weight(d).mean())),
-    "is_min": _tokens(lambda d, p, q: float(_weight(d).min())),
-    "is_max": _tokens(lambda d, p, q: float(_weight(d).max())),
-    "ess": _tokens(lambda d, p, q: _ess(np.minimum(_weight(d), 2.0))),
-    "ess_raw": _tokens(lambda d, p, q: _ess(_weight(d))),
+    "is_mean": _ratios(lambda d: np.minimum(_weight(d), 2.0).mean()),
+    "is_std": _ratios(lambda d: np.minimum(_weight(d), 2.0).std()),
+    "is_mean_raw": _ratios(lambda d: _weight(d).mean()),
+    "is_min": _ratios(lambda d: _weight(d).min()),
+    "is_max": _ratios(lambda d: _weight(d).max()),
+    "ess": _ratios(lambda d: _ess(np.minimum(_weight(d), 2.0))),
+    "ess_raw": _ratios(lambda d: _ess(_weight(d))),
     # sequences: the product of weights, and TRL's mask at 3
-    "seq_is_mean": _sequences(lambda d_S: float(_weight(d_S).mean())),
-    "seq_is_min": _sequences(lambda d_S: float(_weight(d_S).min())),
-    "seq_is_max": _sequences(lambda d_S: float(_weight(d_S).max())),
-    "seq_masked_share": _sequences(lambda d_S: float((d_S > np.log(3.0)).mean())),
+    "seq_is_mean": _sequences(lambda d_S: _weight(d_S).mean()),
+    "seq_is_min": _sequences(lambda d_S: _weight(d_S).min()),
+    "seq_is_max": _sequences(lambda d_S: _weight(d_S).max()),
+    "seq_masked_share": _sequences(lambda d_S: (d_S > np.log(3.0)).mean()),
     "seq_geometric_out": _geometric,
     # NeMo `max_seq_mult_prob_error`
     "max_seq_mult_prob_error": _worst_sequence,
     # shares of tokens: above TIS's cap, outside MIS's band, outside PPO's clip range
-    "over_cap": _tokens(lambda d, p, q: float((d > np.log(2.0)).mean())),
-    "outside_band": _tokens(lambda d, p, q: float((np.abs(d) > np.log(2.0)).mean())),
-    "outside_clip": _tokens(lambda d, p, q: float(((d < np.log(0.8)) | (d > np.log(1.2))).mean())),
+    "over_cap": _ratios(lambda d: (d > np.log(2.0)).mean()),
+    "outside_band": _ratios(lambda d: (np.abs(d) > np.log(2.0)).mean()),
+    "outside_clip": _ratios(lambda d: ((d < np.log(0.8)) | (d > np.log(1.2))).mean()),
     # means of what a contract bounds: D of no weighting (2 TV), TIS at 2, MIS at [0.5, 2]
     "gap_none": _gap("naive"),
     "gap_tis": _gap("tis", 2.0),

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 from scripts.corpus import ANSWER_MARK, END_OF_TEXT, Split, Sum, draw_sum
+
 from servanda.rewards import exact_answer
 
 

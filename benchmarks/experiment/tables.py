@@ -34,6 +34,7 @@ def faults_by_guards(firings: Firings, names: Sequence[str]) -> str:
 
     A guard that rings on healthy runs as well stands in brackets: its ring says little.
     """
+    names = [name for name in names if name in firings]
     shown = [*firings[names[0]]]
     others = [case for case in shown if case != HEALTHY]
     head = ("guard", "rings when", "on healthy runs", *map(called, others))

@@ -101,11 +101,14 @@ def train(settings: Settings) -> Run:
     evaluations: dict[str, list[Any]] = {"step": [], "trained": [], "held_out": []}
     checkpoints: list[dict[str, Any]] = []
     halted_at = None
+
+    def evaluate(step: int) -> None:
+        for name, value in zip(evaluations, (step, *trained.evaluate()), strict=True):
+            evaluations[name].append(value)
+
     for step in range(settings.steps + 1):
         if step % settings.evaluate_every == 0 or step == settings.steps:
-            own, other = trained.evaluate()
-            for name, value in zip(evaluations, (step, own, other), strict=True):
-                evaluations[name].append(value)
+            evaluate(step)
         if step in settings.checkpoints:
             checkpoints.append(trained.checkpoint(step))
         if step == settings.steps:
@@ -115,6 +118,8 @@ def train(settings: Settings) -> Run:
         monitor.append(looked)
         if halted:
             halted_at = step
+            if evaluations["step"][-1] != step:
+                evaluate(step)
             break
     return Run(
         name=settings.name,
@@ -127,6 +132,16 @@ def train(settings: Settings) -> Run:
         checkpoints=checkpoints,
         seconds=time.perf_counter() - began,
     )
+
+
+def as_unguarded(settings: Settings, unguarded: Run) -> Run | None:
+    """The arm `monitor` without a new run, where the arm `none` was watched and nothing was due.
+
+    All else being equal, the two are then one run; None where something was due.
+    """
+    if any(seen["action"] or seen["would"] for seen in unguarded.monitor):
+        return None
+    return Run(settings.name, dataclasses.asdict(settings), versions(), same_as=unguarded.name)
 
 
 def _drilled(settings: Settings, began: float) -> Run:

@@ -135,9 +135,9 @@ def grow(
             if depth == width:
                 continue
             mass_V = (node.P * node.p_V + node.Q * node.q_V) / 2
-            mass_V[list(ends)] = 0.0
-            for token in np.flatnonzero(mass_V >= least).tolist():
-                wanted.append((node.prompt, -mass_V[token], row, token))
+            mass_V[list(ends)] = -1.0  # an answer ends there
+            likely = np.flatnonzero(mass_V >= least).tolist()
+            wanted += [(node.prompt, -mass_V[token], row, token) for token in likely]
         kept, count = [], dict.fromkeys(range(len(prompts)), 0)
         for prompt, _, row, token in sorted(wanted):
             count[prompt] += 1

@@ -82,6 +82,6 @@ def entry(step: Step) -> dict[str, Any]:
         "cells": [
             [c.clause, c.slice, c.outcome, c.value, *(c.interval or (None, None)), c.n]
             for c in step.verdict.cells
-            if c.enforced and c.outcome != "not applicable"
+            if c.enforced and c.section == "statistical"
         ],
     }
