@@ -6,58 +6,29 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
-from servanda.preflight.drill import preflight
-from servanda.preflight.result import Preflight
-from servanda.preflight.trainee import Rows, Trainee
 
 from benchmarks.experiment.alarms import HEALTHY
+from benchmarks.experiment.drills import Drilled, write_drills
 from benchmarks.experiment.policy import open_policy
 from benchmarks.experiment.settings import MODEL
 from servanda.contract import Kernel
 from servanda.engines import open_engine
 from servanda.engines.weight_sync import WeightSync
 from servanda.faults.sync import SYNC_FAULTS
+from servanda.preflight.drill import preflight
+from servanda.preflight.result import Preflight
+from servanda.preflight.trainee import Rows, Trainee
 from servanda.sampling import Sampling
 from servanda.trace import Batch
 
-DRILLS = Path(__file__).parent / "drills.json"
 _RANK = 8  # of the adapter, for the fault that forgets adapters
-
-
-@dataclass(frozen=True)
-class Drilled:
-    """One drill.
-
-    Args:
-        found, poison: mean |d| at equal weights, and after all weights were replaced and synced,
-            nats; limit: of the latter.
-        deaf: groups that do not follow, by name.
-        score_seconds: of one scoring of the probe tokens by the engine, beside it.
-        restored: whether every tensor of the trainer has the bits it had before.
-    """
-
-    fault: str
-    outcome: str
-    cause: str
-    sentence: str
-    found: float
-    poison: float
-    limit: float
-    deaf: list[str]
-    syncs: int
-    tokens: int
-    seconds: float
-    score_seconds: float
-    restored: bool
 
 
 def scorer(engine: Any) -> Callable[[Rows], list[Any]]:
@@ -104,14 +75,6 @@ def drilled(fault: str) -> Drilled:
         round(time.perf_counter() - began, 3),
         all(torch.equal(before[name], after[name]) for name in before),
     )
-
-
-def write_drills(drills: Sequence[Drilled], path: Path = DRILLS) -> None:
-    path.write_text(json.dumps([asdict(drill) for drill in drills], indent=1) + "\n")
-
-
-def read_drills(path: Path = DRILLS) -> list[Drilled]:
-    return [Drilled(**raw) for raw in json.loads(path.read_text())]
 
 
 def main() -> None:

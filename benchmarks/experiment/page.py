@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.experiment import pictures, tables
 from benchmarks.experiment.alarms import compared, firings
-from benchmarks.experiment.drilled import Drilled, read_drills
+from benchmarks.experiment.drills import Drilled, read_drills
 from benchmarks.experiment.prose import page
 from benchmarks.experiment.record import Run, read_runs
 from benchmarks.experiment.tables import BEGIN, END

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.experiment import bias, sections
 from benchmarks.experiment.alarms import HEALTHY, Firings, cases_of, chosen
-from benchmarks.experiment.drilled import Drilled
+from benchmarks.experiment.drills import Drilled
 from benchmarks.experiment.pictures import ARMS, Point, called
 from benchmarks.experiment.record import Run
 from benchmarks.experiment.tables import BEGIN, END, faults_by_guards

@@ -17,7 +17,7 @@ from benchmarks.experiment.alarms import (
     compared,
     steps_of,
 )
-from benchmarks.experiment.drilled import Drilled
+from benchmarks.experiment.drills import Drilled
 from benchmarks.experiment.guards import FIELD
 from benchmarks.experiment.pictures import ARMS, called
 from benchmarks.experiment.record import Run

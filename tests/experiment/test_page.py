@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks.experiment import bias, page, pictures, sections
-from benchmarks.experiment.drilled import Drilled, read_drills
+from benchmarks.experiment.drills import Drilled, read_drills
 from benchmarks.experiment.record import Run, name_of, read_runs
 from benchmarks.experiment.statistics import STATISTICS
 from scipy import stats
