@@ -60,9 +60,6 @@ def mean_of(runs: Sequence[Run], what: str) -> list[tuple[float, float]]:
     return [(step, math.fsum(values) / len(values)) for step, values in sorted(whole.items())]
 
 
-_COLUMNS = 3
-
-
 def rewards(runs: Sequence[Run], cases: Sequence[str], what: str, title: str) -> str:
     """Reward over updates: a panel a case, a line an arm, thin lines its seeds.
 
@@ -73,7 +70,8 @@ def rewards(runs: Sequence[Run], cases: Sequence[str], what: str, title: str) ->
     last = max(run.settings["steps"] for run in runs)
     values = [value for run in runs for value in run.evaluations[what]]
     up = Axis(math.floor(10 * min(values)) / 10, math.ceil(10 * max(values)) / 10)
-    rows = math.ceil(len(cases) / _COLUMNS)
+    columns = 2 if len(cases) in (1, 2, 4) else 3
+    rows, width = math.ceil(len(cases) / columns), 828 / columns - 50
     parts = [
         svg.text(20, 28, title, "big"),
         svg.text(
@@ -85,8 +83,8 @@ def rewards(runs: Sequence[Run], cases: Sequence[str], what: str, title: str) ->
         *svg.legend(20, 72, [([*ARMS].index(arm), ARMS[arm]) for arm in arms]),
     ]
     for i, case in enumerate(cases):
-        left, top = 54 + 276 * (i % _COLUMNS), 112 + 194 * (i // _COLUMNS)
-        panel = Panel(left, top, 226, 132, Axis(0, last), up)
+        left, top = 54 + (width + 50) * (i % columns), 112 + 194 * (i // columns)
+        panel = Panel(left, top, width, 132, Axis(0, last), up)
         parts += panel.frame(called(case))
         for arm in reversed(arms):
             found = chosen(runs, case, arm)

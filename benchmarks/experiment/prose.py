@@ -63,8 +63,10 @@ Step 0 comes before the first update. A guard that rings on a healthy run, too, 
 
 {noticed}
 
-What the monitor answered, over all seeds of the uncorrected runs. A step has few tokens here, so
-that most of its answers are *inconclusive*; it rings on evidence alone.
+{sharp}
+
+What the monitor answered, over all seeds of the uncorrected runs. It rings on evidence alone: where
+a step's few tokens do not decide, it says *inconclusive*.
 
 {monitor}
 
@@ -155,8 +157,8 @@ On sums that are never trained on:
 
 ## Limits
 
-- One model of 2.6 M parameters, one task, one machine without a GPU. Updates are large
-  (learning rate {rate}), so faults grow in a few steps that would take a large model hundreds.
+- One model of 2.6 M parameters, one task, one machine without a GPU. With a learning rate of
+  {rate} faults grow in a few steps; with the smaller ones of large models they take longer.
 - {seed_count} seeds at most; intervals over them assume that they are draws of one normal law.
 - A fault is there from the first step. One that begins later meets the monitor and the guards,
   and no drill, unless it is run again.
@@ -184,6 +186,7 @@ def page(
         begin=BEGIN,
         end=END,
         noticed=sections.noticed(told),
+        sharp=sections.sharp(told),
         monitor=sections.monitor_table(runs),
         start=sections.equal_at_start(runs),
         tokens=drills[0].tokens,

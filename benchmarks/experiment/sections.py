@@ -174,6 +174,8 @@ def guard_notes(runs: Sequence[Run]) -> str:
         "TRL gates on nothing: it masks sequences whose product of weights is above 3, and logs no "
         f"share of them. The largest share of a step in these runs is {100 * max(shares):.0f} %."
     ]
+    if "max_seq_mult_prob_error" not in run.steps:
+        notes.append("NeMo-RL's threshold for a sequence (2.0, it masks) is not on record.")
     if "abs_d_mean_by_sequence" not in run.steps:
         notes.append(
             "slime and miles take the mean of each sequence first; the records keep the mean over "
@@ -221,6 +223,21 @@ def noticed(told: Firings) -> str:
             f"the monitor {_when(told, 'monitor', case)}, the drill {_when(told, 'drill', case)}."
         )
     return "\n".join(lines)
+
+
+def sharp(told: Firings) -> str:
+    """The guards of the field that miss no broken case and cry on no healthy run."""
+    broken = [case for case in next(iter(told.values())) if not case.startswith(HEALTHY)]
+    found = [
+        f"{FIELD[name].who} ({FIELD[name].rule})"
+        for name in FIELD
+        if name in told and not _cries(told[name])
+        if all((of := told[name][case]) is None or of.runs == len(of.first) for case in broken)
+    ]
+    return (
+        f"Of the field's guards {len(found)} ring on every broken run and on no healthy one"
+        f"{': ' if found else '.'}{'; '.join(found)}{'.' if found else ''}"
+    )
 
 
 def _cries(row: Mapping[str, Firing | None]) -> bool:

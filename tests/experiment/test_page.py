@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks.experiment import bias, page, pictures, sections
+from benchmarks.experiment.alarms import firings
 from benchmarks.experiment.drills import Drilled, read_drills
 from benchmarks.experiment.record import Run, name_of, read_runs
 from benchmarks.experiment.statistics import STATISTICS
@@ -98,6 +99,23 @@ def test_a_rank_correlation_is_spearmans(xs):
     ys = [1.0, 5.0, 2.0, 9.0]
 
     assert bias.rank_correlation(xs, ys) == pytest.approx(stats.spearmanr(xs, ys)[0])
+
+
+def test_what_the_table_says_is_said_in_words():
+    told = firings(RUNS)
+
+    said = sections.noticed(told)
+
+    # one healthy run is loud at its last step: all guards cry but the one that wants two in a row
+    assert "- **never synced**: 1 of the field's 1 guards that are quiet on" in said
+    assert "the monitor rings at step 5, the drill rings before the first step." in said
+    assert sections.sharp(told) == (
+        "Of the field's guards 0 ring on every broken run and on no healthy one."
+    )
+    loud = firings([run for run in RUNS if run.settings["seed"] == 0])
+    assert sections.sharp(loud).startswith(
+        "Of the field's guards 12 ring on every broken run and on no healthy one: slime (mean |d|"
+    )
 
 
 def test_step_0_is_compared_with_the_healthy_run_of_the_seed():
