@@ -112,7 +112,7 @@ GUARDS: Mapping[str, Guarding] = {
     "drill": Guarding(
         "servanda drill",
         "a group does not follow the sync",
-        "`servanda preflight`: poison the engine, sync, score; then nudge one group at a time",
+        "`servanda.rl.preflight`: poison the weights, sync, score; then nudge one group at a time",
         "contract",
         _drill,
         once=True,
