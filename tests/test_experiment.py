@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from benchmarks.experiment import truth  # noqa: E402
+from benchmarks.experiment import pilot, truth  # noqa: E402
 from benchmarks.experiment.policy import logp_after, logprobs_of  # noqa: E402
 from benchmarks.experiment.record import RESULTS, Run, read_run, read_runs, write_run  # noqa: E402
 from benchmarks.experiment.settings import Settings, full  # noqa: E402
@@ -215,6 +215,11 @@ def test_the_contract_of_the_experiment_is_sound():
 def test_names_of_runs_are_their_own():
     names = [settings.name for settings in full()]
     assert len(names) == len(set(names))
+
+
+def test_the_rate_of_the_experiment_is_the_one_that_the_pilot_chose():
+    rate = pilot.chosen(read_runs(pilot.FOLDER))
+    assert Settings("healthy", "bfloat16", "none", 0).learning_rate == rate
 
 
 def test_no_committed_checkpoint_exceeds_its_bound():
