@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from benchmarks.experiment import pilot, truth  # noqa: E402
+from benchmarks.experiment.adapter import with_adapter  # noqa: E402
 from benchmarks.experiment.policy import logp_after, logprobs_of  # noqa: E402
 from benchmarks.experiment.record import RESULTS, Run, read_run, read_runs, write_run  # noqa: E402
 from benchmarks.experiment.settings import Settings, full  # noqa: E402
@@ -19,6 +20,7 @@ from benchmarks.experiment.watching import CONTRACT  # noqa: E402
 from benchmarks.experiment.weights import WEIGHTINGS  # noqa: E402
 
 from servanda.bounds.gradient import group_advantage_bound  # noqa: E402
+from servanda.engines.weight_sync import WeightSync  # noqa: E402
 
 VOCABULARY, END, WIDTH, GROUP = 5, 4, 3, 4
 PROMPTS = [(0, 1, 2), (2, 3, 1)]
@@ -156,6 +158,25 @@ def test_a_shared_prompt_changes_no_logprob():
         torch.testing.assert_close(shared_W, logp(model, PROMPTS[prompt], [row])[0])
     logp_11V = logp_after(model, PROMPTS, [(END,)], [1], 2.0).detach()
     assert logp_11V.exp().sum().item() == pytest.approx(1)
+
+
+def test_an_adapter_travels_merged_into_the_weights_under_their_own_names():
+    plain, adapted = toy(4), with_adapter(toy(4).float(), 2, 0).double()
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight)
+
+    class Loads:
+        def load(self, named):
+            plain.load_state_dict(dict(named), strict=False)
+            return set()
+
+    before = logp(plain, PROMPTS[0], [(1, 2, END)])
+    WeightSync(adapted, Loads())()
+
+    after = logp(plain, PROMPTS[0], [(1, 2, END)])
+    torch.testing.assert_close(after, logp(adapted, PROMPTS[0], [(1, 2, END)]))
+    assert not torch.allclose(before, after)
 
 
 TINY = {
