@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from benchmarks.experiment import truth  # noqa: E402
+from benchmarks.experiment import pilot, truth  # noqa: E402
+from benchmarks.experiment.adapter import with_adapter  # noqa: E402
 from benchmarks.experiment.policy import logp_after, logprobs_of  # noqa: E402
 from benchmarks.experiment.record import RESULTS, Run, read_run, read_runs, write_run  # noqa: E402
 from benchmarks.experiment.settings import Settings, full  # noqa: E402
@@ -19,6 +20,7 @@ from benchmarks.experiment.watching import CONTRACT  # noqa: E402
 from benchmarks.experiment.weights import WEIGHTINGS  # noqa: E402
 
 from servanda.bounds.gradient import group_advantage_bound  # noqa: E402
+from servanda.engines.weight_sync import WeightSync  # noqa: E402
 
 VOCABULARY, END, WIDTH, GROUP = 5, 4, 3, 4
 PROMPTS = [(0, 1, 2), (2, 3, 1)]
@@ -158,6 +160,25 @@ def test_a_shared_prompt_changes_no_logprob():
     assert logp_11V.exp().sum().item() == pytest.approx(1)
 
 
+def test_an_adapter_travels_merged_into_the_weights_under_their_own_names():
+    plain, adapted = toy(4), with_adapter(toy(4).float(), 2, 0).double()
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight)
+
+    class Loads:
+        def load(self, named):
+            plain.load_state_dict(dict(named), strict=False)
+            return set()
+
+    before = logp(plain, PROMPTS[0], [(1, 2, END)])
+    WeightSync(adapted, Loads())()
+
+    after = logp(plain, PROMPTS[0], [(1, 2, END)])
+    torch.testing.assert_close(after, logp(adapted, PROMPTS[0], [(1, 2, END)]))
+    assert not torch.allclose(before, after)
+
+
 TINY = {
     "steps": 2,
     "prompts": 2,
@@ -215,6 +236,11 @@ def test_the_contract_of_the_experiment_is_sound():
 def test_names_of_runs_are_their_own():
     names = [settings.name for settings in full()]
     assert len(names) == len(set(names))
+
+
+def test_the_rate_of_the_experiment_is_the_one_that_the_pilot_chose():
+    rate = pilot.chosen(read_runs(pilot.FOLDER))
+    assert Settings("healthy", "bfloat16", "none", 0).learning_rate == rate
 
 
 def test_no_committed_checkpoint_exceeds_its_bound():

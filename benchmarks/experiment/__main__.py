@@ -40,11 +40,12 @@ def main() -> None:
     out = asked.out or (RESULTS if asked.full else QUICK)
     at, parts = map(int, asked.part.split("/"))
     wanted = [one for one in (full() if asked.full else quick()) if asked.only in one.name]
-    for one in wanted[at - 1 :: parts]:
-        path = out / f"{one.name}.json"
-        if not path.exists():
+    mine = wanted[at - 1 :: parts]
+    for one in mine:
+        if not (out / f"{one.name}.json").exists():
             _run(one, out)
-        repeats = read_alone(path).same_as
+    for one in mine:  # last, since another process may be at them
+        repeats = read_alone(out / f"{one.name}.json").same_as
         if repeats and not (out / f"{repeats}.json").exists():
             _run(repeated(repeats), out)
 

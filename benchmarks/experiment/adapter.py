@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,22 +16,30 @@ _SCALE = 2.0  # alpha / r
 
 
 class Adapted(nn.Module):
-    """A linear layer and an adapter: weight + scale * B A."""
+    """A linear layer and an adapter: weight + scale * B A, with the names of a layer of PEFT."""
 
     active_adapters = (NAME,)
+    merged_adapters = ()
+    disable_adapters = False
+    scaling: Mapping[str, float] = {NAME: _SCALE}
+    lora_variant: Mapping[str, Any] = {}
+    lora_bias: Mapping[str, bool] = {}
 
     def __init__(self, base: nn.Linear, rank: int, generator: torch.Generator) -> None:
         super().__init__()
         self.base_layer = base
-        down = torch.randn(rank, base.in_features, generator=generator)
-        self.lora_A = nn.Parameter(down / math.sqrt(base.in_features))
-        self.lora_B = nn.Parameter(torch.zeros(base.out_features, rank))
+        down_RI = torch.randn(rank, base.in_features, generator=generator)
+        down_RI /= math.sqrt(base.in_features)
+        up_OR = torch.zeros(base.out_features, rank)
+        self.lora_A = nn.ParameterDict({NAME: down_RI})
+        self.lora_B = nn.ParameterDict({NAME: up_OR})
 
-    def get_delta_weight(self, _adapter: str) -> Tensor:
-        return _SCALE * self.lora_B @ self.lora_A
+    def get_delta_weight(self, adapter: str) -> Tensor:
+        return self.scaling[adapter] * self.lora_B[adapter] @ self.lora_A[adapter]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.base_layer(x) + _SCALE * (x @ self.lora_A.T) @ self.lora_B.T
+        inside = x @ self.lora_A[NAME].T
+        return self.base_layer(x) + _SCALE * inside @ self.lora_B[NAME].T
 
 
 def with_adapter(module: Any, rank: int, seed: int) -> Any:

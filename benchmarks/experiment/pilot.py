@@ -3,7 +3,7 @@
     python -m benchmarks.experiment.pilot
 
 The arm is always "none", so that no arm is favoured; every run of the experiment then has the
-same settings.  The last lines say what was seen; the runs are kept in results/pilot.
+rate that `chosen` gives.  The last lines say what was seen; the runs are kept in results/pilot.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.experiment.record import RESULTS, Run, read_run, write_run
+from benchmarks.experiment.record import RESULTS, Run, read_runs, write_run
 from benchmarks.experiment.settings import Settings
 
 RATES = (3e-4, 7e-4, 1e-3)
-FAULTS = ("healthy", "one_mlp")
+FAULTS = ("healthy", "one_mlp", "tied_head_stale")
 SEEDS = (0, 1)
 FOLDER = RESULTS / "pilot"
+LEARNT = 0.9
 
 
 def settings() -> list[Settings]:
@@ -44,7 +45,17 @@ def lines(runs: Iterable[Run]) -> list[str]:
         key = (run.settings["learning_rate"], run.settings["fault"])
         reward = " ".join(f"{value:.2f}" for value in run.evaluations["trained"])
         told.setdefault(key, []).append(reward)
-    return [f"{rate:<8g}{fault:<10}{'   '.join(some)}" for (rate, fault), some in told.items()]
+    return [f"{rate:<8g}{fault:<17}{'   '.join(some)}" for (rate, fault), some in told.items()]
+
+
+def chosen(runs: Iterable[Run]) -> float:
+    """The largest rate at which the healthy policy ends at LEARNT or better with every seed."""
+    ends: dict[float, list[float]] = {}
+    for run in runs:
+        if run.settings["fault"] == "healthy":
+            last = run.evaluations["trained"][-1]
+            ends.setdefault(run.settings["learning_rate"], []).append(last)
+    return max(rate for rate, some in ends.items() if min(some) >= LEARNT)
 
 
 def main() -> None:
@@ -59,10 +70,11 @@ def main() -> None:
         path = file_of(one, asked.out)
         if not path.exists():
             run = train(one)
-            write_run(dataclasses.replace(run, name=path.stem), asked.out)
+            write_run(dataclasses.replace(run, name=path.stem, monitor=[]), asked.out)
             print(path.stem, *lines([run]), sep="  ", flush=True)
     print("mean reward of the trained policy on its own sums, every ten steps, seed after seed")
-    print(*lines(read_run(path) for path in sorted(asked.out.glob("*.json"))), sep="\n")
+    runs = read_runs(asked.out)
+    print(*sorted(lines(runs)), f"chosen: {chosen(runs):g}", sep="\n")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,9 @@ def write_run(run: Run, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{run.name}.json"
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(_plain(dataclasses.asdict(run)), allow_nan=False) + "\n")
+    part.write_text(
+        json.dumps(_plain(dataclasses.asdict(run)), separators=(",", ":"), allow_nan=False) + "\n"
+    )
     part.replace(path)
     return path
 

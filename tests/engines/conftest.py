@@ -8,6 +8,7 @@ NEEDS = {
     "test_stored.py": {"torch"},
     "test_vllm.py": {"torch"},
     "test_time.py": {"torch"},
+    "test_weight_sync.py": {"torch"},
     "test_server.py": {"starlette", "uvicorn"},
     "test_server_fails.py": {"starlette", "uvicorn"},
     "test_server_streams_a_model.py": {"torch", "starlette", "uvicorn"},

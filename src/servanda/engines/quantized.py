@@ -89,6 +89,16 @@ QUANTIZED: dict[str, Callable[[nn.Linear], nn.Module]] = {
 }
 
 
+def requantize_(layer: Any, weight_OI: Tensor) -> None:
+    """Give a quantised layer another weight, in place; what holds the layer keeps it."""
+    out_features, in_features = weight_OI.shape
+    linear: Any = nn.utils.skip_init(  # an initialisation would draw from the caller's generator
+        nn.Linear, in_features, out_features, bias=False, dtype=weight_OI.dtype
+    )
+    linear.weight.data.copy_(weight_OI)
+    layer.load_state_dict(type(layer)(linear).state_dict(), strict=False)  # its bias stays
+
+
 def check_quantization(name: str) -> None:
     """Refuse a quantisation that is not here.
 

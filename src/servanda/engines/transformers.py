@@ -22,7 +22,7 @@ from servanda.contract import Kernel
 from servanda.engines import checkpoint, folder
 from servanda.engines.base import ENGINES
 from servanda.engines.decoding import DecodingEngine
-from servanda.engines.quantized import QUANTIZED, check_quantization, quantize_
+from servanda.engines.quantized import QUANTIZED, check_quantization, quantize_, requantize_
 from servanda.errors import MeasurementError
 from servanda.identity import Description, digest_of
 from servanda.sampling import Ints
@@ -84,18 +84,18 @@ class TransformersEngine(checkpoint.Tokenized, DecodingEngine):
     def load(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Take over a trainer's weights: tensors by the names of the checkpoint.
 
-        Each is rounded, and quantised, as it was at the start; what is not named stays.  What
-        the engine says of its weights is from then on that they changed.
+        Each is rounded, and quantised, as it was at the start; what is not named stays.  From
+        then on the engine has no digests to say of its weights.
 
         Returns:
             The names.
 
         Raises:
-            MeasurementError: a tensor that the model does not have, or of another shape.
+            MeasurementError: a tensor that the model does not have, or of another shape; those
+                before it have been taken over.
         """
-        taken = _take_over(self.model, named)
-        self._description = replace(self._description, tensors={})
-        return taken
+        self._description = replace(self._description, tensors={})  # also if it is cut short
+        return _take_over(self.model, named, getattr(torch, self.kernel.dtype))
 
     # loading
 
@@ -174,37 +174,38 @@ class TransformersEngine(checkpoint.Tokenized, DecodingEngine):
         return (logits if wide else logits.float()).numpy()
 
 
-def _take_over(model: Any, named: Iterable[tuple[str, Tensor]]) -> set[str]:
+def _take_over(model: Any, named: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> set[str]:
     """Copy tensors into a model, in its own precision; a quantised layer is quantised anew.
 
     Raises:
         MeasurementError: a tensor that the model does not have, or of another shape.
     """
+    quantized = {
+        path: layer for path, layer in model.named_modules() if type(layer) in QUANTIZED.values()
+    }
+    plain = model.state_dict()
+    for path, layer in quantized.items():
+        for leaf, _ in layer.named_buffers():
+            del plain[f"{path}.{leaf}"]
     taken: set[str] = set()
-    with torch.no_grad():
-        for name, tensor in named:
-            path, _, leaf = name.rpartition(".")
-            try:
-                layer = model.get_submodule(path)
-                mine = getattr(layer, leaf)
-            except AttributeError:
-                raise MeasurementError(
-                    f"the sync sends {name!r}, which the model does not have",
-                    hint="send tensors by the names of the checkpoint, adapters merged",
-                ) from None
-            quantized = type(layer) in QUANTIZED.values() and leaf == "weight"
-            shape = layer.dequantize().shape if quantized else mine.shape
-            if tensor.shape != shape:
-                raise MeasurementError(
-                    f"the sync sends {name!r} as {tuple(tensor.shape)}, and the model has "
-                    f"{tuple(shape)}",
-                    hint="send whole tensors, by the names of the checkpoint",
-                )
-            if quantized:
-                plain = torch.nn.Linear(shape[1], shape[0], bias=False)
-                plain.weight.copy_(tensor)
-                layer.load_state_dict(type(layer)(plain).state_dict(), strict=False)
-            else:
-                mine.copy_(tensor)
-            taken.add(name)
+    for name, tensor in named:
+        path, _, leaf = name.rpartition(".")
+        layer = quantized.get(path) if leaf == "weight" else None
+        if layer is None and name not in plain:
+            raise MeasurementError(
+                f"the sync sends {name!r}, which the model does not have",
+                hint="send tensors by the names of the checkpoint, adapters merged",
+            )
+        shape = plain[name].shape if layer is None else layer.dequantize().shape
+        if tensor.shape != shape:
+            raise MeasurementError(
+                f"the sync sends {name!r} as {tuple(tensor.shape)}, and the model has "
+                f"{tuple(shape)}",
+                hint="send whole tensors, by the names of the checkpoint",
+            )
+        if layer is None:
+            plain[name].copy_(tensor.detach())
+        else:
+            requantize_(layer, tensor.detach().to(dtype))
+        taken.add(name)
     return taken

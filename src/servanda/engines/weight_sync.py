@@ -5,12 +5,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-_LORA = "get_delta_weight"  # of a layer of PEFT that wraps `base_layer`
+from servanda.errors import MeasurementError
+
+# In the names of PEFT: weights of an adapter, and the original of a layer that is trained whole.
+_ADAPTER = re.compile(r"\.(lora_\w+|original_module)\.")
+# What PEFT, torch.compile, activation checkpointing and data parallelism put into names.
+_WRAPPING = re.compile(
+    r"^(module\.|_orig_mod\.|base_model\.model\.)+"
+    r"|(?<=\.)(base_layer|modules_to_save\.[^.]+|_orig_mod|_checkpoint_wrapped_module)\."
+)
 
 
 class Loads(Protocol):
@@ -38,22 +47,36 @@ class WeightSync:
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight under its name in the checkpoint; a tied one once."""
-        wrapped = {
-            name: layer for name, layer in self.module.named_modules() if hasattr(layer, _LORA)
-        }
+        module: dict[str, Any] = dict(self.module.named_modules())
         for name, tensor in self.module.named_parameters():
-            path, _, leaf = name.rpartition(".")
-            base, at, _ = path.rpartition(".base_layer")
-            if any(part.startswith("lora_") for part in name.split(".")):
+            if _ADAPTER.search(name):
+                continue
+            wrapper, saved, rest = name.partition(".modules_to_save.")
+            if saved and rest.partition(".")[0] not in module[wrapper].active_adapters:
                 continue
             tensor = tensor.detach()
-            if at and base in wrapped and leaf == "weight":
-                tensor = self._merged(wrapped[base], tensor)
+            layer, wrapped, leaf = name.partition(".base_layer.")
+            if wrapped and leaf == "weight" and hasattr(module[layer], "get_delta_weight"):
+                tensor = self._merged(module[layer], tensor)
             yield _of_checkpoint(name), tensor
 
     def _merged(self, layer: Any, weight: Tensor) -> Tensor:
-        """A weight with the adapters on it."""
+        """A weight with the adapters on it that the trainer's own forward uses.
+
+        Raises:
+            MeasurementError: an adapter that is more than a sum on the weight.
+        """
+        if layer.disable_adapters:
+            return weight
         for adapter in layer.active_adapters:
+            if adapter in layer.merged_adapters or adapter not in layer.scaling:
+                continue
+            if layer.lora_variant.get(adapter) or layer.lora_bias.get(adapter):
+                raise MeasurementError(
+                    f"adapter {adapter!r} is not plain LoRA (DoRA, or with a bias), and the sync "
+                    "does not know how it is merged",
+                    hint="call model.merge_adapter() before the sync, unmerge_adapter() after",
+                )
             weight = weight + layer.get_delta_weight(adapter).detach()
         return weight
 
@@ -63,5 +86,5 @@ class WeightSync:
 
 
 def _of_checkpoint(name: str) -> str:
-    """A parameter's name without what PEFT wraps around it."""
-    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+    """A parameter's name without what wraps it."""
+    return _WRAPPING.sub("", name)

@@ -1,13 +1,15 @@
 # Faults of a weight sync: what a trainer's update does not carry to the engine.
 #
-# They break a WeightSync, not an engine: nothing is wrong until weights change, so no check at
-# equal weights sees them.  The sync drill does.
+# They break a WeightSync into a servanda.engines.transformers.TransformersEngine: nothing is wrong
+# until weights change, so no check at equal weights sees them.  The sync drill does.  A fault
+# that would break nothing in a model is refused: a drill that finds it healthy would be right.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from servanda.errors import MeasurementError
 from servanda.faults.base import Fault, Wrap
 from servanda.faults.values import Between, OneOf, Switch, Takes
 from servanda.registry import Registry
@@ -54,15 +56,54 @@ def tied_head_stale(base: Any, _: bool) -> Any:
 
             super().__init__(module, engine)
             head = engine.model.get_output_embeddings()
+            if head.weight is not engine.model.get_input_embeddings().weight:
+                raise _breaks_nothing("tied_head_stale", "a tied head")
             head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
 
     return Stale
 
 
-def _without(base: Any, left_out: Any) -> Any:
+def _breaks_nothing(name: str, lacks: str) -> MeasurementError:
+    return MeasurementError(
+        f"fault {name!r} breaks nothing here: the model has not got {lacks}",
+        hint="choose a fault of something that it has",
+    )
+
+
+def _place(model: Any, name: str) -> tuple[int | None, str]:
+    """Where a tensor of a model is: its layer, None outside, and what of it.
+
+    The classes of modules say so, in all architectures of Transformers; names do not (a norm
+    is `ln_1` here and `input_layernorm` there).
+
+    Returns:
+        the layer, and "norm", "attention" or "mlp", which also is what the rest of a layer is;
+        "" outside the layers.
+    """
+    layer, within, here = None, "", model
+    for word in name.split(".")[:-1]:
+        listed, here = type(here).__name__ == "ModuleList", getattr(here, word)
+        kind = type(here).__name__.lower()
+        if layer is None and listed:
+            layer, within = int(word), "mlp"
+        elif layer is not None and ("attention" in kind or "attn" in kind):
+            within = "attention"
+    return layer, "norm" if "norm" in type(here).__name__.lower() else within
+
+
+def _without(base: Any, fault: str, lacks: str, left_out: Callable[[int | None, str], bool]) -> Any:
+    """A sync that leaves the tensors at some places out."""
+
     class Partial(base):
         def _tensors(self) -> Iterator[tuple[str, Any]]:
-            return ((name, t) for name, t in super()._tensors() if not left_out(name))
+            complete = True
+            for name, tensor in super()._tensors():
+                if left_out(*_place(self.engine.model, name)):
+                    complete = False
+                else:
+                    yield name, tensor
+            if complete:
+                raise _breaks_nothing(fault, lacks)
 
     return Partial
 
@@ -74,7 +115,7 @@ def _without(base: Any, left_out: Any) -> Any:
     takes=Between(0, 10_000, whole=True),
 )
 def one_layer(base: Any, value: int) -> Any:
-    return _without(base, lambda name: f".layers.{value}." in name)
+    return _without(base, "one_layer", f"a layer {value}", lambda layer, _: layer == value)
 
 
 @sync_fault(
@@ -84,14 +125,15 @@ def one_layer(base: Any, value: int) -> Any:
     takes=Between(0, 10_000, whole=True),
 )
 def one_mlp(base: Any, value: int) -> Any:
-    return _without(base, lambda name: f".layers.{value}.mlp." in name)
+    place = (value, "mlp")
+    return _without(base, "one_mlp", f"an MLP in a layer {value}", lambda *at: at == place)
 
 
 @sync_fault(
     "norms_stale", "The scales of the norms are left out of the sync.", default=True, takes=Switch()
 )
 def norms_stale(base: Any, _: bool) -> Any:
-    return _without(base, lambda name: "norm" in name)
+    return _without(base, "norms_stale", "norms with scales", lambda _, kind: kind == "norm")
 
 
 @sync_fault(
@@ -103,6 +145,11 @@ def norms_stale(base: Any, _: bool) -> Any:
 )
 def adapter_ignored(base: Any, _: bool) -> Any:
     class Bare(base):
+        def __init__(self, module: Any, engine: Any) -> None:
+            super().__init__(module, engine)
+            if not any(hasattr(layer, "get_delta_weight") for layer in module.modules()):
+                raise _breaks_nothing("adapter_ignored", "an adapter")
+
         def _merged(self, layer: Any, weight: Any) -> Any:
             return weight
 
