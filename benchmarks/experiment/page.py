@@ -14,12 +14,26 @@ from benchmarks.experiment import pictures, tables
 from benchmarks.experiment.alarms import compared, firings
 from benchmarks.experiment.drills import Drilled, read_drills
 from benchmarks.experiment.prose import page
-from benchmarks.experiment.record import Run, read_runs
+from benchmarks.experiment.record import RESULTS, Run, read_alone, read_run
 from benchmarks.experiment.tables import BEGIN, END
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "experiment.md"
 README = ROOT / "README.md"
+
+
+def recorded(folder: Path = RESULTS) -> list[Run]:
+    """Every run on record.
+
+    Of a run that repeats one that is not there yet, only what was seen before its first step.
+    """
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found.append(read_run(path))
+        except FileNotFoundError:
+            found.append(read_alone(path))
+    return found
 
 
 def block(runs: Sequence[Run]) -> str:
@@ -61,7 +75,7 @@ def files(runs: Sequence[Run], drills: Sequence[Drilled], readme: str) -> dict[P
 
 def write(paths: Iterable[Path] = ()) -> None:
     """Write every file, or those of them that are named."""
-    found = files(read_runs(), read_drills(), README.read_text(encoding="utf-8"))
+    found = files(recorded(), read_drills(), README.read_text(encoding="utf-8"))
     for path in paths or found:
         path.write_text(found[path], encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}")

@@ -68,7 +68,7 @@ def rewards(runs: Sequence[Run], cases: Sequence[str], what: str, title: str) ->
     """
     arms = [arm for arm in ARMS if any(chosen(runs, case, arm) for case in cases)]
     last = max(run.settings["steps"] for run in runs)
-    values = [value for run in runs for value in run.evaluations[what]]
+    values = [value for run in runs for value in run.evaluations.get(what, ())]
     up = Axis(math.floor(10 * min(values)) / 10, math.ceil(10 * max(values)) / 10)
     columns = 2 if len(cases) in (1, 2, 4) else 3
     rows, width = math.ceil(len(cases) / columns), 828 / columns - 50
@@ -186,6 +186,7 @@ WEIGHTINGS: Mapping[str, str] = {
 }
 
 
+_LEAST = 1e-5  # drawn at the edge where it is less
 NOTHING = 1e-9  # a bias, or a bound, that is 0 but for rounding: no weight was cut
 
 
@@ -220,15 +221,15 @@ def truth(points: Sequence[Point]) -> str:
     Of the arm without a correction: at each checkpoint every weighting is looked at anyway.
     """
     points = [p for p in points if p.arm == "none"]
-    up = Axis.powers([p.bias for p in points if p.bias > NOTHING])
-    bounds = Axis.powers([p.bound for p in points if p.bound > NOTHING])
+    up = Axis.powers([p.bias for p in points if p.bias > _LEAST])
+    bounds = Axis.powers([p.bound for p in points if p.bound > _LEAST])
     size, top, left = 250, 116, 62
     parts = [
         svg.text(20, 28, "The true bias of the gradient, and what says so", "big"),
         svg.text(
             20,
             47,
-            "upwards: mean norm over tokens of estimator less target, enumerated; at the edges: 0",
+            "upwards: mean norm over tokens of estimator less target, enumerated; at the edges: less, or 0",
             "small",
         ),
         *svg.legend(20, 76, [*enumerate(WEIGHTINGS.values())], marks=True),

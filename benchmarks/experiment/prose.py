@@ -63,7 +63,7 @@ Step 0 comes before the first update. A guard that rings on a healthy run, too, 
 
 {noticed}
 
-{sharp}
+{sharp} {slower}
 
 What the monitor answered, over all seeds of the uncorrected runs. It rings on evidence alone: where
 a step's few tokens do not decide, it says *inconclusive*.
@@ -187,6 +187,7 @@ def page(
         end=END,
         noticed=sections.noticed(told),
         sharp=sections.sharp(told),
+        slower=sections.slower(told),
         monitor=sections.monitor_table(runs),
         start=sections.equal_at_start(runs),
         tokens=drills[0].tokens,

@@ -34,7 +34,7 @@ def seeds_of(runs: Sequence[Run]) -> list[int]:
 
 def final(runs: Sequence[Run], case: str, arm: str, what: str) -> dict[int, float]:
     """Seed -> reward at the last evaluation."""
-    found = chosen(runs, case, arm)
+    found = [run for run in chosen(runs, case, arm) if run.evaluations]
     return {run.settings["seed"]: run.evaluations[what][-1] for run in found}
 
 
@@ -56,7 +56,7 @@ def seed_table(runs: Sequence[Run]) -> str:
     rows = []
     for case in cases_of(runs):
         for arm, name in ARMS.items():
-            found = chosen(runs, case, arm)
+            found = [run for run in chosen(runs, case, arm) if run.evaluations]
             if not found:
                 continue
             rewards = (final(runs, case, arm, what).values() for what in ("trained", "held_out"))
@@ -237,6 +237,21 @@ def sharp(told: Firings) -> str:
     return (
         f"Of the field's guards {len(found)} ring on every broken run and on no healthy one"
         f"{': ' if found else '.'}{'; '.join(found)}{'.' if found else ''}"
+    )
+
+
+def slower(told: Firings) -> str:
+    """Where most of the field rings on every run, and the monitor on none."""
+    quiet = [name for name in FIELD if name in told and not _cries(told[name])]
+    found = []
+    for case, seen in told.get("monitor", {}).items():
+        rows = [of for name in quiet if (of := told[name][case])]
+        loud = sum(of.runs == len(of.first) for of in rows)
+        if seen is not None and not seen.runs and 2 * loud > len(rows):
+            found.append(called(case))
+    return (
+        "Most of the field's guards ring there and the monitor does not, for want of evidence in "
+        f"so few tokens: {', '.join(found) or 'nowhere'}."
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.experiment import bias, page, pictures, sections
 from benchmarks.experiment.alarms import firings
 from benchmarks.experiment.drills import Drilled, read_drills
-from benchmarks.experiment.record import Run, name_of, read_runs
+from benchmarks.experiment.record import Run, name_of, write_run
 from benchmarks.experiment.statistics import STATISTICS
 from scipy import stats
 
@@ -16,7 +16,7 @@ from tests.experiment.test_alarms import RUNS
 
 @pytest.fixture(scope="module")
 def written():
-    return page.files(read_runs(), read_drills(), page.README.read_text(encoding="utf-8"))
+    return page.files(page.recorded(), read_drills(), page.README.read_text(encoding="utf-8"))
 
 
 def test_page_pictures_and_readme_are_in_step_with_the_committed_records(written):
@@ -32,6 +32,15 @@ def test_pictures_are_well_formed_and_small(written):
         assert ElementTree.fromstring(text).tag.endswith("svg")
         assert len(text) < 200_000
     assert len(drawn) == 3
+
+
+def test_of_a_run_that_repeats_a_missing_one_the_drill_is_read(tmp_path):
+    drilled = replace(RUNS[-2], same_as="healthy-bfloat16-monitor-9", steps={}, monitor=[])
+    write_run(replace(drilled, preflight={"outcome": "violated"}), tmp_path)
+
+    (found,) = page.recorded(tmp_path)
+
+    assert (found.preflight, found.steps) == ({"outcome": "violated"}, {})
 
 
 def test_a_page_without_markers_is_an_error():
