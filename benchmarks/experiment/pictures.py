@@ -229,7 +229,8 @@ def truth(points: Sequence[Point]) -> str:
         svg.text(
             20,
             47,
-            "upwards: mean norm over tokens of estimator less target, enumerated; at the edges: less, or 0",
+            "upwards: mean norm over tokens of estimator less target, enumerated; at the edges: "
+            "less, or 0",
             "small",
         ),
         *svg.legend(20, 76, [*enumerate(WEIGHTINGS.values())], marks=True),
