@@ -21,6 +21,7 @@ FAULTS = ("healthy", "one_mlp", "tied_head_stale")
 SEEDS = (0, 1)
 FOLDER = RESULTS / "pilot"
 LEARNT = 0.9
+KEPT = ("step", "reward_mean", "groups_mixed", "abs_d_mean", "k3", "seconds")  # of the steps
 
 
 def settings() -> list[Settings]:
@@ -70,7 +71,9 @@ def main() -> None:
         path = file_of(one, asked.out)
         if not path.exists():
             run = train(one)
-            write_run(dataclasses.replace(run, name=path.stem, monitor=[]), asked.out)
+            kept = {name: run.steps[name] for name in KEPT}
+            small = dataclasses.replace(run, name=path.stem, monitor=[], steps=kept)
+            write_run(small, asked.out)
             print(path.stem, *lines([run]), sep="  ", flush=True)
     print("mean reward of the trained policy on its own sums, every ten steps, seed after seed")
     runs = read_runs(asked.out)

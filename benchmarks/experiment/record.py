@@ -56,8 +56,8 @@ class Run:
             end, or where the run was halted.
         monitor: one entry a step, in every arm: {"outcome", "action": [...], "would": [...],
             "masked": [...], "cells": [[clause, slice, outcome, value, low, high, n], ...]} of the
-            statistical cells that are enforced.  Only the arm "monitor" does what it says; in
-            others it looks on, and halts nothing.
+            statistical cells that are enforced; none in the arms "tis" and "mis".  Only the arm
+            "monitor" does what it says; in others it looks on, and halts nothing.
         halted_at: the step at which the arm stopped the run, before its update; null where none
             did.
         checkpoints: the true bias, one entry for each count of updates that was looked at: "step",

@@ -204,7 +204,7 @@ def _step(trained: Trained, watched: Watched, step: int) -> tuple[dict[str, Any]
         **of_step(train_SW[mask_SW], rollout.logp_N, rollout.length_S),
         "seconds": time.perf_counter() - began,
     }
-    return row, entry(looked), halted
+    return row, entry(looked, cells=s.arm in ("none", "monitor")), halted
 
 
 def _grad_norm(optimizer: torch.optim.Optimizer) -> float:

@@ -3,6 +3,8 @@
 # Token level: contexts and what follows a token as infer has them; the token itself from train
 # (target) or from infer, weighed (what a trainer computes).  D_psi bounds their difference.
 # Sequence level: the target is the gradient of the expected reward, all of it from train.
+# Weights are those of the true ratio, as they are where an engine reports what it draws from; of
+# one that does not (undisclosed_temperature), no weighting but "none" is what a trainer computes.
 # An answer's advantage is the mean of what GRPO gives it beside group_size - 1 answers of infer.
 # Axes: V vocabulary.
 

@@ -72,8 +72,8 @@ class Watched:
         )
 
 
-def entry(step: Step) -> dict[str, Any]:
-    """One step of `Run.monitor`."""
+def entry(step: Step, cells: bool) -> dict[str, Any]:
+    """One step of `Run.monitor`; `cells` says whether they are kept."""
     return {
         "outcome": step.outcome,
         "action": step.action,
@@ -82,6 +82,6 @@ def entry(step: Step) -> dict[str, Any]:
         "cells": [
             [c.clause, c.slice, c.outcome, c.value, *(c.interval or (None, None)), c.n]
             for c in step.verdict.cells
-            if c.enforced and c.section == "statistical"
+            if cells and c.enforced and c.section == "statistical"
         ],
     }
