@@ -30,9 +30,10 @@ the gradient, which a contract promises, true where the bias itself can be worke
 
 - **Task**: sums of two three-digit numbers; a prompt has {given} of the digits worked out, and
   the model has to write the rest. Reward 1 for the right sum, else 0.
-- **Cases**: {cases}. Each is one of the [faults](../reference/faults.md) of a sync or of an
-  engine at its default; "4 bits" is an engine whose weights are quantised at every sync, and no
-  fault.
+- **Cases**: {cases}.
+  A stale part is left out of the sync from the first step on; with "temperature off" the engine
+  draws at another temperature than it says. "Adapter": a LoRA adapter is trained instead of the
+  weights. "4 bits": the engine quantises the weights at every sync, which is no fault.
 - **Arms**: {arms}. TIS multiplies a token's loss by min(w, 2), MIS by w inside [0.5, 2] and by
   0 outside; w is the trainer's probability over the engine's. The monitor does what the rules of
   `benchmarks/experiment/grpo.kernelcontract.yaml` say: correct and mask where the gradient clause
@@ -177,7 +178,7 @@ def page(
     return _PAGE.format(
         settings=sections.settings_table(first),
         given=("none", "one", "two", "three")[first.settings["given"]],
-        cases=", ".join(map(called, cases)),
+        cases="; ".join(map(called, cases)),
         arms=", ".join(name for arm, name in ARMS.items() if _has(runs, arm)),
         seeds=", ".join(map(str, seeds)),
         seed_count=len(seeds),

@@ -39,7 +39,7 @@ def faults_by_guards(firings: Firings, names: Sequence[str]) -> str:
     others = [case for case in shown if case != HEALTHY]
     head = ("guard", "rings when", "on healthy runs", *map(called, others))
     seeds = [len(told.first) if (told := firings[names[0]][case]) else 0 for case in shown]
-    rows = [("seeds", "", *map(str, seeds))]
+    rows = [("runs", "", *map(str, seeds))]
     for name in names:
         told, guard = firings[name], GUARDS[name]
         healthy = told[HEALTHY]

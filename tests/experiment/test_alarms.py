@@ -118,7 +118,7 @@ def test_the_table_brackets_a_guard_that_rings__runs():
     assert table == (
         "| guard | rings when | on healthy runs | never synced | one MLP stale |\n"
         "|---|---|---|---|---|\n"
-        "| seeds |  | 2 | 1 | 3 |\n"
+        "| runs |  | 2 | 1 | 3 |\n"
         "| slime | mean &#124;d&#124; > 0.1 | 1 of 24 steps, 1 of 2 runs | [2] | [4-6 (2 of 3)] |\n"
         "| **servanda monitor** | a clause is violated | 0 of 12 steps | not run | 5 |\n"
         "| **servanda drill** | a group does not follow the sync | 0 of 1 drills | not run "
