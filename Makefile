@@ -10,7 +10,8 @@ OTHER_PYTHONS ?= 3.10 3.12 3.13
 JOBS ?= 2
 SHARED := --numprocesses $(JOBS) --dist loadfile
 
-.PHONY: demo test check test-all test-engines test-rl test-slow truth theory examples model pictures clean
+.PHONY: demo test check test-all test-engines test-rl test-slow truth theory experiment experiment-full \
+  examples model pictures clean
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -78,6 +79,13 @@ theory: $(VENV)/.dev  ## the tables of docs/explanation/{falsification,assumptio
 	$(BIN)/servanda bench theory --format markdown -o docs/explanation/falsification.md
 	$(BIN)/python -m benchmarks.assumptions --write
 	$(BIN)/python -m benchmarks.escapes --write
+
+# GRPO with and without a contract.  Whoever stops it goes on with the same command.
+experiment: $(VENV)/.demo  ## real training under broken syncs; runs/experiment, 20 minutes on two cores
+	for part in 1/2 2/2; do OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.experiment --part $$part & done; wait
+
+experiment-full: $(VENV)/.demo  ## the same with five seeds and every fault, for benchmarks/experiment/results
+	for part in 1/2 2/2; do OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.experiment --full --part $$part & done; wait
 
 # Other interpreters (of pyenv, or on the path) run the suite without torch: the transformers
 # engine is tested on one.

@@ -1,0 +1,225 @@
+# Which guard rings on which run, and when: faults x guards, from the records alone.
+#
+# All of them watch the same runs, those of arm "none", which nothing corrects and nothing stops;
+# only the drill is read from arm "contract", and stands before the first step.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.experiment.guards import FIELD, trend_rings
+from benchmarks.experiment.record import Run
+from servanda.faults import FAULTS
+from servanda.faults.sync import SYNC_FAULTS
+
+HEALTHY = "healthy"
+HEALTHY_ADAPTER = "healthy bfloat16_lora"
+ENGINES = {"adapter_ignored": "bfloat16_lora"}  # of a fault that needs another than bfloat16
+BEFORE = -1  # the step of a drill, which comes before the first
+NEVER = "-"
+OURS = ("trend", "monitor", "drill")
+
+
+@dataclass(frozen=True)
+class Guarding:
+    """One row: a guard, and how it reads a run.
+
+    Args:
+        who, rule, source: as in guards.Guard; arm: of the runs that it is read from.
+        rings: run -> the steps on which it rings; None where the run says nothing of it.
+        once: whether it looks once a run, and not at each step.
+    """
+
+    who: str
+    rule: str
+    source: str
+    arm: str
+    rings: Callable[[Run], list[int] | None]
+    once: bool = False
+
+
+# What a record lacks is read from what it has: the first exactly, the second by another reduction
+# (over tokens, where the project takes means of sequences first).
+DERIVED: Mapping[str, Callable[[Mapping[str, float]], float]] = {
+    "is_std": lambda step: step["is_mean"] * math.sqrt(max(1 / step["ess"] - 1, 0.0)),
+    "abs_d_mean_by_sequence": lambda step: step["abs_d_mean"],
+}
+
+
+def steps_of(run: Run) -> list[dict[str, float]]:
+    """The statistics of each step, as measure() would give them; NaN where one has none."""
+    names = [name for name in run.steps if name != "step"]
+    columns = zip(*(run.steps[name] for name in names), strict=True)
+    steps = [
+        {n: math.nan if v is None else float(v) for n, v in zip(names, values, strict=True)}
+        for values in columns
+    ]
+    for step in steps:
+        step.update((n, of(step)) for n, of in DERIVED.items() if n not in step)
+    return steps
+
+
+def _of_field(name: str) -> Guarding:
+    guard = FIELD[name]
+
+    def rings(run: Run) -> list[int] | None:
+        steps = steps_of(run)
+        if any(bar.reads not in step for bar in guard.bars for step in steps):
+            return None
+        return [run.steps["step"][i] for i in guard.rings(steps)]
+
+    return Guarding(guard.who, guard.rule, guard.source, "none", rings)
+
+
+def _trend(run: Run) -> list[int]:
+    return [run.steps["step"][i] for i in trend_rings(run.steps["abs_d_mean"])]
+
+
+def _monitor(run: Run) -> list[int] | None:
+    if not run.monitor:
+        return None
+    return [
+        step
+        for step, told in zip(run.steps["step"], run.monitor, strict=True)
+        if told["outcome"] == "violated"
+    ]
+
+
+def _drill(run: Run) -> list[int] | None:
+    if not run.preflight:
+        return None
+    return [BEFORE] if run.preflight["outcome"] == "violated" else []
+
+
+GUARDS: Mapping[str, Guarding] = {
+    **{name: _of_field(name) for name in FIELD},
+    "trend": Guarding(
+        "servanda trend",
+        "mean |d| doubled",
+        "of the last five steps over the first five, as `servanda check DUMP` tells it",
+        "none",
+        _trend,
+    ),
+    "monitor": Guarding(
+        "servanda monitor",
+        "a clause is violated",
+        "on the whole or on a slice, at confidence 0.95 a step",
+        "none",
+        _monitor,
+    ),
+    "drill": Guarding(
+        "servanda drill",
+        "a group does not follow the sync",
+        "`servanda.rl.preflight`: poison the weights, sync, score; then nudge one group at a time",
+        "contract",
+        _drill,
+        once=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Firing:
+    """One guard on the runs of one fault, one run a seed.
+
+    Args:
+        first: of each run the first step on which it rings, or None.
+        ringing, looks: of all runs; unit: what a look is.
+    """
+
+    first: tuple[int | None, ...]
+    ringing: int
+    looks: int
+    unit: str = "steps"
+
+    @property
+    def runs(self) -> int:
+        return sum(step is not None for step in self.first)
+
+    def __str__(self) -> str:
+        """First steps over the seeds.
+
+        >>> print(Firing((3, 4, 3), 9, 60), Firing((None, 7), 1, 40), Firing((None,), 0, 20))
+        3-4 7 (1 of 2) -
+        """
+        found = sorted(step for step in self.first if step is not None)
+        if not found:
+            return NEVER
+        low, high = ("before 0" if step == BEFORE else str(step) for step in (found[0], found[-1]))
+        span = low if low == high else f"{low}-{high}"
+        part = len(found) < len(self.first)
+        return f"{span} ({len(found)} of {len(self.first)})" if part else span
+
+    @property
+    def alarms(self) -> str:
+        """As false alarms are told: steps and runs.
+
+        >>> print(Firing((2, None), 3, 40).alarms, Firing((None, None), 0, 40).alarms, sep="; ")
+        3 of 40 steps, 1 of 2 runs; 0 of 40 steps
+        """
+        told = f"{self.ringing} of {self.looks} {self.unit}"
+        return f"{told}, {self.runs} of {len(self.first)} runs" if self.ringing else told
+
+
+def firing(guard: Guarding, runs: Iterable[Run]) -> Firing | None:
+    """A guard on some runs of one fault; None where none of them says anything of it."""
+    told = [(guard.rings(run), 1 if guard.once else len(run.steps["step"])) for run in runs]
+    heard = [(rings, looks) for rings, looks in told if rings is not None]
+    if not heard:
+        return None
+    return Firing(
+        tuple(min(rings, default=None) for rings, _ in heard),
+        sum(len(rings) for rings, _ in heard),
+        sum(looks for _, looks in heard),
+        "drills" if guard.once else "steps",
+    )
+
+
+def case_of(run: Run) -> str:
+    """What a run is a case of: its fault, and its engine where that is not what the fault needs."""
+    fault, engine = run.settings["fault"], run.settings["engine"]
+    return fault if engine == ENGINES.get(fault, "bfloat16") else f"{fault} {engine}"
+
+
+def cases_of(runs: Sequence[Run]) -> list[str]:
+    """The cases of some runs: faults in the order of the catalogue, healthy ones around them."""
+    order = [HEALTHY, *SYNC_FAULTS, *FAULTS]
+    found = {case_of(run): order.index(run.settings["fault"]) for run in runs}
+    last = len(order)  # healthy runs with another engine
+    place = {case: at if at or case == HEALTHY else last for case, at in found.items()}
+    return sorted(found, key=lambda case: (place[case], case))
+
+
+def compared(runs: Sequence[Run]) -> list[str]:
+    """The cases of which every arm was run: the others are looked at once, and not compared."""
+    arms = {run.settings["arm"] for run in runs}
+    return [case for case in cases_of(runs) if all(chosen(runs, case, arm) for arm in arms)]
+
+
+def chosen(runs: Sequence[Run], case: str, arm: str) -> list[Run]:
+    """The runs of one case and arm, by seed."""
+    found = [run for run in runs if case_of(run) == case and run.settings["arm"] == arm]
+    return sorted(found, key=lambda run: run.settings["seed"])
+
+
+# guard -> case -> how it rings; None where no run says anything of it
+Firings = Mapping[str, Mapping[str, Firing | None]]
+
+
+def firings(runs: Sequence[Run]) -> Firings:
+    """How every guard rings on the runs of every case; an adapter makes no other healthy case.
+
+    A guard of which no run says anything, since its statistic is not on record, is left out.
+    """
+    cases = [case for case in cases_of(runs) if case != HEALTHY_ADAPTER]
+    of = {case: (case, HEALTHY_ADAPTER) if case == HEALTHY else (case,) for case in cases}
+    told = {
+        name: {
+            case: firing(guard, [run for one in of[case] for run in chosen(runs, one, guard.arm)])
+            for case in cases
+        }
+        for name, guard in GUARDS.items()
+    }
+    return {name: row for name, row in told.items() if any(row.values())}

@@ -1,0 +1,90 @@
+# The sync drill on the experiment's model: what it says of each fault of a sync, and its cost.
+#
+#     python -m benchmarks.experiment.drilled      drills every fault, a minute; writes drills.json
+#
+# It needs no training: trainer and engine have equal weights when it begins, as at step 0.
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.experiment.alarms import HEALTHY
+from benchmarks.experiment.drills import Drilled, write_drills
+from benchmarks.experiment.policy import open_policy
+from benchmarks.experiment.settings import MODEL
+from servanda.contract import Kernel
+from servanda.engines import open_engine
+from servanda.engines.weight_sync import WeightSync
+from servanda.faults.sync import SYNC_FAULTS
+from servanda.preflight.drill import preflight
+from servanda.preflight.result import Preflight
+from servanda.preflight.trainee import Rows, Trainee
+from servanda.sampling import Sampling
+from servanda.trace import Batch
+
+_RANK = 8  # of the adapter, for the fault that forgets adapters
+
+
+def scorer(engine: Any) -> Callable[[Rows], list[Any]]:
+    """Rows of token ids -> the engine's logprobs of each row's tokens but the first."""
+
+    def score(rows: Rows) -> list[Any]:
+        prompts = tuple((row[0],) for row in rows)
+        rest = tuple(tuple(row[1:]) for row in rows)
+        batch = Batch(tuple(range(len(rows))), prompts, max(map(len, rest)), rest)
+        logp_N = engine.score(batch, Sampling(), "prefill").columns["logp"]
+        return np.split(logp_N, np.cumsum([len(row) for row in rest])[:-1])
+
+    return score
+
+
+def drilled(fault: str) -> Drilled:
+    """Drill one fault of a sync, or none, in bfloat16; weights begin equal."""
+    module = open_policy(MODEL, _RANK if fault == "adapter_ignored" else 0, seed=0)
+    engine: Any = open_engine(
+        Kernel(engine="transformers", model=MODEL, dtype="bfloat16", attention="sdpa")
+    )
+    entry = None if fault == HEALTHY else SYNC_FAULTS[fault]
+    broken: Any = entry.inject(WeightSync, entry.default) if entry else WeightSync
+    sync = broken(module, engine)
+    score = scorer(engine)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    told: Preflight = preflight(Trainee(module, sync, score))
+    after = module.state_dict()
+    rows = [list(range(41))] * 16  # as many tokens as the drill's own probes
+    began = time.perf_counter()
+    score(rows)
+    return Drilled(
+        fault,
+        told.outcome,
+        told.cause,
+        told.sentence,
+        told.found.distance,
+        told.poison.distance,
+        told.poison.limit,
+        [group.name for group in told.groups if group.deaf],
+        told.syncs,
+        told.tokens,
+        round(told.seconds, 2),
+        round(time.perf_counter() - began, 3),
+        all(torch.equal(before[name], after[name]) for name in before),
+    )
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    found = []
+    for fault in (HEALTHY, *SYNC_FAULTS):
+        found.append(drilled(fault))
+        print(asdict(found[-1]), flush=True)
+    write_drills(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+# What drills.json holds: one entry a fault of a sync, as drilled.py measured it.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+DRILLS = Path(__file__).parent / "drills.json"
+
+
+@dataclass(frozen=True)
+class Drilled:
+    """One drill.
+
+    Args:
+        found, poison: mean |d| at equal weights, and after all weights were replaced and synced,
+            nats; limit: of the latter.
+        deaf: groups that do not follow, by name.
+        score_seconds: of one scoring of the probe tokens by the engine, beside it.
+        restored: whether every tensor of the trainer has the bits it had before.
+    """
+
+    fault: str
+    outcome: str
+    cause: str
+    sentence: str
+    found: float
+    poison: float
+    limit: float
+    deaf: list[str]
+    syncs: int
+    tokens: int
+    seconds: float
+    score_seconds: float
+    restored: bool
+
+
+def write_drills(drills: Sequence[Drilled], path: Path = DRILLS) -> None:
+    path.write_text(json.dumps([asdict(drill) for drill in drills], indent=1) + "\n")
+
+
+def read_drills(path: Path = DRILLS) -> list[Drilled]:
+    return [Drilled(**raw) for raw in json.loads(path.read_text())]

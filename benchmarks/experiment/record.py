@@ -1,0 +1,148 @@
+# One run of the experiment as a file: what was set, what was seen at each step, and the truth at
+# checkpoints.  Guards, tables and pictures are made from these files alone.
+#
+# One sign everywhere: log_ratio = logp_train - logp_infer; w = exp(log_ratio).
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+_DIGITS = 4
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Args:
+        name: FAULT-ENGINE-ARM-SEED, which is the file's name, too.
+        settings: fault ("healthy" or a name of the catalogue), engine ("bfloat16", "int4_g32"),
+            arm ("none", "tis", "mis", "monitor", "contract"), seed, steps, prompts and answers
+            (of each) a step, width (the most tokens of an answer), learning_rate, and the rest of
+            settings.Settings.
+        versions: of python, numpy, torch, transformers and servanda.
+        same_as: the run whose steps these are; "" where they are its own.  The arm "contract" is
+            a drill and then the arm "monitor": of the same run where the drill lets it start, and
+            of the healthy run with the same seed where it does not, since the sync is repaired
+            then.  The arm "monitor" is the arm "none" where the contract never asked for
+            anything.  `read_run` fills the steps in.
+        preflight: {} where there was no drill; else outcome ("holds", "violated",
+            "inconclusive"), exit_code, cause, sentence, syncs, seconds, and refused (whether the
+            run did not start).
+        steps: name -> one value a step, [steps] or fewer where a run was halted; null where a step
+            has none (never 0).  The names:
+            step              0, 1, ...: the number of updates behind these weights
+            reward_mean       of the step's answers, drawn by the engine
+            groups_mixed      share of prompt groups with two different rewards: the others teach
+                              nothing
+            entropy_nats      mean over tokens, of the engine's distribution
+            loss, grad_norm   before the update; grad_norm before any clipping
+            tokens, sequences of the step
+            weight_mean       mean over tokens of what a token's loss was multiplied with
+            weight_zero       share of tokens with weight 0
+            seconds           wall seconds of the step
+            and of STATISTICS (statistics.py), everything a guard of the field reads.
+        evaluations: {"step": [...], "trained": [...], "held_out": [...]}: mean reward of the
+            trainer's own weights, in float32: of `evaluated` fresh answers to the run's sums, and
+            of one answer to each of `held_out` sums that are never trained on.  The last is at the
+            end, or where the run was halted.
+        monitor: one entry a step, in every arm: {"outcome", "action": [...], "would": [...],
+            "masked": [...], "cells": [[clause, slice, outcome, value, low, high, n], ...]} of the
+            statistical cells that are enforced; none in the arms "tis" and "mis".  Only the arm
+            "monitor" does what it says; in others it looks on, and halts nothing.
+        halted_at: the step at which the arm stopped the run, before its update; null where none
+            did.
+        checkpoints: the true bias, one entry for each count of updates that was looked at: "step",
+            and what `truth.checkpoint` gives.
+        seconds: of the whole run, wall.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str] = field(default_factory=dict)
+    same_as: str = ""
+    preflight: Mapping[str, Any] = field(default_factory=dict)
+    steps: Mapping[str, list[Any]] = field(default_factory=dict)
+    evaluations: Mapping[str, Any] = field(default_factory=dict)
+    monitor: list[Mapping[str, Any]] = field(default_factory=list)
+    halted_at: int | None = None
+    checkpoints: list[Mapping[str, Any]] = field(default_factory=list)
+    seconds: float | None = None
+    schema: int = SCHEMA
+
+
+def name_of(fault: str, engine: str, arm: str, seed: int) -> str:
+    """The name of a run.
+
+    >>> name_of("one_mlp", "bfloat16", "tis", 3)
+    'one_mlp-bfloat16-tis-3'
+    """
+    return f"{fault}-{engine}-{arm}-{seed}"
+
+
+def write_run(run: Run, folder: Path) -> Path:
+    """Write a run as FOLDER/NAME.json, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{run.name}.json"
+    part = path.with_suffix(".part")
+    part.write_text(
+        json.dumps(_plain(dataclasses.asdict(run)), separators=(",", ":"), allow_nan=False) + "\n"
+    )
+    part.replace(path)
+    return path
+
+
+def read_alone(path: Path) -> Run:
+    """Read a file as it is: without the steps of the run that it repeats.
+
+    Raises:
+        ValueError: the file is of another schema.
+    """
+    raw = json.loads(path.read_text())
+    if raw["schema"] != SCHEMA:
+        raise ValueError(f"{path}: schema {raw['schema']}, and this reads {SCHEMA}")
+    return Run(**raw)
+
+
+def read_run(path: Path) -> Run:
+    """Read a run; where its steps are those of another, they are read from that one's file.
+
+    Raises:
+        ValueError: the file is of another schema.
+        FileNotFoundError: it, or the run that it repeats, is not there.
+    """
+    run = read_alone(path)
+    if not run.same_as:
+        return run
+    other = read_run(path.with_name(f"{run.same_as}.json"))
+    kept = ("steps", "evaluations", "monitor", "halted_at", "checkpoints")
+    return dataclasses.replace(run, **{name: getattr(other, name) for name in kept})
+
+
+def read_runs(folder: Path = RESULTS) -> list[Run]:
+    """Every run of a folder, by name."""
+    return [read_run(path) for path in sorted(folder.glob("*.json"))]
+
+
+def _plain(value: Any) -> Any:
+    """Plain data with four digits; what is no finite number becomes null, or a text for inf."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
+        return value
+    number = float(value)
+    if math.isnan(number):
+        return None
+    if math.isinf(number):
+        return "inf" if number > 0 else "-inf"
+    return float(f"{number:.{_DIGITS - 1}e}")

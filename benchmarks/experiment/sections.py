@@ -1,0 +1,339 @@
+# The words and tables of docs/explanation/experiment.md; every number in them is worked out here.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from benchmarks.experiment.alarms import (
+    BEFORE,
+    GUARDS,
+    HEALTHY,
+    Firing,
+    Firings,
+    cases_of,
+    chosen,
+    compared,
+    steps_of,
+)
+from benchmarks.experiment.drills import Drilled
+from benchmarks.experiment.guards import FIELD
+from benchmarks.experiment.pictures import ARMS, called
+from benchmarks.experiment.record import Run
+from benchmarks.experiment.seeds import Spread
+from benchmarks.experiment.statistics import STATISTICS
+from benchmarks.experiment.tables import markdown
+
+OUTCOMES = ("holds", "inconclusive", "violated", "error")
+
+
+def seeds_of(runs: Sequence[Run]) -> list[int]:
+    return sorted({run.settings["seed"] for run in runs})
+
+
+def final(runs: Sequence[Run], case: str, arm: str, what: str) -> dict[int, float]:
+    """Seed -> reward at the last evaluation."""
+    found = [run for run in chosen(runs, case, arm) if run.evaluations]
+    return {run.settings["seed"]: run.evaluations[what][-1] for run in found}
+
+
+def _told(values: Sequence[float], *, signed: bool = False) -> str:
+    return Spread(tuple(values)).told(signed=signed) if values else "not run"
+
+
+def reward_table(runs: Sequence[Run], what: str) -> str:
+    """Reward after the last update: a row a case, a column an arm."""
+    rows = []
+    for case in cases_of(runs):
+        found = [final(runs, case, arm, what) for arm in ARMS]
+        rows.append((called(case), *(_told([*of.values()]) for of in found)))
+    return markdown(("", *ARMS.values()), rows)
+
+
+def seed_table(runs: Sequence[Run]) -> str:
+    """Every seed: rewards after the last update, and what the arm did on the way."""
+    rows = []
+    for case in cases_of(runs):
+        for arm, name in ARMS.items():
+            found = [run for run in chosen(runs, case, arm) if run.evaluations]
+            if not found:
+                continue
+            rewards = (final(runs, case, arm, what).values() for what in ("trained", "held_out"))
+            halts = ["-" if run.halted_at is None else str(run.halted_at) for run in found]
+            dropped = [_mean(run.steps["weight_zero"]) for run in found]
+            rows.append(
+                (
+                    called(case),
+                    name,
+                    " ".join(map(str, seeds_of(found))),
+                    *(" ".join(f"{value:.2f}" for value in values) for values in rewards),
+                    " ".join(halts),
+                    " ".join(f"{100 * share:.1f}" for share in dropped),
+                )
+            )
+    head = (
+        "case",
+        "arm",
+        "seeds",
+        "own sums",
+        "other sums",
+        "halted at",
+        "tokens with weight 0, %",
+    )
+    return markdown(head, rows)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def equal_at_start(runs: Sequence[Run]) -> str:
+    """How the statistics of step 0 compare with those of the healthy run of the same seed."""
+    plain = [run for run in runs if run.settings["arm"] == "none"]
+    healthy = {_pair(run): steps_of(run)[0] for run in plain if run.settings["fault"] == HEALTHY}
+    rows = []
+    for case in cases_of(plain):
+        found = [run for run in chosen(plain, case, "none") if run.settings["fault"] != HEALTHY]
+        pairs = [(steps_of(run)[0], healthy[_pair(run)]) for run in found if _pair(run) in healthy]
+        if pairs:
+            same = min(
+                sum(own[name] == other[name] for name in STATISTICS if name in own)
+                for own, other in pairs
+            )
+            size = sum(name in pairs[0][0] for name in STATISTICS)
+            mean = pairs[0][0]["abs_d_mean"]
+            rows.append((called(case), f"{same} of {size}", f"{mean:.5f}"))
+    return markdown(("case", "statistics equal to the healthy run's", "mean |d|, first seed"), rows)
+
+
+def _pair(run: Run) -> tuple[object, object]:
+    """What a faulty run shares with the healthy one that it is compared with."""
+    return run.settings["engine"], run.settings["seed"]
+
+
+def drill_table(drills: Sequence[Drilled]) -> str:
+    rows = [
+        (
+            called(drill.fault),
+            drill.outcome,
+            drill.sentence,
+            f"{drill.found:.3f}",
+            f"{drill.poison:.2f} of {drill.limit:.2f}",
+            f"{drill.syncs}",
+            f"{drill.seconds:.0f} s",
+        )
+        for drill in drills
+    ]
+    head = ("sync", "outcome", "says", "mean |d| before", "after poison, of limit", "syncs", "took")
+    return markdown(head, rows)
+
+
+def poisoned(drills: Sequence[Drilled]) -> str:
+    """What a threshold of the field would say of the tokens that the drill scored."""
+    broken = [drill for drill in drills if drill.fault != HEALTHY]
+    limit = FIELD["slime"].bars[0].at_most
+    before, after = (
+        sum(of > limit for of in values)
+        for values in ([drill.found for drill in broken], [drill.poison for drill in broken])
+    )
+    healthy = next(drill.poison for drill in drills if drill.fault == HEALTHY)
+    return (
+        f"slime's mean |d| > {limit:g}, read on the drill's tokens, rings on {before} of "
+        f"{len(broken)} broken syncs before the poison and on {after} after it; a healthy one then "
+        f"reads {healthy:.2f}. What the guards lack is not a finer number but the intervention."
+    )
+
+
+def drill_cost(runs: Sequence[Run]) -> str:
+    """What the drills of the runs cost, in the time of their steps."""
+    drills = [run.preflight for run in runs if run.preflight]
+    if not drills:
+        return ""
+    step = median(s for run in runs if not run.same_as for s in run.steps["seconds"])
+    took = median(drill["seconds"] for drill in drills)
+    syncs = sorted({drill["syncs"] for drill in drills})
+    return (
+        f"The {len(drills)} drills of the runs below took {took:.0f} s in the median, and "
+        f"{' or '.join(map(str, syncs))} syncs: as long as {took / step:.0f} steps of {step:.1f} s "
+        "each, on a machine that did other work beside."
+    )
+
+
+def guard_list(names: Sequence[str]) -> str:
+    """Guards with their sources."""
+    rows = [(GUARDS[name].who, GUARDS[name].rule, GUARDS[name].source) for name in names]
+    return markdown(("guard", "rings when", "is"), rows)
+
+
+def guard_notes(runs: Sequence[Run]) -> str:
+    """What is watched and gates on nothing, and where a record stands in for a definition."""
+    run = chosen(runs, HEALTHY, "none")[0]
+    shares = [max(r.steps["seq_masked_share"]) for r in runs if r.settings["arm"] == "none"]
+    notes = [
+        "TRL gates on nothing: it masks sequences whose product of weights is above 3, and logs no "
+        f"share of them. The largest share of a step in these runs is {100 * max(shares):.0f} %."
+    ]
+    if "max_seq_mult_prob_error" not in run.steps:
+        notes.append("NeMo-RL's threshold for a sequence (2.0, it masks) is not on record.")
+    if "abs_d_mean_by_sequence" not in run.steps:
+        notes.append(
+            "slime and miles take the mean of each sequence first; the records keep the mean over "
+            "tokens, which is read here in its place."
+        )
+    return " ".join(notes)
+
+
+def settings_table(run: Run) -> str:
+    """What every run is set to."""
+    names = {
+        "steps": "updates",
+        "prompts": "prompts a step, the same ones at each",
+        "answers": "answers to each prompt, a group",
+        "width": "most tokens of an answer",
+        "temperature": "temperature",
+        "learning_rate": "learning rate of AdamW",
+        "evaluated": "answers of an evaluation",
+    }
+    rows = [("model", "models/tiny-lm, 2.6 M parameters, trained whole, in float32")]
+    rows.append(("engine", "transformers, bfloat16, sdpa attention; decodes with a cache"))
+    rows.append(("loss", "GRPO, advantages normalised by group, constant divisor, one update"))
+    rows += [(told, f"{run.settings[name]}") for name, told in names.items()]
+    return markdown(("", ""), rows)
+
+
+def hours(runs: Sequence[Run]) -> str:
+    """What all runs took."""
+    own = [run.seconds for run in runs if run.seconds is not None]
+    return f"{len(runs)} runs took {math.fsum(own) / 3600:.1f} hours."
+
+
+def noticed(told: Firings) -> str:
+    """What the table says, case by case, in one sentence each."""
+    lines = []
+    for case in next(iter(told.values())):
+        if case == HEALTHY:
+            continue
+        quiet = [name for name in FIELD if name in told and not _cries(told[name])]
+        field = {name: told[name][case] for name in quiet if told[name][case]}
+        rang = [n for n, firing in field.items() if firing and firing.runs == len(firing.first)]
+        lines.append(
+            f"- **{called(case)}**: {len(rang)} of the field's {len(field)} guards that are quiet "
+            "on healthy runs ring on every seed; "
+            f"the monitor {_when(told, 'monitor', case)}, the drill {_when(told, 'drill', case)}."
+        )
+    return "\n".join(lines)
+
+
+def sharp(told: Firings) -> str:
+    """The guards of the field that miss no broken case and cry on no healthy run."""
+    broken = [case for case in next(iter(told.values())) if not case.startswith(HEALTHY)]
+    found = [
+        f"{FIELD[name].who} ({FIELD[name].rule})"
+        for name in FIELD
+        if name in told and not _cries(told[name])
+        if all((of := told[name][case]) is None or of.runs == len(of.first) for case in broken)
+    ]
+    return (
+        f"Of the field's guards {len(found)} ring on every broken run and on no healthy one"
+        f"{': ' if found else '.'}{'; '.join(found)}{'.' if found else ''}"
+    )
+
+
+def slower(told: Firings) -> str:
+    """Where most of the field rings on every run, and the monitor on none."""
+    quiet = [name for name in FIELD if name in told and not _cries(told[name])]
+    found = []
+    for case, seen in told.get("monitor", {}).items():
+        rows = [of for name in quiet if (of := told[name][case])]
+        loud = sum(of.runs == len(of.first) for of in rows)
+        if seen is not None and not seen.runs and 2 * loud > len(rows):
+            found.append(called(case))
+    return (
+        "Most of the field's guards ring there and the monitor does not, for want of evidence in "
+        f"so few tokens: {', '.join(found) or 'nowhere'}."
+    )
+
+
+def _cries(row: Mapping[str, Firing | None]) -> bool:
+    healthy = row[HEALTHY]
+    return bool(healthy and healthy.ringing)
+
+
+def _when(told: Firings, guard: str, case: str) -> str:
+    firing = told[guard][case] if guard in told else None
+    if firing is None:
+        return "was not run"
+    if not firing.runs:
+        return "never rings"
+    if set(firing.first) == {BEFORE}:
+        return "rings before the first step"
+    return f"rings at step {firing}"
+
+
+def monitor_table(runs: Sequence[Run]) -> str:
+    """What the monitor answered on the uncorrected runs, step by step, and which cells were red."""
+    rows = []
+    for case in cases_of(runs):
+        told = [entry for run in chosen(runs, case, "none") for entry in run.monitor]
+        if not told:
+            continue
+        red: dict[str, int] = {}
+        for entry in told:
+            for clause, where, outcome, *_ in entry["cells"]:
+                if outcome == "violated":
+                    red[f"{clause}[{where}]"] = red.get(f"{clause}[{where}]", 0) + 1
+        cells = ", ".join(f"{cell} {n}" for cell, n in red.items())
+        answers = [sum(entry["outcome"] == word for entry in told) for word in OUTCOMES]
+        rows.append((called(case), *map(str, answers), cells or "-"))
+    return markdown(("steps of", *OUTCOMES, "red cells, and on how many steps"), rows)
+
+
+def differences(runs: Sequence[Run], what: str) -> str:
+    """Reward of an arm less that of the arm without a correction, over the seeds of both."""
+    rows = []
+    for case in compared(runs):
+        none = final(runs, case, "none", what)
+        found = [final(runs, case, arm, what) for arm in ARMS if arm != "none"]
+        less = [[of[seed] - none[seed] for seed in of if seed in none] for of in found]
+        rows.append((called(case), *(_told(values, signed=True) for values in less)))
+    return markdown(("", *(ARMS[arm] for arm in ARMS if arm != "none")), rows)
+
+
+def helped(runs: Sequence[Run]) -> str:
+    """Which differences on the run's own sums these seeds can tell from none."""
+    above, below, open_ = [], [], 0
+    for case in compared(runs):
+        none = final(runs, case, "none", "trained")
+        for arm in ARMS:
+            of = final(runs, case, arm, "trained")
+            less = [of[seed] - none[seed] for seed in of if seed in none]
+            ends = Spread(tuple(less)).interval if arm != "none" and less else None
+            if ends is None:
+                continue
+            low, high = ends
+            found = above if low > 0 else below if high < 0 else None
+            if found is None:
+                open_ += 1
+            else:
+                found.append(f"{ARMS[arm]} where {called(case)}")
+    return (
+        f"Better than no correction, with the whole interval: {'; '.join(above) or 'none'}. "
+        f"Worse: {'; '.join(below) or 'none'}. The other {open_} intervals hold 0: with so few "
+        "seeds nothing is shown there, neither a gain nor a loss."
+    )
+
+
+def by_heart(runs: Sequence[Run]) -> str:
+    """What the healthy, uncorrected runs do to both rewards."""
+    found = chosen(runs, HEALTHY, "none")
+    ends = {
+        what: [_mean([run.evaluations[what][i] for run in found]) for i in (0, -1)]
+        for what in ("trained", "held_out")
+    }
+    own, other = ends["trained"], ends["held_out"]
+    return (
+        f"On healthy runs the reward on the run's own sums goes from {own[0]:.2f} to {own[1]:.2f}, "
+        f"and that on other sums from {other[0]:.2f} to {other[1]:.2f}: what is learnt is the few "
+        "prompts, by heart."
+    )

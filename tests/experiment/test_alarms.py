@@ -1,0 +1,167 @@
+# Faults x guards, on records that are written out by hand.
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from benchmarks.experiment import alarms, tables
+from benchmarks.experiment.alarms import BEFORE, HEALTHY
+from benchmarks.experiment.guards import FIELD, measure
+from benchmarks.experiment.record import Run, name_of
+
+from servanda.errors import EvidenceError
+
+QUIET = measure([[-1.0, -2.0]], [[-1.0, -2.0]], [[1, 1]])
+LOUD = measure([[-5.0, -6.0]], [[-0.5, -1.5]], [[1, 1]])
+
+
+def run(fault, arm, seed, loud_from, *, violated_from=None, drill=None, steps=12):
+    """A run that is quiet until a step, and then 4.5 nats off; the monitor has its own."""
+    found = [LOUD if step >= loud_from else QUIET for step in range(steps)]
+    columns = {name: [step[name] for step in found] for name in QUIET}
+    outcomes = ["violated" if s >= (violated_from or 0) else "holds" for s in range(steps)]
+    return Run(
+        name_of(fault, "bfloat16", arm, seed),
+        {"fault": fault, "engine": "bfloat16", "arm": arm, "seed": seed, "steps": steps},
+        steps={"step": list(range(steps)), **columns},
+        monitor=[] if violated_from is None else [{"outcome": o} for o in outcomes],
+        preflight={} if drill is None else {"outcome": drill, "seconds": 2.0},
+    )
+
+
+RUNS = [
+    run(HEALTHY, "none", 0, 99, violated_from=99),
+    run(HEALTHY, "none", 1, 11),
+    run(HEALTHY, "contract", 0, 99, violated_from=99, drill="holds"),
+    run("one_mlp", "none", 1, 6),
+    run("one_mlp", "none", 0, 4, violated_from=5),
+    run("one_mlp", "none", 2, 99),
+    run("one_mlp", "contract", 0, 99, violated_from=99, drill="violated"),
+    run("never_synced", "none", 0, 2),
+]
+
+
+def test_a_guard_is_told_by_the_first_step_of_each_seed():
+    first = alarms.firings(RUNS)["slime"]["one_mlp"]
+
+    assert first.first == (4, 6, None)
+    assert str(first) == "4-6 (2 of 3)"
+
+
+def test_two_in_a_row_ring_a_step_later():
+    assert alarms.firings(RUNS)["drift-guard"]["one_mlp"].first == (5, 7, None)
+
+
+def test_false_alarms_are_counted_in_steps_and_runs():
+    assert alarms.firings(RUNS)["slime"][HEALTHY].alarms == "1 of 24 steps, 1 of 2 runs"
+
+
+def test_the_monitor_is_read_from_the_same_runs_as_the_field():
+    told = alarms.firings(RUNS)["monitor"]
+
+    assert (told["one_mlp"].first, told[HEALTHY].alarms) == ((5,), "0 of 12 steps")
+    assert told["never_synced"] is None
+
+
+def test_the_drill_stands_before_the_first_step():
+    told = alarms.firings(RUNS)["drill"]
+
+    assert (told["one_mlp"].first, str(told["one_mlp"])) == ((BEFORE,), "before 0")
+    assert told[HEALTHY].alarms == "0 of 1 drills"
+
+
+def test_a_monitored_run_whose_records_disagree_is_an_error():
+    short = run("one_mlp", "none", 0, 4, violated_from=5)
+    short.monitor.pop()
+
+    with pytest.raises(ValueError, match="shorter"):
+        alarms.GUARDS["monitor"].rings(short)
+
+
+def test_cases_come_in_the_order_of_the_catalogue():
+    four_bits = run(HEALTHY, "none", 0, 99)
+    four_bits = replace(four_bits, settings={**four_bits.settings, "engine": "int4_g32"})
+
+    found = alarms.cases_of([*RUNS, four_bits])
+
+    assert found == [HEALTHY, "never_synced", "one_mlp", f"{HEALTHY} int4_g32"]
+    assert alarms.chosen([*RUNS, four_bits], HEALTHY, "none") == RUNS[:2]
+
+
+def on(engine, one):
+    return replace(one, settings={**one.settings, "engine": engine})
+
+
+def test_a_healthy_adapter_counts_as_a_healthy_run():
+    healthy = on("bfloat16_lora", run(HEALTHY, "none", 0, 10))
+    ignored = on("bfloat16_lora", run("adapter_ignored", "none", 0, 3))
+
+    told = alarms.firings([*RUNS, healthy, ignored])["slime"]
+
+    assert told[HEALTHY].first == (None, 11, 10)
+    assert str(told["adapter_ignored"]) == "3"
+    assert alarms.HEALTHY_ADAPTER not in told
+
+
+def test_cases_that_lack_an_arm_are_not_compared():
+    assert alarms.compared([one for one in RUNS if one.settings["arm"] == "none"]) == [
+        HEALTHY,
+        "never_synced",
+        "one_mlp",
+    ]
+    assert alarms.compared(RUNS) == [HEALTHY, "one_mlp"]
+
+
+def test_the_table_brackets_a_guard_that_rings__runs():
+    table = tables.faults_by_guards(alarms.firings(RUNS), ["slime", "monitor", "drill"])
+
+    assert table == (
+        "| guard | rings when | on healthy runs | never synced | one MLP stale |\n"
+        "|---|---|---|---|---|\n"
+        "| runs |  | 2 | 1 | 3 |\n"
+        "| slime | mean &#124;d&#124; > 0.1 | 1 of 24 steps, 1 of 2 runs | [2] | [4-6 (2 of 3)] |\n"
+        "| **servanda monitor** | a clause is violated | 0 of 12 steps | not run | 5 |\n"
+        "| **servanda drill** | a group does not follow the sync | 0 of 1 drills | not run "
+        "| before 0 |"
+    )
+
+
+def test_a_spread_that_is_not_on_record_follows_from_what_is():
+    kept = run(HEALTHY, "none", 0, 6)
+    wanted = kept.steps["is_std"]
+    steps = {name: column for name, column in kept.steps.items() if name != "is_std"}
+
+    found = [step["is_std"] for step in alarms.steps_of(replace(kept, steps=steps))]
+
+    assert found == pytest.approx(wanted, abs=1e-7)
+
+
+def test_a_guard_whose_statistic_is_not_on_record_is_not_quiet_but_absent():
+    kept = run(HEALTHY, "none", 0, 6)
+    steps = {name: column for name, column in kept.steps.items() if name != "k3"}
+
+    assert alarms.GUARDS["prime-rl"].rings(replace(kept, steps=steps)) is None
+
+
+def test_a_step_without_a_number_is_an_error():
+    kept = run(HEALTHY, "none", 0, 6)
+    kept.steps["k3"][3] = None
+
+    with pytest.raises(EvidenceError, match="step 3 has no k3"):
+        alarms.GUARDS["prime-rl"].rings(kept)
+
+
+def test_every_statistic_that_a_guard_reads_is_one_that_is_measured():
+    assert {bar.reads for guard in FIELD.values() for bar in guard.bars} <= set(QUIET)
+
+
+def test_a_run_and_the_arrays_it_came_from_ring_alike():
+    rng = np.random.default_rng(3)
+    infer = -rng.exponential(1.0, (12, 8, 20))
+    train = infer - np.linspace(0, 1, 12)[:, None, None] * rng.random((8, 20))
+    steps = [measure(p, q, np.ones((8, 20))) for p, q in zip(train, infer, strict=True)]
+    columns = {name: [step[name] for step in steps] for name in QUIET}
+    kept = Run("", {}, steps={"step": [*range(12)], **columns})
+
+    for name in FIELD:
+        assert alarms.GUARDS[name].rings(kept) == FIELD[name].rings(steps)

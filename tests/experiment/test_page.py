@@ -1,0 +1,145 @@
+# The page of the experiment says what the records say, and goes red where they do.
+
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+from benchmarks.experiment import bias, page, pictures, sections
+from benchmarks.experiment.alarms import firings
+from benchmarks.experiment.drills import Drilled, read_drills
+from benchmarks.experiment.record import Run, name_of, write_run
+from benchmarks.experiment.statistics import STATISTICS
+from scipy import stats
+
+from tests.experiment.test_alarms import RUNS
+
+
+@pytest.fixture(scope="module")
+def written():
+    return page.files(page.recorded(), read_drills(), page.README.read_text(encoding="utf-8"))
+
+
+def test_page_pictures_and_readme_are_in_step_with_the_committed_records(written):
+    behind = [p.name for p, text in written.items() if p.read_text(encoding="utf-8") != text]
+
+    assert behind == [], "run python -m benchmarks.experiment.page"
+
+
+def test_pictures_are_well_formed_and_small(written):
+    drawn = {path: text for path, text in written.items() if path.suffix == ".svg"}
+
+    for text in drawn.values():
+        assert ElementTree.fromstring(text).tag.endswith("svg")
+        assert len(text) < 200_000
+    assert len(drawn) == 3
+
+
+def test_of_a_run_that_repeats_a_missing_one_the_drill_is_read(tmp_path):
+    drilled = replace(RUNS[-2], same_as="healthy-bfloat16-monitor-9", steps={}, monitor=[])
+    write_run(replace(drilled, preflight={"outcome": "violated"}), tmp_path)
+
+    (found,) = page.recorded(tmp_path)
+
+    assert (found.preflight, found.steps) == ({"outcome": "violated"}, {})
+
+
+def test_a_page_without_markers_is_an_error():
+    with pytest.raises(ValueError, match="0 times"):
+        page.put("no table here", "table")
+
+
+def evaluated(case, arm, seed, reward, **more):
+    rewards = {"step": [0, 10], "trained": [0.4, reward], "held_out": [0.5, 0.5]}
+    return Run(
+        name_of(case, "bfloat16", arm, seed),
+        {"fault": case, "engine": "bfloat16", "arm": arm, "seed": seed, "steps": 10},
+        evaluations=rewards,
+        **more,
+    )
+
+
+def test_arms_are_compared_on_the_seeds_that_both_have():
+    runs = [
+        evaluated("healthy", "none", 0, 0.5),
+        evaluated("healthy", "none", 1, 0.7),
+        evaluated("healthy", "tis", 1, 0.75),
+        evaluated("healthy", "tis", 2, 0.0),
+    ]
+
+    assert "| healthy | +0.05 | not run | not run | not run |" in sections.differences(
+        runs, "trained"
+    )
+    assert "| healthy | 0.60 [-0.67, 1.87] | 0.38" in sections.reward_table(runs, "trained")
+
+
+def at(step, size, bound):
+    """A checkpoint, by weighting the same but for what is left of the bias."""
+    names = {"none": 1.0, "tis": 0.1, "mis": 0.2}
+    return {
+        "step": step,
+        "signal": 0.5,
+        "logit_bias": {name: size * share for name, share in names.items()},
+        "logit_bound": {name: bound * share for name, share in names.items()},
+        "parameter_bias": {name: [10 * size * share, 0.0] for name, share in names.items()},
+        "parameter_bound": {name: 100 * bound * share for name, share in names.items()},
+    }
+
+
+def test_a_bias_above_its_bound_is_said_in_bold():
+    kept = evaluated("healthy", "none", 0, 0.5, checkpoints=[at(0, 0.1, 0.4), at(10, 0.2, 0.4)])
+    kept = replace(kept, steps={"step": [], "seconds": []})
+    broken = replace(kept, checkpoints=[at(0, 0.5, 0.4)])
+
+    told = bias.crossed([kept], pictures.points_of([kept]))
+    assert told.startswith("Not one is above its bound.")
+    assert "0 of 6 biases are above A × G × D, and the largest is 0.05 of it" in told
+    told = bias.crossed([broken], pictures.points_of([broken]))
+    assert told.startswith("**3 are above their bound.**")
+
+
+def test_the_bias_is_told_as_a_share_of_the_signal():
+    kept = evaluated("healthy", "none", 0, 0.5, checkpoints=[at(0, 0.1, 0.4), at(10, 0.2, 0.4)])
+
+    assert "| healthy | 10 | 0.40 | 0.04 | 0.08 |" in bias.bias_table([kept])
+
+
+@pytest.mark.parametrize("xs", [[1.0, 2.0, 3.0, 10.0], [3.0, 1.0, 1.0, 2.0], [4.0, 3.0, 3.0, 3.0]])
+def test_a_rank_correlation_is_spearmans(xs):
+    ys = [1.0, 5.0, 2.0, 9.0]
+
+    assert bias.rank_correlation(xs, ys) == pytest.approx(stats.spearmanr(xs, ys)[0])
+
+
+def test_what_the_table_says_is_said_in_words():
+    told = firings(RUNS)
+
+    said = sections.noticed(told)
+
+    # one healthy run is loud at its last step: all guards cry but the one that wants two in a row
+    assert "- **never synced**: 1 of the field's 1 guards that are quiet on" in said
+    assert "the monitor rings at step 5, the drill rings before the first step." in said
+    assert sections.sharp(told) == (
+        "Of the field's guards 0 ring on every broken run and on no healthy one."
+    )
+    loud = firings([run for run in RUNS if run.settings["seed"] == 0])
+    assert sections.sharp(loud).startswith(
+        "Of the field's guards 12 ring on every broken run and on no healthy one: slime (mean |d|"
+    )
+
+
+def test_step_0_is_compared_with_the_healthy_run_of_the_seed():
+    table = sections.equal_at_start(RUNS)
+
+    # everything is quiet at step 0, so every statistic agrees
+    size = len(STATISTICS)
+    assert f"| one MLP stale | {size} of {size} | 0.00000 |" in table
+
+
+def test_thresholds_are_read_on_the_drills_tokens():
+    one = Drilled("healthy", "holds", "", "", 0.02, 0.04, 0.1, [], 13, 640, 6.0, 0.1, True)
+    broken = replace(one, fault="one_mlp", outcome="violated", poison=2.2)
+
+    told = sections.poisoned([one, broken])
+
+    assert "rings on 0 of 1 broken syncs before the poison and on 1 after it" in told
+    assert "a healthy one then reads 0.04" in told

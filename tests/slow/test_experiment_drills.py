@@ -1,0 +1,15 @@
+# The drills of docs/explanation/experiment.md, drilled again.
+
+import pytest
+from benchmarks.experiment.drilled import drilled
+from benchmarks.experiment.drills import read_drills
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", read_drills(), ids=lambda drill: drill.fault)
+def test_a_drill_says_again_what_the_page_shows(kept):
+    again = drilled(kept.fault)
+
+    assert (again.outcome, again.cause, again.deaf) == (kept.outcome, kept.cause, kept.deaf)
+    assert (again.syncs, again.restored) == (kept.syncs, True)
+    assert again.poison == pytest.approx(kept.poison, rel=0.1)
