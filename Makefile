@@ -80,12 +80,20 @@ theory: $(VENV)/.dev  ## the tables of docs/explanation/{falsification,assumptio
 	$(BIN)/python -m benchmarks.assumptions --write
 	$(BIN)/python -m benchmarks.escapes --write
 
-# GRPO with and without a contract.  Whoever stops it goes on with the same command.
-experiment: $(VENV)/.demo  ## real training under broken syncs; runs/experiment, 20 minutes on two cores
-	for part in 1/2 2/2; do OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.experiment --part $$part & done; wait
+# GRPO with and without a contract: a pilot, the drills, the runs, and the page with its tables and
+# plots.  Whoever stops it goes on with the same command.
+EXPERIMENT := OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.experiment
+experiment: $(VENV)/.demo  ## real training under broken syncs; runs/experiment/experiment.md, 20 minutes on two cores
+	for part in 1/2 2/2; do $(EXPERIMENT).pilot --out runs/experiment/pilot --part $$part & done; wait
+	$(EXPERIMENT).drilled --out runs/experiment/drills
+	for part in 1/2 2/2; do $(EXPERIMENT) --part $$part & done; wait
+	$(EXPERIMENT).page runs/experiment
 
-experiment-full: $(VENV)/.demo  ## the same with five seeds and every fault, for benchmarks/experiment/results
-	for part in 1/2 2/2; do OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.experiment --full --part $$part & done; wait
+experiment-full: $(VENV)/.demo  ## the same with five seeds and every fault; writes docs/explanation/experiment.md
+	for part in 1/2 2/2; do $(EXPERIMENT).pilot --part $$part & done; wait
+	$(EXPERIMENT).drilled
+	for part in 1/2 2/2; do $(EXPERIMENT) --full --part $$part & done; wait
+	$(EXPERIMENT).page
 
 # Other interpreters (of pyenv, or on the path) run the suite without torch: the transformers
 # engine is tested on one.

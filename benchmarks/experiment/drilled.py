@@ -1,21 +1,23 @@
 # The sync drill on the experiment's model: what it says of each fault of a sync, and its cost.
 #
-#     python -m benchmarks.experiment.drilled      drills every fault, a minute; writes drills.json
+#     python -m benchmarks.experiment.drilled [--out FOLDER]     every fault, a minute; drills.json
 #
 # It needs no training: trainer and engine have equal weights when it begins, as at step 0.
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.experiment.alarms import HEALTHY
-from benchmarks.experiment.drills import Drilled, write_drills
+from benchmarks.experiment.drills import DRILLS, Drilled, write_drills
 from benchmarks.experiment.policy import open_policy
 from benchmarks.experiment.settings import MODEL
 from servanda.contract import Kernel
@@ -78,12 +80,16 @@ def drilled(fault: str) -> Drilled:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Drill every fault of a sync.")
+    parser.add_argument("--out", type=Path, default=DRILLS.parent, help="folder of drills.json")
+    out: Path = parser.parse_args().out
     torch.set_num_threads(1)
     found = []
     for fault in (HEALTHY, *SYNC_FAULTS):
         found.append(drilled(fault))
         print(asdict(found[-1]), flush=True)
-    write_drills(found)
+    out.mkdir(parents=True, exist_ok=True)
+    write_drills(found, out / DRILLS.name)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,28 @@
 # Writes docs/explanation/experiment.md, its pictures, and the README's table from the records.
 #
-#     python -m benchmarks.experiment.page
+#     python -m benchmarks.experiment.page            from the committed records
+#     python -m benchmarks.experiment.page FOLDER     of the runs in a folder, into that folder
 #
-# tests/experiment/test_page.py holds all of them to the records: no number here is typed in.
+# tests/experiment/test_page.py holds the committed ones to the records: no number is typed in.
 
 from __future__ import annotations
 
+import argparse
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.experiment import pictures, tables
 from benchmarks.experiment.alarms import compared, firings
-from benchmarks.experiment.drills import Drilled, read_drills
+from benchmarks.experiment.drills import DRILLS, Drilled, read_drills
 from benchmarks.experiment.prose import page
-from benchmarks.experiment.record import RESULTS, Run, read_alone, read_run
+from benchmarks.experiment.record import RESULTS, Run, read_alone, read_run, read_runs
 from benchmarks.experiment.tables import BEGIN, END
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "experiment.md"
 README = ROOT / "README.md"
+PILOT = "pilot"  # folder of its runs, beside the others
 
 
 def recorded(folder: Path = RESULTS) -> list[Run]:
@@ -56,30 +59,47 @@ def put(text: str, table: str) -> str:
     return text.replace(found[0], f"{BEGIN}\n\n{table}\n\n{END}")
 
 
-def files(runs: Sequence[Run], drills: Sequence[Drilled], readme: str) -> dict[Path, str]:
-    """Every file that is written from the records."""
+def pages(runs: Sequence[Run], drills: Sequence[Drilled], tried: Sequence[Run]) -> dict[str, str]:
+    """The page and its pictures, by the names under which they lie beside each other.
+
+    Args:
+        tried: runs of the pilot.
+    """
     told = firings(runs)
     steps = max(run.settings["steps"] for run in runs)
     points = pictures.points_of(runs)
-    table = block(runs)
     return {
-        PAGE: put(page(runs, drills, told, points), table),
-        README: put(readme, table),
-        PAGE.with_name("experiment_rewards.svg"): pictures.rewards(
+        PAGE.name: put(page(runs, drills, tried, told, points), block(runs)),
+        "experiment_rewards.svg": pictures.rewards(
             runs, compared(runs), "trained", "Reward on the sums of the run"
         ),
-        PAGE.with_name("experiment_guards.svg"): pictures.timeline(told, steps),
-        PAGE.with_name("experiment_truth.svg"): pictures.truth(points),
+        "experiment_guards.svg": pictures.timeline(told, steps),
+        "experiment_truth.svg": pictures.truth(points),
     }
 
 
-def write(paths: Iterable[Path] = ()) -> None:
-    """Write every file, or those of them that are named."""
-    found = files(recorded(), read_drills(), README.read_text(encoding="utf-8"))
-    for path in paths or found:
-        path.write_text(found[path], encoding="utf-8")
-        print(f"wrote {path.relative_to(ROOT)}")
+def files(readme: str) -> dict[Path, str]:
+    """Every committed file that is written from the committed records."""
+    runs = recorded()
+    found = pages(runs, read_drills(), read_runs(RESULTS / PILOT))
+    beside = {PAGE.with_name(name): text for name, text in found.items()}
+    return {**beside, README: put(readme, block(runs))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the page of the experiment.")
+    parser.add_argument("folder", type=Path, nargs="?", help="of runs; default the committed ones")
+    folder: Path | None = parser.parse_args().folder
+    if folder is None:
+        found = files(README.read_text(encoding="utf-8"))
+    else:
+        drills, tried = read_drills(folder / "drills" / DRILLS.name), read_runs(folder / PILOT)
+        own = pages(recorded(folder), drills, tried)
+        found = {folder / name: text for name, text in own.items()}
+    for path, text in found.items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":
-    write()
+    main()

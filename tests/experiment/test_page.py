@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from benchmarks.experiment import bias, page, pictures, sections
 from benchmarks.experiment.alarms import firings
-from benchmarks.experiment.drills import Drilled, read_drills
+from benchmarks.experiment.drills import Drilled
 from benchmarks.experiment.record import Run, name_of, write_run
 from benchmarks.experiment.statistics import STATISTICS
 from scipy import stats
@@ -16,7 +16,7 @@ from tests.experiment.test_alarms import RUNS
 
 @pytest.fixture(scope="module")
 def written():
-    return page.files(page.recorded(), read_drills(), page.README.read_text(encoding="utf-8"))
+    return page.files(page.README.read_text(encoding="utf-8"))
 
 
 def test_page_pictures_and_readme_are_in_step_with_the_committed_records(written):
