@@ -267,7 +267,7 @@ class Monitor:
             taken.pages,
             taken.masked,
             acting.token_weights(plan.contract, taken, batch, masked),
-            measured(verdict, parts, groups, memory.ratio),
+            measured(verdict, parts, groups, memory.ratio) | acting.metrics(taken, plan.contract),
             cause,
             self.notes,
             answer,
