@@ -64,8 +64,12 @@ def test_a_trainer_without_an_engine_has_nothing_to_sync(runs):
 
 
 def test_the_loss_of_trl_is_that_of_the_declared_weights_and_mask(runs):
-    loss = runs[0]["loss"]
-    assert loss["loss"] == pytest.approx(loss["wanted"], rel=1e-4)
+    losses = runs[0]["losses"]
+    assert len(losses) == 5 * 3 - 1
+    wanted = {kind: found["wanted"] for kind, found in losses.items()}
+    assert {k: found["loss"] for k, found in losses.items()} == pytest.approx(
+        wanted, rel=1e-4, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", ["healthy", "lora"])
