@@ -159,7 +159,7 @@ class Monitored(Base):
 
 
 def _watcher(trainer: Monitored) -> Any:
-    """Ends the run when told, and does not let a step go by unseen."""
+    """Ends the run when told, and when its first step went by unseen."""
     from transformers import TrainerCallback
 
     class Watcher(TrainerCallback):
