@@ -55,6 +55,16 @@ def test_every_step_is_judged_logged_and_kept(runs):
         assert 0 < wanted < 0.1
 
 
+@pytest.mark.parametrize(("kind", "steps"), [("rare", [0]), ("often", [0, 0, 1, 1])])
+def test_a_generation_is_judged_once_however_often_it_is_learnt_from(runs, kind, steps):
+    found, folder = runs
+    lines = (folder / f"{kind}.jsonl").read_text().splitlines()
+    assert [json.loads(line)["weights"] for line in lines] == steps
+    assert found[kind]["steps"] == (4 if kind == "rare" else 2)
+    assert sum("servanda/active" in entry for entry in found[kind]["log"]) == len({*steps})
+    assert not any("eval_servanda/active" in entry for entry in found[kind]["log"])
+
+
 def test_a_trainer_without_a_sampler_of_its_own_is_refused(runs):
     assert "TRL draws from the module that it trains (use_vllm=False)" in runs[0]["refused"]
 

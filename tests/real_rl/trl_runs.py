@@ -37,17 +37,17 @@ ROWS = Dataset.from_dict({"prompt": ["12 + 7 =", "def sum("] * 4, "task": ["a", 
 class Trainer(Monitored, GRPOTrainer): ...
 
 
-def made(base=GRPOTrainer, peft=None, out="runs", **settings):
+def made(base=GRPOTrainer, peft=None, out="runs", config=None, **settings):
     return base(
         model=MODEL,
         args=GRPOConfig(
             str(out),
             bf16=False,
             use_cpu=True,
-            max_steps=2,
             logging_steps=1,
             save_strategy="no",
             max_completion_length=8,
+            **{"max_steps": 2, **(config or {})},
         ),
         train_dataset=ROWS,
         reward_funcs=lambda completions, **_: [float(len({*text})) for text in completions],
@@ -89,6 +89,17 @@ def a_run(contract, state, **settings):
     trainer.train()
     return {"steps": trainer.state.global_step, "log": trainer.state.log_history}
 
+
+# a generation that four updates learn from, with an evaluation after each; two to an update
+RARE = {
+    "max_steps": 4,
+    "gradient_accumulation_steps": 2,
+    "steps_per_generation": 4,
+    "num_iterations": 2,
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+}
+OFTEN = {"gradient_accumulation_steps": 2, "steps_per_generation": 1}
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "vespo")
 # where the weights go: into advantages, or where TRL's correction of vLLM has put its own
@@ -159,6 +170,8 @@ def main(watching, masking, folder):
     script = ROOT / "examples" / "trl_grpo.py"
     found = {
         "run": a_run(watching, folder / "steps.jsonl"),
+        "rare": a_run(watching, folder / "rare.jsonl", config=RARE, eval_dataset=ROWS),
+        "often": a_run(watching, folder / "often.jsonl", config=OFTEN),
         "refused": error_of(lambda: made(Trainer, monitor=Monitor(watching))),
         "no engine": error_of(lambda: preflight(made())),
         "healthy": a_drill(),
