@@ -13,7 +13,7 @@ class Trainer(Monitored, GRPOTrainer): ...
 Trainer(
     model="models/tiny-lm",
     args=GRPOConfig(
-        "runs", bf16=False, logging_steps=1, max_completion_length=8, per_device_train_batch_size=32
+        "runs", bf16=False, logging_steps=1, max_completion_length=8, per_device_train_batch_size=64
     ),
     train_dataset=load_dataset(
         "json", data_files="data/prompts.jsonl", split="train[:8]"

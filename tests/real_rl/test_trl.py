@@ -55,6 +55,16 @@ def test_every_step_is_judged_logged_and_kept(runs):
         assert 0 < wanted < 0.1
 
 
+@pytest.mark.parametrize(("kind", "steps"), [("rare", [0]), ("often", [0, 0, 1, 1])])
+def test_a_generation_is_judged_once_however_often_it_is_learnt_from(runs, kind, steps):
+    found, folder = runs
+    lines = (folder / f"{kind}.jsonl").read_text().splitlines()
+    assert [json.loads(line)["weights"] for line in lines] == steps
+    assert found[kind]["steps"] == (4 if kind == "rare" else 2)
+    assert sum("servanda/active" in entry for entry in found[kind]["log"]) == len({*steps})
+    assert not any("eval_servanda/active" in entry for entry in found[kind]["log"])
+
+
 def test_a_trainer_without_a_sampler_of_its_own_is_refused(runs):
     assert "TRL draws from the module that it trains (use_vllm=False)" in runs[0]["refused"]
 
@@ -64,8 +74,12 @@ def test_a_trainer_without_an_engine_has_nothing_to_sync(runs):
 
 
 def test_the_loss_of_trl_is_that_of_the_declared_weights_and_mask(runs):
-    loss = runs[0]["loss"]
-    assert loss["loss"] == pytest.approx(loss["wanted"], rel=1e-4)
+    losses = runs[0]["losses"]
+    assert len(losses) == 5 * 3 - 1
+    wanted = {kind: found["wanted"] for kind, found in losses.items()}
+    assert {k: found["loss"] for k, found in losses.items()} == pytest.approx(
+        wanted, rel=1e-4, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", ["healthy", "lora"])

@@ -37,17 +37,17 @@ ROWS = Dataset.from_dict({"prompt": ["12 + 7 =", "def sum("] * 4, "task": ["a", 
 class Trainer(Monitored, GRPOTrainer): ...
 
 
-def made(base=GRPOTrainer, peft=None, out="runs", **settings):
+def made(base=GRPOTrainer, peft=None, out="runs", config=None, **settings):
     return base(
         model=MODEL,
         args=GRPOConfig(
             str(out),
             bf16=False,
             use_cpu=True,
-            max_steps=2,
             logging_steps=1,
             save_strategy="no",
             max_completion_length=8,
+            **{"max_steps": 2, **(config or {})},
         ),
         train_dataset=ROWS,
         reward_funcs=lambda completions, **_: [float(len({*text})) for text in completions],
@@ -90,13 +90,38 @@ def a_run(contract, state, **settings):
     return {"steps": trainer.state.global_step, "log": trainer.state.log_history}
 
 
+# a generation that four updates learn from, with an evaluation after each; two to an update
+RARE = {
+    "max_steps": 4,
+    "gradient_accumulation_steps": 2,
+    "steps_per_generation": 4,
+    "num_iterations": 2,
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+}
+OFTEN = {"gradient_accumulation_steps": 2, "steps_per_generation": 1}
+
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "vespo")
+# where the weights go: into advantages, or where TRL's correction of vLLM has put its own
+PLACES = {"advantages": None, "token": (8, 8), "sequence": (8, 1)}
+
+
 def losses(masking):
-    """TRL's own loss of one batch, as the mixin leaves it and as it should be."""
+    """TRL's own losses of a batch as the mixin leaves it, and as they should be."""
     trainer = made(Trainer, monitor=Monitor(masking), rollout_func=rollouts(KERNEL))
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    rows = [ROWS[i // 8] for i in range(8)]
+    return {
+        f"{kind} {place}": a_loss(trainer, kind, shape)
+        for kind in LOSSES
+        for place, shape in PLACES.items()
+        if (kind, place) != ("vespo", "sequence")  # which TRL refuses
+    }
+
+
+def a_loss(trainer, kind, shape):
     base, found = GRPOTrainer._generate_and_score_completions, {}
+    rows = [ROWS[i // 8] for i in range(8)]
 
     def keep(self, inputs):
         before = base(self, inputs)
@@ -105,22 +130,35 @@ def losses(masking):
         # the first tokens are far off, as the trainer has them
         before["old_per_token_logps"] = found["scored"].clone()
         before["old_per_token_logps"][:, :4] = before["sampling_per_token_logps"][:, :4] - 4
+        if shape:
+            before["importance_sampling_ratio"] = torch.full(shape, 7.0)
         found["before"] = before
         return {**before}
 
+    trainer.loss_type = kind
     GRPOTrainer._generate_and_score_completions = keep
     after = trainer._generate_and_score_completions(rows)
     GRPOTrainer._generate_and_score_completions = base
-    before = found["before"]
+    trainer.use_vllm = shape is not None
     with torch.no_grad():
         loss = GRPOTrainer._compute_loss(trainer, trainer.model, after).item()
-    logps_BT = found["scored"].double()
-    # by the definition: at ratio 1 a token's loss is -A psi(w), over the tokens that are left
+    trainer.use_vllm = False
+    before, logps_BT = found["before"], found["scored"].double()
+    advantage_B1 = before["advantages"][:, None].double()
     weight_BT = (logps_BT - before["sampling_per_token_logps"]).exp().clamp(max=1.02)
-    weight_BT[:, :4] = 0
-    weight_BT *= before["completion_mask"]
-    wanted = -(before["advantages"][:, None] * weight_BT).sum() / (weight_BT > 0).sum()
-    return {"loss": loss, "wanted": wanted.item(), "dtype": str(after["advantages"].dtype)}
+    kept_BT = before["completion_mask"].clone()
+    kept_BT[:, :4] = 0
+    each_BT = -advantage_B1 * weight_BT * kept_BT  # by the definition, at ratio 1
+    if kind == "vespo":
+        log_w_B1 = (weight_BT.log() * kept_BT).sum(1, keepdim=True)
+        k, rate = (torch.where(advantage_B1 >= 0, *of) for of in ((2.0, 3.0), (3.0, 2.0)))
+        phi_B1 = (rate + k * log_w_B1 - rate * log_w_B1.exp()).exp()
+        each_BT = -phi_B1 * advantage_B1 * logps_BT * kept_BT
+    if kind == "grpo":
+        wanted = (each_BT.sum(1) / kept_BT.sum(1)).mean()
+    else:  # dr_grpo divides by a constant
+        wanted = each_BT.sum() / (kept_BT.numel() if kind == "dr_grpo" else kept_BT.sum())
+    return {"loss": loss, "wanted": wanted.item()}
 
 
 def main(watching, masking, folder):
@@ -132,13 +170,15 @@ def main(watching, masking, folder):
     script = ROOT / "examples" / "trl_grpo.py"
     found = {
         "run": a_run(watching, folder / "steps.jsonl"),
+        "rare": a_run(watching, folder / "rare.jsonl", config=RARE, eval_dataset=ROWS),
+        "often": a_run(watching, folder / "often.jsonl", config=OFTEN),
         "refused": error_of(lambda: made(Trainer, monitor=Monitor(watching))),
         "no engine": error_of(lambda: preflight(made())),
         "healthy": a_drill(),
         "lora": a_drill(peft=LORA),
         "adapter ignored": a_drill(peft=LORA, fault="adapter_ignored"),
         "tied head": a_drill(fault="tied_head_stale"),
-        "loss": losses(masking),
+        "losses": losses(masking),
         "silent": error_of(lambda: drilled(silent)),
         "broken": error_of(lambda: drilled(broken)),
         "script": drilled(script).outcome,

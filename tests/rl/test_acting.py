@@ -123,3 +123,14 @@ def test_the_made_truth_is_what_it_says():
     train, infer, mask = step(np.random.default_rng(0), 64, 512, 0.1, dtype=np.float64)
     mean = np.maximum(1 - np.exp(train - infer), 0)[mask].mean()
     assert mean == pytest.approx(0.1, abs=4 * 0.1 / Q / np.sqrt(mask.sum()))
+
+
+def test_what_is_done_is_logged_and_so_is_what_could_have_been():
+    rules = "\nescalation:\n  - {when: {clause: tv, is: violated}, do: [mask, {page: oncall}]}"
+    late = np.where(np.arange(256) >= 64, 0.002, 0.3)
+    for tv, done in ((0.0, 0.0), (late, 1.0)):
+        metrics = Monitor(contract(rules)).observe(**given(tv=tv), weights=0).metrics
+        assert {n: v for n, v in metrics.items() if n.startswith("servanda/action/")} == {
+            "servanda/action/mask": done,
+            "servanda/action/page": done,
+        }

@@ -124,9 +124,15 @@ def test_correct_weighs_advantages_where_trl_weighs_nothing(held):
     assert "importance_sampling_ratio" not in out
 
 
-def test_a_loss_that_reads_the_ratio_itself_gets_it(held):
-    out = held("engine", rules=CORRECT, loss_type="vespo").generate()
-    assert out["importance_sampling_ratio"].shape == out["completion_ids"].shape
+def test_a_loss_that_multiplies_the_weights_of_a_row_gets_1_outside_the_loss(held):
+    """vespo takes the log of each, padding and all: a 0 there would take the row's weight away."""
+    trainer = held("environment", rules=CORRECT, loss_type="vespo")
+    out = trainer.generate()
+    mask_BT = trainer.call.mask_BT == 1
+    assert not mask_BT.all()
+    wanted_BT = np.where(mask_BT, np.minimum(trainer.call.ratio_BT, 1.02), 1.0)
+    np.testing.assert_allclose(out["importance_sampling_ratio"], wanted_BT, rtol=1e-5)
+    np.testing.assert_array_equal(out["advantages"], trainer.call.out["advantages"])
 
 
 @pytest.fixture
@@ -215,6 +221,17 @@ def test_logprobs_that_are_missing_are_an_error_and_not_agreement(held):
         trainer.generate()
 
 
+def test_a_rollout_function_without_logprobs_is_told_so(held):
+    trainer = held("engine")
+    del trainer.call.out["sampling_per_token_logps"]
+    with pytest.raises(MeasurementError) as caught:
+        trainer.generate()
+    assert str(caught.value) == (
+        "rollout_func returned no logprobs: nothing can be compared\n"
+        "  hint: return in `logprobs` what each token was drawn with"
+    )
+
+
 def test_some_nan_is_counted_as_missing(held):
     trainer = held("vllm")
     trainer.call.out["sampling_per_token_logps"][:4] = np.nan
@@ -258,6 +275,17 @@ def test_all_ranks_are_heard_where_there_are_several(held, monkeypatch):
     trainer.generate()
     assert trainer.end_step().should_training_stop
     assert {type(value).__name__ for value in sent} == {"bool", "Opening", "Part"}
+
+
+def test_a_rank_whose_rows_lack_a_column_does_not_leave_the_others_waiting(held, monkeypatch):
+    import servanda.rl.trl as module
+
+    several = type("Several", (), {"num_processes": 2, "gather": staticmethod(lambda v: v)})
+    sent = []
+    monkeypatch.setattr(module, "gathered", lambda value: sent.append(value) or [value])
+    with pytest.raises(EvidenceError, match="no row of the batch has the column 'task'"):
+        held("engine", accelerator=several, slices=("task",)).generate()
+    assert sent[-1].refused.startswith("no row of the batch has the column 'task'")
 
 
 # the examples

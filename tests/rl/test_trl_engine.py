@@ -1,5 +1,6 @@
 # The engine of a trainer of TRL: rollouts of our own, vLLM's scores, and the drill of a script.
 
+import copy
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -73,6 +74,18 @@ def test_weights_travel_when_they_have_changed_and_not_else(trainer):
         trainer.state.global_step = step
         made(PROMPTS, trainer)
     assert len(calls) == 2
+
+
+def test_another_trainer_with_the_same_rollouts_is_synced_at_its_first_step(trainer, module):
+    other = SimpleNamespace(**{**vars(trainer), "model": copy.deepcopy(module)})
+    with torch.no_grad():
+        other.model.get_input_embeddings().weight.mul_(0.5)
+    made = rollouts(f"transformers:{MODEL}@float32")
+    for one in (trainer, other, trainer):
+        found = made(PROMPTS[:1], one)
+        ids, logps = found["completion_ids"][0], found["logprobs"][0]
+        wanted = scored(one.model, [*PROMPTS[0], *ids], 0.8)[len(PROMPTS[0]) - 1 :]
+        np.testing.assert_allclose(logps, wanted, atol=1e-4)
 
 
 def test_what_cannot_be_drawn_is_refused(draws, trainer):

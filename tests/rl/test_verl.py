@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch")
 PATH = Path(__file__).parents[1] / "data" / "verl_calls.npz"
 METRICS = "verl.utils.debug.metrics"
 HELPER = "verl.trainer.ppo.rollout_corr_helper"
+TRAINER = "verl.trainer.ppo.v1.trainer_base"
 STAND_IN = {  # file -> text: what verl has there returns what verl returned
     "verl/__init__.py": "",
     "verl/utils/__init__.py": "",
@@ -45,6 +46,16 @@ def compute_rollout_correction_and_add_to_batch(batch, config):
 
 def apply_bypass_mode(batch, config=None, policy_loss_config=None):
     batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
+""",
+    "verl/trainer/ppo/v1/__init__.py": "",
+    "verl/trainer/ppo/v1/trainer_base.py": """\
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.utils.debug.metrics import calculate_debug_metrics
+
+class PPOTrainer:
+    def _compute_old_log_prob(self, batch, metrics):
+        metrics.update(calculate_debug_metrics(batch))
+        return batch
 """,
 }
 
@@ -111,6 +122,43 @@ def test_a_module_that_is_there_already_is_changed_as_well(verl, tmp_path):
     assert metrics.calculate_debug_metrics.__servanda__
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_what_a_trainer_has_by_name_is_what_was_changed(verl, tmp_path, before):
+    if before:
+        importlib.import_module(TRAINER)
+    plugin.install(Monitor(verl_contracts.write(tmp_path, WATCH)))
+    trainer = importlib.import_module(TRAINER)
+    for name in ("calculate_debug_metrics", "compute_rollout_correction_and_add_to_batch"):
+        assert getattr(trainer, name).__servanda__
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "what"),
+    [
+        ("debug/metrics", "(data)", "(old, new)", "metrics.calculate_debug_metrics of verl takes "),
+        ("debug/metrics", "calculate_debug", "debug", "calculate_debug_metrics of verl is not "),
+        ("v1/trainer_base", "batch, metrics", "batch", "takes (self, batch), and not (self, batch"),
+        ("v1/trainer_base", "PPOTrainer", "Trainer", "PPOTrainer._compute_old_log_prob of verl is"),
+    ],
+)
+def test_a_verl_of_another_shape_is_an_error_where_it_is_imported(
+    verl, tmp_path, monkeypatch, file, old, new, what
+):
+    (path,) = (tmp_path / "site").rglob(f"*{file}.py")
+    path.write_text(path.read_text().replace(old, new))
+    monkeypatch.setenv(CONTRACT, "verl-sync")
+    plugin.install()
+    name = ".".join(path.relative_to(tmp_path / "site").with_suffix("").parts)
+    assert what in "\n".join(plugin.missing())
+    with pytest.raises(MeasurementError) as caught:
+        importlib.import_module(name)
+    assert what in str(caught.value)
+    assert str(caught.value).endswith(
+        ": the run would go unwatched\n"
+        "  hint: this is written against verl 0.9.1; without SERVANDA_VERL the run begins"
+    )
+
+
 def test_verl_is_watched_once(verl, tmp_path):
     first = plugin.install(Monitor(verl_contracts.write(tmp_path, WATCH)))
     assert plugin.install() is first
@@ -168,6 +216,21 @@ def test_another_batch_than_the_measured_one_is_not_corrected(watched):
         "  hint: set actor_rollout_ref.rollout.calculate_log_probs=True: verl then hands over each "
         "batch with both logprobs"
     )
+
+
+def test_what_a_trainer_never_takes_back_is_an_error_and_not_passed_over(watched):
+    """The trainers of before V1 do not say whether they will."""
+    metrics, _ = watched(CORRECT)
+    metrics.calculate_debug_metrics(batch())
+    with pytest.raises(ContractError, match="the contract says correct, and verl takes no batch"):
+        metrics.calculate_debug_metrics(batch())
+
+
+def test_a_batch_with_nan_is_the_batch_that_was_measured(watched):
+    data = batch()
+    data.batch["old_log_probs"][0, 0] = np.nan
+    found, told = corrected(watched(WATCH), data)
+    assert found is data and told == RECORDED["told"]
 
 
 def test_a_run_stops_by_an_exception_when_told(watched):
@@ -234,7 +297,7 @@ def test_a_launcher_is_told_what_is_missing(verl, monkeypatch):
         "does VERL_USE_EXTERNAL_PLUGINS leave it out?"
     )
     assert helper.startswith("verl.trainer.ppo.rollout_corr_helper is not watched")
-    assert trainer.startswith("verl.trainer.ppo.v1.trainer_base cannot be imported")
+    assert trainer.startswith("verl.trainer.ppo.v1.trainer_base is not watched")
 
 
 def test_the_package_tells_verl_which_module_to_import():

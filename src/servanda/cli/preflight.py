@@ -67,7 +67,8 @@ def preflight_command(
             raise click.UsageError("--journal and --restore go with FILE.py:NAME")
         from servanda.rl.trl import drilled
 
-        result = drilled(script)
+        with watching(quiet) as watch:
+            result = drilled(script, seed=seed, watch=watch)
     else:
         from servanda.preflight.drill import preflight, restore
         from servanda.preflight.opening import opened

@@ -49,8 +49,7 @@ def due(
         names: of all slices, in the order of the bits of `atoms`.
     """
     if not contract.escalation:
-        declared = contract.gradient is not None and contract.gradient.weighting is not None
-        return Due(("correct",) if declared else ())
+        return Due(possible(contract))
     found: dict[str, list[Any]] = {}
     masked: list[str] = []
     for rule in contract.escalation:
@@ -73,6 +72,25 @@ def due(
         max(shares, default=None),
         tuple(dict.fromkeys(masked)),
     )
+
+
+def possible(contract: Contract) -> tuple[str, ...]:
+    """The actions that a contract may ask a trainer for, each once."""
+    if not contract.escalation:
+        declared = contract.gradient is not None and contract.gradient.weighting is not None
+        return ("correct",) if declared else ()
+    asked = [
+        entry if isinstance(entry, str) else next(iter(entry))
+        for rule in contract.escalation
+        for entry in rule.do
+    ]
+    return tuple(dict.fromkeys(n for n in asked if n in ACTIONS and "rl" in ACTIONS[n].doors))
+
+
+def metrics(taken: Due, contract: Contract) -> dict[str, float]:
+    """What is done, to log: 1 or 0 for each action that the contract may ask for."""
+    names = possible(contract)
+    return {f"servanda/action/{name}": float(name in taken.action) for name in names}
 
 
 def _watched(verdict: Verdict, when: Mapping[str, Any]) -> list[CellVerdict]:

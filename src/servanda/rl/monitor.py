@@ -138,7 +138,7 @@ class Monitor:
             if self._keeper is not None:
                 self._keeper.needed(batch)
         except Exception as error:
-            self._refuse(error)  # whatever it is, the other ranks would wait
+            self.refuse(error)
             raise
         if self._plan is None:
             self._open(batch)
@@ -147,8 +147,8 @@ class Monitor:
         parts, rank = ranks.gathered(self._gather, self._part(said, batch))
         return self._judged(parts, rank, batch)
 
-    def _refuse(self, error: Exception) -> None:
-        """Tell the other ranks why this one cannot take part: they would wait for it."""
+    def refuse(self, error: Exception) -> None:
+        """Tell the other ranks why this one cannot observe a step; they would wait for it."""
         said = (self._member, self.contract.digest, -1, str(error))
         self._gather(Part(*said) if self._plan else Opening(*said))
 
@@ -267,7 +267,7 @@ class Monitor:
             taken.pages,
             taken.masked,
             acting.token_weights(plan.contract, taken, batch, masked),
-            measured(verdict, parts, groups, memory.ratio),
+            measured(verdict, parts, groups, memory.ratio) | acting.metrics(taken, plan.contract),
             cause,
             self.notes,
             answer,

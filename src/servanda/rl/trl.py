@@ -89,7 +89,12 @@ class Monitored(Base):
         sampled_BT, mask_BT = out.get("sampling_per_token_logps"), _loss_mask(out)
         usable = sampled_BT is not None and bool((~sampled_BT.isnan() & mask_BT.bool()).any())
         if not self._anywhere(usable) and self._anywhere(bool(mask_BT.any())):
-            raise _no_logprobs(sampled_BT is not None, self.use_vllm)
+            raise _no_logprobs(self, nan=sampled_BT is not None)
+        try:
+            labels = {name: _column(inputs, column) for name, column in self.slices.items()}
+        except EvidenceError as error:
+            self.monitor.refuse(error)
+            raise
         old_BT = out.get("old_per_token_logps")
         if old_BT is None:  # on policy TRL needs none, and does not compute them
             old_BT = self._score(out)
@@ -100,7 +105,7 @@ class Monitored(Base):
             sampled_BT,
             mask_BT,
             groups=_groups(out),
-            labels={name: _column(inputs, column) for name, column in self.slices.items()},
+            labels=labels,
             advantages=out["advantages"],
             weights=int(self.state.global_step),
             tokens=out["completion_ids"],
@@ -138,7 +143,10 @@ class Monitored(Base):
             out["tool_mask"] = out.get("tool_mask", torch.ones_like(mask_BT)) * kept_BT
             out["num_items_in_batch"] = self.accelerator.gather(_loss_mask(out).sum()).sum()
         if "correct" in step.action:
-            if "importance_sampling_ratio" in out or self.loss_type == "vespo":
+            if self.loss_type == "vespo":  # it multiplies the weights of a row, padding and all
+                weight_BT = weight_BT.where(_loss_mask(out).bool(), 1.0)
+                out["importance_sampling_ratio"] = weight_BT
+            elif "importance_sampling_ratio" in out:
                 out["importance_sampling_ratio"] = weight_BT
             else:  # the losses of TRL are linear in an advantage, and take one a token
                 out["advantages"] = out["advantages"].reshape(len(mask_BT), -1) * weight_BT
@@ -151,7 +159,7 @@ class Monitored(Base):
 
 
 def _watcher(trainer: Monitored) -> Any:
-    """Ends the run when told, and does not let a step go by unseen."""
+    """Ends the run when told, and when its first step went by unseen."""
     from transformers import TrainerCallback
 
     class Watcher(TrainerCallback):
@@ -171,17 +179,22 @@ def _watcher(trainer: Monitored) -> Any:
 def _check_sampler(trainer: Any) -> None:
     """Refuse a trainer whose batches will have nothing to compare."""
     if not trainer.use_vllm and trainer.rollout_func is None:
-        raise _no_logprobs(False, False)
+        raise _no_logprobs(trainer, nan=False)
 
 
-def _no_logprobs(nan: bool, vllm: bool) -> MeasurementError:
+def _no_logprobs(trainer: Any, nan: bool) -> MeasurementError:
     if nan:
         return MeasurementError(
             "every logprob of the sampler is NaN: nothing can be compared",
             hint="see why the engine scores its own tokens as NaN; where it is a server, start "
             "it with --logprobs-mode processed_logprobs",
         )
-    if vllm:
+    if trainer.rollout_func is not None:
+        return MeasurementError(
+            "rollout_func returned no logprobs: nothing can be compared",
+            hint="return in `logprobs` what each token was drawn with",
+        )
+    if trainer.use_vllm:
         return MeasurementError(
             "the batch has no logprobs of the sampler: nothing can be compared",
             hint="TRL 1.16 asks vLLM for them always: is generate of vllm_generation replaced?",
@@ -201,9 +214,9 @@ def _loss_mask(out: Mapping[str, Any]) -> Any:
 
 def _groups(out: Mapping[str, Any]) -> list[str]:
     """The prompt of each sequence, [B], by the digest of its ids: the same on every rank."""
-    rows = zip(out["prompt_ids"].tolist(), out["prompt_mask"].tolist(), strict=True)
-    texts = (" ".join(str(t) for t, there in zip(*row, strict=True) if there) for row in rows)
-    return [hashlib.blake2b(text.encode(), digest_size=8).hexdigest() for text in texts]
+    ids_BP, there_BP = (out[name].cpu().numpy() for name in ("prompt_ids", "prompt_mask"))
+    rows = (ids[there == 1] for ids, there in zip(ids_BP, there_BP, strict=True))
+    return [hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest() for row in rows]
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:

@@ -42,6 +42,7 @@ class Rollouts:
     def __init__(self, engine: Any, sync: Callable[[], None] | None = None) -> None:
         self.engine = engine
         self._sync = sync
+        self._of: tuple[Any, Callable[[], None]] | None = None  # the trainer that was synced last
         self._synced: int | None = None
         self._calls = 0
 
@@ -66,8 +67,9 @@ class Rollouts:
                 "the prompts have images, which rollouts(...) does not read", hint="use vLLM"
             )
         step, rank = trainer.state.global_step, trainer.accelerator.process_index
+        sync = self.sync_of(trainer)
         if step != self._synced:
-            self.sync_of(trainer)()
+            sync()
             self._synced = step
         seed = seed_of(trainer.args.seed, f"rollouts|{step}|{rank}", self._calls)
         self._calls += 1
@@ -91,11 +93,12 @@ class Rollouts:
 
     def sync_of(self, trainer: Any) -> Callable[[], None]:
         """What copies the weights of a trainer into the engine."""
-        if self._sync is None:
+        if self._of is None or self._of[0] is not trainer:
             from servanda.engines.weight_sync import WeightSync
 
-            self._sync = WeightSync(module_of(trainer), self.engine)
-        return self._sync
+            self._of = (trainer, self._sync or WeightSync(module_of(trainer), self.engine))
+            self._synced = None
+        return self._of[1]
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         """The engine's logprob of each token of a row but the first, at temperature 1, nats."""
@@ -228,7 +231,8 @@ def drilled(path: str | Path, arguments: Sequence[str] = (), **options: Any) -> 
                 hint="run it by itself first",
             ) from error
     raise ContractError(
-        f"{script} never calls GRPOTrainer.train", hint="give the script that trains"
+        f"{script} never calls GRPOTrainer.train",
+        hint="give the script that trains; one that calls preflight is run by itself",
     )
 
 

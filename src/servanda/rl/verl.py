@@ -20,6 +20,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -27,36 +28,39 @@ from functools import wraps
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from operator import attrgetter
 from typing import Any
 
-from servanda.errors import ServandaError
+from servanda.errors import MeasurementError, ServandaError
 from servanda.rl.verl_watch import ACTIVE, CONTRACT, Watch
 
 _OURS = "__servanda__"  # on what has been replaced
+
+
+_METRICS = "verl.utils.debug.metrics"
+_HELPER = "verl.trainer.ppo.rollout_corr_helper"
 
 
 # what is changed in verl
 
 
 def _metrics(module: Any, watch: Watch) -> None:
-    inner = module.calculate_debug_metrics
+    inner = _found(module, "calculate_debug_metrics", "data")
 
     @wraps(inner)
-    def calculate_debug_metrics(data: Any) -> dict[str, Any]:
-        return {**inner(data), **watch.observe(data)}
+    def calculate_debug_metrics(data: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {**inner(data, *args, **kwargs), **watch.observe(data)}
 
     module.calculate_debug_metrics = _marked(calculate_debug_metrics)
 
 
 def _correction(module: Any, watch: Watch) -> None:
-    add_to_batch, bypass = (
-        module.compute_rollout_correction_and_add_to_batch,
-        module.apply_bypass_mode,
-    )
+    add_to_batch = _found(module, "compute_rollout_correction_and_add_to_batch", "batch")
+    bypass = _found(module, "apply_bypass_mode", "batch")
 
     @wraps(add_to_batch)
-    def compute(batch: Any, rollout_corr_config: Any) -> tuple[Any, dict[str, Any]]:
-        batch, metrics = add_to_batch(batch, rollout_corr_config)
+    def compute(batch: Any, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        batch, metrics = add_to_batch(batch, *args, **kwargs)
         return watch.corrected(batch), metrics
 
     @wraps(bypass)
@@ -69,24 +73,54 @@ def _correction(module: Any, watch: Watch) -> None:
 
 
 def _trainer(module: Any, watch: Watch) -> None:
-    inner = module.PPOTrainer._compute_old_log_prob
+    inner = _found(module, "PPOTrainer._compute_old_log_prob", "self", "batch", "metrics")
 
     @wraps(inner)
-    def _compute_old_log_prob(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+    def _compute_old_log_prob(
+        self: Any, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
         with watch.working_on(self, batch):
-            found = inner(self, batch, metrics)
+            found = inner(self, batch, metrics, *args, **kwargs)
             if ACTIVE not in metrics:
                 metrics.update(watch.of_bypass(self, batch))
         return found
 
     module.PPOTrainer._compute_old_log_prob = _marked(_compute_old_log_prob)
+    # it has these by name, from before they were changed where it was imported first
+    metrics, helper = import_module(_METRICS), import_module(_HELPER)
+    module.calculate_debug_metrics = metrics.calculate_debug_metrics
+    module.compute_rollout_correction_and_add_to_batch = (
+        helper.compute_rollout_correction_and_add_to_batch
+    )
 
 
 CHANGES: Mapping[str, Callable[[Any, Watch], None]] = {
-    "verl.utils.debug.metrics": _metrics,
-    "verl.trainer.ppo.rollout_corr_helper": _correction,
+    _METRICS: _metrics,
+    _HELPER: _correction,
     "verl.trainer.ppo.v1.trainer_base": _trainer,
 }
+
+
+def _found(module: Any, name: str, *takes: str) -> Any:
+    """A function of verl, under the arguments that it is known by.
+
+    Raises:
+        MeasurementError: this verl has another one, or none.
+    """
+    try:
+        function = attrgetter(name)(module)
+    except AttributeError:
+        what = "is not there"
+    else:
+        has = [*inspect.signature(function).parameters]
+        if has[: len(takes)] == [*takes]:
+            return function
+        what = f"takes ({', '.join(has)})"
+    raise MeasurementError(
+        f"{module.__name__}.{name} of verl {what}, and not ({', '.join(takes)}): the run would go "
+        "unwatched",
+        hint=f"this is written against verl 0.9.1; without {CONTRACT} the run begins",
+    )
 
 
 def _marked(function: Any) -> Any:
@@ -150,7 +184,7 @@ def missing() -> list[str]:
     for name in CHANGES:
         try:
             module = import_module(name)
-        except ImportError as error:
+        except (ImportError, ServandaError) as error:
             found.append(f"{name} cannot be imported: {error}")
             continue
         if not any(hasattr(value, _OURS) for value in _functions(module)):

@@ -76,6 +76,8 @@ class Watch:
             ContractError: the contract wants something done that verl takes no batch back for.
             Halted: the contract says so.
         """
+        if self._measured is not None:  # and nothing took it back
+            _check_hands_back(self._measured[1].action)
         train_BT = data.batch["old_log_probs"]
         step = self._judged(data, train_BT)
         self._measured = (train_BT, step)
@@ -175,7 +177,9 @@ def _share() -> float:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return one.shape == other.shape and bool((one == other).all())
+    return one.shape == other.shape and bool(
+        one.isclose(other, rtol=0, atol=0, equal_nan=True).all()
+    )
 
 
 def _check_hands_back(action: tuple[str, ...]) -> None:
