@@ -36,9 +36,8 @@ RATIO_METRICS = (
 )
 _FAR_NATS = -100.0  # less is no logprob that a sampler drew
 _LOOKED_AT = 4096  # logprobs that tell how coarse a record is: a coarser guess only weakens a guard
-
-
 _MOST_ATOMS = 64  # that one tally tells apart: its counts are then 16 MB
+_TOKENS_AN_ATOM = 1 << 15  # with fewer, counts of another atom cost more than another tally
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,8 @@ class Scales:
         count_CK = np.zeros((size, BINS))
         lost_C, missing_C = (np.zeros(size, dtype=np.int64) for _ in range(2))
         parts = [atoms_of([self._cuts[i] for i in of], batch) for of in self._families]
-        for atoms, members in crossed(parts, _MOST_ATOMS) or [(atoms_of([], batch), [])]:
+        most = min(_MOST_ATOMS, batch.mask_BT.size // _TOKENS_AN_ATOM)
+        for atoms, members in crossed(parts, most) or [(atoms_of([], batch), [])]:
             count_AK = tally(
                 batch.logp_train_BT, batch.logp_infer_BT, batch.mask_BT, atoms.atom_BT, len(atoms)
             )
