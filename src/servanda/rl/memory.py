@@ -17,7 +17,7 @@ from servanda.dumps.steps import ENDS, GroupSums, Step, trend
 from servanda.errors import EvidenceError, MeasurementError
 
 SCHEMA = 1
-Kinds = tuple[tuple[tuple[str, str], ...], ...]
+Kinds = tuple[tuple[tuple[str, str], ...], ...]  # labels of sequences, each combination once
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ from servanda.loading import load
 from servanda.plan import Plan
 from servanda.presets import PRESETS
 from servanda.rl.atoms import COLUMNS
+from servanda.rl.memory import Kinds
 from servanda.rl.weighing import RATIO_METRICS
 from servanda.slices import LABEL
 
 WORKLOAD = "workload"
-Kinds = tuple[tuple[tuple[str, str], ...], ...]  # labels of sequences, each combination once
 
 
 @dataclass(frozen=True)

@@ -118,12 +118,11 @@ class MonitorSource:
     def _seen(self, data: bytes) -> Seen:
         assert self._file is not None
         place = f"{self._file.name}:{self._lines}"
-        command = ""
         try:
             line = _read(data, place)
         except _Unreadable as unreadable:
             step = 0 if self._step is None else self._step
-            return Seen(step, "error", why=f"{place}: {unreadable}", command=command)
+            return Seen(step, "error", why=f"{place}: {unreadable}")
         again = line.weights <= self._furthest
         self._name, self._step = line.name, line.weights
         self._furthest = max(self._furthest, line.weights)
