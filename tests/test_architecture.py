@@ -49,6 +49,7 @@ FLOORS = (
         "completion",
         "cost",
         "derive",
+        "escalation",
         "evidence",
         "explain",
         "falsification",

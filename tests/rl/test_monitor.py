@@ -1,6 +1,7 @@
 # The monitor: what it says of a step, and that it never says more than the exact path does.
 
 import json
+import math
 import subprocess
 import sys
 
@@ -45,6 +46,11 @@ observability:
     - {id: finite, metric: usable_ratio, at_least: 0.999}
     - {id: coherent, metric: coherence}
 """
+
+
+BARE = CONTRACT[: CONTRACT.index("slices:")]
+GRADIENT = "gradient: {advantage: {group_size: 8}, score_norm: logit_space}\n"
+TV = "statistical: [{id: tv, metric: tv, aggregate: mean, at_most: 0.02}]"
 
 
 def contract(more=""):
@@ -224,12 +230,25 @@ def test_an_infinite_logprob_counts_as_missing():
         ({"mask_BT": np.ones((16, 127))}, "logp_train has shape (16, 128), and the mask (16, 127)"),
         ({"mask_BT": np.ones(128)}, "the mask has shape (128,)"),
         ({"mask_BT": np.full((16, 128), np.nan)}, "the mask is NaN in places"),
+        ({"mask_BT": np.full((16, 128), -100)}, "the mask is -100 in places\n  hint: 1 for a"),
+        ({"mask_BT": np.ones((128, 16))}, "of the mask, (128, 16): is one of them transposed?"),
         ({"logp_infer_BT": None}, "logp_infer is missing"),
         ({"logp_infer_BT": [[0.0], [0.0, 1.0]]}, "logp_infer is no rectangle of numbers"),
         ({"weights": 1.5}, "weights is 1.5"),
+        ({"weights": True}, "weights is True"),
+        ({"weights": {"lm_head": np.zeros(9)}}, "weights is a dict"),
         ({"groups": ["a"]}, "16 sequences have 1 values of groups"),
+        ({"groups": 8}, "groups is a int\n  hint: one value of groups for each sequence"),
+        ({"groups": "abcdefghijklmnop"}, "groups is a str"),
+        ({"groups": np.zeros((16, 1))}, "a value of groups is a list"),
         ({"labels": {"env": ["a"]}}, "16 sequences have 1 values of env"),
+        ({"labels": {"env": None}}, "env is a NoneType"),
+        (
+            {"labels": ["a"] * 16},
+            "labels are a list\n  hint: name -> text of each sequence, such as",
+        ),
         ({"staleness": np.zeros(3)}, "staleness has shape (3,), and the mask (16, 128)"),
+        ({"staleness": 1}, "of the mask, (16,) or (16, 1) or (16, 128)"),
         ({"staleness": np.full(16, -1)}, "a token is -1 updates old"),
         ({"tokens": np.zeros((16, 9), dtype=int)}, "tokens have shape (16, 9), and the mask"),
     ],
@@ -247,6 +266,161 @@ def test_an_unknown_preset_is_refused():
         Monitor("ver-sync")
     with pytest.raises(ContractError, match="'fp8' is for serving"):
         Monitor("fp8")
+
+
+def test_what_is_no_contract_is_refused():
+    with pytest.raises(ContractError, match="the contract of a monitor is a dict"):
+        Monitor({"metadata": {}})
+
+
+def test_none_in_a_list_is_a_missing_logprob():
+    train, infer, mask = step(np.random.default_rng(0), size=32, width=512)
+    infer_of_json = infer.tolist()
+    infer_of_json[3][0] = None
+    found = Monitor("trl").observe(train, infer_of_json, mask, weights=0)
+
+    assert found.metrics["servanda/unusable_tokens"] == 1.0
+
+
+def test_one_array_on_both_sides_is_an_error_and_not_agreement():
+    torch = pytest.importorskip("torch")
+    train, _, mask = step(np.random.default_rng(0), size=32, width=512)
+    why = "logp_train and logp_infer are one array: the trainer's own logprobs were not computed"
+    for both in (train, torch.tensor(train)):
+        found = Monitor("verl-sync").observe(both, both, mask, weights=0)
+        assert (found.outcome, found.cause) == ("error", why)
+    view = Monitor("verl-sync").observe(train, train[:], mask, weights=0)
+    copy = Monitor("verl-sync").observe(train, train.copy(), mask, weights=0)
+    halves = np.stack([train, train], axis=-1)
+    beside = Monitor("verl-sync").observe(halves[..., 0], halves[..., 1], mask, weights=0)
+    assert [s.outcome for s in (view, copy, beside)] == ["error", "holds", "holds"]
+
+
+def test_a_guard_that_failed_is_the_cause():
+    train, infer, mask = step(np.random.default_rng(0), size=32, width=512)
+    infer[:8] = np.nan
+    found = Monitor("trl").observe(train, infer, mask, weights=0)
+
+    lost = int(mask[:8].sum())
+    assert found.outcome == "error"
+    assert found.cause == (
+        f"{lost} of {mask.sum()} launched tokens have no usable logprob (NaN, infinite, or a lost "
+        "sequence)"
+    )
+
+
+def test_labels_that_no_slice_shows_are_noted():
+    given = step(np.random.default_rng(0), size=32, width=512)
+    monitor = Monitor("verl-sync")
+    first = monitor.observe(*given, weights=0, labels={"task": ["x"] * 32, "env": ["a", "b"] * 16})
+    later = monitor.observe(*given, weights=1, labels={"env": ["a", "c"] * 16})
+    last = monitor.observe(*given, weights=2, labels={"env": ["a", "c"] * 16})
+
+    odd = "no slice is by label 'task': they are by env, replica"
+    new = "'c' of label 'env' came after the first step, and no slice shows it"
+    assert first.notes == (odd,)
+    assert later.notes == last.notes == (odd, new)
+
+
+def test_a_step_before_the_last_is_noted():
+    given = step(np.random.default_rng(0))
+    monitor = Monitor("verl-sync")
+    found = [monitor.observe(*given, weights=weights) for weights in (30, 30, 3, 4)]
+
+    note = "step 3 came after step 30: what was known of the steps from it on is forgotten"
+    assert [s.notes for s in found] == [(), (), (note,), (note,)]
+
+
+def test_arrays_without_a_column_are_a_step_without_a_token():
+    nothing = np.zeros((4, 0))
+    monitor = Monitor("verl-sync")
+    found = monitor.observe(nothing, nothing.copy(), nothing, weights=0)
+
+    assert (found.outcome, found.cause) == ("error", "no token of the mask is trained")
+    assert found.token_weights.shape == (4, 0)
+    assert monitor.observe(*step(np.random.default_rng(0)), weights=1).outcome != "error"
+
+
+@pytest.mark.parametrize("weighting", ["", "{tis: 1.5}", "{mis: [0.9, 1.1]}"])
+def test_the_contributions_are_what_the_weighting_leaves_by_the_sign_of_the_advantage(weighting):
+    rng = np.random.default_rng(0)
+    train, infer, mask = step(rng, tv=0.2, dtype=np.float64)
+    infer[0, :3] = np.nan
+    advantage = rng.normal(size=16)
+    advantage[1] = np.nan
+    given = f", weighting: {weighting}" if weighting else ""
+    frame = GRADIENT.replace("}\n", f"{given}}}\n")
+    own = parse(BARE + frame + TV, "run.kernelcontract.yaml", engines=["table"])[0]
+    found = Monitor(own).observe(train, infer, mask, advantages=advantage, weights=0)
+
+    psi = {
+        "": lambda w: w**0,
+        "{tis: 1.5}": lambda w: min(w, 1.5),
+        "{mis: [0.9, 1.1]}": lambda w: w * (0.9 <= w <= 1.1),
+    }[weighting]
+    sums, n = {1: 0.0, -1: 0.0}, 0
+    for b, t in zip(*np.nonzero(mask), strict=True):
+        if not np.isnan([advantage[b], infer[b, t]]).any():
+            w = math.exp(train[b, t] - infer[b, t])
+            sums[int(np.sign(advantage[b]))] += (psi(w) - w) * advantage[b]
+            n += 1
+    for name, sign in (("positive", 1), ("negative", -1)):
+        measured = found.metrics[f"servanda/contribution/{name}"]
+        assert measured == pytest.approx(sums[sign] / n, abs=1e-12)
+
+
+def test_without_advantages_or_with_infinite_weights_there_is_no_contribution():
+    train, infer, mask = step(np.random.default_rng(0), dtype=np.float64)
+    without = Monitor("trl").observe(train, infer, mask, weights=0)
+    infer[0, 0] = -1e4
+    mask[0, 0] = True
+    with_one = Monitor("trl").observe(train, infer, mask, advantages=[1.0] * 16, weights=0)
+
+    named = [[n for n in s.metrics if "contribution" in n] for s in (without, with_one)]
+    assert named == [[], ["servanda/contribution/negative"]]
+
+
+@pytest.mark.parametrize("tokens", [1, 1 << 30])
+def test_the_answer_does_not_depend_on_how_slices_are_counted_together(tokens, monkeypatch):
+    rng = np.random.default_rng(3)
+    arrays = step(rng, 32, 512, 0.1, prompts=9, turns=3)
+    more = {"labels": {"env": ["a", "b"] * 16}, "staleness": [0, 1] * 16}
+    one = Monitor("verl-async").observe(*arrays, weights=0, **more)
+    monkeypatch.setattr("servanda.rl.weighing._TOKENS_AN_ATOM", tokens)
+    other = Monitor("verl-async").observe(*arrays, weights=0, **more)
+
+    assert len(one.verdict.cells) > 15
+    assert other.verdict == one.verdict
+
+
+def test_a_step_at_its_limits_is_decided_no_more_often_than_promised():
+    """Truth = limit: mean TV, a share of tokens, and a weighting whose jump half of them lie at."""
+    of_tv = Monitor(parse(BARE + TV, "run.kernelcontract.yaml", engines=["table"])[0])
+    tail = "statistical: [{id: tail, metric: abs_log_ratio_nats, aggregate: p97, at_most: 0.182}]"
+    of_tail = Monitor(parse(BARE + tail, "run.kernelcontract.yaml", engines=["table"])[0])
+    left = "statistical: [{id: left, metric: weight_gap, at_most: 0.5}]"
+    jumps = BARE + GRADIENT.replace("}\n", ", weighting: {mis: [0.5, 2.0]}}\n") + left
+    of_jump = Monitor(parse(jumps, "run.kernelcontract.yaml", engines=["table"])[0])
+    decided = {"tv": 0, "tail": 0, "jump": 0}
+    steps = 80
+    for weights in range(steps):
+        rng = np.random.default_rng([7, weights])
+        at_tv = step(rng, 16, 128, 0.02)
+        infer = np.full((16, 128), -2.0, np.float32)
+        far = np.where(rng.random(infer.shape) < 0.03, rng.choice([-0.2, 0.19], infer.shape), 0.0)
+        at_tail = (infer + far, infer, np.ones(infer.shape))
+        # w = 2 on one token in four, 2/3 on the others: the gap is 1/2 where 2 is outside
+        quarter = rng.random(infer.shape) < 0.25
+        at_jump = (np.log(np.full(infer.shape, 0.5)), np.log(np.where(quarter, 0.25, 0.75)), infer)
+        at_jump = (*(a.astype(np.float32) for a in at_jump[:2]), np.ones(infer.shape))
+        for name, monitor, arrays in (
+            ("tv", of_tv, at_tv),
+            ("tail", of_tail, at_tail),
+            ("jump", of_jump, at_jump),
+        ):
+            decided[name] += monitor.observe(*arrays, weights=weights).outcome != "inconclusive"
+
+    assert max(decided.values()) <= 0.05 * steps
 
 
 def test_lists_and_tensors_read_as_arrays_do():

@@ -74,7 +74,8 @@ def state_line(weights, outcome="holds", *, tv=0.01, cells=None, **more):
         "tokens": 5000,
         "sequences": 50,
         "cells": [whole, finite, *(cells or [])],
-        "metrics": {"staleness": 1.0},
+        "metrics": {"servanda/staleness/max": 1.0},
+        "groups": [[500 * tv, 500]] * 10,
         **more,
     }
     return json.dumps(line) + "\n"

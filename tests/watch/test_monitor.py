@@ -2,9 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from servanda.errors import ContractError, MeasurementError
+from servanda.rl import Monitor
+from servanda.watch.monitor import MonitorSource
 from tests.watch.made import Out, following, run, state_line, step
 
 
@@ -89,18 +92,44 @@ def test_numbers_that_do_not_exist_are_absent(tmp_path):
     assert "gradient, all trained tokens: 2.0 % [1.8, 2.2] of 5 %" in out.lines[1]
 
 
-def test_the_trend_is_that_of_the_whole_with_the_ends_of_its_intervals(tmp_path):
+def run_of(path, drifts, *, first=1):
+    """A real monitor's state: a step for each drift of the trainer, nats."""
+    rng = np.random.default_rng(0)
+    monitor = Monitor("verl-sync", state=path)
+    for weights, drift in enumerate(drifts, first):
+        infer = -1 - rng.exponential(1.0, (16, 200))
+        train = infer + drift * rng.standard_normal(infer.shape)
+        mask = np.ones(infer.shape)
+        found = monitor.observe(train, infer, mask, weights=weights, staleness=[0, 2] * 8)
+    return found
+
+
+def test_the_trend_and_the_staleness_are_those_that_the_monitor_wrote(tmp_path):
     path = tmp_path / "monitor.jsonl"
-    tv = [0.004] * 5 + [0.008, 0.010, 0.012, 0.014, 0.016]
-    path.write_text("".join(state_line(i, tv=x) for i, x in enumerate(tv, 1)))
+    found = run_of(path, [0.004] * 5 + [0.008, 0.010, 0.012, 0.014, 0.016])
+    source = MonitorSource(path)
+    *_, last = source.look(final=True)
+
+    assert last.trend.ratio == pytest.approx(found.trend.ratio, rel=1e-5)
+    assert last.trend.ratio == pytest.approx(3.0, rel=0.05)
+    assert last.trend.interval == pytest.approx(found.trend.interval, rel=1e-5)
+    assert last.staleness == found.metrics["servanda/staleness/max"] == 2.0
     out = Out()
     following(path, out, once=True).run()
-    # the mean of the last five is .012, and 1.1 / .9 is what each interval spans
-    assert out.count("! step 10: the drift is x3.00 [2.45, 3.67] of the first 5 steps") == 1
-    assert [line.endswith("trend x3.00") for line in out.lines if line[:4] == "step"] == [
-        *[False] * 9,
-        True,
-    ]
+    assert [line.split()[-1][:3] for line in out.lines if line[:4] == "step"][-1] == "x3."
+
+
+def test_a_run_that_went_back_takes_its_steps_anew(tmp_path):
+    path = tmp_path / "monitor.jsonl"
+    run_of(path, [0.004] * 3 + [0.04] * 7)
+    again = run_of(path, [0.004] * 8, first=4)
+    out = Out()
+    following(path, out, once=True).run()
+
+    written = [line for line in out.lines if line.endswith("written again")]
+    assert [line.split()[1] for line in written] == [*"456789", "10"]
+    assert again.trend.ratio == pytest.approx(1.0, rel=0.1)
+    assert f"trend x{again.trend.ratio:.2f}" in [x for x in out.lines if x[:4] == "step"][-1]
 
 
 def test_what_the_monitor_did_or_would_do_counts_as_its_contract_says(tmp_path):

@@ -140,6 +140,33 @@ def test_what_is_not_taken_is_given_up_and_only_the_host_is_named(status, sent):
     assert len(server.got) == sent
 
 
+def test_an_answer_whose_body_never_ends_is_taken_by_its_status():
+    begun, released = [], threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["content-length"]))
+            begun.append(self.path)
+            self.send_response(200)
+            self.send_header("content-length", "1000")
+            self.end_headers()
+            released.wait()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            Hook(f"http://127.0.0.1:{server.server_port}/x", "--webhook", print).post({})
+        finally:
+            released.set()
+            server.shutdown()
+            thread.join()
+    assert begun == ["/x"]
+
+
 def test_a_host_that_does_not_answer_is_named_without_its_path():
     waits = []
     with Server() as server:

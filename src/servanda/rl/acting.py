@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from servanda import escalation
 from servanda.actions import ACTIONS
-from servanda.clauses import CellVerdict, worst
+from servanda.clauses import CellVerdict
 from servanda.clauses.gradient import psi_of
 from servanda.contract import WHOLE, Contract
 from servanda.dumps import causes
@@ -53,8 +54,8 @@ def due(
     found: dict[str, list[Any]] = {}
     masked: list[str] = []
     for rule in contract.escalation:
-        watched = _watched(verdict, rule.when)
-        if not watched or not _met(watched, rule.when):
+        watched = escalation.watched(rule.when, verdict.cells)
+        if not escalation.met(rule.when, watched):
             continue
         for entry in rule.do:
             name, value = (entry, None) if isinstance(entry, str) else next(iter(entry.items()))
@@ -91,21 +92,6 @@ def metrics(taken: Due, contract: Contract) -> dict[str, float]:
     """What is done, to log: 1 or 0 for each action that the contract may ask for."""
     names = possible(contract)
     return {f"servanda/action/{name}": float(name in taken.action) for name in names}
-
-
-def _watched(verdict: Verdict, when: Mapping[str, Any]) -> list[CellVerdict]:
-    """The cells that a rule speaks of; a section's are those that are enforced."""
-    cells = [c for c in verdict.cells if c.outcome != "not applicable"]
-    if "clause" in when:
-        return [c for c in cells if c.clause == when["clause"]]
-    if "section" in when:
-        return [c for c in cells if c.section == when["section"] and c.enforced]
-    return []  # traffic is the gateway's
-
-
-def _met(watched: Sequence[CellVerdict], when: Mapping[str, Any]) -> bool:
-    state = worst([c.outcome for c in watched])
-    return state == when["is"] if "is" in when else state != when.get("is_not")
 
 
 def _left_out(

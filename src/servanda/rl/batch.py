@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import index
@@ -34,6 +34,7 @@ class Batch:
         staleness_BT: updates between drawing and training, [B, 1] or [B, T]; NaN: unknown.
         advantage_BT: [B, 1] or [B, T].
         token_BT: ids, [B, T] or wider: then the last T columns are those of the mask.
+        one_array: whether both logprobs are the same place in memory.
     """
 
     weights: int
@@ -45,6 +46,7 @@ class Batch:
     staleness_BT: Array | None = None
     advantage_BT: Array | None = None
     token_BT: Array | None = None
+    one_array: bool = False
 
     @property
     def sequences(self) -> int:
@@ -58,8 +60,9 @@ class Batch:
     @cached_property
     def start_B(self) -> Array:
         """Column of the first trained token of each sequence; T where there is none."""
-        start_B = self.mask_BT.argmax(axis=1) if self.mask_BT.size else np.zeros(0, dtype=np.int64)
-        return np.where(self.mask_BT.any(axis=1), start_B, self.mask_BT.shape[1])
+        size, width = self.mask_BT.shape
+        start_B = self.mask_BT.argmax(axis=1) if width else np.zeros(size, dtype=np.int64)
+        return np.where(self.mask_BT.any(axis=1), start_B, width)
 
     @cached_property
     def one_turn(self) -> bool:
@@ -105,6 +108,11 @@ class Batch:
             )
         if given_BT.dtype.kind == "f" and np.isnan(given_BT).any():
             raise EvidenceError("the mask is NaN in places", hint="1 for a trained token, else 0")
+        if given_BT.dtype.kind in "if" and (given_BT < 0).any():
+            raise EvidenceError(
+                f"the mask is {given_BT[given_BT < 0].flat[0]:g} in places",
+                hint="1 for a trained token, else 0; of a trainer's labels: labels != -100",
+            )
         mask_BT = given_BT if given_BT.dtype == bool else given_BT != 0
         size, width = mask_BT.shape
         logp = {
@@ -121,6 +129,11 @@ class Batch:
                 f"a token is {stale_BT[stale_BT < 0].flat[0]:g} updates old",
                 hint="staleness = the trainer's updates less those of the weights that drew",
             )
+        if not isinstance(labels, Mapping | None):
+            raise EvidenceError(
+                f"labels are a {type(labels).__name__}",
+                hint='name -> text of each sequence, such as {"env": [...]}',
+            )
         texts = {str(name): _texts(name, values, size) for name, values in (labels or {}).items()}
         return cls(
             step,
@@ -132,6 +145,7 @@ class Batch:
             stale_BT,
             beside["advantages"],
             None if tokens is None else _ids(tokens, size, width),
+            logp_train is logp_infer or _one_array(*logp.values()),
         )
 
 
@@ -149,23 +163,37 @@ def array(name: str, values: object) -> Array:
         return tensor.cpu().numpy()
     try:
         found = np.asarray(values)
-    except ValueError:
+        if found.dtype == object:
+            found = found.astype(np.float64)  # None, which JSON has for NaN, is NaN
+    except (TypeError, ValueError):
         found = np.zeros((), dtype=object)
     if found.dtype.kind not in "biuf":
-        raise EvidenceError(f"{name} is no rectangle of numbers", hint="pad rows to one length")
+        raise EvidenceError(
+            f"{name} is no rectangle of numbers",
+            hint="pad rows to one length, and leave the padding out of the mask",
+        )
     return found
 
 
 def _step(weights: object) -> int:
     try:
-        step = index(weights)  # type: ignore[arg-type]
+        step = -1 if isinstance(weights, bool) else index(weights)  # type: ignore[arg-type]
     except TypeError:
         step = -1
     if step < 0:
+        number = isinstance(weights, int | float)
+        found = repr(weights) if number else f"a {type(weights).__name__}"
         raise EvidenceError(
-            f"weights is {weights!r}", hint="how many updates the trainer has made, from 0 on"
+            f"weights is {found}",
+            hint="how many updates the trainer has made, a whole number from 0 on",
         )
     return step
+
+
+def _one_array(train: Array, infer: Array) -> bool:
+    """Whether they begin at one place and go on alike: halves of one array do not."""
+    same = train.ctypes.data == infer.ctypes.data and train.strides == infer.strides
+    return same and train.size > 0
 
 
 def _numbers(name: str, values: object, shapes: Sequence[tuple[int, ...]]) -> Array:
@@ -173,7 +201,12 @@ def _numbers(name: str, values: object, shapes: Sequence[tuple[int, ...]]) -> Ar
         raise EvidenceError(f"{name} is missing", hint="NaN where a token has none")
     found = array(name, values)
     if found.shape not in shapes:
-        raise EvidenceError(f"{name} has shape {found.shape}, and the mask {shapes[-1]}")
+        fitting = " or ".join(map(str, dict.fromkeys(shapes)))
+        turned = ": is one of them transposed?" if found.shape == shapes[-1][::-1] else ""
+        raise EvidenceError(
+            f"{name} has shape {found.shape}, and the mask {shapes[-1]}",
+            hint=f"{name} of the tokens of the mask, {fitting}{turned}",
+        )
     exact = found.dtype in (np.float32, np.float64)
     small = found.dtype.kind == "f" and found.dtype.itemsize < 4
     return found if exact else found.astype(np.float32 if small else np.float64)
@@ -188,10 +221,16 @@ def _beside(name: str, values: object, size: int, width: int) -> Array:
 def _texts(name: str, values: Sequence[object], size: int) -> tuple[str, ...]:
     if hasattr(values, "tolist"):
         values = array(name, values).tolist() if hasattr(values, "detach") else values.tolist()  # type: ignore[attr-defined]
-    found = tuple("" if value is None else str(value) for value in values)
+    hint = f"one value of {name} for each sequence, in their order"
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise EvidenceError(f"{name} is a {type(values).__name__}", hint=hint)
+    found = [*values]
+    nested = next((value for value in found if isinstance(value, list | tuple | dict)), None)
+    if nested is not None:
+        raise EvidenceError(f"a value of {name} is a {type(nested).__name__}", hint=hint)
     if len(found) != size:
-        raise EvidenceError(f"{size} sequences have {len(found)} values of {name}")
-    return found
+        raise EvidenceError(f"{size} sequences have {len(found)} values of {name}", hint=hint)
+    return tuple("" if value is None else str(value) for value in found)
 
 
 def _ids(values: object, size: int, width: int) -> Array:

@@ -17,7 +17,7 @@ from servanda.dumps.steps import ENDS, GroupSums, Step, trend
 from servanda.errors import EvidenceError, MeasurementError
 
 SCHEMA = 1
-Kinds = tuple[tuple[tuple[str, str], ...], ...]
+Kinds = tuple[tuple[tuple[str, str], ...], ...]  # labels of sequences, each combination once
 
 
 @dataclass(frozen=True)
@@ -65,21 +65,26 @@ class Memory:
         """As it is now: what is added later is not in it."""
         return Memory(first=[*self.first], last=[*self.last])
 
+    @property
+    def newest(self) -> int | None:
+        """The last step that is known."""
+        known = self.last or self.first
+        return known[-1].step if known else None
+
     def add(self, weights: int, groups: Mapping[str, GroupSums]) -> None:
         """Know one more step; one that comes again after a restart replaces what was known."""
-        known = [step.step for step in (*self.first, *self.last)]
-        if known and (weights < known[-1] or (self.resumed and weights == known[-1])):
+        known = self.newest
+        if known is not None and (weights < known or (self.resumed and weights == known)):
             self.first = [step for step in self.first if step.step < weights]
             self.last = [step for step in self.last if step.step < weights]
         self.resumed = False
         ends = self.last if len(self.first) == ENDS else self.first
-        newest = (self.last or self.first or [None])[-1]
-        if newest is None or newest.step != weights:
-            newest = Step(weights)
-            ends.append(newest)
+        if self.newest != weights:
+            ends.append(Step(weights))
             del self.last[:-ENDS]
+        of = (self.last or self.first)[-1].groups
         for name, sums in groups.items():
-            newest.groups[name] = newest.groups.get(name, GroupSums()) + sums
+            of[name] = of.get(name, GroupSums()) + sums
 
     @property
     def ratio(self) -> float | None:

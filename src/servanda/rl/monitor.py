@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from servanda.clauses.gradient import psi_of
 from servanda.contract import WHOLE, Contract
 from servanda.dumps import causes
 from servanda.dumps.blocks import paired
@@ -26,7 +27,7 @@ from servanda.rl.ranks import Gather, Opening, Overlaps, Part
 from servanda.rl.sampled import Keeper
 from servanda.rl.step import Step, line, measured
 from servanda.rl.terms import WORKLOAD, Terms, labels_of, plan_of
-from servanda.rl.weighing import Scales, as_round, joined, overlaps, told
+from servanda.rl.weighing import Scales, as_round, contributions, joined, overlaps, told
 from servanda.slices import Cut
 from servanda.verdict import Verdict, judge, unsound
 
@@ -114,7 +115,7 @@ class Monitor:
             mask_BT: 1 where the trainer learns from the token.
             groups: prompt of each sequence, [B]; default each its own.
             labels: name -> text of each sequence, [B], such as {"env": [...]}.
-            advantages: [B] or [B, T]; kept in `dump` beside the tokens.
+            advantages: [B] or [B, T]; for two metrics, and kept in `dump` beside the tokens.
             weights: how many updates the trainer has made.
             staleness: updates between drawing and training, [B] or [B, T]; NaN: not known.
             tokens: ids, [B, T], or with the prompts before them; for `dump` alone.
@@ -156,7 +157,7 @@ class Monitor:
         """Fix the cells of the run: by all ranks' counts, or as the one it continues had them."""
         said = (self._member, self._terms.contract.digest, batch.weights)
         counts = Counts()
-        if not self._memory.contract and self._terms.slices_itself:
+        if batch.tokens and not self._memory.contract and self._terms.slices_itself:
             counts.add(paired(sound.rollouts_of(batch), 0))
             if not batch.has_prompts:
                 counts.lengths.clear()  # columns of answers alone do not tell a context's length
@@ -175,7 +176,11 @@ class Monitor:
             self._memory.rules, notes = self._terms.rules(whole)
             kinds = (kind for opening in openings for kind in opening.kinds)
             self._memory.kinds = tuple(dict.fromkeys(kinds))
-            self.notes += notes
+            self._note(*notes)
+            asked = self._terms.labels
+            if odd := [repr(name) for name in batch.labels if name not in asked]:
+                by = f"by {', '.join(asked)}" if asked else "by no label"
+                self._note(f"no slice is by label {', '.join(odd)}: they are {by}")
         plan = plan_of(self._terms.complete(self._memory.rules), self._memory.kinds)
         if self._memory.contract not in ("", plan.contract.digest):
             raise ContractError(
@@ -189,6 +194,7 @@ class Monitor:
         self._scales = Scales(plan.cells, self._cuts)
 
     def _part(self, said: tuple[str, str, int], batch: Batch) -> Part:
+        assert self._plan is not None
         found = self._scales.weigh(batch)
         names = batch.group_B or tuple(f"{b}@{self._member}" for b in range(batch.sequences))
         sums: dict[str, GroupSums] = {}
@@ -204,6 +210,7 @@ class Monitor:
             tokens=batch.tokens,
             usable=found.usable,
             staleness=_staleness(batch),
+            contributions=contributions(batch, psi_of(self._plan.contract)),
             unsound=sound.problems(batch),
         )
 
@@ -252,12 +259,22 @@ class Monitor:
             memory.would = batch.weights
         taken = replace(taken, action=tuple(a for a in taken.action if a not in would))
         if weighed_round.tokens:
+            if memory.newest is not None and batch.weights < memory.newest and not memory.resumed:
+                self._note(
+                    f"step {batch.weights} came after step {memory.newest}: what was known of the "
+                    "steps from it on is forgotten"
+                )
+            self._note(*self._terms.unsliced(batch.labels, memory.kinds))
             memory.add(batch.weights, groups)
         trend_of = memory.copied()
         red = dict.fromkeys(
             c.slice for c in verdict.cells if c.enforced and c.outcome == "violated"
         )
-        cause = wrong[0] if wrong else causes.likely(names, [*red], sums, None)
+        if verdict.outcome == "error":
+            failed = (c for c in verdict.cells if c.enforced and c.outcome == "error")
+            cause = wrong[0] if wrong else next((c.note for c in failed), "")
+        else:
+            cause = causes.likely(names, [*red], sums, None)
         masked = [cut for cut in self._cuts if cut.name in taken.masked]
         step = Step(
             batch.weights,
@@ -300,8 +317,12 @@ class Monitor:
                 entry["groups"] = [[float(f"{g.total:.6g}"), g.n] for g in groups.values()]
                 self._journal.write(entry)
         except (OSError, ServandaError) as error:
-            note = f"step {step.weights} was not written: {error}"
-            self.notes = (*self.notes[-_NOTES:], note)
+            self._note(f"step {step.weights} was not written: {error}")
+
+    def _note(self, *notes: str) -> None:
+        """Say it with this step and all later ones, once each."""
+        new = (note for note in notes if note not in self.notes)
+        self.notes = (*self.notes, *new)[-_NOTES:]
 
 
 def _staleness(batch: Batch) -> tuple[float, int, float]:

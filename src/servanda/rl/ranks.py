@@ -60,6 +60,7 @@ class Part(Said):
         groups: of each prompt group, sum of |log ratio| and usable tokens.
         tokens, usable: that are trained; of those with both logprobs.
         staleness: (sum, tokens, largest) where it is known.
+        contributions: see `weighing.contributions`.
         unsound: what is wrong with its data.
     """
 
@@ -69,6 +70,7 @@ class Part(Said):
     tokens: int = 0
     usable: int = 0
     staleness: tuple[float, int, float] = (0.0, 0, 0.0)
+    contributions: tuple[float, float, int] = (0.0, 0.0, 0)
     unsound: tuple[str, ...] = ()
 
 

@@ -9,6 +9,9 @@ from servanda.rollouts import Rollouts
 from servanda.soundness.values import Values
 from servanda.soundness.zeros import FAR_NATS, Zeros
 
+# verl's bypass mode, for one, takes the rollout engine's for the trainer's
+_COPY = "logp_train and logp_infer are one array: the trainer's own logprobs were not computed"
+
 
 def rollouts_of(batch: Batch) -> Rollouts:
     """A step as a dump would hold it; every column of the arrays is a token of its sequence."""
@@ -34,11 +37,12 @@ def rollouts_of(batch: Batch) -> Rollouts:
 
 
 def problems(batch: Batch) -> tuple[str, ...]:
-    """Why a step can be no evidence: logprobs above 0, or missing ones that were filled with 0."""
+    """Why a step can be no evidence: both logprobs are one array, some are above 0, or missing
+    ones were filled with 0."""
+    found = [_COPY] if batch.one_array else []
     if not _suspicious(batch):
-        return ()
+        return tuple(found)
     rollouts = rollouts_of(batch)
-    found = []
     for check in (Values(), Zeros()):
         check.add(rollouts)
         finding = check.finding()

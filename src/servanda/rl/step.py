@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Step:
-    """What `Monitor.observe` answers; every rank has the same but for its own token weights.
+    """What `Monitor.observe` answers; every rank has the same but for token weights and notes.
 
     Args:
         weights: updates that the trainer had made.
@@ -159,6 +159,12 @@ def measured(
     if stale:
         found["servanda/staleness/mean"] = math.fsum(s[0] for s in stale) / sum(s[1] for s in stale)
         found["servanda/staleness/max"] = max(s[2] for s in stale)
+    gaps = [p.contributions for p in parts if p.contributions[2]]
+    for i, sign in enumerate(("positive", "negative")):
+        # a weight may be infinite, and is then no number to log
+        if gaps and all(math.isfinite(g[i]) for g in gaps):
+            mean = math.fsum(g[i] for g in gaps) / sum(g[2] for g in gaps)
+            found[f"servanda/contribution/{sign}"] = mean
     if ratio is not None:
         found["servanda/trend"] = ratio
     return {**found, **_of_cells(verdict)}

@@ -18,15 +18,16 @@ from servanda.contract import EXTERNAL, Clause, Contract, Kernel, SliceRule
 from servanda.corpus import Corpus, Prompt
 from servanda.dumps import presetting
 from servanda.dumps.structure import SLICED, Counts, rules_of
+from servanda.errors import ContractError
 from servanda.loading import load
 from servanda.plan import Plan
 from servanda.presets import PRESETS
 from servanda.rl.atoms import COLUMNS
+from servanda.rl.memory import Kinds
 from servanda.rl.weighing import RATIO_METRICS
 from servanda.slices import LABEL
 
 WORKLOAD = "workload"
-Kinds = tuple[tuple[tuple[str, str], ...], ...]  # labels of sequences, each combination once
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class Terms:
         """
         if isinstance(given, Contract):
             return cls("", _in_a_trainer(given))
+        if not isinstance(given, str | Path):
+            raise ContractError(
+                f"the contract of a monitor is a {type(given).__name__}",
+                hint="give a Contract, the path of one, or a preset's name, such as 'verl-sync'",
+            )
         name = str(given)
         if name in PRESETS or (Path(name).name == name and not Path(name).suffix):
             preset = presetting.preset_of(name)
@@ -68,6 +74,30 @@ class Terms:
             return SLICED
         fields = {f for rule in self.contract.slices for f in (*(rule.match or {}), rule.split)}
         return tuple(sorted(f.removeprefix(LABEL) for f in fields if f and f.startswith(LABEL)))
+
+    @property
+    def split_labels(self) -> tuple[str, ...]:
+        """Labels each of whose values is to have a slice."""
+        if self.slices_itself:
+            return SLICED
+        splits = (rule.split or "" for rule in self.contract.slices)
+        return tuple(f.removeprefix(LABEL) for f in splits if f.startswith(LABEL))
+
+    def unsliced(self, labels: Mapping[str, Sequence[str]], kinds: Kinds) -> tuple[str, ...]:
+        """What labels of a later step say and no slice shows, for the slices are decided.
+
+        Args:
+            kinds: labels of the first step.
+        """
+        notes = []
+        for name in self.split_labels:
+            known = {value for kind in kinds for field, value in kind if field == name}
+            new = [v for v in dict.fromkeys(labels.get(name, ())) if v and v not in known]
+            if new:
+                more = f" and {len(new) - 3} more values" if len(new) > 3 else ""
+                what = f"{', '.join(map(repr, new[:3]))}{more} of label {name!r}"
+                notes.append(f"{what} came after the first step, and no slice shows it")
+        return tuple(notes)
 
     def rules(self, counts: Counts) -> tuple[tuple[SliceRule, ...], tuple[str, ...]]:
         """The slices of a run that begins so, and what was left out and why."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.bounds import weight_gap
+from servanda.bounds import Psi, weight_gap
 from servanda.capture import captured, errors
 from servanda.clauses import Cell, Certificate, UsableRatio
 from servanda.clauses.certificate import Grown
@@ -36,9 +36,8 @@ RATIO_METRICS = (
 )
 _FAR_NATS = -100.0  # less is no logprob that a sampler drew
 _LOOKED_AT = 4096  # logprobs that tell how coarse a record is: a coarser guess only weakens a guard
-
-
 _MOST_ATOMS = 64  # that one tally tells apart: its counts are then 16 MB
+_TOKENS_AN_ATOM = 1 << 15  # with fewer, counts of another atom cost more than another tally
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,8 @@ class Scales:
         count_CK = np.zeros((size, BINS))
         lost_C, missing_C = (np.zeros(size, dtype=np.int64) for _ in range(2))
         parts = [atoms_of([self._cuts[i] for i in of], batch) for of in self._families]
-        for atoms, members in crossed(parts, _MOST_ATOMS) or [(atoms_of([], batch), [])]:
+        most = min(_MOST_ATOMS, batch.mask_BT.size // _TOKENS_AN_ATOM)
+        for atoms, members in crossed(parts, most) or [(atoms_of([], batch), [])]:
             count_AK = tally(
                 batch.logp_train_BT, batch.logp_infer_BT, batch.mask_BT, atoms.atom_BT, len(atoms)
             )
@@ -143,8 +143,26 @@ def overlaps(cuts: Sequence[Cut], batch: Batch) -> tuple[tuple[int, int, float],
     return tuple(atom for atom in some if atom[1])
 
 
+def contributions(batch: Batch, psi: Psi) -> tuple[float, float, int]:
+    """What the loss has too much of by tokens to be learned, and by those to be unlearned.
+
+    The sums of (psi(w) - w) A over tokens whose advantage A is above and below 0, and the number
+    of tokens with a usable ratio and an advantage.  A loss with the right weights has neither.
+    """
+    if batch.advantage_BT is None:
+        return 0.0, 0.0, 0
+    advantage_BT = np.broadcast_to(batch.advantage_BT, batch.mask_BT.shape)
+    used_BT = batch.mask_BT & usable(batch) & np.isfinite(advantage_BT)
+    ratio_U = batch.logp_train_BT[used_BT].astype(np.float64) - batch.logp_infer_BT[used_BT]
+    with np.errstate(over="ignore", invalid="ignore"):
+        w_U = np.exp(ratio_U)
+        gap_U = (psi.weight(w_U) - w_U) * advantage_BT[used_BT]
+    above_U, below_U = advantage_BT[used_BT] > 0, advantage_BT[used_BT] < 0
+    return float(gap_U[above_U].sum()), float(gap_U[below_U].sum()), len(gap_U)
+
+
 def usable(batch: Batch) -> Array:
-    """Which tokens have both logprobs trained or not; NaN compares false, [B, T]."""
+    """Which tokens have both logprobs, trained or not, [B, T]; NaN compares false."""
     return np.isfinite(batch.logp_infer_BT) & (batch.logp_train_BT < np.inf)
 
 

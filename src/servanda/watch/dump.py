@@ -23,16 +23,17 @@ from servanda.dumps import causes, presetting
 from servanda.dumps.blocks import blocks
 from servanda.dumps.judging import unsound
 from servanda.dumps.sound import told
-from servanda.dumps.steps import ENDS, GroupSums, Step, Trend, trend
+from servanda.dumps.steps import ENDS, Step, Trend, trend
 from servanda.dumps.weighing import WORKLOAD, added
 from servanda.errors import ContractError, EvidenceError, MeasurementError
+from servanda.escalation import actions_of
 from servanda.evidence import Evidence, Weighed
 from servanda.importers import FORMATS, Dump, open_dump
 from servanda.loading import read
 from servanda.plan import Plan
 from servanda.soundness import Soundness
 from servanda.verdict import judge
-from servanda.watch.escalation import actions_of
+from servanda.watch.ends import plain, steps_of
 from servanda.watch.seen import Seen
 from servanda.watch.terms import Asked, Terms, fixed, of_a_trainer, part_of, weighing_of
 
@@ -274,8 +275,8 @@ class DumpSource:
                 "kinds": [[list(pair) for pair in kind] for kind in terms.kinds],
             },
             "judged": [[step, stamp] for step, stamp in self._judged.items()],
-            "first": [_plain(step) for step in self._first],
-            "last": [_plain(step) for step in self._last],
+            "first": [plain(step) for step in self._first],
+            "last": [plain(step) for step in self._last],
         }
 
     def resume(self, kept: Mapping[str, Any]) -> None:
@@ -294,7 +295,7 @@ class DumpSource:
             )
         self._judged = dict(kept["judged"])
         self._before = dict(self._judged)
-        self._first, self._last = map(_steps, (kept["first"], kept["last"]))
+        self._first, self._last = map(steps_of, (kept["first"], kept["last"]))
         self._trend = self._grown()
 
 
@@ -319,15 +320,3 @@ def _first_line(error: Exception) -> str:
 
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
-
-
-def _plain(step: Step) -> list[Any]:
-    return [step.step, [[name, g.total, g.n] for name, g in step.groups.items()]]
-
-
-def _steps(kept: list[Any]) -> list[Step]:
-    found = []
-    for number, groups in kept:
-        sums = {name: GroupSums(total, n) for name, total, n in groups}
-        found.append(Step(number, groups=sums))
-    return found

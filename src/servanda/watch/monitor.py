@@ -1,7 +1,7 @@
 # A monitor's state as it grows: JSON lines, one a step; what the monitor judged is followed.
 #
-# A line counts once it ends.  The trend is that of the mean TV of the whole, the last steps
-# against the first, and its interval is made of theirs.
+# A line counts once it ends.  The trend is worked from the prompt groups of the lines, as the
+# monitor works its own.
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from typing import Any, Literal
 import msgspec
 
 from servanda.clauses import GUARDS, CellVerdict
-from servanda.contract import WHOLE
-from servanda.dumps.steps import ENDS, Trend
+from servanda.dumps.steps import GroupSums, trend
 from servanda.errors import ContractError
+from servanda.rl.memory import SCHEMA, Memory
+from servanda.watch.ends import plain, steps_of
 from servanda.watch.seen import Seen
 
-SCHEMA = 1
+_KEPT = ("bytes", "lines", "begin", "step", "furthest")
 _HEAD = 1 << 16  # bytes of a file's first line that are looked at
 
 Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"]
@@ -55,6 +56,7 @@ class _Line(msgspec.Struct):
     tokens: int = 0
     sequences: int = 0
     metrics: dict[str, Number] = {}
+    groups: list[tuple[float, int]] = []  # sum of |log ratio| and tokens
 
 
 class MonitorSource:
@@ -71,8 +73,8 @@ class MonitorSource:
         self._lines = 0
         self._begin = ""  # of the file: another one is another run
         self._step: int | None = None
-        self._first: list[list[float]] = []
-        self._last: list[list[float]] = []
+        self._furthest = -1
+        self._ends = Memory()
 
     def look(self, *, final: bool) -> Iterator[Seen]:
         files = states_in(self.path)
@@ -106,6 +108,7 @@ class MonitorSource:
                 begin = blake2b(stream.readline(_HEAD), digest_size=16).hexdigest()
                 if stream.seek(0, 2) < self._bytes or (self._bytes and begin != self._begin):
                     self._bytes = self._lines = 0
+                    self._furthest, self._ends = -1, Memory()
                 self._begin = begin
                 stream.seek(self._bytes)
                 return stream.read()
@@ -115,16 +118,19 @@ class MonitorSource:
     def _seen(self, data: bytes) -> Seen:
         assert self._file is not None
         place = f"{self._file.name}:{self._lines}"
-        command = ""
         try:
             line = _read(data, place)
         except _Unreadable as unreadable:
             step = 0 if self._step is None else self._step
-            return Seen(step, "error", why=f"{place}: {unreadable}", command=command)
-        again, self._step = line.weights == self._step, line.weights
-        self._name = line.name
+            return Seen(step, "error", why=f"{place}: {unreadable}")
+        again = line.weights <= self._furthest
+        self._name, self._step = line.name, line.weights
+        self._furthest = max(self._furthest, line.weights)
         cells = tuple(map(_cell, line.cells))
-        self._remember(cells)
+        if line.tokens:
+            self._ends.resumed = True  # a run that went back takes its steps anew
+            groups = {str(i): GroupSums(*sums) for i, sums in enumerate(line.groups)}
+            self._ends.add(line.weights, groups)
         return Seen(
             line.weights,
             line.outcome,
@@ -133,23 +139,11 @@ class MonitorSource:
             line.sequences,
             why=line.cause or "the monitor gave no cause" if line.outcome == "error" else "",
             cause=line.cause,
-            trend=_trend(self._first, self._last),
-            staleness=_number(line.metrics.get("staleness")),
+            trend=trend(self._ends.first, self._ends.last),
+            staleness=_number(line.metrics.get("servanda/staleness/max")),
             actions=tuple(dict.fromkeys((*line.action, *line.would))),
             again=again,
         )
-
-    def _remember(self, cells: tuple[CellVerdict, ...]) -> None:
-        """Both ends of the run: mean TV of the whole, its interval, and its tokens."""
-        for cell in cells:
-            of_whole = cell.metric in ("tv", "weight_gap") and cell.slice == WHOLE
-            if of_whole and cell.value is not None and cell.interval is not None:
-                row = [cell.value, *cell.interval, float(cell.n)]
-                if len(self._first) < ENDS:
-                    self._first.append(row)
-                else:
-                    self._last = [*self._last, row][-ENDS:]
-                return
 
     def head(self) -> tuple[str, ...]:
         if self._file is None:
@@ -158,12 +152,16 @@ class MonitorSource:
         return (f"found    a monitor's state in {self._file}{named}",)
 
     def kept(self) -> dict[str, Any]:
-        names = ("bytes", "lines", "begin", "step", "first", "last")
-        return {name: getattr(self, f"_{name}") for name in names}
+        ends = {"first": self._ends.first, "last": self._ends.last}
+        return {
+            **{name: getattr(self, f"_{name}") for name in _KEPT},
+            **{name: [plain(step) for step in steps] for name, steps in ends.items()},
+        }
 
     def resume(self, kept: Mapping[str, Any]) -> None:
-        for name, value in kept.items():
-            setattr(self, f"_{name}", value)
+        for name in _KEPT:
+            setattr(self, f"_{name}", kept[name])
+        self._ends = Memory(first=steps_of(kept["first"]), last=steps_of(kept["last"]))
 
 
 def states_in(path: Path) -> list[Path]:
@@ -243,18 +241,3 @@ def _number(value: Number) -> float | None:
     except ValueError:
         return None
     return None if math.isnan(found) else found
-
-
-def _trend(first: list[list[float]], last: list[list[float]]) -> Trend | None:
-    if len(first) < ENDS or len(last) < ENDS:
-        return None
-    (early, early_low, early_high), (late, late_low, late_high) = map(_means, (first, last))
-    if not (early > 0 and early_low > 0):
-        return None
-    return Trend(late / early, (late_low / early_high, late_high / early_low), ENDS)
-
-
-def _means(rows: list[list[float]]) -> tuple[float, float, float]:
-    n = sum(row[3] for row in rows)
-    value, low, high = (sum(row[i] * row[3] for row in rows) / n if n else 0.0 for i in range(3))
-    return value, low, high

@@ -55,14 +55,18 @@ class Hook:
             if attempt:
                 self._wait(PAUSE_S * 2 ** (attempt - 1))
             try:
-                # a redirect would carry what is posted somewhere else
-                answer = httpx2.post(self._url, json=body, timeout=timeout, follow_redirects=False)
+                # a redirect would carry what is posted somewhere else; the body of an answer
+                # is not read, for one that trickles would hold up the watch for ever
+                with httpx2.stream(
+                    "POST", self._url, json=body, timeout=timeout, follow_redirects=False
+                ) as answer:
+                    status, taken = answer.status_code, answer.is_success
             except (httpx2.HTTPError, httpx2.InvalidURL) as error:
                 said = type(error).__name__
                 continue
-            if answer.is_success:
+            if taken:
                 return
-            said = f"status {answer.status_code}"
-            if answer.status_code not in _AGAIN:
+            said = f"status {status}"
+            if status not in _AGAIN:
                 break
         raise MeasurementError(f"{self.host}: {said}")

@@ -14,10 +14,7 @@ from servanda.verdict import EXIT_CODES
 from servanda.watch.seen import Seen
 
 MOST = 12
-_AT_FIRST, _LATER = (
-    2,
-    2,
-)  # slices with a series: the worst of the first step, then those that redden
+_AT_FIRST, _LATER = 2, 2  # slices with a series: the worst at first, then those that redden
 
 # name -> what it is
 WHOLES: Mapping[str, str] = {

@@ -1,0 +1,37 @@
+# Escalation: which rules of a contract are met by the cells of a verdict.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from servanda.clauses import CellVerdict, worst
+from servanda.contract import Contract
+
+
+def watched(when: Mapping[str, Any], cells: Sequence[CellVerdict]) -> list[CellVerdict]:
+    """The cells that a rule speaks of: a clause's, enforced or not; a section's enforced ones.
+
+    None where it speaks of traffic, which is the gateway's.
+    """
+    judged = [c for c in cells if c.outcome != "not applicable"]
+    if "clause" in when:
+        return [c for c in judged if c.clause == when["clause"]]
+    return [c for c in judged if c.section == when.get("section") and c.enforced]
+
+
+def met(when: Mapping[str, Any], of: Sequence[CellVerdict]) -> bool:
+    """Whether a rule is met by the cells that it speaks of; by none it is not."""
+    if not of:
+        return False
+    state = worst([c.outcome for c in of])
+    return state == when["is"] if "is" in when else state != when["is_not"]
+
+
+def actions_of(contract: Contract, cells: Sequence[CellVerdict]) -> tuple[str, ...]:
+    """Names of the actions of every rule that is met, in the order of the contract."""
+    found: list[str] = []
+    for rule in contract.escalation:
+        if met(rule.when, watched(rule.when, cells)):
+            found += [do if isinstance(do, str) else next(iter(do)) for do in rule.do]
+    return tuple(dict.fromkeys(found))
