@@ -43,8 +43,8 @@ TV, TIS = PSI["naive"](), PSI["tis"](2.0)
 CLAUSES: dict[str, tuple[Callable[[Array], Array], tuple[float, ...]]] = {
     "mean TV": (lambda x: -np.expm1(np.minimum(x, 0.0)), ()),
     "p97 of abs log ratio": (lambda x: (np.abs(x) > 0.182) * 1.0, (0.182, -0.182)),
-    "what TIS leaves": (lambda x: (weight_gap(x, TIS) + 1) / 2, (math.log(2.0),)),
-    "Le Cam": (lambda x: (1 - np.tanh(x / 2)) / 2, ()),
+    "what TIS leaves, (D + 1) / 2": (lambda x: (weight_gap(x, TIS) + 1) / 2, (math.log(2.0),)),
+    "Le Cam, mapped to [0, 1]": (lambda x: (1 - np.tanh(x / 2)) / 2, ()),
 }
 
 
