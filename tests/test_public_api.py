@@ -24,6 +24,7 @@ NAMES = [
     "load",
     "measure",
     "pair",
+    "rl",
     "weigh",
 ]
 
@@ -34,7 +35,13 @@ def test_the_public_names_are_these_and_sorted():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_is_there_and_says_what_it_is(name):
-    assert getattr(servanda, name).__doc__
+    found = getattr(servanda, name)
+    assert found.__doc__ or found.__all__  # a package says it name by name
+
+
+def test_the_doors_for_trainers_are_these_and_each_says_what_it_is():
+    assert servanda.rl.__all__ == ["Monitor", "Step", "Trainee", "preflight"]
+    assert all(getattr(servanda.rl, name).__doc__ for name in servanda.rl.__all__)
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from servanda import rl
     from servanda.contract import Contract
     from servanda.errors import (
         ContractError,
@@ -59,11 +60,14 @@ __all__ = [
     "load",
     "measure",
     "pair",
+    "rl",
     "weigh",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "rl":
+        return import_module("servanda.rl")
     if name not in _HOME:
         raise AttributeError(f"module 'servanda' has no attribute {name!r}")
     return getattr(import_module(f"servanda.{_HOME[name]}"), name)
