@@ -21,9 +21,11 @@ RESIDUAL_ERROR, RESIDUAL_WARNS = 5.0, 3.0  # floors
 # is felt more by two kernels than weights that were trained
 POISON_FLOORS, POISON_SHARE = 8.0, 1 / 8
 POISON_NATS = 0.1  # by which the trainer has to move for an engine to be called deaf as a whole
+PLAIN = 3.0  # floors; a deaf group that leaves less is deaf as a whole
 NEAR, CLOSE = 0.02, 2.0  # from 1, and floors: what lies beyond is looked at more closely
 SEEN = 2.0  # floors by which the trainer's own scores have to move, for a group to be judged
-AIM = 12.0  # floors by which a nudge is meant to move them
+# by which a nudge is meant to move them: floors, but no more nats than that, if it is enough floors
+AIM, AIM_LEAST, AIM_NATS = 12.0, 3.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class Response:
     @property
     def deaf_as_a_whole(self) -> bool:
         """Nothing of it reaches the engine, so there is no part to tell from the others."""
-        return abs(self.follow) < NEAR + 3 * self.spread and self.residual < RESIDUAL_WARNS
+        return abs(self.follow) < NEAR + 3 * self.spread and self.residual < PLAIN
 
 
 @dataclass(frozen=True)
