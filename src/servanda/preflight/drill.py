@@ -270,7 +270,11 @@ class _Drill:
             return
         refuse_journal(self.journal)
         self.journals = True  # from here on the file is ours, whole or not there
-        write_journal(self.journal, self.weights.kept)
+        try:
+            write_journal(self.journal, self.weights.kept)
+        except FileExistsError:
+            self.journals = False
+            self._journalled()
 
     def _restored(self) -> None:
         if self.whole:

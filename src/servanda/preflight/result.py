@@ -81,7 +81,8 @@ class Part:
 
     @property
     def deaf(self) -> bool:
-        return self.follow < DEAF and self.spread < DEAF / 2
+        # surely: of two parts that multiply each other, a large nudge tells little of either
+        return self.follow + 3 * self.spread < DEAF
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,9 @@ class Response:
             return "violated"
         if not DEAF <= self.follow <= 1 / DEAF or self.residual >= RESIDUAL_ERROR:
             return "violated"
-        off = not OFF - 2 * self.spread <= self.follow <= 1 / OFF + 2 * self.spread
+        # sides that are a floor apart at equal weights tell a slope over m floors to 1 / m
+        least = min(OFF, 1 - 1 / max(self.moved, SEEN))
+        off = not least - 2 * self.spread <= self.follow <= 1 / least + 2 * self.spread
         return "warns" if off or self.residual >= RESIDUAL_WARNS else "holds"
 
     @property
