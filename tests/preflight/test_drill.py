@@ -328,8 +328,8 @@ def test_what_is_no_logprob_is_refused_by_its_place(answer, message):
 @pytest.mark.parametrize(
     ("sync", "score", "found"),
     [
-        (lambda weights: None, None, "sync of unchanged weights: the sync threw TypeError"),
-        (None, lambda: [], "as found: score threw TypeError"),
+        (lambda _: None, None, "sync of unchanged weights: the sync threw TypeError"),
+        (None, lambda _, __: [], "as found: score threw TypeError"),
     ],
 )
 def test_a_call_that_takes_other_arguments_is_told_what_it_is_given(sync, score, found):

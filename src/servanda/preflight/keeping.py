@@ -184,13 +184,18 @@ def _writer_of(path: Path) -> int | None:
     if os.name != "posix":  # elsewhere there is no signal that only asks
         return None
     try:
-        process = _about(path)["process"]
+        process = int(_about(path)["process"])
+    except (MeasurementError, KeyError):
+        return None
+    if process == os.getpid():
+        return None
+    try:
         os.kill(process, 0)
     except PermissionError:
-        return process
-    except (MeasurementError, KeyError, TypeError, OSError):
+        return process  # of another user
+    except OSError:
         return None
-    return process if process != os.getpid() else None
+    return process
 
 
 def write_journal(path: Path, kept: Mapping[str, Tensor]) -> None:
