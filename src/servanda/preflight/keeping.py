@@ -234,6 +234,8 @@ def _claim(part: Path, path: Path) -> None:
         raise
     except OSError:  # a file system without links
         part.replace(path)
+    else:
+        part.unlink()  # here: Ctrl-C may come at any line, also at the one that tidies up
 
 
 def read_journal(path: Path) -> dict[str, Tensor]:
