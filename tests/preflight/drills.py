@@ -1,5 +1,8 @@
 # Drills of real engines: shipped models, the trainer's sync or a broken one.
 
+from itertools import product
+from typing import NamedTuple
+
 from servanda.engines.weight_sync import WeightSync
 from servanda.faults.sync import SYNC_FAULTS
 from servanda.preflight.drill import preflight
@@ -8,15 +11,41 @@ from tests.trainers import KINDS, MODELS, adapt, open_engine, score, trainer
 
 LAYER = 1  # that one_layer and one_mlp leave out
 DEPTH = {"llama": 4, "qwen3": 3}
+FORMS = ("bfloat16", "int8_weight_only", "int4_g32")
 
 
-def drilled(kind, form, fault=None, *, adapters="", seed=0, tokens=None):
-    """The drill of a trainer in float32 and an engine of that form.
+class Drill(NamedTuple):
+    """What is drilled.
 
     Args:
-        fault: of SYNC_FAULTS, at its default; None for a sync that works.
+        kind: of model, as of tests.trainers.KINDS.
+        form: of engine, as of tests.trainers.FORMATS.
+        fault: of SYNC_FAULTS, at its default; "" for a sync that works.
         adapters: "fresh", whose B are 0, "trained", or "" for none.
     """
+
+    kind: str
+    form: str
+    fault: str = ""
+    adapters: str = ""
+    seed: int = 0
+
+
+# nine each of six pairs: fifty-four, with other probe tokens and noise
+WORKING = [
+    Drill(kind, form, "", adapters, seed)
+    for form, kind in product(FORMS, DEPTH)
+    for adapters, seed in [*product(("", "fresh"), range(4)), ("trained", 4)]
+]
+BROKEN = [
+    Drill(kind, form, fault, adapters)
+    for fault, form, kind in product(SYNC_FAULTS, FORMS, DEPTH)
+    for adapters in (("fresh", "trained") if fault == "adapter_ignored" else ("",))
+]
+
+
+def drilled(kind, form, fault="", adapters="", seed=0, tokens=None):
+    """A drill of a trainer in float32 and its engine; arguments as of Drill."""
     module, engine = trainer(kind, moved=0.0), open_engine(MODELS / KINDS[kind][0], form)
     if adapters:
         adapt(module, fresh=adapters == "fresh")

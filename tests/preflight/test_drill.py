@@ -3,6 +3,7 @@
 import os
 import signal
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -322,6 +323,74 @@ def test_what_is_no_logprob_is_refused_by_its_place(answer, message):
         preflight(Trainee(trainee.module, trainee.sync, answer))
 
     assert str(caught.value).startswith("as found: the engine") and message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sync", "score", "found"),
+    [
+        (lambda _: None, None, "sync of unchanged weights: the sync threw TypeError"),
+        (None, lambda _, __: [], "as found: score threw TypeError"),
+    ],
+)
+def test_a_call_that_takes_other_arguments_is_told_what_it_is_given(sync, score, found):
+    trainee, _ = pair()
+
+    with pytest.raises(MeasurementError) as caught:
+        preflight(Trainee(trainee.module, sync or trainee.sync, score or trainee.score))
+
+    (problem,) = caught.value.problems
+    assert problem.message.startswith(found)
+    assert problem.message.endswith("state: no weight was changed")
+    assert problem.hint == (
+        "sync is called as sync(), score and logprobs with a list of rows of token ids"
+    )
+
+
+@pytest.mark.parametrize("token", [23, -100])
+def test_a_token_that_the_vocabulary_lacks_is_refused_by_its_place(token):
+    trainee, _ = pair()
+    rows = [[1] * 80, [2, 3, token]]
+
+    with pytest.raises(MeasurementError) as caught:
+        preflight(Trainee(trainee.module, trainee.sync, trainee.score, tokens=rows))
+
+    (problem,) = caught.value.problems
+    assert problem.message == (
+        f"row 2 of the probe tokens has token {token}, and the vocabulary has 23"
+    )
+    assert problem.hint == "give ids of the module's own tokenizer, without padding such as -100"
+
+
+def test_a_journal_that_another_drill_writes_meanwhile_is_kept(tmp_path, monkeypatch):
+    from servanda.preflight import drill
+
+    journal, (trainee, engine), before = tmp_path / "j", pair(), []
+
+    def late(path, kept):
+        monkeypatch.undo()
+        drill.write_journal(path, kept)  # the other one's
+        before.append(path.read_bytes())
+        drill.write_journal(path, kept)
+
+    monkeypatch.setattr(drill, "write_journal", late)
+    with pytest.raises(MeasurementError, match="is there already"):
+        preflight(trainee, journal=journal)
+
+    assert before == [journal.read_bytes()] and [*tmp_path.iterdir()] == [journal]
+    assert engine.synced == 0
+
+
+def test_an_engine_that_is_not_deterministic_is_judged_by_its_own_noise():
+    trainee, engine = pair()
+    rng = np.random.default_rng(0)
+
+    def score(rows):
+        return [logp_T - rng.exponential(0.02, logp_T.shape) for logp_T in engine.score(rows)]
+
+    result = preflight(Trainee(trainee.module, trainee.sync, score))
+
+    assert result.found.floor == pytest.approx(0.02, rel=0.2)
+    assert (result.outcome, result.warnings) == ("holds", ()), str(result)
 
 
 def test_probes_that_are_too_short_or_have_no_vocabulary_are_refused():

@@ -1,5 +1,7 @@
 # Weights come back bit for bit, whatever they are.
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from servanda.preflight.keeping import (  # noqa: E402
     Weights,
     put_back,
     read_journal,
+    refuse_journal,
     same,
     write_journal,
 )
@@ -95,3 +98,19 @@ def test_what_is_no_journal_is_said_and_a_shard_is_refused(tmp_path):
         read_journal(tmp_path / "y")
     with pytest.raises(MeasurementError, match="p0 has no values in this process"):
         Weights(held(torch.empty(0)))
+
+
+def test_a_journal_whose_writer_is_alive_says_which_process_that_is(tmp_path, monkeypatch):
+    path = tmp_path / "j"
+    with monkeypatch.context() as other:
+        other.setattr("os.getpid", os.getppid)
+        write_journal(path, {"w": torch.ones(2)})
+
+    with pytest.raises(MeasurementError) as caught:
+        refuse_journal(path)
+
+    (problem,) = caught.value.problems
+    assert problem.message == (
+        f"{path} is there already, and process {os.getppid()}, which wrote it, is alive"
+    )
+    assert problem.hint.startswith("wait for its drill, or give this one a journal of its own")

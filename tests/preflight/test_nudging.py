@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from servanda.preflight.groups import blocks, grouped
 from servanda.preflight.nudging import apart, following
+from servanda.preflight.result import Part, Response
 
 slopes = st.floats(-2, 3)
 
@@ -82,3 +83,19 @@ def test_a_large_model_takes_a_dozen_syncs_and_a_small_one_a_sync_a_group():
 
     assert len(blocks(large)) == 11 and max(map(len, blocks(large))) <= 8
     assert len(blocks(small)) == len(small) == 9
+
+
+@pytest.mark.parametrize(
+    ("follow", "moved", "mark"),
+    [(0.86, 12, "warns"), (0.86, 5, "holds"), (0.7, 5, "warns"), (0.45, 2, "violated")],
+)
+def test_a_slope_is_held_as_close_to_one_as_its_nudge_can_tell(follow, moved, mark):
+    """Sides that are a floor apart tell the slope of a nudge of m floors to 1 / m."""
+    found = Response("layers.0.mlp", "mlp", 0, follow, 0.01, 1.0, moved, 1.0, "layers.0.mlp")
+
+    assert found.mark == mark
+
+
+def test_a_part_is_deaf_only_where_that_is_sure():
+    assert Part("lm_head.weight", 0.27, 0.05).deaf
+    assert not Part("v_proj.lora_A.default", 0.33, 0.15).deaf  # of a sync that works

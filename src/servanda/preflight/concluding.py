@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from servanda.preflight.naming import CAUSES, cause_of
-from servanda.preflight.result import (
-    RESIDUAL_WARNS,
-    AsFound,
-    Outcome,
-    Poisoned,
-    Preflight,
-    Response,
-)
+from servanda.preflight.result import AsFound, Outcome, Poisoned, Preflight, Response
 
-_DAMAGE = 2.0  # times farther apart after a sync of unchanged weights than before
+_FARTHER = 2.0  # times, after a sync of unchanged weights: it damages them
+_BEYOND = 3.0  # times a side's own noise: by less nothing has moved
+_LEAST = 1e-4  # nats; damage that is less is none
 
 
 def concluded(
@@ -30,15 +25,14 @@ def concluded(
     """Judge what was seen; see Preflight for the arguments."""
     noise = max(found.engine_noise, found.train_noise)
     damaged = (
-        found.moved > RESIDUAL_WARNS * noise
-        and found.idle > _DAMAGE * max(found.distance, noise)
-        and found.idle > RESIDUAL_WARNS * noise
+        min(found.moved, found.idle) > _BEYOND * noise
+        and found.idle > _FARTHER * found.distance
+        and found.idle - found.distance > _LEAST
     )
-    damaged = damaged and found.idle - found.distance > 1e-4
     layers = len({group.layer for group in groups if group.layer is not None})
     adapted = any(group.kind == "adapter" for group in groups)
     cause = cause_of(found, poison, groups, adapted=adapted, damaged=damaged, layers=layers)
-    limit = max(RESIDUAL_WARNS * found.engine_noise, found.floor)
+    limit = max(_BEYOND * found.engine_noise, found.floor)
     if not cause and returned > limit:
         cause = "not_returned"
     unseen = [group.name for group in groups if group.mark == "unseen"]

@@ -26,10 +26,10 @@ from servanda.preflight.planning import plan_of
 from servanda.preflight.result import (
     DEAF,
     OFF,
+    PLAIN,
     POISON_FLOORS,
     POISON_NATS,
     POISON_SHARE,
-    RESIDUAL_WARNS,
     SEEN,
     AsFound,
     Mark,
@@ -247,7 +247,8 @@ class _Drill:
                 size=float(size),
                 block=block_name(block),
             )
-            if len(block) == 1 and response.doubtful and not response.deaf_as_a_whole:
+            due = response.doubtful or group.kind == "tied"
+            if len(block) == 1 and due and not response.deaf_as_a_whole:
                 parts = self._parts(group, size, train_N, own_N, change_N)
                 response = replace(response, parts=parts)
             responses.append(response)
@@ -269,7 +270,11 @@ class _Drill:
             return
         refuse_journal(self.journal)
         self.journals = True  # from here on the file is ours, whole or not there
-        write_journal(self.journal, self.weights.kept)
+        try:
+            write_journal(self.journal, self.weights.kept)
+        except FileExistsError:
+            self.journals = False
+            self._journalled()
 
     def _restored(self) -> None:
         if self.whole:
@@ -331,5 +336,5 @@ def _is_mixed(found: Sequence[Response]) -> bool:
     """Whether a block has to be taken apart: something is wrong, and not all of it is deaf."""
     if not any(response.doubtful for response in found):
         return False
-    deaf = all(r.follow < 1 - OFF and r.residual < RESIDUAL_WARNS for r in found)
+    deaf = all(r.follow < 1 - OFF and r.residual < PLAIN for r in found)
     return not deaf

@@ -160,15 +160,42 @@ def refuse_journal(path: Path) -> None:
     """Refuse to write over a journal.
 
     Raises:
-        MeasurementError: one is there already.
+        MeasurementError: one is there already, of a drill that was killed or that still runs.
     """
-    if path.exists():
+    if not path.exists():
+        return
+    back = f"servanda preflight FILE.py:NAME --restore {path}"
+    writer = _writer_of(path)
+    if writer is not None:
         raise MeasurementError(
-            f"{path} is there already: a drill that did not end left it, and with it the "
-            "weights from before it",
-            hint=f"put them back: servanda preflight FILE.py:NAME --restore {path}; or remove "
-            "it, if the weights were loaded anew since",
+            f"{path} is there already, and process {writer}, which wrote it, is alive",
+            hint="wait for its drill, or give this one a journal of its own; if that is another "
+            f"process by now, put the weights back: {back}",
         )
+    raise MeasurementError(
+        f"{path} is there already: a drill that did not end left it, and with it the "
+        "weights from before it",
+        hint=f"put them back: {back}; or remove it, if the weights were loaded anew since",
+    )
+
+
+def _writer_of(path: Path) -> int | None:
+    """The other process that wrote a journal, where it is alive."""
+    if os.name != "posix":  # elsewhere there is no signal that only asks
+        return None
+    try:
+        process = int(_about(path)["process"])
+    except (MeasurementError, KeyError):
+        return None
+    if process == os.getpid():
+        return None
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return process  # of another user
+    except OSError:
+        return None
+    return process
 
 
 def write_journal(path: Path, kept: Mapping[str, Tensor]) -> None:
@@ -176,17 +203,20 @@ def write_journal(path: Path, kept: Mapping[str, Tensor]) -> None:
 
     Raises:
         MeasurementError: it cannot be written.
+        FileExistsError: another drill wrote one meanwhile; it is kept.
     """
     from safetensors.torch import save_file
 
     about = {"kind": _KIND, "version": 1, "process": os.getpid()}
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         tensors = {name: tensor.contiguous() for name, tensor in kept.items()}
         save_file(tensors, part, metadata={_ABOUT: json.dumps(about)})
         with part.open("rb") as file:
             os.fsync(file.fileno())
-        part.replace(path)
+        _claim(part, path)
+    except FileExistsError:
+        raise
     except OSError as error:
         raise MeasurementError(
             f"the journal {path} cannot be written: {error.strerror or error}",
@@ -196,13 +226,24 @@ def write_journal(path: Path, kept: Mapping[str, Tensor]) -> None:
         part.unlink(missing_ok=True)
 
 
+def _claim(part: Path, path: Path) -> None:
+    """Give a file its name, unless another has it."""
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        part.replace(path)
+    else:
+        part.unlink()  # here: Ctrl-C may come at any line, also at the one that tidies up
+
+
 def read_journal(path: Path) -> dict[str, Tensor]:
     """The weights that a journal keeps.
 
     Raises:
         MeasurementError: there is none, or it is no journal.
     """
-    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
     if not path.is_file():
@@ -210,17 +251,30 @@ def read_journal(path: Path) -> dict[str, Tensor]:
             f"there is no journal {path}",
             hint="a drill that ended has put the weights back and removed it",
         )
+    if _about(path).get("kind") != _KIND:
+        raise _no_journal(path, "another kind of file")
+    return load_file(path)
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """What a journal says of itself.
+
+    Raises:
+        MeasurementError: it is no such file.
+    """
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {}).get(_ABOUT, "{}"))
-        if about.get("kind") != _KIND:
-            raise ValueError("another kind of file")
-        return load_file(path)
+            return json.loads((file.metadata() or {}).get(_ABOUT, "{}"))
     except (SafetensorError, ValueError, OSError) as error:
-        raise MeasurementError(
-            f"{path} is no journal of a drill: {error}",
-            hint="give the file that --journal named",
-        ) from None
+        raise _no_journal(path, error) from None
+
+
+def _no_journal(path: Path, why: object) -> MeasurementError:
+    return MeasurementError(
+        f"{path} is no journal of a drill: {why}", hint="give the file that --journal named"
+    )
 
 
 def put_back(module: Any, kept: Mapping[str, Tensor]) -> None:

@@ -14,10 +14,10 @@ from torch import nn
 from servanda.preflight.groups import Group
 from servanda.preflight.keeping import Weights
 from servanda.preflight.nudging import following
-from servanda.preflight.result import AIM
+from servanda.preflight.result import AIM, AIM_LEAST, AIM_NATS
 from servanda.sampling import Floats
 
-_FIRST, _LAST = 2.0**-8, 4.0  # sizes of a nudge, in spreads of a tensor
+_FIRST, _LAST = 2.0**-8, 16.0  # sizes of a nudge, in spreads of a tensor
 _LEAP = 64.0  # by which a size grows at most
 # what a sync may round to by mistake; an engine that is meant to hold these has scales, too,
 # and rounds otherwise
@@ -31,7 +31,9 @@ def sized(
 ) -> tuple[float, Floats]:
     """How large a nudge has to be to be seen, and the trainer's change by it.
 
-    It is doubled, or more where it is far off, until the trainer's own scores move AIM floors.
+    It is doubled, or more where it is far off, until the trainer's own scores move AIM floors, or
+    AIM_NATS where that is less: far from its weights a model is another one, and two kernels of
+    it differ by more than the floor.
 
     Args:
         logp_N: the trainer's scores before.
@@ -41,16 +43,18 @@ def sized(
         size, in spreads of each tensor; change [N], nats.
     """
     names = [name for group in groups for name in group.tensors]
+    enough = min(AIM * floor, max(AIM_LEAST * floor, AIM_NATS))
     size = _FIRST
     while True:
         weights.nudge(names, size)
         change_N = scores() - logp_N
-        moved = float(np.abs(change_N).mean()) / floor
-        if moved >= AIM or size >= _LAST:
+        moved = float(np.abs(change_N).mean())
+        if moved >= enough or size >= _LAST:
             weights.settle(names)
             return size, change_N
-        wanted = AIM / moved if moved > 0 else _LEAP
-        size = min(_LAST, size * min(_LEAP, max(2.0, 2.0 ** np.ceil(np.log2(wanted)))))
+        wanted = enough / moved if moved > 0 else _LEAP
+        # what a group does grows as its nudge or, where two tensors of it are multiplied, squared
+        size = min(_LAST, size * min(_LEAP, max(2.0, 2.0 ** np.ceil(np.log2(wanted) / 2))))
 
 
 def parts_of(

@@ -21,9 +21,11 @@ RESIDUAL_ERROR, RESIDUAL_WARNS = 5.0, 3.0  # floors
 # is felt more by two kernels than weights that were trained
 POISON_FLOORS, POISON_SHARE = 8.0, 1 / 8
 POISON_NATS = 0.1  # by which the trainer has to move for an engine to be called deaf as a whole
+PLAIN = 3.0  # floors; a deaf group that leaves less is deaf as a whole
 NEAR, CLOSE = 0.02, 2.0  # from 1, and floors: what lies beyond is looked at more closely
 SEEN = 2.0  # floors by which the trainer's own scores have to move, for a group to be judged
-AIM = 12.0  # floors by which a nudge is meant to move them
+# by which a nudge is meant to move them: floors, but no more nats than that, if it is enough floors
+AIM, AIM_LEAST, AIM_NATS = 12.0, 3.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class Part:
 
     @property
     def deaf(self) -> bool:
-        return self.follow < DEAF and self.spread < DEAF / 2
+        # surely: of two parts that multiply each other, a large nudge tells little of either
+        return self.follow + 3 * self.spread < DEAF
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,9 @@ class Response:
             return "violated"
         if not DEAF <= self.follow <= 1 / DEAF or self.residual >= RESIDUAL_ERROR:
             return "violated"
-        off = not OFF - 2 * self.spread <= self.follow <= 1 / OFF + 2 * self.spread
+        # sides that are a floor apart at equal weights tell a slope over m floors to 1 / m
+        least = min(OFF, 1 - 1 / max(self.moved, SEEN))
+        off = not least - 2 * self.spread <= self.follow <= 1 / least + 2 * self.spread
         return "warns" if off or self.residual >= RESIDUAL_WARNS else "holds"
 
     @property
@@ -134,7 +139,7 @@ class Response:
     @property
     def deaf_as_a_whole(self) -> bool:
         """Nothing of it reaches the engine, so there is no part to tell from the others."""
-        return abs(self.follow) < NEAR + 3 * self.spread and self.residual < RESIDUAL_WARNS
+        return abs(self.follow) < NEAR + 3 * self.spread and self.residual < PLAIN
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from servanda.measurement import Progress, Watch
 from servanda.preflight.trainee import Rows, Trainee, flat, train_scores
 from servanda.sampling import Floats
 
+_CALLED = "sync is called as sync(), score and logprobs with a list of rows of token ids"
+
 
 class Sides:
     """Both sides; every failure names the stage of the drill.
@@ -60,7 +62,9 @@ class Sides:
         try:
             return call()
         except Exception as error:
-            raise MeasurementError(f"{self.stage}: {what} threw {told(error)}") from error
+            hint = _CALLED if isinstance(error, TypeError) else ""
+            message = f"{self.stage}: {what} threw {told(error)}"
+            raise MeasurementError(message, hint=hint) from error
 
 
 def told(error: BaseException) -> str:

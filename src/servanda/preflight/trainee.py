@@ -49,13 +49,27 @@ def probes(trainee: Trainee, seed: int) -> Rows:
     """The rows that both sides score.
 
     Raises:
-        MeasurementError: too few tokens, or none given and no vocabulary to draw from.
+        MeasurementError: too few tokens, one that the vocabulary lacks, or none given and no
+            vocabulary to draw from.
     """
+    known = _vocabulary(trainee.module)
     if trainee.tokens is None:
-        rng = np.random.default_rng(seed)
-        return rng.integers(0, _vocabulary(trainee.module), (ROWS, TOKENS)).tolist()
+        if known is None:
+            raise MeasurementError(
+                f"the vocabulary of {type(trainee.module).__name__} is not known, so no probe "
+                "can be drawn",
+                hint="give Trainee(tokens=...): some rows of token ids",
+            )
+        return np.random.default_rng(seed).integers(0, known, (ROWS, TOKENS)).tolist()
     rows = [[int(token) for token in row] for row in trainee.tokens]
     for number, row in enumerate(rows, 1):
+        strange = [token for token in row if token < 0 or (known is not None and token >= known)]
+        if strange:
+            raise MeasurementError(
+                f"row {number} of the probe tokens has token {strange[0]}"
+                + (f", and the vocabulary has {known:,}" if known is not None else ""),
+                hint="give ids of the module's own tokenizer, without padding such as -100",
+            )
         if len(row) < 2:
             raise MeasurementError(
                 f"row {number} of the probe tokens has {len(row)}: the first token of a row is "
@@ -71,7 +85,8 @@ def probes(trainee: Trainee, seed: int) -> Rows:
     return rows
 
 
-def _vocabulary(module: Any) -> int:
+def _vocabulary(module: Any) -> int | None:
+    """How many tokens both its config and its embedding know; None where neither says."""
     config = getattr(module, "config", None)
     found = []
     if config is not None:
@@ -79,13 +94,7 @@ def _vocabulary(module: Any) -> int:
         found.append(getattr(text, "vocab_size", None))
     if hasattr(module, "get_input_embeddings"):
         found.append(getattr(module.get_input_embeddings(), "num_embeddings", None))
-    sizes = [size for size in found if isinstance(size, int) and size > 1]
-    if not sizes:
-        raise MeasurementError(
-            f"the vocabulary of {type(module).__name__} is not known, so no probe can be drawn",
-            hint="give Trainee(tokens=...): some rows of token ids",
-        )
-    return min(sizes)
+    return min((size for size in found if isinstance(size, int) and size > 1), default=None)
 
 
 def forward_logprobs(module: Any, rows: Rows) -> list[Floats]:
