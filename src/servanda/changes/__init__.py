@@ -1,0 +1,1 @@
+# Changes: what one version of a contract promises more or less than another.

@@ -1,0 +1,1 @@
+# Effects: telling the world what a promotion decided, once.

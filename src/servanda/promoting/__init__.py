@@ -1,0 +1,1 @@
+# Promoting: one look after another at a build, until its evidence moves it.

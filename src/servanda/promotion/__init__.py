@@ -1,0 +1,1 @@
+# Promotion: offline -> shadow -> canary -> full, on evidence alone; pure.
