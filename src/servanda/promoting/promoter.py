@@ -16,8 +16,8 @@ from servanda.loading import load
 from servanda.measurement import Open, Watch
 from servanda.promoting.looking import Looked, look
 from servanda.promoting.story import Story, refreshed, stories, story_of
-from servanda.promoting.writing import look_at, open_run, run_name, take_back
-from servanda.promotion import Finding, found, leg_of
+from servanda.promoting.writing import look_at, open_run, take_back
+from servanda.promotion import Finding, found, leg_of, run_name
 from servanda.run import RUNS
 from servanda.rundir import RunDirectory, latest
 

@@ -9,7 +9,8 @@ from typing import Any
 from servanda import __version__
 from servanda.contract import Contract
 from servanda.course import Leg
-from servanda.identity import EvidenceKey, digest_of
+from servanda.errors import EvidenceError
+from servanda.identity import EvidenceKey
 from servanda.ledger import Ledger, Record
 from servanda.plain import to_plain
 from servanda.promoting.story import Story, kept, retold
@@ -22,12 +23,8 @@ from servanda.promotion import (
     begin,
     override,
     roll_back,
+    run_name,
 )
-
-
-def run_name(contract: Contract, key: EvidenceKey) -> str:
-    """Of the only run that a key may have: whoever promotes it again meets the same one."""
-    return f"{contract.metadata.name}-{digest_of(to_plain(key))[:8]}"
 
 
 def open_run(
@@ -84,7 +81,18 @@ def say_yes(ledger: Ledger, story: Story, *, actor: str, reason: str, now: float
 
 
 def let_pass(ledger: Ledger, story: Story, given: Override, *, now: float) -> Story:
-    """Let a cell not count for a while."""
+    """Let a cell not count for a while.
+
+    Raises:
+        EvidenceError: the latest look met no such cell; or as `override` does.
+    """
+    cells = story.looks[-1].finding.cells if story.looks else ()
+    if not any(given.covers(cell) for cell in cells):
+        known = ", ".join(cell.name for cell in cells) or "nothing yet"
+        raise EvidenceError(
+            f"run {story.run} has no cell {given.clause} on {given.slice} that it could override",
+            hint=f"the latest look judged {known}",
+        )
     moved = override(story.course, story.state, given, now=now)
     body = {"override": to_plain(given)}
     return _written(ledger, story, "overrode", given.actor, now, body, moved)
