@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from servanda.effects.posting import TRIES, Hook
 from servanda.errors import ContractError, MeasurementError
-from servanda.watch.posting import TRIES, Hook
 from servanda.watch.sinks import SINKS, Safely, body
 from servanda.watch.transitions import Alert
 from tests.watch.made import Out, following, state_line

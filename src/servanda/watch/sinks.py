@@ -9,10 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
+from servanda.effects.posting import Hook
 from servanda.errors import ContractError, MeasurementError
 from servanda.plain import to_plain
 from servanda.registry import Registry
-from servanda.watch.posting import Hook
 from servanda.watch.transitions import Alert
 
 SCHEMA = 1
