@@ -21,6 +21,7 @@ _FAILED, _INTERRUPTED = 4, 130
 VERBS: dict[str, tuple[str, ...]] = {
     "Measure and judge": ("check", "compare", "preflight", "watch", "import", "report"),
     "Contracts": ("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "presets"),
+    "Promote": ("promote", "can-promote", "approve", "override", "rollback", "status"),
     "Pieces": ("measure",),
     "Servers": ("selftest", "serve-kernel"),
     "See it": ("demo", "bench"),
