@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servanda.effects import Webhook, message
-from servanda.ledger import LedgerError, Outrun
+from servanda.ledger import LedgerError, Outrun, Record, open_ledger, verify
+from servanda.plain import to_plain
 from servanda.promoting.outbox import Told, tell
 from servanda.promotion.values import Effect
 from tests.effects.receiving import Receiver
@@ -407,3 +408,16 @@ def test_in_the_end_each_was_delivered_in_order_and_repeats_are_those_of_kills(
         assert {k for k, s in skipped if s == sink.name} <= {*world.routes()[:-1]}
         for k, times in Counter(sink.got).items():
             assert times <= 1 + world.spared[k, sink.name]
+
+
+def test_a_ledger_on_disk_knows_after_a_restart_who_was_told(tmp_path):
+    where, sink = str(tmp_path / "ledger.db"), Taker("sink", "taken", "busy", "busy", "busy")
+    with open_ledger(where) as ledger:
+        decided = Record("advanced", "somebody", 1.0, {"effects": to_plain([route(1), notify(1)])})
+        ledger.append(RUN, [decided], after=0)
+        assert [one.problem for one in told(ledger, sink)] == ["", "sink: status 503"]
+    with open_ledger(where) as ledger:
+        assert told(ledger, sink) == (Told("sink", notify(1).key),)
+        assert told(ledger, sink) == ()
+        assert verify(ledger).problems == ()
+    assert sink.got == [route(1).key, notify(1).key]

@@ -19,9 +19,9 @@ from servanda.effects import Kind, Sink, insist
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.ledger import Entry, Ledger, LedgerError, Outrun, Record
 from servanda.plain import from_plain
+from servanda.promoting.story import TOLD
 from servanda.promotion.values import Effect
 
-TOLD = "told"  # kind of the entries
 ACTOR = "servanda"
 _LANES: tuple[tuple[Kind, ...], ...] = (("route",), ("notify", "page"))
 
