@@ -90,21 +90,24 @@ def _settled(
     overrides = tuple(o for o in state.overrides if o.expires > now)
     state = replace(state, seen=now, overrides=overrides)
     if finding.key is not None and (other := state.key.differences(finding.key)):
+        # what was shown is of another build, and keeps no traffic there
+        state = replace(state, valid_until=None)
         return _ended(state, "superseded", f"{', '.join(other)} changed since the run began"), None
-    if state.valid_until is not None and now >= state.valid_until:
-        return _ended(state, "superseded", "what was shown has expired"), None
-    if finding.error:
-        return _failed(state, finding.error), None
-    state = replace(state, errors=0, evidence=finding.evidence)
     counted = [cell for cell in finding.cells if not _waived(state, cell)]
     outcome, decided = judged(counted)
     asked = [a for a in finding.asked if not all(_waived(state, cell) for cell in a.cells)]
-    state = replace(state, asked=tuple(map(str, asked)))
+    if not finding.error:
+        state = replace(state, errors=0, evidence=finding.evidence, asked=tuple(map(str, asked)))
+    # first of all: what has expired in full keeps its traffic, and what is broken must not
     if outcome == "violated":
         assert decided is not None
         return _ended(state, "rolled_back", f"{decided.name} is violated"), decided
     if back := _of(asked, "roll_back"):
         return _ended(state, "rolled_back", f"a rule rolls back for {back.name}"), back
+    if state.valid_until is not None and now >= state.valid_until:
+        return _ended(state, "superseded", "what was shown has expired"), None
+    if finding.error:
+        return _failed(state, finding.error), None
     if halt := _of(asked, "halt"):
         return replace(state, status="halted", why=f"a rule halts for {halt.name}"), halt
     if outcome != "holds":

@@ -1,0 +1,54 @@
+# advance: what each look does to a run, and with which words.
+
+from dataclasses import replace
+
+import pytest
+
+from servanda.promotion import advance, route_of
+from tests.promotion.made import FULL, KEY, T0, WHOLE, brought, cell, finding
+
+EXPIRING = tuple(replace(leg, valid_for_s=100.0) for leg in WHOLE)
+
+
+def test_a_violation_found_after_the_expiry_rolls_back_all_the_same():
+    """In full, what has merely expired keeps its traffic: the violation must be heard first."""
+    state = brought(EXPIRING, FULL)
+
+    after, effects = advance(EXPIRING, state, finding(FULL, cell("violated")), now=T0 + 500)
+
+    assert (after.status, after.why) == ("rolled_back", "tv on all is violated")
+    assert route_of(EXPIRING, after)["share"] == 0.0
+    assert [e.kind for e in effects] == ["route", "notify"]
+
+
+def test_a_violation_counts_where_a_later_measurement_of_the_same_look_failed():
+    """One total order everywhere: violated > error."""
+    look = finding(FULL, cell("violated"), error="the server fell silent")
+
+    after, _ = advance(WHOLE, brought(WHOLE, FULL), look, now=T0)
+
+    assert after.status == "rolled_back"
+
+
+@pytest.mark.parametrize("late", [10, 500])
+def test_another_build_keeps_no_traffic_whenever_it_is_found(late):
+    state = brought(EXPIRING, FULL)
+    look = finding(FULL, cell(), key=replace(KEY, infer="other"))
+
+    after, _ = advance(EXPIRING, state, look, now=T0 + late)
+
+    assert (after.status, after.why) == (
+        "superseded",
+        "the infer kernel changed since the run began",
+    )
+    assert route_of(EXPIRING, after)["share"] == 0.0
+
+
+def test_in_full_an_expiry_takes_no_traffic_away():
+    state = brought(EXPIRING, FULL)
+
+    after, effects = advance(EXPIRING, state, finding(FULL, cell()), now=T0 + 100)
+
+    assert (after.status, after.why) == ("superseded", "what was shown has expired")
+    assert route_of(EXPIRING, after) == route_of(EXPIRING, state)
+    assert [e.kind for e in effects] == ["notify"]
