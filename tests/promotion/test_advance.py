@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from servanda.errors import EvidenceError
 from servanda.promotion import advance, route_of
-from tests.promotion.made import FULL, KEY, T0, WHOLE, brought, cell, finding
+from tests.promotion.made import FULL, KEY, OFFLINE, T0, WHOLE, begun, brought, cell, finding
 
 EXPIRING = tuple(replace(leg, valid_for_s=100.0) for leg in WHOLE)
 
@@ -52,3 +53,35 @@ def test_in_full_an_expiry_takes_no_traffic_away():
     assert (after.status, after.why) == ("superseded", "what was shown has expired")
     assert route_of(EXPIRING, after) == route_of(EXPIRING, state)
     assert [e.kind for e in effects] == ["notify"]
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        ("contract", "the contract"),
+        ("corpus", "the prompts or golden texts"),
+        ("train", "the train kernel"),
+        ("infer", "the infer kernel"),
+        ("stable", "the stable kernel"),
+        ("weights", "the weights"),
+        ("reward", "the reward"),
+        ("attempt", "the attempt"),
+    ],
+)
+def test_a_change_of_any_part_of_the_key_supersedes_the_run(part, text):
+    look = finding(OFFLINE, cell(), key=replace(KEY, **{part: 7 if part == "attempt" else "new"}))
+
+    after, _ = advance(WHOLE, begun(WHOLE), look, now=T0)
+
+    assert (after.status, after.why) == ("superseded", f"{text} changed since the run began")
+
+
+def test_evidence_of_nobody_is_refused():
+    """Identity before comparison: a look without a key might be of any kernel."""
+    with pytest.raises(EvidenceError) as refused:
+        advance(WHOLE, begun(WHOLE), finding(OFFLINE, cell(), key=None), now=T0)
+
+    assert str(refused.value).splitlines() == [
+        "what was found on offline does not say of whom, and run run is of one key",
+        "  hint: give the key that the kernels answered with: evidence speaks of nobody else",
+    ]

@@ -36,7 +36,7 @@ def advance(course: Sequence[Leg], state: State, finding: Finding, *, now: float
         now: unix seconds, never before what the run saw last.
 
     Raises:
-        EvidenceError: the clock went back, or the finding is of another leg.
+        EvidenceError: the clock went back, or the finding is of another leg, or of nobody.
     """
     in_order(state, now)
     if state.ended:
@@ -46,6 +46,11 @@ def advance(course: Sequence[Leg], state: State, finding: Finding, *, now: float
         raise EvidenceError(
             f"what was found is of leg {finding.leg}, and run {state.run} is at {leg.name}",
             hint="look again: somebody moved the run meanwhile",
+        )
+    if finding.key is None and not finding.error:
+        raise EvidenceError(
+            f"what was found on {leg.name} does not say of whom, and run {state.run} is of one key",
+            hint="give the key that the kernels answered with: evidence speaks of nobody else",
         )
     after, decided = _settled(course, state, leg, finding, now)
     return moved(course, state, after, decided)
@@ -89,7 +94,7 @@ def _settled(
     """The state after a look, and the cell that decided it."""
     overrides = tuple(o for o in state.overrides if o.expires > now)
     state = replace(state, seen=now, overrides=overrides)
-    if finding.key is not None and (other := state.key.differences(finding.key)):
+    if other := _changed(state.key, finding.key):
         # what was shown is of another build, and keeps no traffic there
         state = replace(state, valid_until=None)
         return _ended(state, "superseded", f"{', '.join(other)} changed since the run began"), None
@@ -118,6 +123,14 @@ def _settled(
         why = f"{finding.groups:,} of {leg.first:,} prompt groups"
         return replace(state, status="awaiting_evidence", why=why), decided
     return _held(course, state, leg, finding, now), decided
+
+
+def _changed(begun: EvidenceKey, now: EvidenceKey | None) -> list[str]:
+    """Parts of the key that are no longer those of the run; none are known where there is none."""
+    if now is None:
+        return []
+    attempt = ["the attempt"] if begun.attempt != now.attempt else []
+    return [*begun.differences(now), *attempt]
 
 
 def judged(cells: Sequence[Found]) -> tuple[Outcome, Found | None]:
