@@ -5,8 +5,19 @@ from dataclasses import replace
 import pytest
 
 from servanda.errors import EvidenceError
-from servanda.promotion import advance, route_of
-from tests.promotion.made import FULL, KEY, OFFLINE, T0, WHOLE, begun, brought, cell, finding
+from servanda.promotion import Override, advance, override, route_of
+from tests.promotion.made import (
+    FULL,
+    KEY,
+    OFFLINE,
+    T0,
+    WHOLE,
+    asked,
+    begun,
+    brought,
+    cell,
+    finding,
+)
 
 EXPIRING = tuple(replace(leg, valid_for_s=100.0) for leg in WHOLE)
 
@@ -85,3 +96,56 @@ def test_evidence_of_nobody_is_refused():
         "what was found on offline does not say of whom, and run run is of one key",
         "  hint: give the key that the kernels answered with: evidence speaks of nobody else",
     ]
+
+
+def pages(effects):
+    return [(e.body["to"], e.body["for"]) for e in effects if e.kind == "page"]
+
+
+def test_a_page_is_sent_when_its_rule_begins_to_be_met_and_not_while_it_stays_met():
+    guard, tail = (asked("page", "oncall", rule=r) for r in ("guards are not met", "tail is bad"))
+    state, sent = begun(WHOLE), []
+
+    for rules in [(guard,), (guard,), (guard, tail), (tail,), (), (guard,)]:
+        look = finding(OFFLINE, cell("inconclusive"), asked=rules)
+        state, effects = advance(WHOLE, state, look, now=T0)
+        sent.append(pages(effects))
+
+    # the second rule is heard, though the same person was paged for the first one
+    assert sent == [
+        [("oncall", ["guards are not met"])],
+        [],
+        [("oncall", ["tail is bad"])],
+        [],
+        [],
+        [("oncall", ["guards are not met"])],
+    ]
+
+
+def test_two_rules_that_page_the_same_person_at_once_page_once():
+    rules = asked("page", "oncall", rule="one"), asked("page", "oncall", rule="two")
+    look = finding(OFFLINE, cell("violated"), asked=rules)
+
+    _, effects = advance(WHOLE, begun(WHOLE), look, now=T0)
+
+    assert pages(effects) == [("oncall", ["one", "two"])]
+    assert len({e.key for e in effects}) == len(effects)
+
+
+def test_a_rule_is_told_by_a_cell_that_counts():
+    """What was overridden is not the reason of anything."""
+    state, _ = override(WHOLE, begun(WHOLE), Override("tv", "all", "ana", "known", T0 + 9), now=T0)
+    back = asked("roll_back", "", cell("violated"), cell("violated", slice="code"))
+
+    after, _ = advance(WHOLE, state, finding(OFFLINE, cell(), asked=[back]), now=T0)
+
+    assert after.why == "a rule rolls back for tv on code"
+
+
+def test_a_rule_that_only_overridden_cells_meet_asks_for_nothing():
+    state, _ = override(WHOLE, begun(WHOLE), Override("*", "all", "ana", "known", T0 + 9), now=T0)
+    rules = asked("roll_back"), asked("page", "oncall")
+
+    after, effects = advance(WHOLE, state, finding(OFFLINE, cell(), groups=2, asked=rules), now=T0)
+
+    assert (after.status, after.asked, pages(effects)) == ("awaiting_evidence", (), [])

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from servanda.clauses import Outcome, worst
@@ -52,8 +52,11 @@ def advance(course: Sequence[Leg], state: State, finding: Finding, *, now: float
             f"what was found on {leg.name} does not say of whom, and run {state.run} is of one key",
             hint="give the key that the kernels answered with: evidence speaks of nobody else",
         )
-    after, decided = _settled(course, state, leg, finding, now)
-    return moved(course, state, after, decided)
+    overrides = tuple(o for o in state.overrides if o.expires > now)
+    current = replace(state, seen=now, overrides=overrides)
+    asked = tuple(_heard(current, finding))
+    after, decided = _settled(course, current, leg, finding, asked, now)
+    return moved(course, state, after, decided, asked)
 
 
 def leg_of(course: Sequence[Leg], state: State) -> Leg:
@@ -78,29 +81,35 @@ def in_order(state: State, now: float) -> None:
 
 
 def moved(
-    course: Sequence[Leg], before: State | None, after: State, decided: Found | None
+    course: Sequence[Leg],
+    before: State | None,
+    after: State,
+    decided: Found | None,
+    asked: Sequence[Asked] = (),
 ) -> Moved:
     """The next state, counted as a turn where anybody is to be told of it."""
     turned = replace(after, turn=after.turn + 1)
-    effects = effects_of(course, before, turned, decided)
+    effects = effects_of(course, before, turned, decided, asked)
     if effects or before is None or before.span != after.span:
         return turned, effects
     return after, ()
 
 
 def _settled(
-    course: Sequence[Leg], state: State, leg: Leg, finding: Finding, now: float
+    course: Sequence[Leg],
+    state: State,
+    leg: Leg,
+    finding: Finding,
+    asked: Sequence[Asked],
+    now: float,
 ) -> tuple[State, Found | None]:
     """The state after a look, and the cell that decided it."""
-    overrides = tuple(o for o in state.overrides if o.expires > now)
-    state = replace(state, seen=now, overrides=overrides)
     if other := _changed(state.key, finding.key):
         # what was shown is of another build, and keeps no traffic there
         state = replace(state, valid_until=None)
         return _ended(state, "superseded", f"{', '.join(other)} changed since the run began"), None
     counted = [cell for cell in finding.cells if not _waived(state, cell)]
     outcome, decided = judged(counted)
-    asked = [a for a in finding.asked if not all(_waived(state, cell) for cell in a.cells)]
     if not finding.error:
         state = replace(state, errors=0, evidence=finding.evidence, asked=tuple(map(str, asked)))
     # first of all: what has expired in full keeps its traffic, and what is broken must not
@@ -160,6 +169,19 @@ def _nearness(cell: Found) -> float:
 
 def _waived(state: State, cell: Found) -> bool:
     return any(override.covers(cell) for override in state.overrides)
+
+
+def _heard(state: State, finding: Finding) -> Iterator[Asked]:
+    """What rules ask for, by the cells that are not waived.
+
+    Nothing where measuring failed, or another build was measured.
+    """
+    if finding.error or _changed(state.key, finding.key):
+        return
+    for one in finding.asked:
+        cells = tuple(cell for cell in one.cells if not _waived(state, cell))
+        if cells:
+            yield replace(one, cells=cells)
 
 
 def _of(asked: Sequence[Asked], action: str) -> Found | None:

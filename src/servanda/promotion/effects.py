@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from servanda.course import Leg
-from servanda.promotion.values import Effect, Found, State
+from servanda.promotion.values import Asked, Effect, Found, State
 
 
 def route_of(course: Sequence[Leg], state: State) -> dict[str, float]:
@@ -35,9 +35,17 @@ def route_of(course: Sequence[Leg], state: State) -> dict[str, float]:
 
 
 def effects_of(
-    course: Sequence[Leg], before: State | None, after: State, decided: Found | None
+    course: Sequence[Leg],
+    before: State | None,
+    after: State,
+    decided: Found | None,
+    asked: Sequence[Asked] = (),
 ) -> tuple[Effect, ...]:
-    """What is told of a change: the route where it is another, people where a status is."""
+    """What is told of a change: the route where it is another, people where a status is.
+
+    Args:
+        asked: what rules ask for now; whoever they name is paged once when one begins to be met.
+    """
     found: list[Effect] = []
     body = _body(course, before, after, decided)
     if before is None or route_of(course, before) != route_of(course, after):
@@ -45,11 +53,11 @@ def effects_of(
     if before is None or _told(before) != _told(after) or _waived(before, after):
         found.append(Effect("notify", f"{after.run}:{after.turn}:notify", body))
     known = before.asked if before is not None else ()
-    for text in after.asked:
-        action, _, whom = text.partition(": ")
-        if action == "page" and text not in known:
-            paged = {**body, "to": whom}
-            found.append(Effect("page", f"{after.run}:{after.turn}:page:{whom}", paged))
+    begun = [one for one in asked if one.action == "page" and str(one) not in known]
+    for whom in dict.fromkeys(one.value for one in begun):
+        rules = [one.rule for one in begun if one.value == whom]
+        paged = {**body, "to": whom, "for": [*dict.fromkeys(rules)]}
+        found.append(Effect("page", f"{after.run}:{after.turn}:page:{whom}", paged))
     return tuple(found)
 
 

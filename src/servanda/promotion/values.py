@@ -75,14 +75,17 @@ class Asked:
     Args:
         action: hold, roll_back, halt or page; value: of it, such as whom to page.
         cells: by which the rule is met.
+        rule: what it watches, such as "tail is violated".
     """
 
     action: str
     value: str
     cells: tuple[Found, ...]
+    rule: str = ""
 
     def __str__(self) -> str:
-        return f"{self.action}: {self.value}" if self.value else self.action
+        action = f"{self.action}: {self.value}" if self.value else self.action
+        return f"{action}, for {self.rule}" if self.rule else action
 
 
 @dataclass(frozen=True)
