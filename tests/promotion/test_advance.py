@@ -10,6 +10,7 @@ from tests.promotion.made import (
     FULL,
     KEY,
     OFFLINE,
+    ONE,
     T0,
     WHOLE,
     asked,
@@ -149,3 +150,34 @@ def test_a_rule_that_only_overridden_cells_meet_asks_for_nothing():
     after, effects = advance(WHOLE, state, finding(OFFLINE, cell(), groups=2, asked=rules), now=T0)
 
     assert (after.status, after.asked, pages(effects)) == ("awaiting_evidence", (), [])
+
+
+def test_a_course_is_not_completed_before_the_dwell_of_its_last_leg_is_over():
+    course = (OFFLINE, replace(FULL, dwell_s=60.0))
+    state = brought(course, FULL)
+
+    early, _ = advance(course, state, finding(FULL, cell()), now=T0 + 59)
+    late, _ = advance(course, early, finding(FULL, cell()), now=T0 + 60)
+
+    assert (early.status, early.why) == ("running", "everything holds; 59 of 60 s on this leg")
+    assert (late.status, late.why) == ("completed", "everything holds on full-1")
+
+
+def test_a_completed_course_stays_so_while_its_next_span_dwells():
+    course = (OFFLINE, replace(FULL, dwell_s=60.0))
+    state, _ = advance(course, brought(course, FULL), finding(FULL, cell()), now=T0 + 60)
+
+    after, effects = advance(course, state, finding("full-2", cell()), now=T0 + 70)
+
+    assert (state.span, after.status, effects) == (2, "completed", ())
+
+
+@pytest.mark.parametrize("course", [(OFFLINE,), (OFFLINE, ONE)], ids=["offline", "canary"])
+def test_spans_are_of_full_and_of_no_other_last_leg(course):
+    state = brought(course, course[-1])
+    state, _ = advance(course, state, finding(course[-1], cell()), now=T0)
+
+    again, effects = advance(course, state, finding(course[-1], cell()), now=T0 + 5)
+
+    assert (again.status, again.span, again.since) == ("completed", 1, T0)
+    assert (again.turn, effects) == (state.turn, ())

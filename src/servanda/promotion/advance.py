@@ -221,11 +221,12 @@ def _held(course: Sequence[Leg], state: State, leg: Leg, finding: Finding, now: 
     stayed = now - state.since
     if stayed < leg.dwell_s:
         why = f"everything holds; {stayed:,.0f} of {leg.dwell_s:,.0f} s on this leg"
-        return replace(state, status="completed" if _over(course, state) else "running", why=why)
+        through = _over(course, state) and state.span > 1  # an earlier span was long enough
+        return replace(state, status="completed" if through else "running", why=why)
     if _over(course, state):
-        if finding.groups >= leg.last:  # the next span begins, from nothing
+        if leg.stage == "full" and finding.groups >= leg.last:  # the next span begins, from nothing
             state = replace(state, span=state.span + 1, since=now)
-        return replace(state, status="completed", why="everything holds in full")
+        return replace(state, status="completed", why=f"everything holds on {leg.name}")
     following = course[state.leg + 1]
     ask = leg.approval and following.stage != leg.stage
     if ask and state.approved != leg.name:
