@@ -181,3 +181,36 @@ def test_spans_are_of_full_and_of_no_other_last_leg(course):
 
     assert (again.status, again.span, again.since) == ("completed", 1, T0)
     assert (again.turn, effects) == (state.turn, ())
+
+
+def test_looking_again_at_old_evidence_does_not_make_it_younger():
+    course = (replace(OFFLINE, approval=True, valid_for_s=100.0), FULL)
+    state = begun(course)
+
+    for later in (0, 50, 99):
+        state, _ = advance(course, state, finding(OFFLINE, cell()), now=T0 + later)
+    assert (state.status, state.valid_until) == ("awaiting_approval", T0 + 100)
+    after, _ = advance(course, state, finding(OFFLINE, cell()), now=T0 + 100)
+
+    assert (after.status, after.why) == ("superseded", "what was shown has expired")
+
+
+def test_new_evidence_is_valid_from_when_it_came():
+    course = (replace(OFFLINE, approval=True, valid_for_s=100.0), FULL)
+    state, _ = advance(course, begun(course), finding(OFFLINE, cell()), now=T0)
+
+    state, _ = advance(course, state, finding(OFFLINE, cell(), evidence="more"), now=T0 + 50)
+
+    assert (state.status, state.valid_until) == ("awaiting_approval", T0 + 150)
+
+
+def test_an_override_does_not_carry_evidence_that_is_too_old_forward():
+    course = (replace(OFFLINE, valid_for_s=100.0), FULL)
+    look = finding(OFFLINE, cell(), cell("inconclusive", slice="code"), groups=3)
+    state, _ = advance(course, begun(course), look, now=T0)
+    waived = Override("tv", "code", "ana", "rare", T0 + 999)
+    state, _ = override(course, state, waived, now=T0 + 150)
+
+    after, _ = advance(course, state, look, now=T0 + 150)
+
+    assert (after.status, after.leg) == ("superseded", 0)

@@ -18,13 +18,14 @@ from servanda.promotion.effects import effects_of
 from servanda.promotion.values import Asked, Effect, Finding, Found, State, Status
 
 ERRORS = 3  # failed measurements in a row after which a run is halted
+EXPIRED = "what was shown has expired"
 
 Moved = tuple[State, tuple[Effect, ...]]
 
 
 def begin(run: str, key: EvidenceKey, course: Sequence[Leg], *, now: float) -> Moved:
     """A run at its first leg."""
-    state = State(run, key, status="running", since=now, seen=now, why="the run begins")
+    state = State(run, key, status="running", since=now, seen=now, weighed=now, why="the run begins")
     return moved(course, None, state, None)
 
 
@@ -111,15 +112,17 @@ def _settled(
     counted = [cell for cell in finding.cells if not _waived(state, cell)]
     outcome, decided = judged(counted)
     if not finding.error:
-        state = replace(state, errors=0, evidence=finding.evidence, asked=tuple(map(str, asked)))
+        weighed = now if finding.evidence != state.evidence else state.weighed
+        state = replace(state, evidence=finding.evidence, weighed=weighed)
+        state = replace(state, errors=0, asked=tuple(map(str, asked)))
     # first of all: what has expired in full keeps its traffic, and what is broken must not
     if outcome == "violated":
         assert decided is not None
         return _ended(state, "rolled_back", f"{decided.name} is violated"), decided
     if back := _of(asked, "roll_back"):
         return _ended(state, "rolled_back", f"a rule rolls back for {back.name}"), back
-    if state.valid_until is not None and now >= state.valid_until:
-        return _ended(state, "superseded", "what was shown has expired"), None
+    if state.expired:
+        return _ended(state, "superseded", EXPIRED), None
     if finding.error:
         return _failed(state, finding.error), None
     if halt := _of(asked, "halt"):
@@ -216,8 +219,10 @@ def _undecided(state: State, leg: Leg, finding: Finding, decided: Found | None) 
 
 def _held(course: Sequence[Leg], state: State, leg: Leg, finding: Finding, now: float) -> State:
     """Everything that counts holds: is it time to go forward?"""
-    valid = None if leg.valid_for_s is None else now + leg.valid_for_s
-    state = replace(state, valid_until=valid)
+    if leg.valid_for_s is not None:
+        state = replace(state, valid_until=state.weighed + leg.valid_for_s)
+        if state.expired:
+            return _ended(state, "superseded", EXPIRED)
     stayed = now - state.since
     if stayed < leg.dwell_s:
         why = f"everything holds; {stayed:,.0f} of {leg.dwell_s:,.0f} s on this leg"

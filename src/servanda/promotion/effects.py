@@ -17,9 +17,8 @@ def route_of(course: Sequence[Leg], state: State) -> dict[str, float]:
     expires says nothing against a kernel that serves everybody: there the route stays.
     """
     leg = course[state.leg]
-    expired = state.status == "superseded" and state.valid_until is not None
-    in_full = leg.stage == "full" and expired and state.seen >= (state.valid_until or 0.0)
-    if state.ended and not in_full:
+    kept = leg.stage == "full" and state.status == "superseded" and state.expired
+    if state.ended and not kept:
         shadow = next((one for one in course if one.stage == "shadow"), None)
         seen = shadow is not None and leg.live
         return {

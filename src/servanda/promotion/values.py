@@ -160,7 +160,8 @@ class State:
         asked: actions of escalation rules that are met now, as text, so that a page is sent
             when it begins to be true and not at every look.
         valid_until: when what was shown last expires; None where nothing was, or it does not.
-        evidence: digest of what the latest look weighed.
+        evidence: digest of what the latest look weighed; weighed: when that was seen first, and
+            its age counts from then: to look at it again makes nothing younger.
         why: the reason of the status, for people.
     """
 
@@ -178,8 +179,14 @@ class State:
     asked: tuple[str, ...] = ()
     valid_until: float | None = None
     evidence: str = ""
+    weighed: float = 0.0
     why: str = ""
 
     @property
     def ended(self) -> bool:
         return self.status in ENDED
+
+    @property
+    def expired(self) -> bool:
+        """Whether what was shown last is too old to say anything."""
+        return self.valid_until is not None and self.seen >= self.valid_until
