@@ -214,3 +214,22 @@ def test_an_override_does_not_carry_evidence_that_is_too_old_forward():
     after, _ = advance(course, state, look, now=T0 + 150)
 
     assert (after.status, after.leg) == ("superseded", 0)
+
+
+def test_a_cell_that_is_an_error_has_the_budget_of_errors_and_rolls_nothing_back():
+    """Trouble in measuring is no word against the kernel, at the limit neither."""
+    course = (OFFLINE, replace(ONE, if_inconclusive="roll_back"), FULL)
+    state, said = brought(course, ONE), []
+    lost = replace(cell("error", "usable_ratio", guard=True), note="3 of 9 tokens were lost")
+
+    for _ in range(3):
+        state, _ = advance(course, state, finding(ONE, lost, cell()), now=T0)
+        said.append((state.status, state.why))
+
+    text = "usable_ratio on all: 3 of 9 tokens were lost"
+    assert said == [
+        ("awaiting_evidence", f"measuring failed: {text}"),
+        ("awaiting_evidence", f"measuring failed: {text}"),
+        ("halted", f"measuring failed 3 times in a row: {text}"),
+    ]
+    assert route_of(course, state)["share"] == ONE.share

@@ -17,7 +17,7 @@ from servanda.identity import EvidenceKey
 from servanda.promotion.effects import effects_of
 from servanda.promotion.values import Asked, Effect, Finding, Found, State, Status
 
-ERRORS = 3  # failed measurements in a row after which a run is halted
+ERRORS = 3  # looks in a row at which measuring failed, after which a run is halted
 EXPIRED = "what was shown has expired"
 
 Moved = tuple[State, tuple[Effect, ...]]
@@ -113,8 +113,9 @@ def _settled(
     outcome, decided = judged(counted)
     if not finding.error:
         weighed = now if finding.evidence != state.evidence else state.weighed
-        state = replace(state, evidence=finding.evidence, weighed=weighed)
-        state = replace(state, errors=0, asked=tuple(map(str, asked)))
+        errors = state.errors if outcome == "error" else 0
+        state = replace(state, evidence=finding.evidence, weighed=weighed, errors=errors)
+        state = replace(state, asked=tuple(map(str, asked)))
     # first of all: what has expired in full keeps its traffic, and what is broken must not
     if outcome == "violated":
         assert decided is not None
@@ -127,6 +128,9 @@ def _settled(
         return _failed(state, finding.error), None
     if halt := _of(asked, "halt"):
         return replace(state, status="halted", why=f"a rule halts for {halt.name}"), halt
+    if outcome == "error":
+        assert decided is not None
+        return _failed(state, ": ".join(filter(None, (decided.name, decided.note)))), decided
     if outcome != "holds":
         return _undecided(state, leg, finding, decided), decided
     if hold := _of(asked, "hold"):
@@ -197,7 +201,10 @@ def _ended(state: State, status: Status, why: str) -> State:
 
 
 def _failed(state: State, error: str) -> State:
-    """A measurement that failed says nothing of the kernel: nothing moves."""
+    """A measurement that failed says nothing of the kernel: nothing moves.
+
+    Neither does a cell that is an error, whatever `if_inconclusive` says of undecided ones.
+    """
     errors = state.errors + 1
     if errors >= ERRORS:
         why = f"measuring failed {errors} times in a row: {error}"

@@ -155,7 +155,7 @@ class State:
         leg: index into the course, and span: which one where that leg is full.
         turn: changes so far; keys of effects are made of it.
         since: when the leg was entered; seen: the latest time that was told; unix seconds.
-        errors: failed measurements in a row.
+        errors: looks in a row at which measuring failed, or a cell was an error.
         approved: name of the leg that a person said yes to leaving; "" where nobody did.
         asked: actions of escalation rules that are met now, as text, so that a page is sent
             when it begins to be true and not at every look.
