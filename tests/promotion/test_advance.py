@@ -1,11 +1,12 @@
 # advance: what each look does to a run, and with which words.
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from servanda.errors import EvidenceError
-from servanda.promotion import Override, advance, override, route_of
+from servanda.promotion import Override, advance, begin, override, route_of
 from tests.promotion.made import (
     FULL,
     KEY,
@@ -140,7 +141,7 @@ def test_a_rule_is_told_by_a_cell_that_counts():
 
     after, _ = advance(WHOLE, state, finding(OFFLINE, cell(), asked=[back]), now=T0)
 
-    assert after.why == "a rule rolls back for tv on code"
+    assert after.why == "a rule says roll back for tv on code"
 
 
 def test_a_rule_that_only_overridden_cells_meet_asks_for_nothing():
@@ -233,3 +234,54 @@ def test_a_cell_that_is_an_error_has_the_budget_of_errors_and_rolls_nothing_back
         ("halted", f"measuring failed 3 times in a row: {text}"),
     ]
     assert route_of(course, state)["share"] == ONE.share
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_what_has_no_sample_behind_it_does_not_hold(guard):
+    empty = cell(clause="other", n=0, guard=guard)
+
+    after, _ = advance(WHOLE, begun(WHOLE), finding(OFFLINE, cell(), empty, groups=2), now=T0)
+
+    assert (after.status, after.leg) == ("awaiting_evidence", 0)
+    assert after.why == "other on all is inconclusive; 2 of 2 to 4 prompt groups"
+
+
+@pytest.mark.parametrize("other", [(), (cell("not applicable"),)], ids=["alone", "not applicable"])
+def test_guards_alone_carry_nothing_forward(other):
+    look = finding(OFFLINE, cell(guard=True), *other, groups=2)
+
+    after, _ = advance(WHOLE, begun(WHOLE), look, now=T0)
+
+    assert (after.status, after.leg) == ("awaiting_evidence", 0)
+    assert after.why == "nothing was judged; 2 of 2 to 4 prompt groups"
+
+
+def test_what_was_overridden_is_not_said_to_hold():
+    waived = Override("tv", "code", "ana", "rare", T0 + 9)
+    state, _ = override(WHOLE, begun(WHOLE), waived, now=T0)
+    look = finding(OFFLINE, cell(), cell("violated", slice="code"), cell(slice="prose"))
+
+    after, _ = advance(WHOLE, state, look, now=T0)
+
+    assert after.why == "everything but tv on code (overridden) held on offline"
+
+
+def test_a_route_is_plain_data_and_names_the_span_it_came_from():
+    state, _ = advance(WHOLE, brought(WHOLE, FULL), finding(FULL, cell()), now=T0)
+    worst = cell("violated", high=float("inf"))
+
+    _, effects = advance(WHOLE, state, finding("full-2", worst), now=T0)
+
+    route = next(e for e in effects if e.kind == "route").body
+    assert (route["from"], route["leg"], route["share"]) == ("full-2", "full-2", 0.0)
+    assert json.loads(json.dumps(route, allow_nan=False)) == route
+
+
+@pytest.mark.parametrize("now", [float("nan"), float("inf")])
+def test_what_is_no_time_is_refused(now):
+    for act in (
+        lambda: begin("run", KEY, WHOLE, now=now),
+        lambda: advance(WHOLE, begun(WHOLE), finding(OFFLINE, cell()), now=now),
+    ):
+        with pytest.raises(EvidenceError, match=f"the clock says {now}, which is no time"):
+            act()

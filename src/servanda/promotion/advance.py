@@ -15,7 +15,7 @@ from servanda.course import Leg
 from servanda.errors import EvidenceError
 from servanda.identity import EvidenceKey
 from servanda.promotion.effects import effects_of
-from servanda.promotion.values import Asked, Effect, Finding, Found, State, Status
+from servanda.promotion.values import Asked, Effect, Finding, Found, State, Status, leg_of
 
 ERRORS = 3  # looks in a row at which measuring failed, after which a run is halted
 EXPIRED = "what was shown has expired"
@@ -24,8 +24,15 @@ Moved = tuple[State, tuple[Effect, ...]]
 
 
 def begin(run: str, key: EvidenceKey, course: Sequence[Leg], *, now: float) -> Moved:
-    """A run at its first leg."""
-    state = State(run, key, status="running", since=now, seen=now, weighed=now, why="the run begins")
+    """A run at its first leg.
+
+    Raises:
+        EvidenceError: `now` is no time.
+    """
+    _refuse_timeless(now)
+    state = State(
+        run, key, status="running", since=now, seen=now, weighed=now, why="the run begins"
+    )
     return moved(course, None, state, None)
 
 
@@ -60,24 +67,24 @@ def advance(course: Sequence[Leg], state: State, finding: Finding, *, now: float
     return moved(course, state, after, decided, asked)
 
 
-def leg_of(course: Sequence[Leg], state: State) -> Leg:
-    """The leg a run is at."""
-    leg = course[state.leg]
-    while leg.stage == "full" and leg.span < state.span:
-        leg = leg.following
-    return leg
-
-
 def in_order(state: State, now: float) -> None:
     """Refuse a time before the latest that a run was told.
 
     Raises:
-        EvidenceError: it is.
+        EvidenceError: it is, or it is no time.
     """
-    if not (math.isfinite(now) and now >= state.seen):
+    _refuse_timeless(now)
+    if now < state.seen:
         raise EvidenceError(
             f"the clock went back by {state.seen - now:,.3f} s since run {state.run} was seen",
             hint="set this machine's clock, by which dwell and expiry count; nothing was changed",
+        )
+
+
+def _refuse_timeless(now: float) -> None:
+    if not math.isfinite(now):
+        raise EvidenceError(
+            f"the clock says {now}, which is no time", hint="give unix seconds; nothing was changed"
         )
 
 
@@ -121,20 +128,20 @@ def _settled(
         assert decided is not None
         return _ended(state, "rolled_back", f"{decided.name} is violated"), decided
     if back := _of(asked, "roll_back"):
-        return _ended(state, "rolled_back", f"a rule rolls back for {back.name}"), back
+        return _ended(state, "rolled_back", f"a rule says roll back for {back.name}"), back
     if state.expired:
         return _ended(state, "superseded", EXPIRED), None
     if finding.error:
         return _failed(state, finding.error), None
     if halt := _of(asked, "halt"):
-        return replace(state, status="halted", why=f"a rule halts for {halt.name}"), halt
+        return replace(state, status="halted", why=f"a rule says halt for {halt.name}"), halt
     if outcome == "error":
         assert decided is not None
         return _failed(state, ": ".join(filter(None, (decided.name, decided.note)))), decided
     if outcome != "holds":
         return _undecided(state, leg, finding, decided), decided
     if hold := _of(asked, "hold"):
-        return replace(state, status="halted", why=f"a rule holds for {hold.name}"), hold
+        return replace(state, status="halted", why=f"a rule says hold for {hold.name}"), hold
     if leg.live and finding.groups < leg.first:
         why = f"{finding.groups:,} of {leg.first:,} prompt groups"
         return replace(state, status="awaiting_evidence", why=why), decided
@@ -152,10 +159,11 @@ def _changed(begun: EvidenceKey, now: EvidenceKey | None) -> list[str]:
 def judged(cells: Sequence[Found]) -> tuple[Outcome, Found | None]:
     """The outcome of the cells that count, and the one that decides it.
 
-    A promise with no sample behind it does not hold, whatever it says of itself, and
-    preconditions alone promise nothing.
+    What has no sample behind it does not hold, whatever it says of itself, and preconditions
+    alone promise nothing.
     """
-    shown = [replace(c, outcome="inconclusive") if _empty(c) else c for c in cells]
+    known = [c for c in cells if c.outcome != "not applicable"]
+    shown = [replace(c, outcome="inconclusive") if _empty(c) else c for c in known]
     promises = [c for c in shown if not c.guard]
     outcome = worst([*(c.outcome for c in shown), *(() if promises else ("inconclusive",))])
     deciding = [c for c in (promises if outcome == "holds" else shown) if c.outcome == outcome]
@@ -163,7 +171,7 @@ def judged(cells: Sequence[Found]) -> tuple[Outcome, Found | None]:
 
 
 def _empty(cell: Found) -> bool:
-    return cell.outcome == "holds" and not cell.guard and cell.n <= 0
+    return cell.outcome == "holds" and cell.n <= 0
 
 
 def _nearness(cell: Found) -> float:
@@ -230,19 +238,19 @@ def _held(course: Sequence[Leg], state: State, leg: Leg, finding: Finding, now: 
         state = replace(state, valid_until=state.weighed + leg.valid_for_s)
         if state.expired:
             return _ended(state, "superseded", EXPIRED)
-    stayed = now - state.since
+    every, stayed = _everything(state, finding), now - state.since
     if stayed < leg.dwell_s:
-        why = f"everything holds; {stayed:,.0f} of {leg.dwell_s:,.0f} s on this leg"
+        why = f"{every} holds; {stayed:,.0f} of {leg.dwell_s:,.0f} s on this leg"
         through = _over(course, state) and state.span > 1  # an earlier span was long enough
         return replace(state, status="completed" if through else "running", why=why)
     if _over(course, state):
         if leg.stage == "full" and finding.groups >= leg.last:  # the next span begins, from nothing
             state = replace(state, span=state.span + 1, since=now)
-        return replace(state, status="completed", why=f"everything holds on {leg.name}")
+        return replace(state, status="completed", why=f"{every} holds on {leg.name}")
     following = course[state.leg + 1]
     ask = leg.approval and following.stage != leg.stage
     if ask and state.approved != leg.name:
-        why = f"everything holds; a person is to say yes to {following.name}"
+        why = f"{every} holds; a person is to say yes to {following.name}"
         return replace(state, status="awaiting_approval", why=why)
     return replace(
         state,
@@ -250,8 +258,14 @@ def _held(course: Sequence[Leg], state: State, leg: Leg, finding: Finding, now: 
         status="running",
         since=now,
         approved="",
-        why=f"everything held on {leg.name}",
+        why=f"{every} held on {leg.name}",
     )
+
+
+def _everything(state: State, finding: Finding) -> str:
+    """What holds, in words: it is not to be read as more than what counted."""
+    waived = [c.name for c in finding.cells if c.outcome != "holds" and _waived(state, c)]
+    return f"everything but {', '.join(waived)} (overridden)" if waived else "everything"
 
 
 def _over(course: Sequence[Leg], state: State) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from servanda.course import Leg
-from servanda.promotion.values import Asked, Effect, Found, State
+from servanda.plain import to_plain
+from servanda.promotion.values import Asked, Effect, Found, State, leg_of
 
 
 def route_of(course: Sequence[Leg], state: State) -> dict[str, float]:
@@ -72,17 +72,17 @@ def _waived(before: State, after: State) -> bool:
 def _body(
     course: Sequence[Leg], before: State | None, after: State, decided: Found | None
 ) -> dict[str, Any]:
-    leg = course[after.leg]
+    leg = leg_of(course, after)
     numbers = None
     if decided is not None:
         names = ("value", "low", "high", "limit", "n", "units", "outcome", "note")
-        numbers = {"cell": decided.name, **{n: asdict(decided)[n] for n in names}}
+        numbers = to_plain({"cell": decided.name, **{n: getattr(decided, n) for n in names}})
     return {
         "run": after.run,
-        "leg": leg.name if leg.stage != "full" else f"full-{after.span}",
+        "leg": leg.name,
         "stage": leg.stage,
         "status": after.status,
-        "from": course[before.leg].name if before is not None else None,
+        "from": leg_of(course, before).name if before is not None else None,
         **route_of(course, after),
         "why": after.why,
         "decided": numbers,

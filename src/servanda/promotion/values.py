@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from servanda.clauses import CellVerdict, Outcome
+from servanda.course import Leg
 from servanda.identity import EvidenceKey
 
 Status = Literal[
@@ -190,3 +191,11 @@ class State:
     def expired(self) -> bool:
         """Whether what was shown last is too old to say anything."""
         return self.valid_until is not None and self.seen >= self.valid_until
+
+
+def leg_of(course: Sequence[Leg], state: State) -> Leg:
+    """The leg a run is at."""
+    leg = course[state.leg]
+    while leg.stage == "full" and leg.span < state.span:
+        leg = leg.following
+    return leg
