@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 
 from servanda.errors import EvidenceError
-from servanda.promotion import Override, advance, begin, override, route_of
+from servanda.promotion import Override, advance, begin, judged, leg_of, override, route_of
 from tests.promotion.made import (
     FULL,
     KEY,
     OFFLINE,
     ONE,
+    SHADOW,
     T0,
+    TEN,
     WHOLE,
     asked,
     begun,
@@ -285,3 +287,196 @@ def test_what_is_no_time_is_refused(now):
     ):
         with pytest.raises(EvidenceError, match=f"the clock says {now}, which is no time"):
             act()
+
+
+# each status, and the words that come with it
+
+
+def test_a_run_begins_at_its_first_leg_and_tells_who_serves():
+    state, effects = begin("run", KEY, WHOLE, now=T0)
+
+    assert (state.status, state.why, state.leg, state.turn) == ("running", "the run begins", 0, 1)
+    assert [(e.kind, e.key) for e in effects] == [
+        ("route", "run:1:route"),
+        ("notify", "run:1:notify"),
+    ]
+    assert effects[0].body == {
+        "run": "run",
+        "leg": "offline",
+        "stage": "offline",
+        "status": "running",
+        "from": None,
+        "share": 0.0,
+        "mirror": 0.0,
+        "sample": 0.0,
+        "why": "the run begins",
+        "decided": None,
+        "at": T0,
+        "turn": 1,
+    }
+
+
+def test_what_held_goes_one_leg_forward_with_the_numbers_that_decided():
+    near = cell(clause="tail", high=0.04)
+
+    state, effects = advance(WHOLE, begun(WHOLE), finding(OFFLINE, cell(), near), now=T0 + 5)
+
+    assert (state.status, state.why, state.leg) == ("running", "everything held on offline", 1)
+    assert (state.since, state.approved, state.turn) == (T0 + 5, "", 2)
+    told = effects[0].body
+    assert (told["from"], told["leg"], told["mirror"]) == ("offline", "shadow", 0.05)
+    assert told["decided"] == {
+        "cell": "tail on all",
+        "value": 0.01,
+        "low": 0.0,
+        "high": 0.04,
+        "limit": 0.05,
+        "n": 100,
+        "units": "tokens",
+        "outcome": "holds",
+        "note": "",
+    }
+
+
+def stands(course, at, look, *, later=0.0):
+    """Status and reason after one look at a run that came to a leg."""
+    state, _ = advance(course, brought(course, at), look, now=T0 + later)
+    return state.status, state.why
+
+
+def test_undecided_it_awaits_evidence():
+    look = finding(SHADOW, cell(), cell("inconclusive", "tail"), groups=3)
+
+    assert stands(WHOLE, SHADOW, look) == (
+        "awaiting_evidence",
+        "tail on all is inconclusive; 3 of 2 to 4 prompt groups",
+    )
+
+
+def test_before_the_first_look_nothing_goes_forward_on_traffic():
+    assert stands(WHOLE, SHADOW, finding(SHADOW, cell(), groups=1)) == (
+        "awaiting_evidence",
+        "1 of 2 prompt groups",
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "status", "why"),
+    [
+        ("hold", "halted", "tv on all is inconclusive at the limit of 4 prompt groups"),
+        ("roll_back", "rolled_back", "tv on all is inconclusive at the limit of 4 prompt groups"),
+        ("wait", "awaiting_evidence", "tv on all is inconclusive; 4 of 2 to 4 prompt groups"),
+    ],
+)
+def test_undecided_at_the_limit_it_does_what_the_stage_says(rule, status, why):
+    course = (OFFLINE, replace(ONE, if_inconclusive=rule), FULL)
+
+    assert stands(course, ONE, finding(ONE, cell("inconclusive"))) == (status, why)
+
+
+def test_a_leg_lasts_as_long_as_its_dwell():
+    course = (OFFLINE, replace(ONE, dwell_s=3600.0), FULL)
+
+    early = stands(course, ONE, finding(ONE, cell()), later=3599)
+
+    assert early == ("running", "everything holds; 3,599 of 3,600 s on this leg")
+    assert stands(course, ONE, finding(ONE, cell()), later=3600)[1] == "everything held on canary-1"
+
+
+def test_a_person_is_asked_where_the_stage_says_so():
+    course = (OFFLINE, ONE, replace(TEN, approval=True), FULL)
+
+    assert stands(course, TEN, finding(TEN, cell())) == (
+        "awaiting_approval",
+        "everything holds; a person is to say yes to full-1",
+    )
+
+
+def test_who_awaits_a_person_is_rolled_back_by_a_violation():
+    """Guards are evaluated in every phase, approvals included."""
+    course = (OFFLINE, replace(ONE, approval=True), FULL)
+    state, _ = advance(course, brought(course, ONE), finding(ONE, cell()), now=T0)
+    assert state.status == "awaiting_approval"
+
+    after, _ = advance(course, state, finding(ONE, cell("violated"), groups=5), now=T0)
+
+    assert (after.status, after.why) == ("rolled_back", "tv on all is violated")
+
+
+def test_a_run_that_is_rolled_back_keeps_its_shadow():
+    state, _ = advance(WHOLE, brought(WHOLE, TEN), finding(TEN, cell("violated")), now=T0)
+
+    assert route_of(WHOLE, state) == {"share": 0.0, "mirror": 0.05, "sample": 1.0}
+
+
+def test_measuring_that_fails_has_a_budget_and_one_success_fills_it_again():
+    state, said = brought(WHOLE, SHADOW), []
+    bad, good = finding(SHADOW, error="no answer"), finding(SHADOW, cell("inconclusive"), groups=2)
+
+    for look in (bad, bad, good, bad, bad, bad, good):
+        state, _ = advance(WHOLE, state, look, now=T0)
+        said.append((state.status, state.errors))
+
+    waits = "awaiting_evidence"
+    assert said == [
+        *((waits, 1), (waits, 2), (waits, 0)),
+        *((waits, 1), (waits, 2), ("halted", 3), (waits, 0)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("action", "look", "status", "why"),
+    [
+        ("hold", cell(), "halted", "a rule says hold for tv on all"),
+        ("halt", cell(), "halted", "a rule says halt for tv on all"),
+        ("halt", cell("inconclusive"), "halted", "a rule says halt for tv on all"),
+        ("roll_back", cell(), "rolled_back", "a rule says roll back for tv on all"),
+    ],
+)
+def test_a_rule_of_the_contract_is_heard(action, look, status, why):
+    assert stands(WHOLE, ONE, finding(ONE, look, asked=[asked(action)])) == (status, why)
+
+
+def test_the_last_leg_completes_the_run_and_each_limit_begins_a_fresh_span():
+    state, effects = advance(WHOLE, brought(WHOLE, FULL), finding(FULL, cell()), now=T0 + 9)
+
+    assert (state.status, state.why) == ("completed", "everything holds on full-1")
+    assert (leg_of(WHOLE, state).name, state.since) == ("full-2", T0 + 9)
+    assert [e.kind for e in effects] == ["notify"]
+
+
+def test_an_ended_run_is_left_as_it_is():
+    state, _ = advance(WHOLE, begun(WHOLE), finding(OFFLINE, cell("violated")), now=T0)
+
+    assert advance(WHOLE, state, finding(OFFLINE, cell()), now=T0 + 9) == (state, ())
+
+
+def test_a_clock_that_goes_back_is_refused():
+    state = begun(WHOLE)
+
+    with pytest.raises(EvidenceError) as refused:
+        advance(WHOLE, state, finding(OFFLINE, cell()), now=T0 - 1500)
+
+    assert str(refused.value).splitlines() == [
+        "the clock went back by 1,500.000 s since run run was seen",
+        "  hint: set this machine's clock, by which dwell and expiry count; nothing was changed",
+    ]
+
+
+def test_a_finding_of_another_leg_is_refused():
+    with pytest.raises(EvidenceError) as refused:
+        advance(WHOLE, begun(WHOLE), finding(SHADOW, cell()), now=T0)
+
+    assert str(refused.value).splitlines() == [
+        "what was found is of leg shadow, and run run is at offline",
+        "  hint: look again: somebody moved the run meanwhile",
+    ]
+
+
+def test_the_cell_that_decides_is_the_one_nearest_to_its_limit():
+    far, near, unknown = cell(high=0.01), cell(clause="near", high=0.049), cell(high=None)
+    broken = cell("violated", clause="broken", high=0.2)
+
+    assert judged([far, near, unknown]) == ("holds", near)
+    assert judged([far, broken, near]) == ("violated", broken)
+    assert judged([]) == ("inconclusive", None)
