@@ -15,6 +15,7 @@ from servanda.promotion.values import (
     Override,
     State,
     Status,
+    leg_of,
 )
 
 __all__ = [
