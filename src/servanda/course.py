@@ -27,6 +27,7 @@ class Leg:
         dwell_s: how long it lasts at least.
         approval: whether a person says yes before the stage after it.
         if_inconclusive: what happens when `last` is reached undecided.
+        valid_for_s: after which what it showed expires; None: never.
         part: of alpha that a violation on this leg may spend; those of all legs add up to 1.
     """
 
@@ -41,6 +42,7 @@ class Leg:
     dwell_s: float = 0.0
     approval: bool = False
     if_inconclusive: Literal["wait", "hold", "roll_back"] = "hold"
+    valid_for_s: float | None = None
     part: float = 1.0
 
     @property
@@ -68,9 +70,15 @@ class Leg:
 def course_of(contract: Contract) -> tuple[Leg, ...]:
     """The legs of a contract's promotion, in order; the last is the first span of full, if any."""
     legs = [leg for stage in STAGES for leg in _legs(stage, getattr(contract.promotion, stage))]
+    valid_for_s = contract.promotion.valid_for
     # half of the part of full is for its first span
     return tuple(
-        replace(leg, part=1 / len(legs) / (2 if leg.stage == "full" else 1)) for leg in legs
+        replace(
+            leg,
+            valid_for_s=valid_for_s,
+            part=1 / len(legs) / (2 if leg.stage == "full" else 1),
+        )
+        for leg in legs
     )
 
 

@@ -23,6 +23,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "Contracts": (
         *("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "test", "presets"),
     ),
+    "Promote": ("promote", "can-promote", "approve", "override", "rollback", "status"),
     "Pieces": ("measure",),
     "Servers": ("selftest", "serve-kernel"),
     "See it": ("demo", "bench"),

@@ -1,1 +1,42 @@
 # Promotion: offline -> shadow -> canary -> full, on evidence alone; pure.
+
+from servanda.promotion.acts import approve, override, roll_back
+from servanda.promotion.advance import ERRORS, Moved, advance, begin, judged, leg_of
+from servanda.promotion.chain import run_name
+from servanda.promotion.effects import route_of
+from servanda.promotion.finding import found
+from servanda.promotion.values import (
+    ENDED,
+    STATUSES,
+    Asked,
+    Effect,
+    Finding,
+    Found,
+    Override,
+    State,
+    Status,
+)
+
+__all__ = [
+    "ENDED",
+    "ERRORS",
+    "STATUSES",
+    "Asked",
+    "Effect",
+    "Finding",
+    "Found",
+    "Moved",
+    "Override",
+    "State",
+    "Status",
+    "advance",
+    "approve",
+    "begin",
+    "found",
+    "judged",
+    "leg_of",
+    "override",
+    "roll_back",
+    "route_of",
+    "run_name",
+]

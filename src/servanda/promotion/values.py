@@ -69,6 +69,23 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """An action that a rule of the contract asks for.
+
+    Args:
+        action: hold, roll_back, halt or page; value: of it, such as whom to page.
+        cells: by which the rule is met.
+    """
+
+    action: str
+    value: str
+    cells: tuple[Found, ...]
+
+    def __str__(self) -> str:
+        return f"{self.action}: {self.value}" if self.value else self.action
+
+
+@dataclass(frozen=True)
 class Finding:
     """What one look at a leg found: a verdict in short, or why there is none.
 
@@ -78,7 +95,7 @@ class Finding:
         groups: prompt groups of the closed rounds.
         evidence: digest of what was weighed; "" where nothing was.
         cells: the enforced ones that are applicable.
-        actions: that the contract's escalation rules ask for, as they are written there.
+        asked: what the contract's escalation rules ask of a promotion.
         error: why measuring failed; "" where it did not.
     """
 
@@ -87,7 +104,7 @@ class Finding:
     groups: int = 0
     evidence: str = ""
     cells: tuple[Found, ...] = ()
-    actions: tuple[str | Mapping[str, Any], ...] = ()
+    asked: tuple[Asked, ...] = ()
     error: str = ""
 
 
@@ -132,7 +149,7 @@ class State:
     Args:
         run: its name; the same key has the same one.
         key: whom it promotes.
-        leg, span: index into the course, and which span where that leg is full.
+        leg: index into the course, and span: which one where that leg is full.
         turn: changes so far; keys of effects are made of it.
         since: when the leg was entered; seen: the latest time that was told; unix seconds.
         errors: failed measurements in a row.

@@ -1,0 +1,208 @@
+# advance: a run of a promotion and one finding -> where the run stands then, and what follows.
+#
+# Forward on evidence alone, and one leg at a time; back from everywhere.  What a status says is
+# settled anew at every look, so that nothing is ever forgotten in a phase that waits: a run that
+# awaits a person is rolled back by the same line that rolls back a run that gathers.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from servanda.clauses import Outcome, worst
+from servanda.course import Leg
+from servanda.errors import EvidenceError
+from servanda.identity import EvidenceKey
+from servanda.promotion.effects import effects_of
+from servanda.promotion.values import Asked, Effect, Finding, Found, State, Status
+
+ERRORS = 3  # failed measurements in a row after which a run is halted
+
+Moved = tuple[State, tuple[Effect, ...]]
+
+
+def begin(run: str, key: EvidenceKey, course: Sequence[Leg], *, now: float) -> Moved:
+    """A run at its first leg."""
+    state = State(run, key, status="running", since=now, seen=now, why="the run begins")
+    return moved(course, None, state, None)
+
+
+def advance(course: Sequence[Leg], state: State, finding: Finding, *, now: float) -> Moved:
+    """Where a run stands after a look, and the effects that follow; pure.
+
+    Args:
+        course: the legs that the run began with.
+        now: unix seconds, never before what the run saw last.
+
+    Raises:
+        EvidenceError: the clock went back, or the finding is of another leg.
+    """
+    in_order(state, now)
+    if state.ended:
+        return state, ()
+    leg = leg_of(course, state)
+    if finding.leg != leg.name:
+        raise EvidenceError(
+            f"what was found is of leg {finding.leg}, and run {state.run} is at {leg.name}",
+            hint="look again: somebody moved the run meanwhile",
+        )
+    after, decided = _settled(course, state, leg, finding, now)
+    return moved(course, state, after, decided)
+
+
+def leg_of(course: Sequence[Leg], state: State) -> Leg:
+    """The leg a run is at."""
+    leg = course[state.leg]
+    while leg.stage == "full" and leg.span < state.span:
+        leg = leg.following
+    return leg
+
+
+def in_order(state: State, now: float) -> None:
+    """Refuse a time before the latest that a run was told.
+
+    Raises:
+        EvidenceError: it is.
+    """
+    if not (math.isfinite(now) and now >= state.seen):
+        raise EvidenceError(
+            f"the clock went back by {state.seen - now:,.3f} s since run {state.run} was seen",
+            hint="set this machine's clock, by which dwell and expiry count; nothing was changed",
+        )
+
+
+def moved(
+    course: Sequence[Leg], before: State | None, after: State, decided: Found | None
+) -> Moved:
+    """The next state, counted as a turn where anybody is to be told of it."""
+    turned = replace(after, turn=after.turn + 1)
+    effects = effects_of(course, before, turned, decided)
+    if effects or before is None or before.span != after.span:
+        return turned, effects
+    return after, ()
+
+
+def _settled(
+    course: Sequence[Leg], state: State, leg: Leg, finding: Finding, now: float
+) -> tuple[State, Found | None]:
+    """The state after a look, and the cell that decided it."""
+    overrides = tuple(o for o in state.overrides if o.expires > now)
+    state = replace(state, seen=now, overrides=overrides)
+    if finding.key is not None and (other := state.key.differences(finding.key)):
+        return _ended(state, "superseded", f"{', '.join(other)} changed since the run began"), None
+    if state.valid_until is not None and now >= state.valid_until:
+        return _ended(state, "superseded", "what was shown has expired"), None
+    if finding.error:
+        return _failed(state, finding.error), None
+    state = replace(state, errors=0, evidence=finding.evidence)
+    counted = [cell for cell in finding.cells if not _waived(state, cell)]
+    outcome, decided = judged(counted)
+    asked = [a for a in finding.asked if not all(_waived(state, cell) for cell in a.cells)]
+    state = replace(state, asked=tuple(map(str, asked)))
+    if outcome == "violated":
+        assert decided is not None
+        return _ended(state, "rolled_back", f"{decided.name} is violated"), decided
+    if back := _of(asked, "roll_back"):
+        return _ended(state, "rolled_back", f"a rule rolls back for {back.name}"), back
+    if halt := _of(asked, "halt"):
+        return replace(state, status="halted", why=f"a rule halts for {halt.name}"), halt
+    if outcome != "holds":
+        return _undecided(state, leg, finding, decided), decided
+    if hold := _of(asked, "hold"):
+        return replace(state, status="halted", why=f"a rule holds for {hold.name}"), hold
+    if leg.live and finding.groups < leg.first:
+        why = f"{finding.groups:,} of {leg.first:,} prompt groups"
+        return replace(state, status="awaiting_evidence", why=why), decided
+    return _held(course, state, leg, finding, now), decided
+
+
+def judged(cells: Sequence[Found]) -> tuple[Outcome, Found | None]:
+    """The outcome of the cells that count, and the one that decides it.
+
+    A promise with no sample behind it does not hold, whatever it says of itself, and
+    preconditions alone promise nothing.
+    """
+    shown = [replace(c, outcome="inconclusive") if _empty(c) else c for c in cells]
+    promises = [c for c in shown if not c.guard]
+    outcome = worst([*(c.outcome for c in shown), *(() if promises else ("inconclusive",))])
+    deciding = [c for c in (promises if outcome == "holds" else shown) if c.outcome == outcome]
+    return outcome, max(deciding, key=_nearness, default=None)
+
+
+def _empty(cell: Found) -> bool:
+    return cell.outcome == "holds" and not cell.guard and cell.n <= 0
+
+
+def _nearness(cell: Found) -> float:
+    """How near a cell is to its limit, or how far beyond: the one to look at first."""
+    end = cell.high if cell.high is not None else cell.value
+    if end is None or not cell.limit:
+        return -math.inf
+    return end / cell.limit
+
+
+def _waived(state: State, cell: Found) -> bool:
+    return any(override.covers(cell) for override in state.overrides)
+
+
+def _of(asked: Sequence[Asked], action: str) -> Found | None:
+    """The cell for which an action is asked."""
+    return next((a.cells[0] for a in asked if a.action == action), None)
+
+
+def _ended(state: State, status: Status, why: str) -> State:
+    return replace(state, status=status, why=why, approved="")
+
+
+def _failed(state: State, error: str) -> State:
+    """A measurement that failed says nothing of the kernel: nothing moves."""
+    errors = state.errors + 1
+    if errors >= ERRORS:
+        why = f"measuring failed {errors} times in a row: {error}"
+        return replace(state, errors=errors, status="halted", why=why)
+    why = f"measuring failed: {error}"
+    return replace(state, errors=errors, status="awaiting_evidence", why=why)
+
+
+def _undecided(state: State, leg: Leg, finding: Finding, decided: Found | None) -> State:
+    on = f"{decided.name} is {decided.outcome}" if decided else "nothing was judged"
+    if finding.groups < leg.last or leg.if_inconclusive == "wait":
+        many = f"{finding.groups:,} of {leg.first:,} to {leg.last:,} prompt groups"
+        return replace(state, status="awaiting_evidence", why=f"{on}; {many}")
+    why = f"{on} at the limit of {leg.last:,} prompt groups"
+    if leg.if_inconclusive == "roll_back":
+        return _ended(state, "rolled_back", why)
+    return replace(state, status="halted", why=why)
+
+
+def _held(course: Sequence[Leg], state: State, leg: Leg, finding: Finding, now: float) -> State:
+    """Everything that counts holds: is it time to go forward?"""
+    valid = None if leg.valid_for_s is None else now + leg.valid_for_s
+    state = replace(state, valid_until=valid)
+    stayed = now - state.since
+    if stayed < leg.dwell_s:
+        why = f"everything holds; {stayed:,.0f} of {leg.dwell_s:,.0f} s on this leg"
+        return replace(state, status="completed" if _over(course, state) else "running", why=why)
+    if _over(course, state):
+        if finding.groups >= leg.last:  # the next span begins, from nothing
+            state = replace(state, span=state.span + 1, since=now)
+        return replace(state, status="completed", why="everything holds in full")
+    following = course[state.leg + 1]
+    ask = leg.approval and following.stage != leg.stage
+    if ask and state.approved != leg.name:
+        why = f"everything holds; a person is to say yes to {following.name}"
+        return replace(state, status="awaiting_approval", why=why)
+    return replace(
+        state,
+        leg=state.leg + 1,
+        status="running",
+        since=now,
+        approved="",
+        why=f"everything held on {leg.name}",
+    )
+
+
+def _over(course: Sequence[Leg], state: State) -> bool:
+    """Whether no leg comes after this one."""
+    return state.leg == len(course) - 1

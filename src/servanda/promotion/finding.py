@@ -1,0 +1,50 @@
+# A verdict as a promotion reads it: who, how much, which cells, and what the rules ask for.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from servanda.actions import ACTIONS
+from servanda.clauses import CellVerdict
+from servanda.contract import Contract
+from servanda.course import Leg
+from servanda.escalation import met, watched
+from servanda.promotion.values import Asked, Finding, Found
+from servanda.verdict import Verdict
+
+
+def found(contract: Contract, leg: Leg, verdict: Verdict) -> Finding:
+    """What a look at a leg found.
+
+    Cells that do not exist at the stage, and those that are not enforced, do not count.
+    """
+    return Finding(
+        leg=leg.name,
+        key=verdict.key,
+        groups=verdict.groups,
+        evidence=verdict.evidence,
+        cells=tuple(
+            Found.of(c) for c in verdict.cells if c.enforced and c.outcome != "not applicable"
+        ),
+        asked=tuple(_asked(contract, verdict, early=verdict.groups < leg.first)),
+    )
+
+
+def _asked(contract: Contract, verdict: Verdict, *, early: bool) -> Iterator[Asked]:
+    for rule in contract.escalation:
+        cells = watched(rule.when, verdict.cells)
+        if not met(rule.when, cells):
+            continue
+        meeting = [c for c in cells if _meets(rule.when, c)]
+        # before the first look everything is undecided, and that is no news
+        if early and all(c.outcome == "inconclusive" for c in meeting):
+            continue
+        for do in rule.do:
+            action, value = (do, "") if isinstance(do, str) else next(iter(do.items()))
+            if "promotion" in ACTIONS[action].doors:
+                yield Asked(action, str(value), tuple(map(Found.of, meeting)))
+
+
+def _meets(when: Mapping[str, Any], cell: CellVerdict) -> bool:
+    return cell.outcome == when["is"] if "is" in when else cell.outcome != when["is_not"]
