@@ -128,8 +128,11 @@ def test_an_undisclosed_temperature_is_seen_by_the_guard(tmp_path):
 def test_limits_relative_to_noise_and_to_stable_take_series_of_their_own(tmp_path):
     more = "\n".join(
         [
-            "  - {id: n, metric: tv, aggregate: mean, at_most: {times: 3, of: self_noise}, slices: all}",
-            "  - {id: s, metric: tv, aggregate: mean, at_most: {times: 2, of: stable}, slices: all}",
+            f"  - {{id: {name}, metric: tv, aggregate: mean, at_most: {limit}, slices: all}}"
+            for name, limit in (
+                ("n", "{times: 3, of: self_noise}"),
+                ("s", "{times: 2, of: stable}"),
+            )
         ]
     )
     slices = "stable: {engine: table, model: q.json}"
@@ -154,7 +157,11 @@ numerical:
   - {id: drift, metric: logit_osc_nats, aggregate: max, at_most: 0.5, slices: all}
 runtime:
   clauses:
-    - {id: ttft, metric: time_to_first_token_seconds, aggregate: p95, at_most: 0.5, load: {concurrency: 2}}
+    - id: ttft
+      metric: time_to_first_token_seconds
+      aggregate: p95
+      at_most: 0.5
+      load: {concurrency: 2}
     - {id: speed, metric: tokens_per_second, at_least: 10, load: {concurrency: 2}}
     - {id: alone, metric: batch_invariance_nats, at_most: 0.1}
 """
