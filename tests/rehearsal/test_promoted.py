@@ -18,7 +18,12 @@ STAGES = """\
 promotion:
   offline: {sequences: [100, 2000]}
   shadow: {sequences: [100, 2000]}
-  canary: {steps: [0.05, 0.5], sequences: [100, 2000], dwell: 5m, approval: required, if_inconclusive: CASE}
+  canary:
+    steps: [0.05, 0.5]
+    sequences: [100, 2000]
+    dwell: 5m
+    approval: required
+    if_inconclusive: CASE
   full: {sample: 0.01}
   valid_for: 30d
 """
@@ -176,7 +181,11 @@ def test_what_is_undecided_at_the_limit_follows_the_contract(tmp_path, end, stat
     assert found.passed, shown(found)
 
 
-COVERED = "observability: {clauses: [{id: seen, metric: rescored_ratio, at_least: 0.01, stages: [canary]}]}\n"
+COVERED = """\
+observability:
+  clauses:
+    - {id: seen, metric: rescored_ratio, at_least: 0.01, stages: [canary]}
+"""
 
 
 @pytest.mark.parametrize(
