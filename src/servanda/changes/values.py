@@ -1,0 +1,105 @@
+# The values of a comparison: one change, and a part of two contracts as they are walked together.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+from servanda.contract import Contract, Place
+from servanda.errors import Where
+
+Kind = Literal["retargeted", "loosened", "removed", "tightened", "added", "cosmetic"]
+Side = Literal["consumer", "producer"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SIDES: tuple[Side, ...] = get_args(Side)
+
+# The consumer relies on a promise, so less of it breaks; the producer must keep it, so more of
+# it does.  Another promise under the same name breaks both.
+BREAKING: Mapping[Side, tuple[Kind, ...]] = MappingProxyType(
+    {
+        "consumer": ("retargeted", "loosened", "removed"),
+        "producer": ("retargeted", "tightened", "added"),
+    }
+)
+# what a change is when it is read backwards
+MIRROR: Mapping[Kind, Kind] = MappingProxyType(
+    {
+        "tightened": "loosened",
+        "loosened": "tightened",
+        "added": "removed",
+        "removed": "added",
+        "retargeted": "retargeted",
+        "cosmetic": "cosmetic",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One part of a contract that another version says otherwise.
+
+    Args:
+        kind: tightened: more is promised; loosened: less; added, removed: a part of its own;
+            retargeted: something else is promised, neither more nor less; cosmetic: nothing is.
+        place: keys, and ids in place of indexes, such as ("statistical", "tv", "at_most").
+        what: what it was and what it is, such as "0.02 -> 0.05".
+        where_old, where_new: in the two texts: the part, or the nearest one around it that is
+            written; None where there is no such part, or no text.
+        why: why the direction is the one it is.
+        enforced: whether the part bears on a clause that can fail a contract, now or before.
+    """
+
+    kind: Kind
+    place: Place
+    what: str
+    where_old: Where | None = None
+    where_new: Where | None = None
+    why: str = ""
+    enforced: bool = True
+
+    @property
+    def name(self) -> str:
+        """The place as people write it."""
+        return ".".join(map(str, self.place))
+
+    def breaks(self, side: Side) -> bool:
+        """Whether it takes from this side something that it relied on."""
+        return self.enforced and self.kind in BREAKING[side]
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A part of two contracts: what it is called, and where it stands in each.
+
+    Args:
+        contracts: the old one and the new one.
+        place: as in Change; at: as each contract's `where` takes it.
+        owners: the two mappings that hold the part.
+    """
+
+    contracts: tuple[Contract, Contract]
+    place: Place = ()
+    at: tuple[Place, Place] = ((), ())
+    owners: tuple[Any, Any] = (None, None)
+    enforced: bool = True
+
+    def key(self, name: str, owners: tuple[Any, Any]) -> Spot:
+        """A key of two mappings."""
+        old, new = self.at
+        at = ((*old, name), (*new, name))
+        return replace(self, place=(*self.place, name), at=at, owners=owners)
+
+    def change(self, kind: Kind, what: str, why: str = "") -> Change:
+        """A change of this part."""
+        (old, new), (at_old, at_new) = self.contracts, self.at
+        return Change(
+            kind,
+            self.place,
+            what,
+            None if kind == "added" else old.where(*at_old),
+            None if kind == "removed" else new.where(*at_new),
+            why,
+            self.enforced,
+        )
