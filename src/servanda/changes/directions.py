@@ -40,7 +40,7 @@ class Rule:
     show: Callable[[Any], str] = shown
 
     def __call__(self, spot: Spot, old: Any, new: Any) -> Iterator[Change]:
-        if as_text(old) == as_text(new):
+        if _same(old, new):
             return
         kind = "cosmetic" if old == new else self.of(old, new, spot)
         why = REWRITTEN if kind == "cosmetic" and self.of is not _cosmetic else self.why
@@ -104,6 +104,12 @@ class Custom:
 
 
 Handling = Rule | Part | Items | With | Custom
+
+
+def _same(old: Any, new: Any) -> bool:
+    """Fields of one type are equal or not; in free data 1 is not 1.0, for the digest sees both."""
+    free = isinstance(old, dict | tuple) and isinstance(new, dict | tuple)
+    return as_text(old) == as_text(new) if free else old == new
 
 
 def as_text(value: Any) -> str:

@@ -75,6 +75,8 @@ def shelves(found: Iterable[Listed]) -> tuple[Shelf, ...]:
     for listed in found:
         by_name.setdefault(listed.contract.metadata.name, []).append(listed)
     return tuple(
-        Shelf(name, tuple(sorted(by_name[name], key=lambda v: (order(v.version), v.file))))
+        Shelf(
+            name, tuple(sorted(by_name[name], key=lambda v: (order(v.version), v.version, v.file)))
+        )
         for name in sorted(by_name)
     )

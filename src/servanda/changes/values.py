@@ -48,7 +48,8 @@ class Change:
         where_old, where_new: in the two texts: the part, or the nearest one around it that is
             written; None where there is no such part, or no text.
         why: why the direction is the one it is.
-        enforced: whether the part bears on a clause that can fail a contract, now or before.
+        was_enforced, is_enforced: whether the part bears on what can fail the contract, in the old
+            one and in the new one.
     """
 
     kind: Kind
@@ -57,7 +58,13 @@ class Change:
     where_old: Where | None = None
     where_new: Where | None = None
     why: str = ""
-    enforced: bool = True
+    was_enforced: bool = True
+    is_enforced: bool = True
+
+    @property
+    def enforced(self) -> bool:
+        """Whether it bears on what can fail one of the two contracts."""
+        return self.was_enforced or self.is_enforced
 
     @property
     def name(self) -> str:
@@ -65,8 +72,9 @@ class Change:
         return ".".join(map(str, self.place))
 
     def breaks(self, side: Side) -> bool:
-        """Whether it takes from this side something that it relied on."""
-        return self.enforced and self.kind in BREAKING[side]
+        """Whether it takes from the one what was promised, or asks of the other what was not."""
+        binding = self.was_enforced if side == "consumer" else self.is_enforced
+        return binding and self.kind in BREAKING[side]
 
 
 @dataclass(frozen=True)
@@ -77,13 +85,14 @@ class Spot:
         contracts: the old one and the new one.
         place: as in Change; at: as each contract's `where` takes it.
         owners: the two mappings that hold the part.
+        enforced: as in Change, of the old one and of the new one.
     """
 
     contracts: tuple[Contract, Contract]
     place: Place = ()
     at: tuple[Place, Place] = ((), ())
     owners: tuple[Any, Any] = (None, None)
-    enforced: bool = True
+    enforced: tuple[bool, bool] = (True, True)
 
     def key(self, name: str, owners: tuple[Any, Any]) -> Spot:
         """A key of two mappings."""
@@ -101,5 +110,5 @@ class Spot:
             None if kind == "added" else old.where(*at_old),
             None if kind == "removed" else new.where(*at_new),
             why,
-            self.enforced,
+            *self.enforced,
         )

@@ -32,11 +32,6 @@ def order(version: str) -> Key:
     return (0, _numbers(match["numbers"]), pre == (), pre)
 
 
-def is_version(text: str) -> bool:
-    """Whether a text can be put in order."""
-    return _VERSION.fullmatch(text) is not None
-
-
 def _numbers(text: str) -> tuple[int, ...]:
     numbers = [int(part) for part in text.split(".")]
     while len(numbers) > 1 and not numbers[-1]:

@@ -32,8 +32,9 @@ class _Item:
 
     @property
     def content(self) -> str:
-        """All of it but its name, with the section that it stands in."""
-        return as_text([self.place[0], self.value.model_dump(exclude=_NAMES)])
+        """All of it but its name; a clause of another section is another."""
+        section = self.place[0] if isinstance(self.value, Clause) else ""
+        return as_text([section, self.value.model_dump(exclude=_NAMES)])
 
 
 def changes(old: Contract, new: Contract) -> tuple[Change, ...]:
@@ -116,8 +117,8 @@ def _items(
 
 
 def _spot(spot: Spot, old: _Item, new: _Item) -> Spot:
-    counts = old.enforced or new.enforced
-    return replace(spot, place=new.place, at=(old.at, new.at), enforced=counts)
+    enforced = (old.enforced, new.enforced)
+    return replace(spot, place=new.place, at=(old.at, new.at), enforced=enforced)
 
 
 def _same(spot: Spot, old: _Item, new: _Item) -> Iterator[Change]:
