@@ -31,7 +31,8 @@ IN_ORDER = [
 
 
 def test_versions_are_put_in_order():
-    assert sorted(IN_ORDER[::-1], key=order) == IN_ORDER
+    by_letters = sorted(IN_ORDER)
+    assert sorted(by_letters, key=order) == IN_ORDER != by_letters
 
 
 def test_every_two_versions_can_be_compared():
@@ -50,7 +51,14 @@ def test_what_is_no_version_comes_after_all_that_are(text):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("1.0.0", "2.0.0"), ("1.9.9", "2"), ("0.1.0", "0.2.0"), ("0.9.0", "1.0.0")]
+    ("old", "new"),
+    [
+        ("1.0.0", "2.0.0"),
+        ("1.9.9", "2"),
+        ("0.1.0", "0.2.0"),
+        ("0.9.0", "1.0.0"),
+        ("1.0.0-rc.1", "1.0.0-rc.2"),
+    ],
 )
 def test_a_version_that_may_break_needs_no_advice(old, new):
     assert advice(old, new) == ""
@@ -62,7 +70,7 @@ def test_a_version_that_may_break_needs_no_advice(old, new):
         ("1.0.0", "1.0.0", "stayed 1.0.0", "2.0.0"),
         ("0.1.0", "0.1.1", "went from 0.1.0 to 0.1.1", "0.2.0"),
         ("2.0.0", "1.0.0", "went from 2.0.0 to 1.0.0", "3.0.0"),
-        ("1.0.0-rc.1", "1.0.0", "went from 1.0.0-rc.1 to 1.0.0", "2.0.0"),
+        ("1.0.0", "1.1.0-rc.1", "went from 1.0.0 to 1.1.0-rc.1", "2.0.0"),
     ],
 )
 def test_the_advice_names_the_next_version(old, new, went, wanted):

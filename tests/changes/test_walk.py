@@ -233,6 +233,32 @@ def test_a_move_breaks_one_side_or_both_or_none(move: Move):
         assert breaks == wanted.get(change.kind, one)
 
 
+@pytest.mark.parametrize("at_least", [0.999, 0.99])
+def test_a_guard_that_is_there_anyway_need_not_be_written(at_least):
+    """The plan adds it to a contract that has none, and with its own limit."""
+    old = contract(("observability/clauses/0/at_least", at_least))
+    data = old.model_dump(mode="json", by_alias=True)
+    data["observability"]["clauses"].pop(0)
+    new = Contract.model_validate(data)
+
+    (gone,), (come,) = changes(old, new), changes(new, old)
+
+    kinds = ("cosmetic", "cosmetic") if at_least == 0.999 else ("removed", "added")
+    assert (gone.kind, come.kind) == kinds
+    assert gone.breaks("consumer") is (at_least != 0.999)
+
+
+def test_a_guard_beside_another_of_its_kind_is_written_for_a_reason():
+    more = {"id": "finer", "metric": "usable_ratio", "at_least": 0.999}
+    data = contract(("observability/clauses/0/at_least", 0.9)).model_dump(mode="json")
+    loose = Contract.model_validate(data)
+    data["observability"]["clauses"].append(more)
+
+    (change,) = changes(loose, Contract.model_validate(data))
+
+    assert change.kind == "added"
+
+
 # workloads
 
 

@@ -51,9 +51,9 @@ class Rule:
         """A value, and whether it is only the default."""
         if value is None:
             return self.absent
-        owner, name = spot.owners[side], spot.at[side][-1]
+        owner, key = spot.owners[side], spot.place[-1]
         fields = getattr(type(owner), "model_fields", {})
-        own = next((key for key, field in fields.items() if name in (key, field.alias)), name)
+        own = next((name for name, field in fields.items() if key in (name, field.alias)), key)
         written = own in getattr(owner, "model_fields_set", {own})
         return f"{self.show(value)}{'' if written else ' (default)'}"
 
@@ -187,9 +187,9 @@ def wider(why: str) -> Rule:
     return Rule("wider is tightened", why, _wider)
 
 
-def other(why: str) -> Rule:
+def other(why: str, *, says: str = "retargeted") -> Rule:
     """Any move makes it another promise."""
-    return Rule("retargeted", why, lambda *_: "retargeted")
+    return Rule(says, why, lambda *_: "retargeted")
 
 
 def _cosmetic(*_: Any) -> Kind:

@@ -63,7 +63,7 @@ _OTHER_KERNEL = "it computes something else"
 _OTHER_DRAWS = "the tokens are drawn from another distribution"
 _RE_ROLL = "other draws of the same; to choose among them is a re-roll that nothing pays for"
 _FOR_PEOPLE = "it is for people"
-_NAME = other("it is found again by this name")
+_NAME = other("it is found again by this", says="removed, and added")
 
 _KERNEL: Fields = {
     "engine": other(_OTHER_KERNEL),
@@ -96,15 +96,15 @@ _WORKLOAD: Fields = {
     "prompts": other("another file may hold other texts; evidence is kept by their digest too"),
     "mode": other("tokens that infer draws, or that are given"),
     "samples": other(_RE_ROLL),
-    "sampling": Part("how answers are drawn"),
+    "sampling": Part(""),
     "round": other(_RE_ROLL),
 }
 _CLAUSE: Fields = {
     "id": _NAME,
     "metric": other("another quantity"),
     "aggregate": clause.AGGREGATE,
-    "at_most": Part("", scalar=clause.LIMIT, none="tightened", says=clause.LIMIT.says),
-    "at_least": Part("", scalar=clause.LIMIT, none="tightened", says=clause.LIMIT.says),
+    "at_most": Part("", scalar=clause.LIMIT, none="tightened", says="lower is tightened"),
+    "at_least": Part("", scalar=clause.LIMIT, none="tightened", says="higher is tightened"),
     "clip": other("a mean of values that are cut elsewhere is another quantity"),
     "severity": ranked("warning", "error", "critical", why="a warning fails nothing"),
     "mode": ranked("monitor", "enforce", why="what is monitored fails nothing"),
@@ -191,9 +191,7 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
             "most": clause.MOST,
         },
         Reward: {
-            "range": wider(
-                "a bound for every reward in it; the drift may be larger in a wider one"
-            ),
+            "range": wider("the same bound, for more rewards"),
             "of": other("another reward"),
         },
         Gradient: {
@@ -242,7 +240,7 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
             "clauses": With("numerical", ""),
         },
         Escalation: {
-            "when": other("it is found again by this"),
+            "when": _NAME,
             "do": clause.ACTIONS,
         },
         Routing: {

@@ -83,32 +83,28 @@ class Spot:
 
     Args:
         contracts: the old one and the new one.
-        place: as in Change; at: as each contract's `where` takes it.
+        place: as in Change; at: as each contract's `where` takes it; None: it has no such part.
         owners: the two mappings that hold the part.
         enforced: as in Change, of the old one and of the new one.
     """
 
     contracts: tuple[Contract, Contract]
     place: Place = ()
-    at: tuple[Place, Place] = ((), ())
+    at: tuple[Place | None, Place | None] = ((), ())
     owners: tuple[Any, Any] = (None, None)
     enforced: tuple[bool, bool] = (True, True)
 
     def key(self, name: str, owners: tuple[Any, Any]) -> Spot:
         """A key of two mappings."""
-        old, new = self.at
-        at = ((*old, name), (*new, name))
-        return replace(self, place=(*self.place, name), at=at, owners=owners)
+        old, new = (None if at is None else (*at, name) for at in self.at)
+        return replace(self, place=(*self.place, name), at=(old, new), owners=owners)
 
     def change(self, kind: Kind, what: str, why: str = "") -> Change:
         """A change of this part."""
-        (old, new), (at_old, at_new) = self.contracts, self.at
-        return Change(
-            kind,
-            self.place,
-            what,
-            None if kind == "added" else old.where(*at_old),
-            None if kind == "removed" else new.where(*at_new),
-            why,
-            *self.enforced,
+        old, new = (
+            None if at is None or kind == only_other else contract.where(*at)
+            for contract, at, only_other in zip(
+                self.contracts, self.at, ("added", "removed"), strict=True
+            )
         )
+        return Change(kind, self.place, what, old, new, why, *self.enforced)

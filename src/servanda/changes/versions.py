@@ -42,7 +42,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 def advice(old: str, new: str) -> str:
     """What the version lacks where a change breaks somebody; "" where it says so.
 
-    The first number has to go up; before 1.0.0, the second may do so instead.
+    The first number has to go up; before 1.0.0, the second may do so instead. What a pre-release
+    promises may change until its release.
 
     >>> advice("1.4.2", "1.5.0")
     'metadata.version went from 1.4.2 to 1.5.0; a change that breaks wants 2.0.0'
@@ -56,7 +57,7 @@ def advice(old: str, new: str) -> str:
     (major, minor), (major_after, minor_after) = (
         ([*map(int, match["numbers"].split(".")), 0])[:2] for match in (before, after)
     )
-    if major_after > major or (major == major_after == 0 and minor_after > minor):
+    if before["pre"] or major_after > major or (major == major_after == 0 and minor_after > minor):
         return ""
     wanted = f"{major + 1}.0.0" if major else f"0.{minor + 1}.0"
     went = f"stayed {old}" if old == new else f"went from {old} to {new}"

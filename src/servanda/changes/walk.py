@@ -13,11 +13,13 @@ from servanda.changes.rules import RULES
 from servanda.changes.showing import promised, shown
 from servanda.changes.values import MIRROR, Change, Spot
 from servanda.contract import Clause, Contract, Escalation, Place
+from servanda.plan import DEFAULT_GUARDS
 from servanda.scope import slices_of
 
 _NAMES = {"id", "name"}  # what items are found again by
 _ONLY_RENAMED = "did it only change its name? evidence is kept by it"
 _ANOTHER_KIND = "a number, or what follows from something else: neither keeps the other"
+_THERE_ANYWAY = "a guard that is there even if it is not written"
 _ANOTHER_SECTION = "judged on other texts, by another procedure"
 
 
@@ -82,12 +84,14 @@ def _part(spot: Spot, rule: Part, old: Any, new: Any) -> Iterator[Change]:
     if isinstance(old, BaseModel) and type(old) is type(new):
         yield from _fields(spot, old, new)
     elif old is None or new is None:
-        if old is not new:
-            kind = rule.none if old is None else MIRROR[rule.none]
-            absent = rule.scalar.absent if rule.scalar else "none"
-            names = (absent if value is None else shown(value) for value in (old, new))
-            why = rule.scalar.why if rule.scalar else rule.why
-            yield spot.change(kind, " -> ".join(names), why)
+        if old is new:
+            return
+        kind = rule.none if old is None else MIRROR[rule.none]
+        if rule.scalar is None:
+            yield spot.change(kind, shown(new if old is None else old), rule.why)
+        else:
+            names = (rule.scalar.absent if v is None else shown(v) for v in (old, new))
+            yield spot.change(kind, " -> ".join(names), rule.scalar.why)
     elif type(old) is type(new) and rule.scalar is not None:
         yield from rule.scalar(spot, old, new)
     else:
@@ -105,20 +109,41 @@ def _items(
         else:
             before = next((n for n, was in gone.items() if was.content == item.content), None)
             if before is None:
-                there = _spot(spot, item, item)
-                yield there.change("added", _described(item), rule.why)
+                yield _alone(_spot(spot, None, item), rule, item, spot.contracts[0])
             else:
                 there = _spot(spot, gone.pop(before), item)
                 what = f"{before} -> {name} ({_ONLY_RENAMED})"
                 yield there.change("retargeted", what, "all else is equal")
     for item in gone.values():
-        yield _spot(spot, item, item).change("removed", _described(item), rule.why)
+        yield _alone(_spot(spot, item, None), rule, item, spot.contracts[1])
     yield from _order(spot, [n for n in old if n in new], [n for n in new if n in old])
 
 
-def _spot(spot: Spot, old: _Item, new: _Item) -> Spot:
-    enforced = (old.enforced, new.enforced)
-    return replace(spot, place=new.place, at=(old.at, new.at), enforced=enforced)
+def _spot(spot: Spot, old: _Item | None, new: _Item | None) -> Spot:
+    """The spot of an item that both have, or only one."""
+    item = new or old
+    assert item is not None
+    at = (old.at if old else None, new.at if new else None)
+    enforced = ((old or item).enforced, (new or item).enforced)
+    return replace(spot, place=item.place, at=at, enforced=enforced)
+
+
+def _alone(there: Spot, rule: Items, item: _Item, other: Contract) -> Change:
+    """An item that the other contract does not have."""
+    if isinstance(item.value, Clause) and _unwritten(item.value, other):
+        return there.change("cosmetic", _described(item), _THERE_ANYWAY)
+    kind = "added" if there.at[0] is None else "removed"
+    return there.change(kind, _described(item), rule.why)
+
+
+def _unwritten(clause: Clause, contract: Contract) -> bool:
+    """Whether a contract that does not write a guard has it all the same."""
+    trained = any(w.source == "trainer" for w in contract.all_workloads.values())
+    metrics = {c.metric for _, _, c in contract.clauses()}
+    if not contract.statistical or trained or metrics & {clause.metric, "served_fidelity"}:
+        return False
+    said = clause.model_dump(exclude=_NAMES)
+    return any(said == guard.model_dump(exclude=_NAMES) for guard in DEFAULT_GUARDS)
 
 
 def _same(spot: Spot, old: _Item, new: _Item) -> Iterator[Change]:
