@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "Measure and judge": ("check", "compare", "preflight", "watch", "import", "report"),
     "Contracts": ("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "presets"),
     "Pieces": ("measure",),
+    "Operations": ("ledger",),
     "Servers": ("selftest", "serve-kernel"),
     "See it": ("demo", "bench"),
 }
