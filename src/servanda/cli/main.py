@@ -26,6 +26,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     ),
     "Promote": ("promote", "can-promote", "approve", "override", "rollback", "status", "ledger"),
     "Pieces": ("measure",),
+    "Operations": ("ledger",),
     "Servers": ("selftest", "serve-kernel"),
     "See it": ("demo", "bench"),
 }
