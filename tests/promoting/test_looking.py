@@ -3,6 +3,7 @@
 # The kernels are tables, so what they do is known.
 
 import itertools
+import json
 import math
 from dataclasses import replace
 
@@ -442,6 +443,19 @@ def test_a_leg_that_waits_has_no_last_round(tmp_path):
 
     assert (ends.groups, ends.waiting) == (96, "")
     assert at(path, served, waits, root="waits").groups == 160
+
+
+def test_what_ended_a_look_is_told_apart(tmp_path):
+    path, _ = kit.write(tmp_path, q={"": kit.moved(kit.BASE, 0.05)})
+    served = serving.log(tmp_path, serving.rows(path, "shadow", 128))
+    open_still, text = replace(SHADOW, last=640), path.read_text()
+
+    waits = at(path, served, open_still, text=text)
+    ends = at(path, served, replace(SHADOW, last=128), root="ends")
+
+    assert [f.verdict.circumstances.stopped for f in (waits, ends)] == ["traffic", "size"]
+    kept = json.loads((tmp_path / "run" / "shadow" / "attempt-1" / "verdict.json").read_text())
+    assert kept["circumstances"]["contract_text"] == text
 
 
 def test_a_leg_that_waits_may_be_too_short_for_its_limits(tmp_path):
