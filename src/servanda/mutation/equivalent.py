@@ -1,0 +1,61 @@
+# Equivalent mutants: those that nobody can tell apart, each with the proof that nobody can.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from servanda.clauses import Cell, Later, NotHere
+from servanda.contract import STAGES, Contract
+from servanda.corpus import Corpus
+from servanda.mutation.asking import written
+from servanda.mutation.mutants import Mutant
+from servanda.plan import draft
+
+
+def proof(
+    mutant: Mutant, contract: Contract, corpora: Mapping[str, Corpus], golden: Corpus | None
+) -> str:
+    """Why no data can tell a mutant from its contract, by construction; "" where none is known.
+
+    Most survivors have none: that no test notices a change does not make it one of no account.
+    """
+    if mutant.kind == "escalation":
+        return _asked_twice(contract, int(mutant.place[-1]))
+    if mutant.kind == "limit" and mutant.clause:
+        return _never_judged(mutant, contract, corpora, golden)
+    return ""
+
+
+def _asked_twice(contract: Contract, i: int) -> str:
+    """Another rule is met with it, and asks for all that it asks for."""
+    rule = contract.escalation[i]
+    for j, other in enumerate(contract.escalation):
+        if j != i and other.when == rule.when and all(do in other.do for do in rule.do):
+            return (
+                f"rule {j + 1} is met whenever {written(rule.when)} too, and asks for the same: "
+                "an action is taken once"
+            )
+    return ""
+
+
+def _never_judged(
+    mutant: Mutant, contract: Contract, corpora: Mapping[str, Corpus], golden: Corpus | None
+) -> str:
+    """At every stage there is, its cells are of kinds that look at no limit, before and after."""
+    reasons: list[str] = []
+    for stage in (s for s in STAGES if contract.promotion.has(s)):
+        for version in (contract, mutant.contract):
+            plan, _ = draft(version, corpora, golden, stage=stage)
+            own = [cell for cell in plan.cells if cell.clause.id == mutant.clause]
+            found = [_unjudged(cell) for cell in own]
+            if not all(found):
+                return ""
+            reasons += found
+    if not reasons:
+        return ""
+    stages = ", ".join(s for s in STAGES if contract.promotion.has(s))
+    return f"{mutant.clause} is not judged at {stages}: {reasons[0]}"
+
+
+def _unjudged(cell: Cell) -> str:
+    return cell.kind.reason if isinstance(cell.kind, NotHere | Later) else ""

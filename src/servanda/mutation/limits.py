@@ -1,0 +1,122 @@
+# Limits moved: whether any case of the contract's tests notices.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from servanda.clauses import CellVerdict
+from servanda.contract import Contract
+from servanda.corpus import Corpus
+from servanda.errors import ContractError
+from servanda.mutation.equivalent import proof
+from servanda.mutation.mutants import Mutant, mutants
+from servanda.mutation.result import Mark, Near, Tried
+from servanda.plan import draft
+from servanda.rehearsal import CaseResult, ContractTest, Rehearsal
+
+# what `rehearsal.rehearse` says of a test and a contract; recorded runs are its caller's
+Rehearse = Callable[[ContractTest, Contract], Rehearsal]
+
+
+def try_limits(
+    contract: Contract,
+    tests: Sequence[ContractTest],
+    rehearse: Rehearse,
+    corpora: Mapping[str, Corpus],
+    golden: Corpus | None,
+    over: Callable[[int, int], bool] = lambda done, total: False,
+) -> Iterator[Tried]:
+    """What becomes of each mutant of a contract.
+
+    Args:
+        rehearse: holds a test against a contract.
+        corpora, golden: the texts that the contract names.
+        over: is told how many mutants of how many are done, and says whether the time is over.
+
+    Raises:
+        ContractError: the tests do not pass as they are, so nothing can be said of a mutant.
+    """
+    base = [rehearse(test, contract) for test in tests]
+    failing = [f"{r.test}: {case.name}" for r in base for case in r.cases if not case.passed]
+    if failing:
+        raise ContractError(
+            f"{len(failing)} cases fail before anything is moved: {', '.join(failing[:3])}",
+            hint="mend the contract or its tests first: servanda test",
+        )
+    _, known = draft(contract, corpora, golden)
+    refusals = {problem.message for problem in known}
+    every = [*mutants(contract)]
+    for done, mutant in enumerate(every):
+        if over(done, len(every)):
+            yield _tried(mutant, "open")
+            continue
+        _, problems = draft(mutant.contract, corpora, golden)
+        new = [p.message for p in problems if p.message not in refusals]
+        if new:
+            yield _tried(mutant, "refused", why=new[0])
+            continue
+        by = _killers(mutant, tests, rehearse)
+        if by:
+            yield _tried(mutant, "killed", by=by)
+        elif why := proof(mutant, contract, corpora, golden):
+            yield _tried(mutant, "equivalent", why=why)
+        else:
+            why, near = _missing(mutant, base)
+            yield _tried(mutant, "survived", why=why, near=near)
+
+
+def _tried(mutant: Mutant, mark: Mark, **more: object) -> Tried:
+    return Tried(
+        mutant.name,
+        mutant.kind,
+        mutant.sentence,
+        mark,
+        where=mutant.where,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def _killers(
+    mutant: Mutant, tests: Sequence[ContractTest], rehearse: Rehearse
+) -> tuple[str, ...]:
+    """The cases of the first test that notices; a test that no longer fits has noticed too."""
+    for test in tests:
+        try:
+            found = rehearse(test, mutant.contract)
+        except ContractError as error:
+            return (f"{test.metadata.name}: {error.problems[0].message}",)
+        failed = tuple(case.name for case in found.cases if not case.passed)
+        if failed:
+            return failed
+    return ()
+
+
+def _missing(mutant: Mutant, base: Sequence[Rehearsal]) -> tuple[str, Near | None]:
+    """What no test asks, and the case that comes nearest to asking it."""
+    if mutant.between is None:
+        return mutant.unasked, None
+    low, high = mutant.between
+    found = [
+        (abs(value - min(max(value, low), high)), value, cell, case)
+        for rehearsal in base
+        for case in rehearsal.cases
+        for cell, value in _values(case, mutant.clause)
+    ]
+    if not found:
+        return mutant.unasked, None
+    off, value, cell, case = min(found, key=lambda f: f[0])
+    near = Near(f"{cell.clause} on {cell.slice}", 0.0, f"{value:.3g} in {case.name!r}")
+    if off == 0:
+        return (
+            f"a case lies between {low:g} and {high:g}, and is answered alike: too few prompt "
+            "groups, or nothing is expected of it",
+            near,
+        )
+    return mutant.unasked, near
+
+
+def _values(case: CaseResult, clause: str) -> Iterator[tuple[CellVerdict, float]]:
+    for look in case.expectations:
+        for cell in look.verdict.cells:
+            if cell.clause == clause and cell.value is not None:
+                yield cell, cell.value
