@@ -1,0 +1,140 @@
+# `servanda test --mutate`: its options, and what is printed of contracts that were mutated.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import click
+
+from servanda.cli.options import max_time_option, until
+from servanda.cli.output import show
+from servanda.cli.progress import watching
+from servanda.contract import Contract
+from servanda.faults import FAULTS
+from servanda.mutation import Mutation, mutate
+from servanda.mutation.mutate import never
+from servanda.rehearsal import ContractTest, Recording
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_WORST = (130, 1, 3, 0)  # of the exit codes of several contracts, the first that is there
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A contract, the tests that it passes, and the runs that their cases name."""
+
+    contract: Contract
+    tests: Sequence[ContractTest]
+    recorded: Mapping[str, Recording] = field(default_factory=dict)
+
+
+def mutate_options(command: Command) -> Command:
+    """The options of --mutate, for the verb that has it."""
+    for option in reversed(
+        (
+            click.option(
+                "--mutate",
+                is_flag=True,
+                help="Move every limit and inject every fault: does anything notice?",
+            ),
+            click.option(
+                "--only",
+                type=click.Choice(["limits", "faults"]),
+                help="With --mutate: one of the two. Limits cost no kernel.",
+            ),
+            click.option(
+                "--fault",
+                "faults",
+                multiple=True,
+                metavar="NAME",
+                help="With --mutate: this fault only; may be given again.  [default: all]",
+            ),
+            click.option(
+                "--at-least",
+                type=click.FloatRange(0, 1),
+                help="With --mutate: exit 1 where the score is lower, such as 0.8.",
+            ),
+            max_time_option,
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def refuse_without(mutate: bool, **given: object) -> None:
+    """Options that say something of --mutate only.
+
+    Raises:
+        click.UsageError: one is given without it.
+    """
+    for name, value in given.items():
+        if not mutate and value not in (None, (), False):
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with --mutate")
+
+
+def run_mutations(
+    subjects: Iterable[Subject],
+    *,
+    only: Any = None,
+    faults: Sequence[str] = (),
+    at_least: float | None = None,
+    max_time: float | None = None,
+    format_: str = "text",
+    quiet: bool = False,
+) -> int:
+    """Mutate contract after contract, print what was found, and give the exit code.
+
+    Args:
+        only: "limits", "faults", or None for both.
+        faults: names of the catalogue; none is every one.
+        at_least: the score that each contract needs.
+        max_time: seconds, for all of them together.
+        format_: "text" or "json".
+
+    Raises:
+        click.UsageError: there is no such fault, or faults of a mutation without any.
+        ContractError, MeasurementError: as `mutation.mutate` does.
+    """
+    for name in faults:
+        if name not in FAULTS:
+            hint = f"{FAULTS.hint(name)} (`servanda demo --fault list` shows them all)"
+            raise click.UsageError(f"there is no fault {name!r}\n  hint: {hint}")
+    if faults and only == "limits":
+        raise click.UsageError("--fault goes with faults, and --only limits injects none")
+    deadline = until(max_time) or never
+    found: list[Mutation] = []
+    for subject in subjects:
+        with watching(quiet) as watch:
+            result = mutate(
+                subject.contract,
+                subject.tests,
+                recorded=subject.recorded,
+                only=only,
+                faults=faults,
+                watch=watch,
+                deadline=deadline,
+                say=(lambda text: None) if quiet else _on_stderr,
+            )
+        found.append(result)
+        if format_ == "text":
+            show(f"{result}{_wanted(result, at_least)}")
+        if result.stopped == "interrupted":
+            break
+    if format_ == "json":
+        show(json.dumps([result.to_dict(at_least) for result in found], indent=1))
+    codes = {result.exit_code(at_least) for result in found}
+    return next((code for code in _WORST if code in codes), 0)
+
+
+def _on_stderr(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _wanted(result: Mutation, at_least: float | None) -> str:
+    if at_least is None or result.score is None:
+        return ""
+    word = "enough" if result.score >= at_least else "not enough"
+    return f"; {at_least:g} is wanted: {word}"
