@@ -105,6 +105,7 @@ FLOORS = (
         "loading",
         "mutation",
         "promoting",
+        "rehearsing",
         "reread",
         "rl",
         "run",

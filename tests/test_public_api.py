@@ -18,6 +18,7 @@ NAMES = [
     "Plan",
     "ServandaError",
     "Verdict",
+    "advance",
     "check",
     "compile",
     "judge",

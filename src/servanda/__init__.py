@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from servanda.loading import compile, load
     from servanda.pairing import pair
     from servanda.plan import Plan
+    from servanda.promotion.chain import advance
     from servanda.run import check, measure, weigh
     from servanda.verdict import Verdict, judge
 
@@ -35,6 +36,7 @@ _HOME = {
     "Plan": "plan",
     "ServandaError": "errors",
     "Verdict": "verdict",
+    "advance": "promotion.chain",
     "check": "run",
     "compile": "loading",
     "judge": "verdict",
@@ -54,6 +56,7 @@ __all__ = [
     "Plan",
     "ServandaError",
     "Verdict",
+    "advance",
     "check",
     "compile",
     "judge",

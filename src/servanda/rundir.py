@@ -144,7 +144,7 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _latest(root: Path, *, fresh: bool) -> int:
+def latest(root: Path, *, fresh: bool) -> int:
     """The attempt to go on with; a fresh one only after one that reached its verdict."""
     found = [p.name.removeprefix(ATTEMPT) for p in root.glob(f"{ATTEMPT}*")]
     last = max((int(name) for name in found if name.isascii() and name.isdigit()), default=1)
@@ -176,7 +176,7 @@ def opened(
                 f"another servanda is measuring in {root}",
                 hint="wait for it, or choose another --run-dir",
             ) from None
-        run = RunDirectory(root, attempt or _latest(root, fresh=fresh))
+        run = RunDirectory(root, attempt or latest(root, fresh=fresh))
         for partial in run.path.rglob(f"*{_PARTIAL}"):
             partial.unlink()
         yield run

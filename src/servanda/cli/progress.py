@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from servanda.measurement import Progress, Watch, unwatched
@@ -13,12 +13,16 @@ _PLAIN_EVERY_S = 5.0
 
 
 @contextmanager
-def watching(quiet: bool = False) -> Iterator[Watch]:
-    """Something to give to `run.check(watch=...)`."""
+def watching(quiet: bool = False, above: Callable[[], str] | None = None) -> Iterator[Watch]:
+    """Something to give to `run.check(watch=...)`.
+
+    Args:
+        above: a text that a terminal shows above the bars, as it is at the time.
+    """
     if quiet or sys.stderr is None:
         yield unwatched
     elif sys.stderr.isatty():
-        yield from _bar()
+        yield from _bar(above or str)
     else:
         yield _plain()
 
@@ -49,10 +53,17 @@ def _plain() -> Watch:
     return watch
 
 
-def _bar() -> Iterator[Watch]:
-    from rich.console import Console
+def _bar(above: Callable[[], str]) -> Iterator[Watch]:
+    from rich.console import Console, RenderableType
     from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import Progress as Bars
+    from rich.text import Text
+
+    class Bar(Bars):
+        def get_renderables(self) -> Iterator[RenderableType]:
+            if told := above():
+                yield Text(told)
+            yield from super().get_renderables()
 
     columns = (
         TextColumn("{task.description:<22}"),

@@ -1,1 +1,37 @@
 # Effects: telling the world what a promotion decided, once.
+#
+# At least once, and each time with the same key: who drops repeats by their key was told once.
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from servanda.effects.base import KINDS, Kind, Sink, message
+from servanda.effects.command import Command
+from servanda.effects.posting import Busy, insist
+from servanda.effects.slack import Slack
+from servanda.effects.webhook import Webhook
+
+__all__ = [
+    "KINDS",
+    "Busy",
+    "Command",
+    "Kind",
+    "Sink",
+    "Slack",
+    "Webhook",
+    "insist",
+    "message",
+    "sinks_of",
+]
+
+
+def sinks_of(
+    webhook: Iterable[str] = (), slack: Iterable[str] = (), command: Iterable[str] = ()
+) -> tuple[Sink, ...]:
+    """The receivers that were asked for, as `effect_options` of the command line gives them.
+
+    Raises:
+        ContractError: a text is no URL of http or https, or names no program.
+    """
+    return (*map(Webhook, webhook), *map(Slack, slack), *map(Command, command))

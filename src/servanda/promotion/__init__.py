@@ -2,6 +2,7 @@
 
 from servanda.promotion.acts import approve, override, roll_back
 from servanda.promotion.advance import ERRORS, Moved, advance, begin, judged, leg_of
+from servanda.promotion.chain import run_name
 from servanda.promotion.effects import route_of
 from servanda.promotion.finding import found
 from servanda.promotion.values import (
@@ -37,4 +38,5 @@ __all__ = [
     "override",
     "roll_back",
     "route_of",
+    "run_name",
 ]

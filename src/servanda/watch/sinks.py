@@ -9,10 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
+from servanda.effects.posting import Hook, insist
+from servanda.effects.slack import section
 from servanda.errors import ContractError, MeasurementError
 from servanda.plain import to_plain
 from servanda.registry import Registry
-from servanda.watch.posting import Hook
 from servanda.watch.transitions import Alert
 
 SCHEMA = 1
@@ -76,10 +77,10 @@ class Webhook(Sink):
     summary = "POST every alert to URL, as JSON."
 
     def __init__(self, where: str, wait: Callable[[float], None]) -> None:
-        self._hook = Hook(where, "--webhook", wait)
+        self._hook, self._wait = Hook(where, "--webhook"), wait
 
     def alert(self, alert: Alert, at: float, watched: str) -> None:
-        self._hook.post(body(alert, at, watched))
+        insist(lambda: self._hook.post(body(alert, at, watched)), self._wait)
 
 
 @SINKS.register("slack")
@@ -88,16 +89,11 @@ class Slack(Sink):
     summary = "POST every alert to an incoming webhook of Slack."
 
     def __init__(self, where: str, wait: Callable[[float], None]) -> None:
-        self._hook = Hook(where, "--slack", wait)
+        self._hook, self._wait = Hook(where, "--slack"), wait
 
     def alert(self, alert: Alert, at: float, watched: str) -> None:
-        head, *rest = map(_for_slack, alert.lines())
-        icon = {"error": ":red_circle:", "warning": ":warning:"}.get(
-            alert.level, ":large_green_circle:"
-        )
-        text = "\n".join([f"{icon} *{head}*", *rest, f"`{_for_slack(watched)}`"])
-        block = {"type": "section", "text": {"type": "mrkdwn", "text": text}}
-        self._hook.post({"text": f"servanda: {head}", "blocks": [block]})
+        message = section(alert.level, alert.lines(), watched)
+        insist(lambda: self._hook.post(message), self._wait)
 
 
 @SINKS.register("wandb")
@@ -261,12 +257,3 @@ def _names(where: str, option: str, *, entity: bool = False) -> tuple[str | None
     if len(parts) == 3:
         return parts[0], parts[1], parts[2]
     return None, parts[0], parts[1] if len(parts) == 2 else None
-
-
-def _for_slack(text: str) -> str:
-    """Slack reads three characters as marks.
-
-    >>> _for_slack("position<16 & more")
-    'position&lt;16 &amp; more'
-    """
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,46 @@
+# `servanda can-promote`: may this build be at a stage?  Yes or no, by the exit code.
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from servanda.cli.options import ledger_option
+from servanda.cli.output import show
+from servanda.cli.runs import run_format
+from servanda.ledger import open_ledger
+from servanda.loading import load
+from servanda.promoting import telling
+from servanda.promoting.answering import can_promote as answer_of
+
+
+@click.command("can-promote", short_help="May this build be at a stage?  Answered by the ledger.")
+@click.argument("contract", type=click.Path(path_type=Path))
+@click.option("--to", required=True, metavar="STAGE", help="offline, shadow, canary or full.")
+@click.option("--infer", default="", help="The digest of infer, or its beginning: which build.")
+@click.option("--train", default="", help="The digest of train, or its beginning.")
+@ledger_option
+@run_format
+def can_promote(contract: Path, to: str, infer: str, train: str, ledger: str, format_: str) -> None:
+    """Say whether the ledger lets the build of CONTRACT be at a stage.
+
+    Nothing is measured: a run of `servanda promote` has to have reached the stage, with this very
+    text of the contract, and neither to have ended, nor halted, nor expired.
+
+    Exit codes: 0 yes, 1 no: it is rolled back, 2 the text or the call is wrong, 3 no: it was not
+    shown, 4 the ledger cannot be read.
+    """
+    found = load(contract)
+    with open_ledger(ledger) as store:
+        answer = answer_of(store, found, to, now=time.time(), infer=infer, train=train)
+        if format_ == "json":
+            story = answer.story
+            run = telling.data(story, now=time.time()) if story is not None else None
+            show(json.dumps({"yes": answer.yes, "why": answer.why, "run": run}, indent=1))
+        else:
+            show(str(answer))
+    sys.exit(answer.exit_code)

@@ -1,0 +1,54 @@
+# `servanda override`: a person's word that a cell does not count, for a while.
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from servanda.cli.options import DurationType, effect_options, ledger_option
+from servanda.cli.runs import acting, actor_option, reason_option, run_format
+from servanda.effects import sinks_of
+from servanda.ledger import open_ledger
+from servanda.promoting.answering import named
+from servanda.promoting.writing import let_pass
+from servanda.promotion import Override
+
+
+@click.command(short_help="Let a cell of a run not count, for a while.")
+@click.argument("run")
+@click.option("--clause", required=True, help='The id of the clause; "*" is every one.')
+@click.option("--slice", "slice_", default="*", show_default=True, help="Of its slices.")
+@click.option("--ttl", type=DurationType(), required=True, help="How long, such as 24h.")
+@reason_option
+@actor_option
+@ledger_option
+@effect_options
+@run_format
+def override(
+    run: str,
+    clause: str,
+    slice_: str,
+    ttl: float,
+    reason: str,
+    actor: str,
+    ledger: str,
+    webhook: tuple[str, ...],
+    slack: tuple[str, ...],
+    command: tuple[str, ...],
+    format_: str,
+) -> None:
+    """Let a cell of RUN not count until a time is over.
+
+    Every other cell is judged as ever.  Reports go on showing the overridden one.
+    """
+    with open_ledger(ledger) as store:
+        story = named(store, run)
+        now = time.time()
+        given = Override(clause, slice_, actor, reason, now + ttl)
+        acting(
+            store,
+            sinks_of(webhook, slack, command),
+            lambda: let_pass(store, story, given, now=now),
+            format_,
+        )

@@ -1,0 +1,124 @@
+# `servanda promote`: from stage to stage, as far as the evidence goes.
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from servanda.cli.options import (
+    DurationType,
+    effect_options,
+    ledger_option,
+    max_time_option,
+    until,
+)
+from servanda.cli.progress import watching
+from servanda.cli.runs import actor_option, code_of, print_story, run_format, told
+from servanda.contract import STAGES
+from servanda.effects import sinks_of
+from servanda.ledger import open_ledger
+from servanda.promoting import telling
+from servanda.promoting.promoter import Build, Step
+from servanda.promoting.promoter import promote as promote_build
+from servanda.promoting.story import Story
+
+_FILE = click.Path(path_type=Path)
+_THROUGH = "completed"
+
+
+@click.command(short_help="Take a build from offline to full, as far as its evidence goes.")
+@click.argument("contract", type=_FILE)
+@click.option(
+    "--served",
+    type=_FILE,
+    multiple=True,
+    help="The log of what infer served, or a folder of such; see docs/how-to/traffic.md.",
+)
+@click.option("--run-dir", type=_FILE, help="Where to measure.  [default: runs/NAME]")
+@click.option("--fresh", is_flag=True, help="Begin another attempt, judged at a smaller alpha.")
+@click.option(
+    "--until",
+    "until_",
+    type=click.Choice([*STAGES, _THROUGH]),
+    help="End, with 0, once this is reached.",
+)
+@click.option("--every", type=DurationType(), help="Keep looking, with this pause.")
+@ledger_option
+@effect_options
+@actor_option
+@max_time_option
+@run_format
+@click.option("--quiet", is_flag=True, help="No progress.")
+def promote(
+    contract: Path,
+    served: tuple[Path, ...],
+    run_dir: Path | None,
+    fresh: bool,
+    until_: str | None,
+    every: float | None,
+    ledger: str,
+    webhook: tuple[str, ...],
+    slack: tuple[str, ...],
+    command: tuple[str, ...],
+    actor: str,
+    max_time: float | None,
+    format_: str,
+    quiet: bool,
+) -> None:
+    """Take the build of CONTRACT from offline through shadow and canary to full.
+
+    Each call continues the run: it measures what is there, moves on what it shows, writes that
+    to the ledger, and then tells it.  Nothing goes forward without evidence; a violation gives
+    all traffic back to stable.
+
+    Exit codes: 0 completed, or --until is reached; 1 rolled back; 3 it waits for evidence, for
+    time or for a person; 4 measuring failed, or the evidence expired.
+    """
+    sinks, deadline = sinks_of(webhook, slack, command), until(max_time)
+    stage = until_ if until_ in STAGES else None
+    latest: list[Story] = []
+
+    def above() -> str:
+        return telling.text(latest[-1], now=time.time()) if latest else ""
+
+    with open_ledger(ledger) as store, watching(quiet, above) as watch:
+
+        def stepped(step: Step) -> None:
+            latest[:] = [told(store, step.story, sinks)]
+            if step.error:
+                click.echo(step.error, err=True)
+            if not quiet and not sys.stderr.isatty():
+                leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
+                click.echo(f"{leg}: {step.story.state.why}", err=True)
+
+        build = Build(contract, run_dir, served, fresh)
+        while True:
+            story = promote_build(
+                build,
+                store,
+                actor=actor,
+                clock=time.time,
+                until=stage,
+                watch=watch,
+                deadline=deadline,
+                stepped=stepped,
+            )
+            story = told(store, story, sinks)
+            build = Build(contract, run_dir, served)
+            over = story.state.ended or _reached(story, until_)
+            if every is None or over or (deadline is not None and deadline()):
+                break
+            time.sleep(every)
+    print_story(story, format_)
+    sys.exit(0 if _reached(story, until_) else code_of(story))
+
+
+def _reached(story: Story, until_: str | None) -> bool:
+    if until_ is None or story.state.ended:
+        return False
+    if until_ == _THROUGH:
+        return story.state.status == _THROUGH
+    return until_ in [leg.stage for leg in story.course[: story.state.leg + 1]]

@@ -1,0 +1,42 @@
+# `servanda rollback`: all traffic goes back to stable, from wherever a run stands.
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from servanda.cli.options import effect_options, ledger_option
+from servanda.cli.runs import acting, actor_option, reason_option, run_format
+from servanda.effects import sinks_of
+from servanda.ledger import open_ledger
+from servanda.promoting.answering import named
+from servanda.promoting.writing import take_back
+
+
+@click.command(short_help="Give all traffic of a run back to stable, now.")
+@click.argument("run")
+@reason_option
+@actor_option
+@ledger_option
+@effect_options
+@run_format
+def rollback(
+    run: str,
+    reason: str,
+    actor: str,
+    ledger: str,
+    webhook: tuple[str, ...],
+    slack: tuple[str, ...],
+    command: tuple[str, ...],
+    format_: str,
+) -> None:
+    """Give all traffic of RUN back to stable and end it; its shadow stays, where it had one."""
+    with open_ledger(ledger) as store:
+        story = named(store, run)
+        acting(
+            store,
+            sinks_of(webhook, slack, command),
+            lambda: take_back(store, story, actor=actor, reason=reason, now=time.time()),
+            format_,
+        )

@@ -1,0 +1,78 @@
+# Runs of a promotion, as the verbs share them: which one is meant, and telling what follows.
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import click
+
+from servanda.cli.output import show
+from servanda.effects import Sink
+from servanda.ledger import Ledger
+from servanda.promoting import telling
+from servanda.promoting.outbox import tell
+from servanda.promoting.story import Story, refreshed
+from servanda.promotion import Status
+
+_WAITS, _FAILED = 3, 4
+_CODES: dict[Status, int] = {"completed": 0, "rolled_back": 1, "superseded": _FAILED}
+
+
+def _who() -> str:
+    """Who calls, as far as this machine knows."""
+    try:
+        return os.environ.get("SERVANDA_ACTOR") or getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"user {os.getuid()}"
+
+
+actor_option = click.option(
+    "--actor",
+    default=_who,
+    show_default="$SERVANDA_ACTOR, or the user's name",
+    help="Who decides: the ledger keeps it.",
+)
+reason_option = click.option("--reason", required=True, help="Why: the ledger keeps it.")
+run_format = click.option(
+    "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+
+
+def print_story(story: Story, format_: str) -> None:
+    now = time.time()
+    if format_ == "json":
+        show(json.dumps(telling.data(story, now=now), indent=1))
+    else:
+        show(telling.text(story, now=now))
+
+
+def code_of(story: Story) -> int:
+    """0 through, 1 rolled back, 3 it waits, 4 measuring failed or the evidence expired."""
+    if story.state.errors:
+        return _FAILED
+    return _CODES.get(story.state.status, _WAITS)
+
+
+def told(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> Story:
+    """Deliver what is to be told of a run; what cannot be delivered is said, and kept."""
+    for one in tell(ledger, story.run, sinks, now=time.time, wait=time.sleep):
+        if one.problem:
+            click.echo(f"{one.sink} was not told: {one.problem}", err=True)
+    return refreshed(ledger, story)
+
+
+def acting(
+    ledger: Ledger,
+    sinks: Sequence[Sink],
+    act: Callable[[], Story],
+    format_: str,
+) -> None:
+    """Do what a person asks, tell the world, and show where the run stands then."""
+    story = told(ledger, act(), sinks)
+    print_story(story, format_)
+    sys.exit(0)

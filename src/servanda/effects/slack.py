@@ -1,0 +1,110 @@
+# Slack: what a person has to know, as an incoming webhook of Slack takes it.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from servanda.effects.base import Kind
+from servanda.effects.posting import Hook
+from servanda.promotion.values import Effect
+from servanda.report.words import UNITS, number, percent
+
+Level = Literal["error", "warning", "info"]
+
+LONGEST = 3000  # characters of a section that Slack takes; it refuses a longer one
+_ICONS = {"error": ":red_circle:", "warning": ":warning:", "info": ":large_green_circle:"}
+_LEVELS: Mapping[str, Level] = {
+    "running": "info",
+    "completed": "info",
+    "halted": "error",
+    "rolled_back": "error",
+}
+
+
+def section(level: Level, lines: Sequence[str], foot: str) -> dict[str, Any]:
+    """A message of one section, in Slack's own marks.
+
+    Args:
+        lines: the first is the head, which stands alone in notifications.
+        foot: what it speaks of.
+    """
+    head, *rest = map(_escaped, lines)
+    text = "\n".join([f"{_ICONS[level]} *{head}*", *rest, f"`{_escaped(foot)}`"])
+    text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    block = {"type": "section", "text": {"type": "mrkdwn", "text": text}}
+    return {"text": f"servanda: {head}", "blocks": [block]}
+
+
+class Slack:
+    """POST what changed, and who is needed, to an incoming webhook of Slack.
+
+    Raises:
+        ContractError: it is no URL of http or https.
+    """
+
+    kinds: tuple[Kind, ...] = ("notify", "page")  # a route is for programs
+
+    def __init__(self, url: str) -> None:
+        self._hook = Hook(url, "--slack")
+        self.name = f"slack:{self._hook.name}"
+
+    def deliver(self, effect: Effect) -> None:
+        level = "error" if effect.kind == "page" else _level(effect.body)
+        self._hook.post(section(level, lines(effect), effect.body.get("run") or effect.key))
+
+
+def lines(effect: Effect) -> list[str]:
+    """An effect as people read it: what moved, why, by which cell, and what to do next."""
+    body = effect.body
+    found = [_head(effect)]
+    found += [body["why"]] if body.get("why") else []
+    found += [f"decided: {_decided(body['decided'])}"] if body.get("decided") else []
+    if body.get("share") is not None:
+        mirrored = f", and {percent(body['mirror'])} is mirrored" if body.get("mirror") else ""
+        found.append(f"traffic: infer serves {percent(body['share'])}{mirrored}")
+    return [*found, f"next: {_next(body)}"] if body.get("run") else found
+
+
+def _level(body: Mapping[str, Any]) -> Level:
+    return _LEVELS.get(body.get("status", "running"), "warning")
+
+
+def _head(effect: Effect) -> str:
+    body = effect.body
+    moved = " → ".join(dict.fromkeys(filter(None, [body.get("from"), body.get("leg")])))
+    status = body.get("status") or ""
+    stands = "" if status == "running" else status.replace("_", " ")
+    what = ", ".join(filter(None, [moved, stands]))
+    head = ": ".join(filter(None, [body.get("contract"), what])) or "a promotion"
+    return f"{body.get('to') or 'somebody'} is needed: {head}" if effect.kind == "page" else head
+
+
+def _decided(cell: Mapping[str, Any]) -> str:
+    """A cell with its interval, its limit and its n; what is absent is left out."""
+    value, low, high, limit = (cell.get(name) for name in ("value", "low", "high", "limit"))
+    # infinite numbers are texts in plain data
+    parts = [number(float(value))] if value is not None else []
+    if low is not None and high is not None:
+        parts.append(f"[{number(float(low))}, {number(float(high))}]")
+    if limit is not None:
+        parts.append(f"{'of' if parts else 'limit'} {float(limit):.4g}")
+    found = [" ".join(parts)]
+    if cell.get("n") is not None:
+        units = cell.get("units", "")
+        found.append(f"n {cell['n']} {UNITS.get(units, units)}".rstrip())
+    return ": ".join(filter(None, [cell.get("cell"), ", ".join(filter(None, found))]))
+
+
+def _next(body: Mapping[str, Any]) -> str:
+    verb = "approve" if body.get("status") == "awaiting_approval" else "status"
+    return f"servanda {verb} {body['run']}"
+
+
+def _escaped(text: str) -> str:
+    """Slack reads three characters as marks.
+
+    >>> _escaped("position<16 & more")
+    'position&lt;16 &amp; more'
+    """
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,197 @@
+# The promoter: looks at a build, lets what it finds move the run, and looks again while it moves.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from servanda.contract import Contract
+from servanda.course import Leg, course_of
+from servanda.engines.worker import spawn
+from servanda.errors import ContractError, EvidenceError, Interrupted, ServandaError
+from servanda.identity import EvidenceKey
+from servanda.ledger import Ledger, LedgerError
+from servanda.loading import load
+from servanda.measurement import Open, Watch
+from servanda.promoting.looking import Looked, look
+from servanda.promoting.story import Story, refreshed, stories, story_of
+from servanda.promoting.writing import look_at, open_run, take_back
+from servanda.promotion import Finding, found, leg_of, run_name
+from servanda.run import RUNS
+from servanda.rundir import RunDirectory, latest
+
+
+@dataclass(frozen=True)
+class Build:
+    """What is promoted, and from where it is measured.
+
+    Args:
+        contract: its file.
+        run_dir: where to measure; None: runs/NAME.
+        served: files of the log of served requests, or folders of them.
+        fresh: begin another attempt; a run of this contract that has not ended is rolled back.
+    """
+
+    contract: Path
+    run_dir: Path | None = None
+    served: tuple[Path, ...] = ()
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one look did: the run after it, and the look itself; None where measuring failed."""
+
+    story: Story
+    looked: Looked | None = None
+    error: str = ""
+
+
+def promote(
+    build: Build,
+    ledger: Ledger,
+    *,
+    actor: str,
+    clock: Callable[[], float],
+    until: str | None = None,
+    open: Open = spawn,
+    watch: Watch | None = None,
+    deadline: Callable[[], bool] | None = None,
+    stepped: Callable[[Step], None] = lambda _: None,
+) -> Story:
+    """Take a build as far as its evidence goes now.
+
+    Args:
+        clock: unix seconds.
+        until: stop at the first leg of this stage.
+        stepped: called after each look.
+
+    Raises:
+        ContractError: the text is wrong, or its promotion has no such stage.
+        EvidenceError: the run directory holds evidence of another text, the clock went back, or
+            another run of this contract is under way.
+        LedgerError, MeasurementError, Interrupted: as the ledger and measuring do.
+    """
+    contract = load(build.contract)
+    course = course_of(contract)
+    if until is not None:
+        _refuse_absent(contract, course, until)
+    root = build.run_dir or RUNS / contract.metadata.name
+    attempt = latest(root, fresh=build.fresh)
+    story = _begun(contract, root, attempt, ledger)
+
+    def seen(leg: Leg, run: str) -> Looked:
+        return look(
+            contract,
+            leg,
+            root,
+            attempt=attempt,
+            run=run,
+            served=build.served,
+            now=clock(),
+            open=open,
+            watch=watch,
+            deadline=deadline,
+        )
+
+    if story is None:
+        others = _under_way(ledger, contract)
+        if others and not build.fresh:
+            other = others[0]
+            raise EvidenceError(
+                f"run {other.run} of this contract is {other.state.status.replace('_', ' ')} on "
+                f"{other.leg.name}: two builds cannot be promoted at once",
+                hint=f"go on with it, roll it back (servanda rollback {other.run}), or begin anew "
+                "with --fresh, which rolls it back",
+            )
+        first = seen(course[0], "")
+        for other in others:
+            reason = f"run {run_name(contract, first.key)} begins"
+            take_back(ledger, other, actor=actor, reason=reason, now=clock())
+        prints = first.verdict.circumstances.fingerprints
+        story = open_run(ledger, contract, first.key, course, prints, actor=actor, now=clock())
+        finding = found(contract, course[0], first.verdict)
+        story = look_at(ledger, story, finding, actor=actor, now=clock())
+        stepped(Step(story, first))
+        if story.state.leg == 0:
+            return story
+    while not story.state.ended and not _reached(story, until):
+        before = story.state.leg, story.state.span
+        step = _step(contract, ledger, story, seen, actor, clock)
+        story = step.story
+        stepped(step)
+        if (story.state.leg, story.state.span) == before or (deadline and deadline()):
+            break
+    return story
+
+
+def _step(
+    contract: Contract,
+    ledger: Ledger,
+    story: Story,
+    seen: Callable[[Leg, str], Looked],
+    actor: str,
+    clock: Callable[[], float],
+) -> Step:
+    """One look at the leg where a run stands; a measurement that fails is a finding as well."""
+    leg = story.leg
+    looked, error = None, ""
+    try:
+        looked = seen(leg, story.run)
+        finding = found(contract, leg, looked.verdict)
+        finding = replace(finding, key=looked.key)
+    except (ContractError, Interrupted, LedgerError):
+        raise
+    except ServandaError as failed:
+        error = str(failed)
+        finding = Finding(leg.name, error=failed.problems[0].message)
+    story = refreshed(ledger, story)
+    if story.state.ended or leg_of(story.course, story.state).name != leg.name:
+        return Step(story, looked, error)  # a person moved it meanwhile
+    return Step(look_at(ledger, story, finding, actor=actor, now=clock()), looked, error)
+
+
+def _begun(contract: Contract, root: Path, attempt: int, ledger: Ledger) -> Story | None:
+    """The run of what a run directory was begun with, if it is in the ledger.
+
+    Raises:
+        EvidenceError: it was begun with another text of the contract.
+    """
+    begun = RunDirectory(root, attempt).begun
+    if begun is None:
+        return None
+    key: EvidenceKey = begun[0]
+    if key.contract != contract.digest:
+        raise EvidenceError(
+            f"{root} holds evidence of another version of this contract: its digest was "
+            f"{key.contract[:8]}, and now it is {contract.digest[:8]}",
+            hint="evidence expires with its contract: restore the text, or begin anew with "
+            "--fresh; servanda diff OLD NEW says what changed",
+        )
+    return story_of(ledger, run_name(contract, key))
+
+
+def _under_way(ledger: Ledger, contract: Contract) -> list[Story]:
+    """Runs of a contract that are neither ended nor through."""
+    return [
+        story
+        for story in stories(ledger)
+        if story.opened["contract"]["name"] == contract.metadata.name
+        and not story.state.ended
+        and story.state.status != "completed"
+    ]
+
+
+def _reached(story: Story, until: str | None) -> bool:
+    return until is not None and until in [leg.stage for leg in story.course[: story.state.leg + 1]]
+
+
+def _refuse_absent(contract: Contract, course: tuple[Leg, ...], stage: str) -> None:
+    stages = [*dict.fromkeys(leg.stage for leg in course)]
+    if stage not in stages:
+        raise ContractError(
+            f"the promotion of {contract.metadata.name} has no stage {stage!r}",
+            where=contract.where("promotion"),
+            hint=f"it has {', '.join(stages)}",
+        )

@@ -1,0 +1,197 @@
+# The story of a run: the entries of a ledger, told again by the very functions that made them.
+#
+# Nothing that was decided is read back as a flag: an entry keeps what was found, or who did
+# what, and where the run stands follows.  What an entry says of that itself is for people, and
+# is held against what follows: a ledger in which the two differ was not written by Servanda.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from servanda.course import Leg
+from servanda.errors import EvidenceError, Problem
+from servanda.identity import EvidenceKey
+from servanda.ledger import Entry, Ledger, LedgerError
+from servanda.plain import from_plain, to_plain
+from servanda.promotion import (
+    Finding,
+    Moved,
+    Override,
+    State,
+    advance,
+    approve,
+    begin,
+    leg_of,
+    override,
+    roll_back,
+)
+
+TOLD = "told"  # an effect that was delivered: it changes nothing
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at a leg, and where the run stood after it."""
+
+    at: float
+    leg: Leg
+    finding: Finding
+    state: State
+
+
+@dataclass(frozen=True)
+class Story:
+    """A run as its entries tell it.
+
+    Args:
+        opened: the body of the first entry: contract, kernels, fingerprints.
+        last: number of the latest entry; what is appended comes after it.
+        seq: of the latest entry in the whole ledger.
+    """
+
+    run: str
+    opened: Mapping[str, Any]
+    course: tuple[Leg, ...]
+    state: State
+    looks: tuple[Look, ...] = ()
+    last: int = 0
+    seq: int = 0
+
+    @property
+    def leg(self) -> Leg:
+        return leg_of(self.course, self.state)
+
+
+def story_of(ledger: Ledger, run: str) -> Story | None:
+    """A run's story; None where the ledger has no such run.
+
+    Raises:
+        LedgerError: an entry does not follow from those before it, or cannot be read.
+    """
+    entries = tuple(ledger.entries(run))
+    return retold(entries) if entries else None
+
+
+def refreshed(ledger: Ledger, story: Story) -> Story:
+    """The story with what was written since."""
+    return retold(ledger.entries(story.run, since=story.seq), story)
+
+
+def stories(ledger: Ledger) -> Iterator[Story]:
+    """Every run of a ledger, in the order in which they were opened."""
+    for run in ledger.runs():
+        found = story_of(ledger, run)
+        if found is not None:
+            yield found
+
+
+def disagreements(ledger: Ledger) -> tuple[Problem, ...]:
+    """Runs of which an entry does not follow from those before it."""
+    found: list[Problem] = []
+    for run in ledger.runs():
+        try:
+            story_of(ledger, run)
+        except LedgerError as error:
+            found += error.problems
+    return tuple(found)
+
+
+def retold(entries: Iterable[Entry], story: Story | None = None) -> Story:
+    """The story of one run's entries, in order.
+
+    Args:
+        story: as it was before them; None: they are all.
+
+    Raises:
+        LedgerError: an entry does not follow from those before it, or cannot be read.
+    """
+    for entry in entries:
+        try:
+            story = replace(_next(story, entry), last=entry.n, seq=entry.seq)
+        except (EvidenceError, KeyError, TypeError, ValueError, AttributeError) as error:
+            said = str(error).split("\n", 1)[0]
+            raise _refused(entry, f"cannot be told again: {said or type(error).__name__}") from None
+    if story is None:
+        raise LedgerError("a run without entries has no story")
+    return story
+
+
+def kept(moved: Moved) -> dict[str, Any]:
+    """What an entry says of where the run stands, and of what follows."""
+    state, effects = moved
+    said = to_plain(state)
+    del said["key"]
+    return {"why": state.why, "state": said, "effects": to_plain(effects)}
+
+
+def _next(story: Story | None, entry: Entry) -> Story:
+    body = entry.body
+    if story is None:
+        if entry.kind != "opened":
+            raise _refused(entry, f"is the first of its run and of kind {entry.kind!r}")
+        course = tuple(from_plain(Leg, leg) for leg in body["course"])
+        key = from_plain(EvidenceKey, body["key"])
+        moved = begin(entry.run, key, course, now=entry.at)
+        _compare(entry, moved)
+        return Story(entry.run, body, course, moved[0])
+    if entry.kind == TOLD:
+        return story
+    moved = _again(story, entry)
+    _compare(entry, moved)
+    looks = story.looks
+    if entry.kind == "looked":
+        look = Look(entry.at, story.leg, finding_in(body), moved[0])
+        looks = (*looks, look)
+    return replace(story, state=moved[0], looks=looks)
+
+
+def _again(story: Story, entry: Entry) -> Moved:
+    body, course, state = entry.body, story.course, story.state
+    if entry.kind == "looked":
+        return advance(course, state, finding_in(body), now=entry.at)
+    signed = {"actor": entry.actor, "now": entry.at}
+    if entry.kind == "approved":
+        return approve(course, state, reason=body["reason"], **signed)
+    if entry.kind == "rolled_back":
+        return roll_back(course, state, reason=body["reason"], **signed)
+    if entry.kind == "overrode":
+        return override(course, state, from_plain(Override, body["override"]), now=entry.at)
+    raise _refused(entry, f"is of a kind that nobody knows, {entry.kind!r}")
+
+
+def finding_in(body: Mapping[str, Any]) -> Finding:
+    return from_plain(Finding, body["finding"])
+
+
+def _compare(entry: Entry, moved: Moved) -> None:
+    said = {name: entry.body.get(name) for name in ("why", "state", "effects")}
+    follows = kept(moved)
+    if said != follows:
+        names = [name for name in follows if said[name] != follows[name]]
+        raise _refused(
+            entry, f"says another {' and '.join(names)} than follow from the entries before it"
+        )
+
+
+def _refused(entry: Entry, what: str) -> LedgerError:
+    return LedgerError(
+        f"entry {entry.seq} (number {entry.n} of run {entry.run}) {what}",
+        hint="the ledger was edited, or another version of servanda wrote it; "
+        "servanda ledger verify says more",
+    )
+
+
+__all__ = [
+    "TOLD",
+    "Look",
+    "Story",
+    "disagreements",
+    "finding_in",
+    "kept",
+    "refreshed",
+    "retold",
+    "stories",
+    "story_of",
+]

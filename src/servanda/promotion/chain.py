@@ -1,0 +1,45 @@
+# The promotion as the last link of the chain: a plan, a state and a verdict -> a state, effects.
+
+from __future__ import annotations
+
+from servanda.contract import Contract
+from servanda.course import course_of
+from servanda.identity import EvidenceKey, digest_of
+from servanda.plain import to_plain
+from servanda.plan import Plan
+from servanda.promotion.advance import advance as advanced
+from servanda.promotion.advance import begin, leg_of
+from servanda.promotion.finding import found
+from servanda.promotion.values import Effect, State
+from servanda.verdict import Verdict
+
+
+def advance(
+    plan: Plan, state: State | None, verdict: Verdict, *, now: float
+) -> tuple[State, tuple[Effect, ...]]:
+    """Where a promotion stands after a verdict, and what the world is to be told; pure.
+
+    Args:
+        plan: of the leg that was judged; its contract says which legs there are.
+        state: where it stood; None: it begins.
+        now: unix seconds, never before what the state saw last.
+
+    Returns:
+        the state, and effects with a key each: an effect that is delivered twice has one key.
+
+    Raises:
+        EvidenceError: the clock went back, or the verdict is of another leg.
+    """
+    course = course_of(plan.contract)
+    begun: tuple[Effect, ...] = ()
+    if state is None:
+        name = run_name(plan.contract, verdict.key)
+        state, begun = begin(name, verdict.key, course, now=now)
+    leg = leg_of(course, state)
+    after, effects = advanced(course, state, found(plan.contract, leg, verdict), now=now)
+    return after, (*begun, *effects)
+
+
+def run_name(contract: Contract, key: EvidenceKey) -> str:
+    """Of the only run that a key may have: whoever promotes it again meets the same one."""
+    return f"{contract.metadata.name}-{digest_of(to_plain(key))[:8]}"
