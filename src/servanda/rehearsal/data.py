@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from servanda.clauses import Cell
@@ -55,29 +55,38 @@ class Data:
     not_given: tuple[str, ...] = ()
     done: Callable[[int], None] = lambda _: None
 
-    def looks(self, groups: Sequence[int]) -> Iterator[tuple[int, Evidence]]:
-        """The evidence after each number of prompt groups of every workload, ascending.
+
+class Gathering:
+    """The evidence of a case as it grows, look after look."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        self._closed = data.once
+
+    def after(self, groups: int) -> Evidence:
+        """The evidence of so many prompt groups of every workload, no fewer than before.
 
         As in a run, rounds are closed whole; the last one is cut where a look falls inside it.
         """
-        closed = self.once
-        for n in groups:
-            cut = Evidence(self.once.key, self.once.plan)
-            for schedule in self.plan.schedules:
-                whole, rest = divmod(n, schedule.workload.round)
-                for index in range(len(closed.closed(schedule.name)), whole):
-                    closed += self._weighed(self.round(schedule, index))
-                if rest:
-                    cut += self._weighed(first_groups(self.round(schedule, whole), rest))
-            yield n, closed + cut
-        self.done(max(groups))
+        cut = Evidence(self._closed.key, self._closed.plan)
+        for schedule in self.data.plan.schedules:
+            whole, rest = divmod(groups, schedule.workload.round)
+            for index in range(len(self._closed.closed(schedule.name)), whole):
+                self._closed += self._weighed(self.data.round(schedule, index))
+            if rest:
+                cut += self._weighed(first_groups(self.data.round(schedule, whole), rest))
+        return self._closed + cut
 
     def _weighed(self, one: Round) -> Evidence:
-        return weigh(self.plan, self.once.key, [one])
+        return weigh(self.data.plan, self._closed.key, [one])
 
 
-def synthetic_data(test: ContractTest, i: int, plan: Plan) -> Data:
+def synthetic_data(test: ContractTest, i: int, plan: Plan, leg: str = "", first: int = 0) -> Data:
     """The data of a case that gives series.
+
+    Args:
+        leg: of a promotion, whose tokens are other draws; first: prompt groups of the series
+            that passed before it.
 
     Raises:
         ContractError: when it is looked at: tokens follow no series, or no token follows one.
@@ -94,12 +103,13 @@ def synthetic_data(test: ContractTest, i: int, plan: Plan) -> Data:
         schedule.name: Traffic(
             plan,
             schedule,
-            test.seed,
+            f"{test.seed}|{leg}" if leg else f"{test.seed}",
             width_of(test, schedule.width),
             _steered(plan, schedule, case.traffic),
             _steered(plan, schedule, case.self_noise),
             _steered(plan, schedule, case.stable),
             case.temperature or 1.0,
+            first,
         )
         for schedule in plan.schedules
     }
@@ -130,7 +140,9 @@ def synthetic_data(test: ContractTest, i: int, plan: Plan) -> Data:
             )
 
     lengths = [len(series) for series in (case.traffic or {}).values()]
-    return Data(plan, once, made, min(lengths, default=0), _not_given(plan, lacks), all_met)
+    # a leg may be over before each of its slices was met
+    done = {} if leg else {"done": all_met}
+    return Data(plan, once, made, min(lengths, default=0), _not_given(plan, lacks), **done)
 
 
 def recorded_data(test: ContractTest, i: int, plan: Plan, run: Recording) -> Data:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 
 from servanda.clauses import TIMINGS
 from servanda.contract import WHOLE
+from servanda.course import course_of
 from servanda.errors import Problem
 from servanda.lint.finding import nearest, quoted
 from servanda.plan import Plan
@@ -13,6 +16,8 @@ from servanda.rehearsal.values import REST, Case, ContractTest, Expectation
 from servanda.slices import cuts_of
 
 MOST_TOKENS = 20_000_000  # of one case; a minute of weighing
+
+MOST_LOOKS = 1_000  # of one case with a clock
 
 Place = tuple[str | int, ...]
 
@@ -84,18 +89,46 @@ def _expectation(
             hint = nearest(name, own or [*clauses, *cells])
             message = f"no cell is named {quoted(name)}"
             yield Problem(message, test.where(*path, "cells", name), hint)
-    if case.recorded is not None or expectation.after is None:
-        return
-    where = test.where(*path, "after")
-    ends = min((s.rounds * s.workload.round for s in plan.schedules), default=0)
-    tokens = sum(
-        expectation.after * s.workload.samples * width_of(test, s.width) for s in plan.schedules
+    if expectation.leg is not None and not _is_leg(plan, expectation.leg):
+        hint = f"known: {', '.join(leg.name for leg in course_of(plan.contract))}"
+        message = f"the promotion has no leg {quoted(expectation.leg)}"
+        yield Problem(message, test.where(*path, "leg"), hint)
+    if case.recorded is None:
+        yield from _sizes(test, plan, case, path, expectation)
+
+
+def _is_leg(plan: Plan, name: str) -> bool:
+    """Whether a promotion has a leg, or may have it once it is in full for long enough."""
+    names = [leg.name for leg in course_of(plan.contract)]
+    return name in names or (
+        "full-1" in names and re.fullmatch("full-[1-9][0-9]*", name) is not None
     )
-    if expectation.after > ends:
+
+
+def _sizes(
+    test: ContractTest, plan: Plan, case: Case, path: Place, expectation: Expectation
+) -> Iterator[Problem]:
+    """Whether there is as much as the look asks for, and whether it is made in a minute."""
+    if case.clock is not None:
+        looks = case.clock.looks(expectation.at or 0.0)
+        groups = looks * case.clock.groups
+        ends, where = math.inf, test.where(*path, "at")
+        if looks > MOST_LOOKS:
+            message = f"{looks:,} looks until then; a case has at most {MOST_LOOKS:,}"
+            yield Problem(message, where, "let the clock tick less often: every: 10m")
+    else:
+        groups = expectation.after
+        groups = (
+            min(map(len, (case.traffic or {}).values()), default=0) if groups is None else groups
+        )
+        ends = min((s.rounds * s.workload.round for s in plan.schedules), default=0)
+        where = test.where(*path, "after")
+    tokens = sum(groups * s.workload.samples * width_of(test, s.width) for s in plan.schedules)
+    if groups > ends:
         message = f"a run of this contract ends after {ends:,} prompt groups"
         hint = "look earlier, or raise the second number of promotion.offline.sequences"
         yield Problem(message, where, hint)
     elif tokens > MOST_TOKENS:
-        message = f"{expectation.after:,} prompt groups are {tokens:,} tokens"
+        message = f"{groups:,} prompt groups are {tokens:,} tokens"
         hint = f"a case has at most {MOST_TOKENS:,}: write answer_tokens: 32 beside seed:"
         yield Problem(message, where, hint)

@@ -22,6 +22,8 @@ _TONGUE = Tongue(
         "Case": "a case",
         "Expectation": "an expectation",
         "Level": "a service level",
+        "Clock": "a clock",
+        "Act": "an act",
         "Metadata": "metadata",
     },
     {
@@ -33,12 +35,17 @@ _TONGUE = Tongue(
         "stable": 'write "gap(0.01)x6000"',
         "cells": 'write {"tail on domain=code": violated}',
         "actions": "write a list, such as [{divert: slice}, {page: oncall}]; [] is none",
+        "clock": "write {every: 1m, groups: 200}",
+        "acts": "write a list, such as [{at: 20m, approve: alice}]",
+        "paged": "write a list, such as [oncall]; [] is nobody",
         "golden": "write {logit_osc_nats: 0.4}",
         "timing": "write {CLAUSE: 0.2}, or {CLAUSE: {infer: 0.2, stable: 0.25}}",
     },
 )
 _DOCUMENT = re.compile(r"^---(?=\s|$)", re.MULTILINE)
-_SYNTHETIC = ("traffic", "self_noise", "stable", "golden", "timing", "temperature")
+_ACTS = ("approve", "roll_back", "override", "fails", "changes")
+_OF_PROMOTION = ("at", "leg", "stage", "status", "share", "paged")
+_SYNTHETIC = ("traffic", "self_noise", "stable", "golden", "timing", "temperature", "clock")
 
 
 def read_tests(text: str, name: str) -> tuple[ContractTest, ...]:
@@ -127,23 +134,52 @@ def _of_case(path: tuple[str | int, ...], case: Case) -> Iterator[Finding]:
         if getattr(case, name) is not None and not case.traffic:
             message = f"{name} is measured beside traffic, and the case has none"
             yield Finding((*path, name), message, "give traffic as well", True)
+    if case.clock is not None and not case.traffic and case.recorded is None:
+        message = "a clock lets prompt groups come in, and the case gives no traffic"
+        yield Finding((*path, "clock"), message, "give traffic as well", True)
+    if case.acts and case.clock is None:
+        message = "acts are done to a promotion, and the case has no clock"
+        yield Finding((*path, "acts"), message, "give clock: {every: 1m, groups: 200}", True)
+    for j, act in enumerate(case.acts):
+        done = [name for name in _ACTS if getattr(act, name) is not None]
+        if len(done) != 1:
+            message = f"an act is one of {', '.join(_ACTS)}; found {len(done)}"
+            yield Finding((*path, "acts", j), message, "write {at: 20m, approve: alice}")
 
 
 def _of_expectation(
     path: tuple[str | int, ...], case: Case, expectation: Expectation
 ) -> Iterator[Finding]:
-    says = expectation.model_dump(exclude={"after"}, exclude_defaults=True)
+    says = expectation.model_dump(exclude={"after", "at"}, exclude_defaults=True)
     if not says:
         message = "the expectation expects nothing"
         yield Finding(path, message, "add verdict: holds, or cells, actions, can_promote")
-    after = expectation.after or 0
-    if case.recorded is None and not case.traffic and after:
-        message = f"there are no {after:,} prompt groups: the case gives no traffic"
-        yield Finding((*path, "after"), message, "give traffic, or write after: 0")
+    if case.clock is None:
+        for name in _OF_PROMOTION:
+            if getattr(expectation, name) is not None:
+                message = f"{name} speaks of a promotion, and the case has no clock"
+                hint = "give the case clock: {every: 1m, groups: 200}"
+                yield Finding((*path, name), message, hint, True)
+        yield from _long_enough((*path, "after"), case, expectation.after or 0)
+        return
+    if expectation.after is not None:
+        message = "a case with a clock is looked at by its time"
+        yield Finding((*path, "after"), message, "write at: 10m instead", True)
+    if expectation.at is None:
+        message = "the expectation does not say when"
+        yield Finding(path, message, "add at: 10m, the time of the look")
+        return
+    groups = case.clock.looks(expectation.at) * case.clock.groups
+    yield from _long_enough((*path, "at"), case, groups)
+
+
+def _long_enough(path: tuple[str | int, ...], case: Case, groups: int) -> Iterator[Finding]:
+    if case.recorded is None and not case.traffic and groups and case.clock is None:
+        message = f"there are no {groups:,} prompt groups: the case gives no traffic"
+        yield Finding(path, message, "give traffic, or write after: 0")
     for part in ("traffic", "self_noise", "stable"):
         for name, series in (getattr(case, part) or {}).items():
-            if len(series) < after:
+            if len(series) < groups:
                 message = f"{part} on {name} ends after {len(series):,} prompt groups, and the "
-                message += f"look is after {after:,}"
-                hint = "make the series longer, or look earlier"
-                yield Finding((*path, "after"), message, hint)
+                message += f"look is after {groups:,}"
+                yield Finding(path, message, "make the series longer, or look earlier")

@@ -10,11 +10,14 @@ from typing import Any
 from servanda.clauses import CellVerdict, Outcome, worst
 from servanda.contract import Contract
 from servanda.corpus import Corpus
+from servanda.course import Leg, course_of
 from servanda.errors import ContractError
 from servanda.escalation import asked_for
-from servanda.plan import make_plan
-from servanda.rehearsal.data import Data, Recording, recorded_data, synthetic_data
+from servanda.plan import Plan, make_plan
+from servanda.promotion import leg_of
+from servanda.rehearsal.data import Data, Gathering, Recording, recorded_data, synthetic_data
 from servanda.rehearsal.fitting import misfits
+from servanda.rehearsal.promoted import Moment, promoted
 from servanda.rehearsal.results import CaseResult, Check, Looked, Rehearsal
 from servanda.rehearsal.values import ContractTest, Expectation
 from servanda.report.words import worst_first
@@ -46,6 +49,9 @@ def rehearse(
         raise ContractError.all(problems)
     cases = []
     for i, case in enumerate(test.cases):
+        if case.clock is not None:
+            cases.append(_promoted(test, i, plan))
+            continue
         if case.recorded is None:
             data = synthetic_data(test, i, plan)
         else:
@@ -58,13 +64,61 @@ def _answered(test: ContractTest, i: int, data: Data) -> CaseResult:
     """One case: a look at each number of prompt groups, and each expectation held against its."""
     case = test.cases[i]
     groups = [data.groups if e.after is None else e.after for e in case.expect]
-    verdicts = {n: judge(data.plan, evidence) for n, evidence in data.looks(sorted({*groups}))}
+    gathering = Gathering(data)
+    verdicts = {n: judge(data.plan, gathering.after(n)) for n in sorted({*groups})}
+    data.done(max(groups))
     expectations = []
     for j, (expectation, n) in enumerate(zip(case.expect, groups, strict=True)):
         place = ("cases", i, "expect", j)
         checks = tuple(_checks(test, place, expectation, data.plan.contract, verdicts[n]))
         expectations.append(Looked(n, checks, verdicts[n], test.where(*place)))
     return CaseResult(case.name, tuple(expectations), data.not_given, test.where("cases", i))
+
+
+def _promoted(test: ContractTest, i: int, plan: Plan) -> CaseResult:
+    """One case with a clock: each expectation held against the latest look of its time."""
+    case = test.cases[i]
+    assert case.clock is not None
+    moments, not_given = promoted(test, i, plan)
+    expectations = []
+    for j, expectation in enumerate(case.expect):
+        place = ("cases", i, "expect", j)
+        moment = moments[case.clock.looks(expectation.at or 0.0)]
+        leg = leg_of(course_of(plan.contract), moment.state)
+        checks = (
+            *_of_moment(test, place, expectation, moment, leg),
+            *_checks(test, place, expectation, plan.contract, moment.verdict),
+        )
+        stands = f"{leg.name}, {moment.state.status.replace('_', ' ')}: {moment.state.why}"
+        groups, where = moment.verdict.groups, test.where(*place)
+        expectations.append(Looked(groups, checks, moment.verdict, where, moment.at, stands))
+    return CaseResult(case.name, tuple(expectations), not_given, test.where("cases", i))
+
+
+def _of_moment(
+    test: ContractTest,
+    place: tuple[str | int, ...],
+    expectation: Expectation,
+    moment: Moment,
+    leg: Leg,
+) -> Iterator[Check]:
+    """Where the promotion stands after the look."""
+    stands = {
+        "leg": leg.name,
+        "stage": leg.stage,
+        "status": moment.state.status,
+        "share": moment.share,
+        "paged": moment.paged,
+    }
+    for name, found in stands.items():
+        expected = getattr(expectation, name)
+        if expected is not None:
+            where = test.where(*place, name)
+            yield Check(name, _shown(expected), _shown(found), where=where)
+
+
+def _shown(value: object) -> str:
+    return f"[{', '.join(value)}]" if isinstance(value, tuple) else _value(value)
 
 
 def _checks(

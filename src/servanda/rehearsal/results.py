@@ -38,12 +38,15 @@ class Looked:
 
     Args:
         groups: prompt groups that were judged.
+        at: with a clock, the virtual seconds of the look; stands: where the promotion is then.
     """
 
     groups: int
     checks: tuple[Check, ...]
     verdict: Verdict
     where: Where | None = None
+    at: float | None = None
+    stands: str = ""
 
     @property
     def passed(self) -> bool:
@@ -103,6 +106,7 @@ def _case(case: CaseResult) -> dict[str, Any]:
     looks = [
         {
             "after": look.groups,
+            **({} if look.at is None else {"at": look.at, "stands": look.stands}),
             "passed": look.passed,
             "verdict": look.verdict.outcome,
             "where": str(look.where or ""),

@@ -63,19 +63,21 @@ class Traffic:
     """The rounds of one workload of a rehearsed case.
 
     Args:
-        seed: of the test; width: tokens of each answer; temperature: at which they are drawn.
+        seed: of all draws; width: tokens of each answer; temperature: at which they are drawn.
+        first: prompt groups of the series that passed before the first of these rounds.
         own, noise, stable: the series of the two kernels, of each against itself, and of the
             stable kernel; None where the case gives none.
     """
 
     plan: Plan
     schedule: Schedule
-    seed: int
+    seed: str
     width: int
     own: Steered | None
     noise: Steered | None = None
     stable: Steered | None = None
     temperature: float = 1.0
+    first: int = 0
 
     def round(self, index: int) -> tuple[Round, frozenset[str]]:
         """One whole round, and the names of the series that any of its tokens follows.
@@ -170,7 +172,7 @@ class Traffic:
         radius_N = np.sqrt(-2 * np.log1p(-random.random(n)))
         normal_N = radius_N * np.cos(2 * np.pi * random.random(n))
         chance = Chance(normal_N, random.random(n))
-        group_N = np.repeat([u.group for u in units], infer.length_S)
+        group_N = self.first + np.repeat([u.group for u in units], infer.length_S)
         prompts = [self.schedule.corpus.prompts[u.row] for u in units]
         found = columns(TracePair(infer, infer), prompts, steered.fields)
         ratio_N, left_N, met = np.full(n, np.nan), np.ones(n, dtype=bool), set()
@@ -217,6 +219,6 @@ def _part(pair: TracePair, units: tuple[Unit, ...]) -> TracePair:
     return TracePair(some(pair.infer, rows), some(pair.train, rows))
 
 
-def _generator(seed: int, workload: str, stream: str) -> np.random.Generator:
+def _generator(seed: str, workload: str, stream: str) -> np.random.Generator:
     key = hashlib.blake2b(f"{seed}|{workload}|{stream}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "big")))

@@ -40,20 +40,31 @@ def _ends(cases: int, failed: int) -> str:
 
 def _looks(case: CaseResult) -> Iterator[str]:
     for look in case.expectations:
-        yield f"    {_GLYPH[look.passed]} {_after(look)}: {look.verdict.outcome}{_by(look)}"
+        yield f"    {_GLYPH[look.passed]} {_looked(look)}"
         yield from (f"        {line}" for check in look.checks for line in _failed(check))
     if not case.passed:
         yield from (f"        not given: {words.line(name)}" for name in case.not_given)
 
 
-def _after(look: Looked) -> str:
-    return f"after {look.groups:,} prompt group{'s' if look.groups != 1 else ''}"
+def _looked(look: Looked) -> str:
+    """When, what was answered, and the cell that decided it."""
+    if look.at is not None:
+        return f"at {duration(look.at)}, {words.line(look.stands)}"
+    after = f"after {look.groups:,} prompt group{'s' if look.groups != 1 else ''}"
+    cell = next((check.cell for check in look.checks if check.cell is not None), None)
+    return f"{after}: {look.verdict.outcome}{f', {shown(cell)}' if cell else ''}"
 
 
-def _by(look: Looked) -> str:
-    """The cell that decided the verdict, or the first that an expectation names."""
-    cells = [check.cell for check in look.checks if check.cell is not None]
-    return f", {shown(cells[0])}" if cells else ""
+def duration(seconds: float) -> str:
+    """In the largest unit that leaves no rest.
+
+    >>> duration(600), duration(90), duration(0), duration(172800)
+    ('10m', '90s', '0s', '2d')
+    """
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
 
 
 def _failed(check: Check) -> Iterator[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema
 
-from servanda.contract import API_VERSION, WHOLE, Metadata, Place
+from servanda.contract import API_VERSION, WHOLE, Metadata, Place, Stage
 from servanda.errors import Where
-from servanda.fields import Flag, Number, Value, Whole
+from servanda.fields import Duration, Flag, Number, Value, Whole
+from servanda.promotion import Status
 from servanda.rehearsal.series import SeriesText
 
 KIND = "ContractTest"
@@ -41,12 +43,45 @@ class Level(Value):
     stable: Number = Field(gt=0)
 
 
+class Clock(Value):
+    """Virtual time: a promotion is looked at again and again, as prompt groups come in."""
+
+    every: Duration = Field(gt=0, description="Between two looks; the first is at 0s.")
+    groups: Whole = Field(ge=1, description="Prompt groups that come in between two looks.")
+
+    def looks(self, at: float) -> int:
+        """Looks after the first one, up to a time."""
+        return math.floor(at / self.every + 1e-9)
+
+
+class Act(Value):
+    """What somebody does to the promotion, before the look of that time."""
+
+    at: Duration
+    approve: str | None = Field(None, min_length=1, description="Who says yes.")
+    roll_back: str | None = Field(None, min_length=1, description="Who rolls back.")
+    override: str | None = Field(None, description='A cell, "tail on domain=code", or a clause.')
+    ttl: Duration = Field(86400.0, gt=0, description="After which an override expires.")
+    fails: str | None = Field(None, min_length=1, description="Why measuring fails at this look.")
+    changes: Literal["weights", "train", "infer", "stable"] | None = Field(
+        None, description="Which kernel, or the weights, are others from now on."
+    )
+
+
 class Expectation(Value):
     """What the contract answers at one look."""
 
     after: Whole | None = Field(
         None, ge=0, description="Prompt groups of the look; default the end of the series."
     )
+    at: Duration | None = Field(None, description="With a clock: the time of the look.")
+    leg: str | None = Field(None, description="offline, shadow, canary-1, canary-2, full-1.")
+    stage: Stage | None = None
+    status: Status | None = Field(None, description="Where the promotion stands.")
+    share: Number | None = Field(
+        None, ge=0, le=1, description="Of the traffic that infer serves then."
+    )
+    paged: tuple[str, ...] | None = Field(None, description="Who was paged until then, in order.")
     verdict: Answer | None = None
     cells: dict[str, CellAnswer] = Field(
         default_factory=dict,
@@ -81,6 +116,10 @@ class Case(Value):
     recorded: str | None = Field(
         None, description="A run directory, from this file's folder: judged again."
     )
+    clock: Clock | None = Field(
+        None, description="Promotes the build: {every: 1m, groups: 200}; traffic goes on with time."
+    )
+    acts: tuple[Act, ...] = Field((), description="[{at: 20m, approve: alice}], with a clock.")
     expect: tuple[Expectation, ...] = Field(min_length=1)
 
 
