@@ -84,9 +84,7 @@ def drill(
         value = FAULTS[name].default if value is None else value
     with tempfile.TemporaryDirectory(prefix="servanda-drill-") as folder:
         try:
-            verdict = run.check(
-                contract, run_dir=folder, open=open, watch=watch, deadline=deadline
-            )
+            verdict = run.check(contract, run_dir=folder, open=open, watch=watch, deadline=deadline)
         except IdentityError as error:
             return Drill(name, value, None, error)
     tokens = verdict.portraits["infer"].total.n if "infer" in verdict.portraits else 0

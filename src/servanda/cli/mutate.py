@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -12,23 +12,13 @@ import click
 from servanda.cli.options import max_time_option, until
 from servanda.cli.output import show
 from servanda.cli.progress import watching
-from servanda.contract import Contract
 from servanda.faults import FAULTS
 from servanda.mutation import Mutation, mutate
-from servanda.mutation.mutate import never
-from servanda.rehearsal import ContractTest, Recording
+from servanda.mutation.mutate import never, unsaid
+from servanda.rehearsing import Prepared
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _WORST = (130, 1, 3, 0)  # of the exit codes of several contracts, the first that is there
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A contract, the tests that it passes, and the runs that their cases name."""
-
-    contract: Contract
-    tests: Sequence[ContractTest]
-    recorded: Mapping[str, Recording] = field(default_factory=dict)
 
 
 def mutate_options(command: Command) -> Command:
@@ -76,7 +66,7 @@ def refuse_without(mutate: bool, **given: object) -> None:
 
 
 def run_mutations(
-    subjects: Iterable[Subject],
+    tests: Sequence[Prepared],
     *,
     only: Any = None,
     faults: Sequence[str] = (),
@@ -88,6 +78,7 @@ def run_mutations(
     """Mutate contract after contract, print what was found, and give the exit code.
 
     Args:
+        tests: that pass; those of one contract are taken together.
         only: "limits", "faults", or None for both.
         faults: names of the catalogue; none is every one.
         at_least: the score that each contract needs.
@@ -106,17 +97,16 @@ def run_mutations(
         raise click.UsageError("--fault goes with faults, and --only limits injects none")
     deadline = until(max_time) or never
     found: list[Mutation] = []
-    for subject in subjects:
+    for own in _by_contract(tests):
         with watching(quiet) as watch:
             result = mutate(
-                subject.contract,
-                subject.tests,
-                recorded=subject.recorded,
+                own[0].contract,
+                own,
                 only=only,
                 faults=faults,
                 watch=watch,
                 deadline=deadline,
-                say=(lambda text: None) if quiet else _on_stderr,
+                say=unsaid if quiet else _on_stderr,
             )
         found.append(result)
         if format_ == "text":
@@ -127,6 +117,13 @@ def run_mutations(
         show(json.dumps([result.to_dict(at_least) for result in found], indent=1))
     codes = {result.exit_code(at_least) for result in found}
     return next((code for code in _WORST if code in codes), 0)
+
+
+def _by_contract(tests: Sequence[Prepared]) -> list[list[Prepared]]:
+    found: dict[Path, list[Prepared]] = {}
+    for test in tests:
+        found.setdefault(test.path.resolve(), []).append(test)
+    return [*found.values()]
 
 
 def _on_stderr(text: str) -> None:

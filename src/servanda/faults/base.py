@@ -63,8 +63,7 @@ class Fault:
         lacking = [n for n in vars(broken) if not n.startswith("__") and not hasattr(base, n)]
         if lacking:
             raise MeasurementError(
-                f"{cannot(self.name)} {base.__name__}, which has no "
-                f"{lacking[0]!r} to break",
+                f"{cannot(self.name)} {base.__name__}, which has no {lacking[0]!r} to break",
                 hint="use engine: transformers for this fault",
             )
         return broken

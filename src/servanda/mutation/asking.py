@@ -22,7 +22,9 @@ def limit(contract: Contract, section: Section, clause: Clause, was: float, now:
     of = clause.at_most if clause.at_most is not None else clause.at_least
     times = f" times {of.of}" if isinstance(of, Relative) else ""
     what = quantity(clause)
-    return f"no case has {what} {_on(contract, section, clause)} between {low:g} and {high:g}{times}"
+    return (
+        f"no case has {what} {_on(contract, section, clause)} between {low:g} and {high:g}{times}"
+    )
 
 
 def percentile(

@@ -36,7 +36,7 @@ def conforming(plan: Plan, found: Drill, seconds: float) -> Conforming:
         kernels=kernels,
         outcome=verdict.outcome,
         failing=tuple(
-            Failing(f"{c.clause} on {c.slice}", c.outcome, why(plan, verdict, c), c.where)
+            Failing(f"{c.clause} on {c.slice}", c.outcome, reason(plan, verdict, c), c.where)
             for c in enforced
             if c.outcome != "holds"
         ),
@@ -64,7 +64,7 @@ def beyond_reach(plan: Plan) -> Conforming | None:
     return Conforming(f"{plan.contract.kernels.train} against itself", "out of reach", failing)
 
 
-def why(plan: Plan, verdict: Verdict, cell: CellVerdict) -> str:
+def reason(plan: Plan, verdict: Verdict, cell: CellVerdict) -> str:
     """Why a kernel does not keep a promise with itself: its noise, or too small a size."""
     parts = []
     if cell.value is not None and cell.limit is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from servanda.clauses import CellVerdict
 from servanda.contract import Contract
@@ -12,31 +13,29 @@ from servanda.mutation.equivalent import proof
 from servanda.mutation.mutants import Mutant, mutants
 from servanda.mutation.result import Mark, Near, Tried
 from servanda.plan import draft
-from servanda.rehearsal import CaseResult, ContractTest, Rehearsal
-
-# what `rehearsal.rehearse` says of a test and a contract; recorded runs are its caller's
-Rehearse = Callable[[ContractTest, Contract], Rehearsal]
+from servanda.rehearsal import Case, CaseResult, Rehearsal
+from servanda.rehearsing import Prepared
+from servanda.report.words import of_cell
 
 
 def try_limits(
     contract: Contract,
-    tests: Sequence[ContractTest],
-    rehearse: Rehearse,
+    tests: Sequence[Prepared],
     corpora: Mapping[str, Corpus],
     golden: Corpus | None,
-    over: Callable[[int, int], bool] = lambda done, total: False,
+    over: Callable[[int, int], bool],
 ) -> Iterator[Tried]:
     """What becomes of each mutant of a contract.
 
     Args:
-        rehearse: holds a test against a contract.
+        tests: that the contract passes.
         corpora, golden: the texts that the contract names.
         over: is told how many mutants of how many are done, and says whether the time is over.
 
     Raises:
         ContractError: the tests do not pass as they are, so nothing can be said of a mutant.
     """
-    base = [rehearse(test, contract) for test in tests]
+    base = [test.rehearse(contract) for test in tests]
     failing = [f"{r.test}: {case.name}" for r in base for case in r.cases if not case.passed]
     if failing:
         raise ContractError(
@@ -46,6 +45,7 @@ def try_limits(
     _, known = draft(contract, corpora, golden)
     refusals = {problem.message for problem in known}
     every = [*mutants(contract)]
+    cases = [*_single(tests)]
     for done, mutant in enumerate(every):
         if over(done, len(every)):
             yield _tried(mutant, "open")
@@ -55,7 +55,7 @@ def try_limits(
         if new:
             yield _tried(mutant, "refused", why=new[0])
             continue
-        by = _killers(mutant, tests, rehearse)
+        by = _killer(mutant, cases)
         if by:
             yield _tried(mutant, "killed", by=by)
         elif why := proof(mutant, contract, corpora, golden):
@@ -76,19 +76,30 @@ def _tried(mutant: Mutant, mark: Mark, **more: object) -> Tried:
     )
 
 
-def _killers(
-    mutant: Mutant, tests: Sequence[ContractTest], rehearse: Rehearse
-) -> tuple[str, ...]:
-    """The cases of the first test that notices; a test that no longer fits has noticed too."""
-    for test in tests:
+def _single(tests: Sequence[Prepared]) -> Iterator[tuple[Case, Prepared]]:
+    """Every case, in a test of its own: one that notices is enough, and cases take their time."""
+    for prepared in tests:
+        for case in prepared.test.cases:
+            alone = prepared.test.model_copy(update={"cases": (case,)})
+            yield case, replace(prepared, test=alone)
+
+
+def _killer(mutant: Mutant, cases: Sequence[tuple[Case, Prepared]]) -> tuple[str, ...]:
+    """The first case that the mutant fails; one that no longer fits it has noticed too."""
+    for case, alone in sorted(cases, key=lambda pair: not _names(pair[0], mutant.clause)):
         try:
-            found = rehearse(test, mutant.contract)
+            found = alone.rehearse(mutant.contract)
         except ContractError as error:
-            return (f"{test.metadata.name}: {error.problems[0].message}",)
-        failed = tuple(case.name for case in found.cases if not case.passed)
-        if failed:
-            return failed
+            return (f"{case.name}: {error.problems[0].message}",)
+        if not found.passed:
+            return (case.name,)
     return ()
+
+
+def _names(case: Case, clause: str) -> bool:
+    """Whether a case expects something of a clause; such a case is asked first."""
+    named = {name.partition(" on ")[0] for look in case.expect for name in look.cells}
+    return clause in named
 
 
 def _missing(mutant: Mutant, base: Sequence[Rehearsal]) -> tuple[str, Near | None]:
@@ -105,7 +116,7 @@ def _missing(mutant: Mutant, base: Sequence[Rehearsal]) -> tuple[str, Near | Non
     if not found:
         return mutant.unasked, None
     off, value, cell, case = min(found, key=lambda f: f[0])
-    near = Near(f"{cell.clause} on {cell.slice}", 0.0, f"{value:.3g} in {case.name!r}")
+    near = Near(f"{cell.clause} on {cell.slice}", 0.0, f"{of_cell(cell, value)} in {case.name!r}")
     if off == 0:
         return (
             f"a case lies between {low:g} and {high:g}, and is answered alike: too few prompt "

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import ValidationError
 
 from servanda import lint
@@ -81,7 +82,7 @@ def _changes(contract: Contract) -> Iterator[Iterator[Mutant]]:
         yield from _limit(contract, section, place, clause)
         yield from _percentile(contract, section, place, clause)
         yield iter([_shown_only(contract, place, clause)])
-        yield iter([_without_clause(contract, section, place, clause)])
+        yield iter([_without_clause(contract, place, clause)])
     yield from (iter([_without_slice(contract, i)]) for i in range(len(contract.slices)))
     for i, rule in enumerate(contract.escalation):
         if "diverted_traffic" not in rule.when:  # traffic is the gateway's; no test has any
@@ -137,6 +138,9 @@ def _moved(
     # cells of a percentile clause speak of the share beyond the limit, and relative ones of
     # a limit that is known only when it is judged
     comparable = clause.percentile is None and not relative
+    low, high = sorted((was, now))
+    # a value that is the limit itself keeps it
+    between = (low, _before(high)) if which == "at_least" else (_after(low), high)
     words = f"{was:g} becomes {now:g}" + (f" times {limit.of}" if relative else "")
     return Mutant(
         name=f"{clause.id}.{which} {now:g}",
@@ -146,8 +150,16 @@ def _moved(
         sentence=f"{clause.id}: {which} {words}",
         unasked=asking.limit(contract, section, clause, was, now),
         clause=clause.id,
-        between=(min(was, now), max(was, now)) if comparable else None,
+        between=between if comparable else None,
     )
+
+
+def _before(x: float) -> float:
+    return float(np.nextafter(x, -np.inf))
+
+
+def _after(x: float) -> float:
+    return float(np.nextafter(x, np.inf))
 
 
 def _percentile(
@@ -173,7 +185,7 @@ def _of_percentile(
         sentence=f"{clause.id}: {clause.aggregate} becomes {aggregate}",
         unasked=asking.percentile(contract, section, clause, shares[0], shares[1]),
         clause=clause.id,
-        between=(shares[0], shares[1]) if section == "statistical" else None,
+        between=(_after(shares[0]), shares[1]) if section == "statistical" else None,
     )
 
 
@@ -182,16 +194,14 @@ def _shown_only(contract: Contract, place: Place, clause: Clause) -> Mutant:
         name=f"{clause.id} as a warning",
         kind="severity",
         place=(*place, "severity"),
-        contract=_with_clause(
-            contract, place, clause.model_copy(update={"severity": "warning"})
-        ),
+        contract=_with_clause(contract, place, clause.model_copy(update={"severity": "warning"})),
         sentence=f"{clause.id}: severity {clause.severity} becomes warning, so it is only shown",
         unasked=asking.severity(clause),
         clause=clause.id,
     )
 
 
-def _without_clause(contract: Contract, section: Section, place: Place, clause: Clause) -> Mutant:
+def _without_clause(contract: Contract, place: Place, clause: Clause) -> Mutant:
     rules = tuple(rule for rule in contract.escalation if rule.when.get("clause") != clause.id)
     gone = len(contract.escalation) - len(rules)
     also = f", and {gone} rule{'s' * (gone > 1)} of escalation that watch{'es' * (gone == 1)} it"

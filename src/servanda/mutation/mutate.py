@@ -1,11 +1,11 @@
-# Mutating: limits moved, faults injected, and a kernel that has to pass; three questions, one score.
+# Mutating: limits moved, faults injected, and a kernel that has to pass: three questions.
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 from servanda import loading
 from servanda.contract import Contract
@@ -20,7 +20,7 @@ from servanda.mutation.faults import inject, named
 from servanda.mutation.limits import try_limits
 from servanda.mutation.result import Conforming, Injected, Mutation, Part
 from servanda.plan import Plan, draft
-from servanda.rehearsal import ContractTest, Recording, Rehearsal, rehearse
+from servanda.rehearsing import Prepared
 
 PARTS: tuple[Part, ...] = ("limits", "faults")
 Said = Callable[[str], None]
@@ -37,9 +37,8 @@ def never() -> bool:
 
 def mutate(
     contract: Contract,
-    tests: Sequence[ContractTest] = (),
+    tests: Sequence[Prepared] = (),
     *,
-    recorded: Mapping[str, Recording] | None = None,
     only: Part | None = None,
     faults: Sequence[str] = (),
     open: Open = spawn,
@@ -54,7 +53,7 @@ def mutate(
     with what was found so far.
 
     Args:
-        tests: that the contract passes; recorded: runs under the names that their cases give.
+        tests: that the contract passes.
         only: one of the two parts; faults: of the catalogue, none is every one.
         deadline: whether the time is over; no round and no mutant starts after that.
         say: is told what the faults will cost, before the first.
@@ -70,26 +69,19 @@ def mutate(
         contract.digest,
         asked,
         tests=len(tests),
-        cases=sum(len(test.cases) for test in tests),
+        cases=sum(len(one.test.cases) for one in tests),
     )
     names = named(faults)
-    rehearsing = partial(_rehearse, run, recorded or {})
     try:
         if "limits" in asked:
-            for tried in try_limits(contract, tests, rehearsing, *run.texts, run.over):
+            for tried in try_limits(contract, tests, *run.texts, run.over):
                 result = replace(result, limits=(*result.limits, tried))
         if "faults" in asked:
-            for result in run.drilled(result, names):
-                pass
+            for found in run.drilled(result, names):
+                result = found
     except (Interrupted, KeyboardInterrupt):
         return replace(result, stopped="interrupted")
     return replace(result, stopped="time" if result.open else "")
-
-
-def _rehearse(
-    run: _Run, recorded: Mapping[str, Recording], test: ContractTest, contract: Contract
-) -> Rehearsal:
-    return rehearse(test, contract, *run.texts, recorded=recorded)
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,9 @@ def _limits(result: Mutation) -> Iterator[str]:
 
 
 def _survivor(tried: Tried) -> Iterator[str]:
-    near = f" (nearest: {tried.near})" if tried.near else ""
+    near = f" (nearest: {line(str(tried.near))})" if tried.near else ""
     yield from _wrapped(f"✗ {_placed(tried)}", "  ")
-    yield from _wrapped(f"{line(tried.why)}{line(near)}", "      ")
+    yield from _wrapped(f"{line(tried.why)}{near}", "      ", hang=0)
 
 
 def _placed(tried: Tried) -> str:
@@ -93,7 +93,9 @@ def _checks(result: Mutation) -> Iterator[str]:
 def _check(check: Conforming) -> Iterator[str]:
     glyph = "✓" if check.holds else "✗"
     size = f", all {check.cells} cells, {check.groups:,} prompt groups" if check.holds else ""
-    yield from _wrapped(f"{glyph} without a fault: {line(check.kernels)}: {check.outcome}{size}", "")
+    yield from _wrapped(
+        f"{glyph} without a fault: {line(check.kernels)}: {check.outcome}{size}", ""
+    )
     for failing in check.failing:
         what = line(failing.why)
         if failing.outcome != "out of reach":  # that sentence names the cell itself
@@ -167,7 +169,7 @@ def _wrapped(text: str, indent: str, hang: int = 4) -> list[str]:
         text.replace(" %", "\xa0%"),  # a number and its sign stay in one line
         _WIDTH,
         initial_indent=indent,
-        subsequent_indent=indent + " " * (hang if indent or hang == 4 else 0),
+        subsequent_indent=indent + " " * hang,
         break_long_words=False,
         break_on_hyphens=False,
     )
