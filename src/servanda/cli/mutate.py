@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from servanda.cli.options import max_time_option, until
+from servanda.cli.options import DurationType, until
 from servanda.cli.output import show
 from servanda.cli.progress import watching
 from servanda.faults import FAULTS
@@ -21,48 +21,63 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _WORST = (130, 1, 3, 0)  # of the exit codes of several contracts, the first that is there
 
 
+_OPTIONS = (
+    click.option(
+        "--mutate",
+        is_flag=True,
+        help="Move every limit, and inject every fault into the kernels: does anything notice?",
+    ),
+    click.option(
+        "--only",
+        type=click.Choice(["limits", "faults"]),
+        help="With --mutate: one of the two.  Moving limits runs no kernel.",
+    ),
+    click.option(
+        "--fault",
+        "faults",
+        multiple=True,
+        metavar="NAME",
+        help="With --mutate: inject this fault; may be given again.  [default: the catalogue]",
+    ),
+    click.option(
+        "--at-least",
+        type=click.FloatRange(0, 1),
+        help="With --mutate: exit 1 where the score is lower, such as 0.8.",
+    ),
+    click.option(
+        "--max-time",
+        type=DurationType(),
+        help="With --mutate: begin nothing after this time, such as 10m; the rest stays open.",
+    ),
+    click.option("--quiet", is_flag=True, help="With --mutate: no progress."),
+)
+
+
 def mutate_options(command: Command) -> Command:
-    """The options of --mutate, for the verb that has it."""
-    for option in reversed(
-        (
-            click.option(
-                "--mutate",
-                is_flag=True,
-                help="Move every limit and inject every fault: does anything notice?",
-            ),
-            click.option(
-                "--only",
-                type=click.Choice(["limits", "faults"]),
-                help="With --mutate: one of the two. Limits cost no kernel.",
-            ),
-            click.option(
-                "--fault",
-                "faults",
-                multiple=True,
-                metavar="NAME",
-                help="With --mutate: this fault only; may be given again.  [default: all]",
-            ),
-            click.option(
-                "--at-least",
-                type=click.FloatRange(0, 1),
-                help="With --mutate: exit 1 where the score is lower, such as 0.8.",
-            ),
-            max_time_option,
-        )
-    ):
+    """Give a verb the options of --mutate, which `run_mutations` takes."""
+    for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
-def refuse_without(mutate: bool, **given: object) -> None:
-    """Options that say something of --mutate only.
+def refuse_without(mutate: bool, format_: str, **given: object) -> None:
+    """Options that say something of --mutate only, and what it cannot be told in.
 
     Raises:
-        click.UsageError: one is given without it.
+        click.UsageError: one is given without it, or goes with no other.
     """
     for name, value in given.items():
         if not mutate and value not in (None, (), False):
-            raise click.UsageError(f"--{name.replace('_', '-')} goes with --mutate")
+            option = {"faults": "fault"}.get(name, name.replace("_", "-"))
+            raise click.UsageError(f"--{option} goes with --mutate")
+    if mutate and format_ not in ("text", "json"):
+        raise click.UsageError(f"--mutate is told as text or json, not as {format_}")
+    if given.get("faults") and given.get("only") == "limits":
+        raise click.UsageError("--fault says which fault, and --only limits injects none")
+    for name in given.get("faults") or ():  # type: ignore[attr-defined]
+        if name not in FAULTS:
+            hint = f"{FAULTS.hint(name)} (`servanda demo --fault list` shows them all)"
+            raise click.UsageError(f"there is no fault {name!r}\n  hint: {hint}")
 
 
 def run_mutations(
@@ -86,15 +101,8 @@ def run_mutations(
         format_: "text" or "json".
 
     Raises:
-        click.UsageError: there is no such fault, or faults of a mutation without any.
         ContractError, MeasurementError: as `mutation.mutate` does.
     """
-    for name in faults:
-        if name not in FAULTS:
-            hint = f"{FAULTS.hint(name)} (`servanda demo --fault list` shows them all)"
-            raise click.UsageError(f"there is no fault {name!r}\n  hint: {hint}")
-    if faults and only == "limits":
-        raise click.UsageError("--fault goes with faults, and --only limits injects none")
     deadline = until(max_time) or never
     found: list[Mutation] = []
     for own in _by_contract(tests):

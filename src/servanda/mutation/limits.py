@@ -108,22 +108,30 @@ def _missing(mutant: Mutant, base: Sequence[Rehearsal]) -> tuple[str, Near | Non
         return mutant.unasked, None
     low, high = mutant.between
     found = [
-        (abs(value - min(max(value, low), high)), value, cell, case)
+        (_part(value, min(max(value, low), high)), value, cell, case)
         for rehearsal in base
         for case in rehearsal.cases
         for cell, value in _values(case, mutant.clause)
     ]
     if not found:
         return mutant.unasked, None
-    off, value, cell, case = min(found, key=lambda f: f[0])
-    near = Near(f"{cell.clause} on {cell.slice}", 0.0, f"{of_cell(cell, value)} in {case.name!r}")
-    if off == 0:
+    part, value, cell, case = max(found, key=lambda f: f[0])
+    near = Near(f"{cell.clause} on {cell.slice}", part, f"{of_cell(cell, value)} in {case.name!r}")
+    if part == 1:
         return (
             f"a case lies between {low:g} and {high:g}, and is answered alike: too few prompt "
             "groups, or nothing is expected of it",
             near,
         )
     return mutant.unasked, near
+
+
+def _part(value: float, end: float) -> float:
+    """How near a value is to an end of the interval that it is outside of; 1 inside."""
+    if value == end:
+        return 1.0
+    near = 1 - abs(value - end) / max(abs(value), abs(end))
+    return min(near, 1 - 1e-12)
 
 
 def _values(case: CaseResult, clause: str) -> Iterator[tuple[CellVerdict, float]]:

@@ -10,7 +10,7 @@ from servanda.report.words import line
 
 _WIDTH = 96
 _CELLS = 3  # that made an outcome, by name; the rest is counted
-_GLYPH = {"caught": "✓", "missed": "✗", "undecided": "?", "not applicable": "–", "open": " "}
+_GLYPH = {"caught": "✓", "missed": "✗", "undecided": "?", "open": " "}
 
 
 def told(result: Mutation) -> str:
@@ -108,17 +108,20 @@ def _faults(result: Mutation) -> Iterator[str]:
         return
     noticed, asked = result.counts("faults")
     yield f"faults    {noticed} of {asked} caught"
-    longest = max(len(f.fault) for f in result.faults)
-    for found in result.faults:
+    unfit = [f.fault for f in result.faults if f.fate == "not applicable"]
+    shown = [f for f in result.faults if f.fate != "not applicable"]
+    longest = max((len(f.fault) for f in shown), default=0)
+    for found in shown:
         head = f"{_GLYPH[found.fate]} {found.fault:<{longest}}  {found.fate:<10}  "
         yield from _wrapped(f"{head}{_fate(found)}", "  ", hang=2)
+
+    if unfit:
+        yield from _wrapped(f"– not applicable to these engines: {', '.join(unfit)}", "  ", hang=2)
 
 
 def _fate(found: Injected) -> str:
     if found.fate == "open":
         return "the time was over"
-    if found.fate == "not applicable":
-        return line(found.why)
     if found.why:
         return f"{found.outcome}: {line(found.why)}" if found.outcome else line(found.why)
     by = ", ".join(map(line, found.by[:_CELLS]))
