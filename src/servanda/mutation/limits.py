@@ -39,7 +39,7 @@ def try_limits(
     failing = [f"{r.test}: {case.name}" for r in base for case in r.cases if not case.passed]
     if failing:
         raise ContractError(
-            f"{len(failing)} cases fail before anything is moved: {', '.join(failing[:3])}",
+            f"{len(failing)} case{'s fail' if len(failing) > 1 else ' fails'} before anything is moved: {', '.join(failing[:3])}",
             hint="mend the contract or its tests first: servanda test",
         )
     _, known = draft(contract, corpora, golden)

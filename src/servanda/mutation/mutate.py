@@ -148,7 +148,11 @@ class _Run:
     def checked(self, contract: Contract) -> Conforming:
         """A check without a fault."""
         plan, began = loading.compile(contract), time.monotonic()
-        found = drill(contract, None, open=self.open, watch=self.watch, deadline=self.deadline)
+
+        def told(progress: Progress) -> None:
+            self.watch(replace(progress, what=f"no fault: {progress.what}"))
+
+        found = drill(contract, None, open=self.open, watch=told, deadline=self.deadline)
         return conforming(plan, found, time.monotonic() - began)
 
 
