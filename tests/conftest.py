@@ -1,6 +1,14 @@
 # Hypothesis is derandomised: a red test is red for everyone.
 
+import importlib.util
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import cluster as clusters
 
 settings.register_profile(
     "servanda",
@@ -9,3 +17,33 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("servanda")
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """A PostgreSQL server that lives as long as the session; one for each worker of xdist."""
+    if clusters.binaries() is None:
+        pytest.skip("PostgreSQL is not installed: no initdb in /usr/lib/postgresql/*/bin")
+    if importlib.util.find_spec("psycopg") is None:
+        pytest.skip("psycopg is not installed: pip install 'servanda[postgres]'")
+    with clusters.running() as found:
+        yield found
+
+
+@pytest.fixture
+def swift_path(tmp_path):
+    """A folder in memory where the system has one: what is killed is processes, not machines."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory, prefix="servanda-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def where(request, swift_path):
+    """The place of a ledger that is not there yet, in either store."""
+    if request.param == "sqlite":
+        return str(swift_path / "ledger.db")
+    return request.getfixturevalue("cluster").place()

@@ -12,11 +12,13 @@ from servanda import language
 from servanda import plan as planning
 from servanda.contract import Contract, Golden, Kernel, NamedWorkload, Workload
 from servanda.corpus import Corpus
+from servanda.course import Leg
 from servanda.engines import engine_names
 from servanda.errors import ContractError, Problem
 from servanda.faults import FAULTS
 from servanda.plan import Plan
 from servanda.rewards import file_and_function
+from servanda.traffic import Traffic
 
 T = TypeVar("T", Workload, NamedWorkload, Golden)
 
@@ -28,8 +30,17 @@ def load(path: str | Path) -> Contract:
         ContractError: every problem of the text at once, each with its place.
     """
     path = Path(path)
+    return read(bytes_of(path), str(path), path.parent)
+
+
+def bytes_of(path: Path) -> bytes:
+    """What a contract's file holds.
+
+    Raises:
+        ContractError: it cannot be read.
+    """
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise ContractError(
             f"{path} cannot be read: {error.strerror or error}",
@@ -37,7 +48,6 @@ def load(path: str | Path) -> Contract:
             if str(path).startswith(("http:", "https:"))
             else "give the path of a .kernelcontract.yaml file",
         ) from None
-    return read(data, str(path), path.parent)
 
 
 def read(data: bytes, name: str, folder: Path) -> Contract:
@@ -46,15 +56,7 @@ def read(data: bytes, name: str, folder: Path) -> Contract:
     Raises:
         ContractError: every problem of the text at once, each with its place.
     """
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ContractError(
-            f"{name} is not UTF-8 text: {error.reason} at byte {error.start}",
-            hint="save it as UTF-8",
-        ) from None
-    contract, _ = language.parse(text, name, engines=engine_names(), faults=[*FAULTS])
-    contract = beside(contract, folder)
+    contract = beside(parse(data, name), folder)
     missing = [
         Problem(
             f"there is no {name}",
@@ -67,6 +69,23 @@ def read(data: bytes, name: str, folder: Path) -> Contract:
     missing += _fault_values(contract)
     if missing:
         raise ContractError.all(missing)
+    return contract
+
+
+def parse(data: bytes, name: str) -> Contract:
+    """A contract from its bytes alone, as it is written: no file that it names is looked for.
+
+    Raises:
+        ContractError: every problem of the text at once, each with its place.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ContractError(
+            f"{name} is not UTF-8 text: {error.reason} at byte {error.start}",
+            hint="save it as UTF-8",
+        ) from None
+    contract, _ = language.parse(text, name, engines=engine_names(), faults=[*FAULTS])
     return contract
 
 
@@ -144,15 +163,32 @@ def beside(contract: Contract, folder: Path) -> Contract:
     return contract.model_copy(update=changes)
 
 
-def compile(contract: Contract, *, attempt: int = 1) -> Plan:  # noqa: A001 - the field's word
+def compile(  # noqa: A001 - the field's word
+    contract: Contract,
+    *,
+    attempt: int = 1,
+    leg: Leg | None = None,
+    traffic: Traffic | None = None,
+) -> Plan:
     """Fix everything that is decided before the first token: cells, prompts, seeds, alpha.
+
+    Args:
+        leg: of a promotion; None for a check by itself.
+        traffic: what infer was sent on a live leg; None: nothing yet.
 
     Raises:
         ContractError: an empty slice, a limit out of reach, a corpus that is none, or tokens
             that only a trainer has.
     """
     source = reward_source(contract)
-    return planning.make_plan(contract, *corpora(contract), attempt=attempt, reward_source=source)
+    return planning.make_plan(
+        contract,
+        *corpora(contract),
+        attempt=attempt,
+        reward_source=source,
+        leg=leg,
+        traffic=traffic,
+    )
 
 
 def reward_source(contract: Contract) -> str:

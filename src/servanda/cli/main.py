@@ -21,7 +21,8 @@ _FAILED, _INTERRUPTED = 4, 130
 VERBS: dict[str, tuple[str, ...]] = {
     "Measure and judge": ("check", "compare", "preflight", "watch", "import", "report"),
     "Contracts": (
-        *("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "test", "presets"),
+        *("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "presets"),
+        *("diff", "list", "test"),
     ),
     "Promote": ("promote", "can-promote", "approve", "override", "rollback", "status"),
     "Pieces": ("measure",),

@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from servanda.clauses import Cell
+from servanda.clauses.base import Source
 from servanda.divergence import DIVERGENCES
 from servanda.errors import ContractError, EvidenceError, Problem
 from servanda.evidence import Evidence, GoldenRun, Round, weigh, weigh_golden
-from servanda.identity import EvidenceKey, digest_of
+from servanda.identity import EvidenceKey
 from servanda.once import weigh_once
 from servanda.plan import Plan, make_plan
 from servanda.rehearsal.fitting import width_of
-from servanda.rehearsal.given import Given, golden_run, timed, without
+from servanda.rehearsal.given import Given, covered, golden_run, timed, without
 from servanda.rehearsal.series import Series
 from servanda.rehearsal.synthetic import Steered, Traffic, first_groups
 from servanda.rehearsal.values import REST, ContractTest
@@ -95,8 +96,11 @@ def synthetic_data(test: ContractTest, i: int, plan: Plan, leg: str = "", first:
     given = Given.of(test, case)
     lacks = [given.lacks(cell) for cell in plan.cells]
     plan = without(plan, lacks)
-    key = EvidenceKey(plan.contract.digest, _corpus(plan), _MADE, _MADE, _MADE)
-    once = weigh_once(plan, key, {"timing": timed(plan, given.timing)} if plan.loads else {})
+    key = EvidenceKey(plan.contract.digest, plan.texts, _MADE, _MADE, _MADE)
+    measured: dict[Source, object] = {"coverage": covered(plan, given.rescored)}
+    if plan.loads:
+        measured["timing"] = timed(plan, given.timing)
+    once = weigh_once(plan, key, measured)
     golden = golden_run(plan, given.golden)
     once += weigh_golden(plan, key, golden) if golden else Evidence(key, plan.digest)
     traffic = {
@@ -154,7 +158,7 @@ def recorded_data(test: ContractTest, i: int, plan: Plan, run: Recording) -> Dat
     """
     case = test.cases[i]
     plan = make_plan(plan.contract, plan.corpora, plan.golden, attempt=run.key.attempt)
-    if _corpus(plan) != run.key.corpus:
+    if plan.texts != run.key.corpus:
         raise EvidenceError(
             f"{case.recorded} was measured on other prompts or golden texts than this contract "
             "names",
@@ -221,12 +225,6 @@ def _steered(
     plan: Plan, schedule: Schedule, traffic: Mapping[str, Series] | None
 ) -> Steered | None:
     return Steered.of(plan, schedule, traffic) if traffic else None
-
-
-def _corpus(plan: Plan) -> str:
-    """The digest of the texts, as the key of a run's evidence has it."""
-    texts = [corpus.digest for corpus in plan.corpora.values()]
-    return digest_of([*texts, plan.golden.digest if plan.golden else ""])
 
 
 def _not_given(plan: Plan, lacks: Sequence[str]) -> tuple[str, ...]:

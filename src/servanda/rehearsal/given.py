@@ -15,11 +15,13 @@ from servanda.clauses import (
     BoundedFact,
     Cell,
     CellVerdict,
+    Coverage,
     Fact,
     LoadOf,
     Look,
 )
 from servanda.clauses.base import Source, View, blank
+from servanda.clauses.coverage import Windows
 from servanda.clauses.timing import LOOKS, RECORDED, SERVED, STABLE, TIMINGS, LoadRun
 from servanda.divergence import DIVERGENCES
 from servanda.evidence import GoldenRun
@@ -30,6 +32,7 @@ from servanda.trace import Trace, TracePair
 
 _POSITIONS = 32  # of each golden text
 _REQUESTS = 8  # of each timed block
+_SERVED = 1_000_000  # requests, of which a share was scored again
 _TOKENS = 16  # of each timed request
 
 
@@ -67,6 +70,7 @@ class Given:
 
     golden: Mapping[str, float]
     timing: Mapping[str, float | Level]
+    rescored: float | None
     peers: frozenset[str]
 
     @classmethod
@@ -75,6 +79,7 @@ class Given:
         return cls(
             (test.golden if case.golden is None else case.golden) or {},
             (test.timing if case.timing is None else case.timing) or {},
+            case.rescored,
             frozenset(peers | ({"stable"} if case.stable else set())),
         )
 
@@ -90,6 +95,8 @@ class Given:
             if "stable" in kind.peers and not isinstance(level, Level):
                 return f"write timing: {{{clause.id}: {{infer: ..., stable: ...}}}}"
             return "" if level is not None else f"write timing: {{{clause.id}: ...}}"
+        if kind.source == "coverage":
+            return "" if self.rescored is not None else "write rescored: 0.02"
         if kind.source in ("batches", "corners"):
             return "it is measured on engines alone"
         return self._lacks_of_tokens(cell) if kind.source == "workload" else ""
@@ -154,6 +161,13 @@ def timed(plan: Plan, timing: Mapping[str, float | Level]) -> dict[LoadOf, LoadR
         block = {side: _block(values) for side, values in sides.items()}
         found[load] = LoadRun(blocks=(block,) * LOOKS[-1])
     return found
+
+
+def covered(plan: Plan, rescored: float | None) -> Windows:
+    """The share of served requests that was scored again, in every window that a clause names."""
+    windows = {cell.clause.over for cell in plan.cells if cell.kind.source == "coverage"}
+    scored = round((rescored or 0.0) * _SERVED)
+    return {window: Coverage(scored, _SERVED) for window in windows}
 
 
 def _block(values: Mapping[str, float]) -> Timing:

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
-from servanda.contract import Promotion, StageRule
+from servanda.arrivals import Arrivals
 from servanda.course import Leg, course_of
 from servanda.errors import ContractError, EvidenceError
 from servanda.plan import Plan, make_plan
@@ -30,6 +29,7 @@ from servanda.promotion import (
 )
 from servanda.rehearsal.data import Gathering, synthetic_data
 from servanda.rehearsal.values import Act, Clock, ContractTest
+from servanda.schedule import Schedule
 from servanda.verdict import Verdict, judge
 
 _REHEARSED = "rehearsed"  # the run's name, and the reason of every act
@@ -37,14 +37,15 @@ _REHEARSED = "rehearsed"  # the run's name, and the reason of every act
 
 @dataclass(frozen=True)
 class LegPlan(Plan):
-    """The plan of one leg: its cells and sizes, and its part of alpha."""
-
-    part: float = 1.0
+    """The plan of one leg, on which the contract's own prompts are what users ask."""
 
     @cached_property
-    def price_cells(self) -> int:
-        """A violation on a leg may spend the leg's part."""
-        return math.ceil(sum(cell.priced for cell in self.cells) / self.part)
+    def schedules(self) -> tuple[Schedule, ...]:
+        """As planned; those of a live leg draw in an order of their own."""
+        return tuple(
+            replace(s.planned, seed=s.seed) if isinstance(s, Arrivals) else s
+            for s in super().schedules
+        )
 
 
 @dataclass(frozen=True)
@@ -152,10 +153,6 @@ class _Run:
 
 
 def leg_plan(plan: Plan, leg: Leg) -> LegPlan:
-    """The cells that are judged on a leg, at its sizes."""
-    sizes = StageRule(sequences=(leg.first, leg.last))  # type: ignore[call-arg]
-    contract = plan.contract.model_copy(
-        update={"promotion": Promotion(offline=sizes, valid_for=None)}
-    )
-    made = make_plan(contract, plan.corpora, plan.golden, stage=leg.stage)
-    return LegPlan(**{f.name: getattr(made, f.name) for f in fields(made)}, part=leg.part)
+    """The cells that are judged on a leg, at its sizes and its part of alpha."""
+    made = make_plan(plan.contract, plan.corpora, plan.golden, leg=leg)
+    return LegPlan(**{f.name: getattr(made, f.name) for f in fields(made)})

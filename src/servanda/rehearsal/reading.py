@@ -45,7 +45,10 @@ _TONGUE = Tongue(
 _DOCUMENT = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 _ACTS = ("approve", "roll_back", "override", "fails", "changes")
 _OF_PROMOTION = ("at", "leg", "stage", "status", "share", "paged")
-_SYNTHETIC = ("traffic", "self_noise", "stable", "golden", "timing", "temperature", "clock")
+_SYNTHETIC = (
+    *("traffic", "self_noise", "stable", "golden", "timing"),
+    *("rescored", "temperature", "clock"),
+)
 
 
 def read_tests(text: str, name: str) -> tuple[ContractTest, ...]:

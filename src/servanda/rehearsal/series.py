@@ -209,9 +209,8 @@ SeriesText = Annotated[
 
 
 def _refuse(message: str, at: int, hint: str) -> NoReturn:
-    # braces would be read as places of the context
-    shown = message.replace("{", "{{").replace("}", "}}")
-    raise PydanticCustomError("series", shown, {"at": at, "hint": hint})  # type: ignore[arg-type]
+    context = {"message": message, "at": at, "hint": hint}
+    raise PydanticCustomError("series", "{message}", context)
 
 
 def _item(word: str, at: int) -> Item:
@@ -235,10 +234,9 @@ def _arguments(call: re.Match[str], at: int) -> tuple[Ramp, ...]:
     if draw is None:
         _refuse(f"no draw is named {quoted(name)}", at, nearest(name, DRAWS))
     example = f"write {name}({', '.join(draw.takes)}): {draw.said}"
-    parts = re.split(r",", inside)
+    parts = inside.split(",") if inside.strip() else []
     if len(parts) != len(draw.takes):
-        found = len(parts) if inside.strip() else 0
-        message = f"{name} takes {' and '.join(draw.takes)}, found {found} arguments"
+        message = f"{name} takes {' and '.join(draw.takes)}, found {len(parts)} arguments"
         _refuse(message, at, example)
     ramps, offset = [], at + len(name) + 1
     for part in parts:

@@ -110,6 +110,9 @@ class Case(Value):
     timing: dict[str, Number | Level] | None = Field(
         None, description="{CLAUSE: 0.2}: what every request shows, in the clause's unit."
     )
+    rescored: Number | None = Field(
+        None, ge=0, le=1, description="Of the requests that infer serves, what train scores again."
+    )
     temperature: Number | None = Field(
         None, gt=0, le=10, description="At which tokens are drawn, where it is not the reported."
     )
