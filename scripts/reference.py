@@ -16,9 +16,8 @@ from servanda.cli.main import VERBS, main
 from servanda.divergence import DIVERGENCES
 from servanda.explain.words import of_guard, of_metric
 from servanda.faults.sync import SYNC_FAULTS
-from servanda.lint import KNOWN_LATER, RUNTIME_METRICS
+from servanda.lint import RUNTIME_METRICS
 from servanda.presets import PRESETS, preset_text, title
-from servanda.scope import OUTCOME_METRICS
 from servanda.slices import FIELDS, LABEL, OPERATORS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -63,8 +62,6 @@ def metrics() -> str:
     chain = [("metric", "what it is", "such as")]
     chain += [(f"`{name}`", m.meaning, f"`{m.example}`") for name, m in CHAIN.items()]
     guards = [("guard", "what it asks"), *((f"`{name}`", of_guard(name)) for name in GUARDS)]
-    later = [name for name in (*OUTCOME_METRICS, *KNOWN_LATER) if name not in DIVERGENCES]
-    names = ", ".join(f"`{name}`" for name in later)
     return (
         f"{_HEAD}# Metrics and guards\n\n"
         "`servanda explain NAME` says more of each.\n\n"
@@ -77,9 +74,7 @@ def metrics() -> str:
         "## Of time, speed and batching\n\nUnder `runtime.clauses`.\n\n"
         f"{_table(*runtime)}\n\n"
         "## Guards\n\nUnder `observability.clauses`.\n\n"
-        f"{_table(*guards)}\n\n"
-        "## Read, and not judged by this version\n\n"
-        f"A clause on one of these ends *inconclusive*, never in a pass: {names}.\n"
+        f"{_table(*guards)}\n"
     )
 
 

@@ -153,8 +153,12 @@ def refuse_unfit(
     ids: Sequence[tuple[int, ...]],
     width: int,
     descriptions: Sequence[Description],
+    advice: str = "",
 ) -> None:
     """Lines with ids that the models lack, or that leave no room for `width` new tokens.
+
+    Args:
+        advice: what to do where they are not ours to change.
 
     Raises:
         ContractError: naming the lines.
@@ -168,11 +172,11 @@ def refuse_unfit(
         if not tokens or max(tokens) >= vocabulary:
             found = f"id {max(tokens)}" if tokens else "no token at all"
             message = f"{found} in a prompt for a vocabulary of {vocabulary} ids"
-            problems.append(Problem(message, where))
+            problems.append(Problem(message, where, advice))
         elif context is not None and len(tokens) + width > context:
             new = f" and {width} new ones" if width else ""
             message = f"a prompt of {len(tokens)} tokens{new} exceeds the context of {context}"
-            hint = "shorten or drop the line, or lower max_new_tokens"
+            hint = advice or "shorten or drop the line, or lower max_new_tokens"
             problems.append(Problem(message, where, hint))
     _refuse_lines(corpus, problems)
 

@@ -12,11 +12,13 @@ from servanda import language
 from servanda import plan as planning
 from servanda.contract import Contract, Golden, Kernel, NamedWorkload, Workload
 from servanda.corpus import Corpus
+from servanda.course import Leg
 from servanda.engines import engine_names
 from servanda.errors import ContractError, Problem
 from servanda.faults import FAULTS
 from servanda.plan import Plan
 from servanda.rewards import file_and_function
+from servanda.traffic import Traffic
 
 T = TypeVar("T", Workload, NamedWorkload, Golden)
 
@@ -144,15 +146,32 @@ def beside(contract: Contract, folder: Path) -> Contract:
     return contract.model_copy(update=changes)
 
 
-def compile(contract: Contract, *, attempt: int = 1) -> Plan:  # noqa: A001 - the field's word
+def compile(  # noqa: A001 - the field's word
+    contract: Contract,
+    *,
+    attempt: int = 1,
+    leg: Leg | None = None,
+    traffic: Traffic | None = None,
+) -> Plan:
     """Fix everything that is decided before the first token: cells, prompts, seeds, alpha.
+
+    Args:
+        leg: of a promotion; None for a check by itself.
+        traffic: what infer was sent on a live leg; None: nothing yet.
 
     Raises:
         ContractError: an empty slice, a limit out of reach, a corpus that is none, or tokens
             that only a trainer has.
     """
     source = reward_source(contract)
-    return planning.make_plan(contract, *corpora(contract), attempt=attempt, reward_source=source)
+    return planning.make_plan(
+        contract,
+        *corpora(contract),
+        attempt=attempt,
+        reward_source=source,
+        leg=leg,
+        traffic=traffic,
+    )
 
 
 def reward_source(contract: Contract) -> str:

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ from servanda.engines.worker import spawn
 from servanda.errors import ContractError, IdentityError, MeasurementError
 from servanda.evidence import GoldenRun, Round
 from servanda.golden import measure_golden
-from servanda.identity import Description, EvidenceKey, digest_of, same_policy
+from servanda.identity import Description, EvidenceKey, same_policy
 from servanda.invariance import measure_batches, measure_corners
 from servanda.plan import Plan
 from servanda.rounds import SIDES, peers, round_name
@@ -45,6 +45,10 @@ from servanda.timing import measure_timing
 from servanda.token_classes import codes
 from servanda.trace import Trace, align
 
+_OF_TRAFFIC = (
+    "users ask such requests, and train cannot score them: narrow runtime.envelope.prompt_tokens, "
+    "outside of which a request is no evidence"
+)
 _SHOWN = 60  # characters of a value that a message repeats
 
 Open = Callable[[Kernel, str], Engine]
@@ -64,6 +68,41 @@ Watch = Callable[[Progress], None]
 
 def unwatched(_: Progress) -> None:
     """Nobody watches."""
+
+
+class ExpiredError(MeasurementError):
+    """A run directory holds evidence of another key.
+
+    Args:
+        key: whom the kernels that answered now make evidence speak of.
+    """
+
+    def __init__(self, message: str, *, hint: str, key: EvidenceKey) -> None:
+        super().__init__(message, hint=hint)
+        self.key = key
+
+
+def key_of(plan: Plan, descriptions: Mapping[str, Description]) -> EvidenceKey:
+    """Whom the evidence of a plan speaks of, where kernels describe themselves so.
+
+    Raises:
+        IdentityError: they are not of one policy.
+    """
+    train, infer = descriptions["train"], descriptions["infer"]
+    grade, stable = same_policy(train, infer), descriptions.get("stable")
+    if stable is not None:
+        same_policy(train, stable, "stable")
+    return EvidenceKey(
+        contract=plan.contract.digest,
+        corpus=plan.texts,
+        train=train.digest,
+        infer=infer.digest,
+        weights=train.weights,
+        attempt=plan.attempt,
+        grade=grade,
+        stable=stable.digest if stable is not None else "",
+        reward=plan.reward,
+    )
 
 
 @dataclass
@@ -108,29 +147,16 @@ class Measurement:
         for side in [*kernels][1:]:
             self._refuse_other_tokens(side)
         refuse_unscored(kernels["train"], self.descriptions["train"])
-        corpora = [corpus.digest for corpus in self.plan.corpora.values()]
-        golden = self.plan.golden.digest if self.plan.golden else ""
-        train = self.descriptions["train"]
-        self.key = EvidenceKey(
-            contract=self.plan.contract.digest,
-            corpus=digest_of([*corpora, golden]),
-            train=train.digest,
-            infer=self.descriptions["infer"].digest,
-            weights=train.weights,
-            attempt=self.plan.attempt,
-            grade=same_policy(train, self.descriptions["infer"]),
-            stable=self.descriptions["stable"].digest if "stable" in kernels else "",
-            reward=self.plan.reward,
-        )
+        self.key = key_of(self.plan, self.descriptions)
         refuse_weak_identity(self.plan.contract, self.key.grade)
-        if "stable" in kernels:
-            same_policy(train, self.descriptions["stable"], "stable")
         refuse_unresolved(self.plan, self.descriptions)
         refuse_corners(self.plan, self.descriptions)
         self._claim_directory()
         self.prompts = {s.name: self._encode(s.corpus, s.width) for s in self.plan.schedules}
         refuse_long(self.plan, self.descriptions, self.prompts)
-        self.golden_ids = self._encode(self.plan.golden, 0) if self.plan.golden else []
+        # on traffic nothing is asked of golden texts
+        golden = None if self.plan.live else self.plan.golden
+        self.golden_ids = self._encode(golden, 0) if golden else []
         self._refuse_empty_slices()
         self.drawing = Drawing(
             self.plan,
@@ -168,11 +194,12 @@ class Measurement:
             what = ", ".join(before.differences(self.key)) or "the attempt"
             told = "; ".join(_changes(text, contract)[:3])
             self.run.expire(what)
-            raise MeasurementError(
+            raise ExpiredError(
                 f"{self.run.path} holds evidence of another agreement: {what} changed since"
                 + (f" ({told})" if told else ""),
                 hint="evidence expires with its key: --fresh opens attempt "
                 f"{self.run.attempt + 1}, judged at a smaller alpha; or choose another --run-dir",
+                key=self.key,
             )
 
     def _encode(self, corpus: Corpus, width: int) -> list[tuple[int, ...]]:
@@ -198,13 +225,16 @@ class Measurement:
                     hint="use one tokenizer.json on both sides",
                 )
             ids.append(tuple(first))
-        refuse_unfit(corpus, ids, width, [*self.descriptions.values()])
+        advice = _OF_TRAFFIC if self.plan.live else ""
+        refuse_unfit(corpus, ids, width, [*self.descriptions.values()], advice)
         if corpus is not self.plan.golden:
             refuse_outside(self.plan.contract, corpus, ids)
         return ids
 
     def _refuse_empty_slices(self) -> None:
         """Slices of request.prompt_tokens are known to be empty only now."""
+        if self.plan.live:
+            return  # what users have not asked yet, they may
         schedules = {s.name: s for s in self.plan.schedules}
         for cell in self.plan.cells:
             corpus, ids = self.plan.golden, self.golden_ids
@@ -221,8 +251,8 @@ class Measurement:
                 )
 
     def golden(self) -> GoldenRun | None:
-        """The golden texts, measured or re-read; None where the contract has none."""
-        if self.plan.golden is None:
+        """The golden texts, measured or re-read; None where there are none, and on traffic."""
+        if self.plan.golden is None or self.plan.live:
             return None
         return measure_golden(
             self.plan,

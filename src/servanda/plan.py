@@ -9,56 +9,44 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from servanda.answers import unanswered
+from servanda.arrivals import Arrivals
 from servanda.clauses import (
-    CALIBRATION,
-    CHAIN,
     DRAWS,
-    GUARDS,
-    TIMINGS,
-    BatchInvariance,
-    BoundedFact,
     BySequence,
-    Calibration,
     Cell,
     Certificate,
     CornerFact,
     Fact,
-    Kind,
-    Later,
     LoadOf,
-    NotHere,
     RelativeCertificate,
     RewardGap,
     ServiceLevel,
-    certificate_of,
-    chain_metric,
     corners_of,
-    service_level,
 )
-from servanda.contract import BEST_ONLY, WHOLE, Clause, Contract, Kernel, Place, Section, Stage
+from servanda.contract import WHOLE, Clause, Contract, Kernel, Place, Section, Stage
 from servanda.corpus import Corpus
-from servanda.divergence import DIVERGENCES
+from servanda.course import Leg
 from servanda.errors import ContractError, Problem
 from servanda.identity import digest_of
+from servanda.kinds import clauses_at, kind_of
 from servanda.registry import did_you_mean
 from servanda.rewards import file_and_function
 from servanda.schedule import Schedule
 from servanda.scope import slices_of
 from servanda.slices import LABEL, Cut, cuts_of
 from servanda.stats import attempt_alpha, units_at_best
-
-# Preconditions that every statistical clause needs, added where a contract has none.
-DEFAULT_GUARDS = (
-    Clause.model_validate({"id": "sampler_fidelity", "metric": "sampler_fidelity"}),
-    Clause.model_validate({"id": "usable_ratio", "metric": "usable_ratio", "at_least": 0.999}),
-)
-# who asks train what was served needs no word of infer
-_INSTEAD = {"sampler_fidelity": "served_fidelity"}
+from servanda.traffic import Traffic
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What will run, and how it will be judged."""
+    """What will run, and how it will be judged.
+
+    Args:
+        leg: of a promotion; None for a check by itself.
+        traffic: of a live leg.
+        reward_source: of the file that holds the contract's own reward.
+    """
 
     contract: Contract
     corpora: Mapping[str, Corpus]  # of each workload
@@ -66,12 +54,30 @@ class Plan:
     stage: Stage
     attempt: int
     cells: tuple[Cell, ...]
-    reward_source: str = ""  # of the file that holds the contract's own reward
+    reward_source: str = ""
+    leg: Leg | None = None
+    traffic: Traffic | None = None
 
     @property
     def alpha(self) -> float:
         """What this attempt may spend of 1 - confidence; all attempts together spend it once."""
         return attempt_alpha(1 - self.contract.confidence, self.attempt)
+
+    @property
+    def part(self) -> float:
+        """Of alpha that a violation may spend here: the legs of a promotion share it."""
+        return self.leg.part if self.leg else 1.0
+
+    @property
+    def live(self) -> bool:
+        """Whether the tokens come from traffic: infer draws nothing, and nothing runs offline."""
+        return self.leg is not None and self.leg.live
+
+    @property
+    def texts(self) -> str:
+        """Digest of all prompts and golden texts; at every stage the same."""
+        corpora = [corpus.digest for corpus in self.corpora.values()]
+        return digest_of([*corpora, self.golden.digest if self.golden else ""])
 
     @cached_property
     def price_cells(self) -> int:
@@ -79,8 +85,20 @@ class Plan:
 
     @cached_property
     def schedules(self) -> tuple[Schedule, ...]:
-        """One for each workload; the first is that of clauses which name none."""
-        return _schedules(self.contract, self.corpora, self.attempt)
+        """One for each workload; the first is that of clauses which name none.
+
+        Of a live leg the first alone: that of the traffic.
+        """
+        planned = _schedules(self.contract, self.corpora, self.attempt, self.leg)
+        if self.leg is None or not self.leg.live:
+            return planned
+        traffic = self.traffic or Traffic("", self.leg.name)
+        endless = self.leg.if_inconclusive == "wait"
+        return tuple(
+            # noise of its own: offline the same numbers were drawn for other sequences
+            Arrivals.of(traffic, s, _seed(s.seed, self.leg.name), endless=endless)
+            for s in planned[:1]
+        )
 
     @cached_property
     def stable(self) -> Kernel | None:
@@ -136,21 +154,26 @@ class Plan:
                 self.attempt,
                 [cell.name for cell in self.cells],
                 *([self.reward] if self.reward else []),
+                *([[self.leg.name, self.leg.part]] if self.leg else []),
             ]
         )
 
 
 def _schedules(
-    contract: Contract, corpora: Mapping[str, Corpus], attempt: int
+    contract: Contract, corpora: Mapping[str, Corpus], attempt: int, leg: Leg | None
 ) -> tuple[Schedule, ...]:
-    first, last = contract.promotion.offline.sequences
+    first, last = (leg.first, leg.last) if leg else contract.promotion.offline.sequences
     schedules = []
     for name, workload in contract.all_workloads.items():
         # each workload has noise of its own, and it is fresh in every attempt
         own = [] if name == "workload" else [name]
-        seed = int(digest_of(["run", *own, workload.sampling.seed, attempt])[:15], 16)
+        seed = _seed("run", *own, workload.sampling.seed, attempt)
         schedules.append(Schedule(name, workload, corpora[name], seed, first, last))
     return tuple(schedules)
+
+
+def _seed(*of: str | int) -> int:
+    return int(digest_of(list(of))[:15], 16)
 
 
 def make_plan(
@@ -161,17 +184,23 @@ def make_plan(
     stage: Stage = "offline",
     attempt: int = 1,
     reward_source: str = "",
+    leg: Leg | None = None,
+    traffic: Traffic | None = None,
 ) -> Plan:
     """Contract and corpora to a plan.
+
+    Args:
+        leg: of a promotion, whose stage and sizes are then those of the plan.
+        traffic: what infer was sent on a live leg; None: nothing yet.
 
     Raises:
         ContractError: a slice no prompt can meet, a limit that the sizes cannot certify, or
             lines that lack what the reward reads.
     """
-    plan, problems = draft(contract, corpora, golden, stage=stage, attempt=attempt)
+    plan, problems = draft(contract, corpora, golden, stage=stage, attempt=attempt, leg=leg)
     if problems:
         raise ContractError.all(problems)
-    return replace(plan, reward_source=reward_source)
+    return replace(plan, reward_source=reward_source, traffic=traffic)
 
 
 def draft(
@@ -181,9 +210,11 @@ def draft(
     *,
     stage: Stage = "offline",
     attempt: int = 1,
+    leg: Leg | None = None,
 ) -> tuple[Plan, list[Problem]]:
     """A plan, and what stands against running it; cells that cannot be met are left out."""
-    schedules = {s.name: s for s in _schedules(contract, corpora, attempt)}
+    stage, live = (leg.stage, leg.live) if leg else (stage, False)
+    schedules = {s.name: s for s in _schedules(contract, corpora, attempt, leg)}
     labelled = {name: s.corpus for name, s in schedules.items()} or ({"": golden} if golden else {})
     # golden texts alone have slices of their own, and no texts at all have the whole
     cuts = {name: cuts_of(contract.slices, s.corpus) for name, s in schedules.items()}
@@ -194,9 +225,10 @@ def draft(
         if labelled and not any(cuts[name][rule.name] for name in labelled)
     ]
     cells: list[Cell] = []
-    for section, place, clause in _clauses(contract, stage, [*schedules]):
+    guarded = [*schedules][:1] if live else [*schedules]
+    for section, place, clause in clauses_at(contract, stage, guarded):
         schedule = schedules.get(contract.workload_of(clause))
-        kind = _kind(contract, section, clause, stage, schedule)
+        kind = kind_of(contract, section, clause, stage, schedule, live=live)
         claim = clause.claim or contract.claim
         for cut in _cuts_for(contract, section, clause, cuts[schedule.name if schedule else ""]):
             on_golden = kind.source == "golden"
@@ -213,79 +245,10 @@ def draft(
         for corner in corners_of(contract) if isinstance(kind, Fact) else ():
             cut = Cut(corner.name)
             cells.append(Cell(clause, section, place, cut, claim, 0, CornerFact(corner)))
-    plan = Plan(contract, corpora, golden, stage, attempt, tuple(cells))
+    plan = Plan(contract, corpora, golden, stage, attempt, tuple(cells), leg=leg)
     for cell in cells:
         problems += _out_of_reach(plan, cell)
     return plan, [*problems, *unanswered(plan.contract, cells, plan.corpora, cuts)]
-
-
-def _clauses(
-    contract: Contract, stage: Stage, workloads: list[str]
-) -> Iterator[tuple[Section, Place, Clause]]:
-    """The contract's clauses, and the guards that it does not enforce on the whole itself."""
-    guarded, certified = set(), set()
-    for section, place, clause in contract.clauses():
-        yield section, place, clause
-        workload = contract.workload_of(clause)
-        if section == "statistical":
-            certified.add(workload)
-        if clause.enforced and stage in clause.stages and WHOLE in (clause.slices or (WHOLE,)):
-            guarded.add((clause.metric, workload))
-    for workload in workloads:
-        for guard in _guards_of(contract, workload):
-            found = {guard.metric, _INSTEAD.get(guard.metric)}
-            if workload in certified and not any((m, workload) in guarded for m in found):
-                name = guard.id if workload == workloads[0] else f"{guard.id}.{workload}"
-                changes = {"id": name, "workload": workload}
-                yield "observability", ("observability",), guard.model_copy(update=changes)
-
-
-def _guards_of(contract: Contract, workload: str) -> Iterator[Clause]:
-    """A trainer's record has no ranks, so what its tokens were drawn from cannot be tested."""
-    drawn = contract.all_workloads[workload].source == "trainer"
-    yield from (g for g in DEFAULT_GUARDS if not (drawn and g.metric == "sampler_fidelity"))
-
-
-def _of_best(clause: Clause) -> Kind:
-    """A numerical clause where infer tells its best tokens: between the ends that they leave."""
-    metric = DIVERGENCES.get(clause.metric)
-    if metric is not None and "topk" in metric.forms:
-        return BoundedFact()
-    reason = "infer tells the best tokens of golden texts, which do not bound this metric"
-    return NotHere(reason, required=bool(clause.required))
-
-
-def _kind(
-    contract: Contract,
-    section: Section,
-    clause: Clause,
-    stage: Stage,
-    schedule: Schedule | None,
-) -> Kind:
-    if stage not in clause.stages:
-        return NotHere(f"stages: {', '.join(clause.stages)}; this is {stage}")
-    if clause.metric in GUARDS:
-        return GUARDS[clause.metric]() if schedule else NotHere("there is no workload")
-    if clause.metric in TIMINGS:
-        if schedule is None:
-            return NotHere("there is no workload whose prompts could be timed")
-        load = LoadOf.of(clause, schedule.name, schedule.width)
-        return service_level(clause, load, schedule.seed)
-    if clause.metric == "batch_invariance_nats":
-        return BatchInvariance()
-    if section == "numerical" and contract.kernels.infer.engine in BEST_ONLY:
-        return _of_best(clause)
-    if section == "numerical" and clause.metric == CALIBRATION:
-        return Calibration()
-    if clause.metric in CHAIN:
-        return chain_metric(contract, clause).of(contract, clause)
-    if clause.metric in DIVERGENCES:
-        if section == "numerical":
-            return Fact()
-        kind = certificate_of(clause)
-        if kind is not None:
-            return kind
-    return Later(f"this version cannot judge {clause.metric!r}")
 
 
 def _cuts_for(
@@ -326,7 +289,8 @@ def _out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
         needed = kind.units_at_best(plan.alpha)
     else:
         needed = units_at_best(kind.feed.limit, plan.alpha, kind.feed.best)
-    if needed is not None and needed <= most:
+    endless = plan.live and plan.leg is not None and plan.leg.if_inconclusive == "wait"
+    if needed is not None and (endless or needed <= most):
         return
     unit = f"{kind.each}s" if cell.claim == "realised" else "prompt groups"
     asked = "no number of" if needed is None else f"at least {needed:,}"
@@ -334,5 +298,5 @@ def _out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
         f"clause {cell.clause.id!r} cannot hold on slice {cell.cut.name!r}: even identical "
         f"kernels would need {asked} {unit}, and the run is expected to have {most:,} there",
         plan.contract.where(*cell.place, "at_most"),
-        "raise `at_most`, or the second number of promotion.offline.sequences",
+        f"raise `at_most`, or the second number of promotion.{plan.stage}.sequences",
     )

@@ -98,7 +98,7 @@ def _on_workload(
     if not launched or not cells:
         return
     view = _drawn_again(schedule, signature, launched, [cell for _, cell in cells])
-    look = Look(plan.alpha, plan.price_cells, 0, launched, intervals=False)
+    look = Look(plan.alpha, plan.price_cells, 0, launched, False, plan.part)
     own = evidence.portraits.get((schedule.name, "infer"))
     for i, cell in cells:
         if own is not None and _rarer(own, cell, view):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,20 +15,18 @@ from servanda.engines.base import Engine
 from servanda.engines.recorded import Recorder
 from servanda.engines.recorded_file import Recording
 from servanda.engines.worker import spawn
-from servanda.errors import Interrupted, MeasurementError
+from servanda.errors import MeasurementError
 from servanda.evidence import Evidence, GoldenRun, Round, weigh_golden
 from servanda.evidence import weigh as weigh_rounds
-from servanda.faults import signatures
+from servanda.gathering import concluded, gather
 from servanda.identity import EvidenceKey
 from servanda.loading import compile, load
-from servanda.measurement import Measurement, Open, Progress, Watch, unwatched
+from servanda.measurement import Open, Watch
 from servanda.once import Once, weigh_once
 from servanda.plan import Plan
-from servanda.power import power
 from servanda.rounds import read_rounds
-from servanda.rundir import RunDirectory, opened
-from servanda.schedule import Schedule
-from servanda.verdict import Circumstances, Verdict, judge, out_of_time, why_stopped
+from servanda.rundir import opened
+from servanda.verdict import Circumstances, Verdict, judge
 
 RUNS = Path("runs")
 
@@ -62,8 +60,8 @@ def measure(
         Interrupted: Ctrl-C; what was measured is kept.
     """
     with opened(Path(run_dir), attempt=plan.attempt) as run:
-        key, golden, once, _, _ = _measured(plan, run, open, watch)
-    return Pairs(key, golden, lambda: read_rounds(plan, run), once)
+        found = gather(plan, run, open, watch)
+    return Pairs(found.key, found.golden, lambda: read_rounds(plan, run), found.once)
 
 
 def weigh(plan: Plan, pairs: Pairs) -> Evidence:
@@ -121,22 +119,14 @@ def check(
                 )
             opening = stack.enter_context(_recording(Path(record), record_side, open))
         resumed, began = run.begun is not None, time.monotonic()
-        *_, evidence, fingerprints = _measured(plan, run, opening, watch, deadline)
-        verdict = judge(plan, evidence)
+        found = gather(plan, run, opening, watch, deadline)
         circumstances = Circumstances(
-            fingerprints,
+            found.fingerprints,
             # what an earlier process took is not known
             seconds=None if resumed else time.monotonic() - began,
-            stopped=why_stopped(plan, evidence, verdict),
             contract_text=text,
         )
-        verdict = replace(
-            verdict,
-            circumstances=circumstances,
-            power=power(plan, evidence, signatures.catalogue()),
-        )
-        if deadline is not None and deadline():
-            verdict = out_of_time(verdict)
+        verdict = concluded(plan, found.evidence, circumstances, deadline)
         run.finish(json.dumps(verdict.to_dict(), indent=1))
     return verdict
 
@@ -155,62 +145,6 @@ def _recording(path: Path, side: str, open_: Open) -> Iterator[Open]:
         recording.finish()
     finally:
         recording.discard()
-
-
-def _measured(
-    plan: Plan,
-    run: RunDirectory,
-    open_: Open,
-    watch: Watch | None,
-    deadline: Callable[[], bool] | None = None,
-) -> tuple[EvidenceKey, GoldenRun | None, Once, Evidence, Mapping[str, Mapping[str, str]]]:
-    """Measure round by round, and stop when no more rounds could change what counts."""
-    watch = watch or unwatched
-    try:
-        with Measurement(plan, run, open_, watch) as measurement:
-            golden = measurement.golden()
-            once = measurement.once()
-            evidence = weigh_once(plan, measurement.key, once)
-            if golden:
-                evidence += weigh_golden(plan, measurement.key, golden)
-            for schedule in plan.schedules:
-                evidence += _until_decided(plan, measurement, evidence, schedule, watch, deadline)
-            fingerprints = {s: d.fingerprint for s, d in measurement.descriptions.items()}
-            return measurement.key, golden, once, evidence, fingerprints
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"stopped; what was measured is kept in {run.path}",
-            hint="the same command goes on from there",
-        ) from None
-
-
-def _until_decided(
-    plan: Plan,
-    measurement: Measurement,
-    before: Evidence,
-    schedule: Schedule,
-    watch: Watch,
-    deadline: Callable[[], bool] | None,
-) -> Evidence:
-    """A workload's rounds, as many as it takes, and as the time allows."""
-    name = schedule.name
-    what = "prompt groups" if len(plan.schedules) == 1 else f"prompt groups of {name}"
-    watch(Progress(what, 0, schedule.first))
-    found = Evidence(before.key, before.plan)
-    if deadline is not None and deadline():
-        return found
-    for measured in measurement.rounds(schedule):
-        found += weigh_rounds(plan, before.key, [measured])
-        look = judge(plan, before + found, intervals=False)
-        launched = sum(r.groups for r in found.closed(name))
-        watch(Progress(what, launched, min(launched + (look.more_of(name) or 0), schedule.last)))
-        if launched >= schedule.first and look.decided_on(name):
-            break
-        if launched >= max(schedule.first, schedule.last // 10) and look.broken_on(name):
-            break  # slices that are near their limits cannot mend it
-        if deadline is not None and deadline():
-            break
-    return found
 
 
 __all__ = [

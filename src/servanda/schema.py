@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from servanda.clauses import CHAIN, GUARDS
 from servanda.contract import EXTERNAL, QUANTIZATIONS, SECTIONS, Contract
 from servanda.divergence import DIVERGENCES
-from servanda.lint import KNOWN_LATER, RUNTIME_METRICS
+from servanda.lint import RUNTIME_METRICS
 from servanda.lint.escalation import BARE, STATES, SUBJECTS, WITH_VALUE
 from servanda.scope import OUTCOME_METRICS
 
@@ -39,7 +39,7 @@ def json_schema(engines: Collection[str], faults: Collection[str]) -> dict[str, 
     kernel["quantization"] |= {"enum": [*QUANTIZATIONS, None]}
     fault = {"type": "object", "properties": dict.fromkeys(faults, True), "maxProperties": 1}
     kernel["fault"] |= {"anyOf": [{**fault, **_closed()}, {"type": "null"}]}
-    metrics = {*DIVERGENCES, *GUARDS, *RUNTIME_METRICS, *OUTCOME_METRICS, *CHAIN, *KNOWN_LATER}
+    metrics = {*DIVERGENCES, *GUARDS, *RUNTIME_METRICS, *OUTCOME_METRICS, *CHAIN}
     parts["Clause"]["properties"]["metric"] |= {"enum": sorted(metrics)}
     escalation = parts["Escalation"]["properties"]
     escalation["when"] |= _when()

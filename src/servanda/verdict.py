@@ -58,10 +58,11 @@ class Verdict:
 
     Args:
         key: what the evidence speaks of; alpha: what this attempt could spend, of which a
-            violation is charged 1/cells.
+            violation is charged part/cells.
         groups, sequences, tokens, lost: what the closed rounds hold.
         train, infer, stable: what reports call the kernels.
         portraits: what the tokens look like: "infer", "golden", and each peer.
+        part: of alpha, for the violations of one leg of a promotion.
         power: which faults of the catalogue would have been caught at this size.
     """
 
@@ -83,6 +84,7 @@ class Verdict:
     infer: str = ""
     stable: str = ""
     portraits: Mapping[str, Portrait] = field(default_factory=dict, compare=False)
+    part: float = 1.0
     power: tuple[Caught, ...] = field(default=(), compare=False)
     circumstances: Circumstances = field(default=Circumstances(), compare=False)
 
@@ -161,6 +163,7 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
             first.get(cell.workload, 0),
             launched.get(cell.workload, 0),
             intervals,
+            plan.part,
         )
         floor = cell.kind.floor(cell, [part.noise[i] for part in parts])
         judged = cell.kind.judge(cell, [part.statistics[i] for part in parts], floor, look)
@@ -187,6 +190,7 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
         tokens=sum(r.tokens for r in every),
         lost=sum(r.lost for r in every),
         golden_tokens=golden.tokens if golden else 0,
+        part=plan.part,
         train=str(kernels.train),
         infer=str(kernels.infer),
         stable=str(plan.stable) if plan.stable else "",

@@ -18,6 +18,7 @@ from servanda.clauses.calibration import CALIBRATION, Calibration
 from servanda.clauses.certificate import Certificate
 from servanda.clauses.chain import CHAIN, ChainCertificate, ChainMetric, chain_metric
 from servanda.clauses.corner import CornerFact, corners_of
+from servanda.clauses.coverage import Coverage, RescoredRatio
 from servanda.clauses.fact import Fact
 from servanda.clauses.feed import Feed, feed_of
 from servanda.clauses.gradient import PolicyGradientBias, WeightGap
@@ -51,6 +52,7 @@ __all__ = [
     "ChainMetric",
     "Coherent",
     "CornerFact",
+    "Coverage",
     "Fact",
     "Feed",
     "Kind",
@@ -65,6 +67,7 @@ __all__ = [
     "RelativeCertificate",
     "RelativeToNoise",
     "RelativeToStable",
+    "RescoredRatio",
     "RewardDrift",
     "RewardGap",
     "Sampled",

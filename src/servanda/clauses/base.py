@@ -23,7 +23,7 @@ from servanda.trace import TracePair
 
 Array = NDArray[Any]
 Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"]
-Source = Literal["workload", "golden", "timing", "batches", "corners", "none"]
+Source = Literal["workload", "golden", "timing", "batches", "corners", "coverage", "none"]
 Statistic = Any  # LogMoment, GroupRatio, Fidelity, Values, Counts: frozen, added with +
 
 # one total order everywhere; what is not applicable never counts (law 2)
@@ -166,10 +166,11 @@ class Look:
     """What a judgement needs to know of the plan: prices and sizes."""
 
     alpha: float
-    cells: int  # enforced cells: the price of a violation is cells / alpha
+    cells: int  # enforced cells: the price of a violation is cells / (alpha part)
     first: int  # prompt groups before which nothing holds
     launched: int  # prompt groups so far
     intervals: bool = True  # computing them is dear; a look that only decides leaves them out
+    part: float = 1.0  # of alpha that violations may spend here, see course.Leg
 
     @property
     def log_price_holds(self) -> float:
@@ -177,7 +178,7 @@ class Look:
 
     @property
     def log_price_violated(self) -> float:
-        return math.log(max(self.cells, 1) / self.alpha)
+        return math.log(max(self.cells, 1) / (self.alpha * self.part))
 
 
 @dataclass(frozen=True)
@@ -260,8 +261,8 @@ class Kind(Protocol):
 
     `counts`: whether its cells can be violated, and so share in alpha.
     `source`: what is weighed: the workload's rounds, the golden texts (a View of either),
-    timed requests, batches, corners of the envelope, or nothing.  `peers`: names of
-    `View.peers` without which it cannot be judged.
+    timed requests, batches, corners of the envelope, what was served, or nothing.
+    `peers`: names of `View.peers` without which it cannot be judged.
     `noise`: of a peer of the view, for reports; `floor`: the larger side's self-noise from
     all parts, each (train, infer); None where nothing was measured.
     """

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 
 from servanda.clauses import CHAIN, GUARDS
 from servanda.divergence import DIVERGENCES, Divergence
+from servanda.kinds import DEFAULT_GUARDS
 from servanda.lint import RUNTIME_METRICS
-from servanda.plan import DEFAULT_GUARDS
 from servanda.slices import FIELDS, LABEL, field_of
 
 # metric -> what it is of two next-token distributions, in a sentence that needs no formula

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from servanda.contract import Contract
 from servanda.errors import Problem
-from servanda.lint.clauses import KNOWN_LATER, clauses
+from servanda.lint.clauses import clauses
 from servanda.lint.escalation import escalation
 from servanda.lint.kernels import kernels
 from servanda.lint.learning import learning
@@ -19,7 +19,7 @@ from servanda.lint.stages import promotion
 from servanda.lint.workloads import labels, workloads
 from servanda.marks import Marks, Path
 
-__all__ = ["KNOWN_LATER", "RUNTIME_METRICS", "check"]
+__all__ = ["RUNTIME_METRICS", "check"]
 
 
 def check(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator
 
 from servanda.clauses import CALIBRATION, CHAIN, GUARDS
-from servanda.contract import Clause, Contract, Relative, Section
+from servanda.contract import WHOLE, Clause, Contract, Relative, Section
 from servanda.divergence import DIVERGENCES, Divergence, Span
 from servanda.lint.calibration import calibration
 from servanda.lint.chain import chain
@@ -17,9 +17,13 @@ from servanda.lint.stages import stages
 from servanda.marks import Marks, Path
 from servanda.scope import known_by_name
 
-KNOWN_LATER = ("rescored_ratio",)
+COVERAGE = "rescored_ratio"
 _WITHOUT_LIMIT = ("sampler_fidelity", "served_fidelity", "coherence")  # guards that can only reject
-_GUARD_LIMITS = {"usable_ratio": ("at_least", "0.999"), "self_noise": ("at_most", "0.005")}
+_GUARD_LIMITS = {
+    "usable_ratio": ("at_least", "0.999"),
+    "self_noise": ("at_most", "0.005"),
+    "rescored_ratio": ("at_least", "0.005"),
+}
 _AN_EXAMPLE = "{id: tv, metric: tv, aggregate: mean, at_most: 0.02}"
 
 
@@ -31,7 +35,7 @@ def clauses(contract: Contract, marks: Marks, broken: Collection[Path] = ()) -> 
     """
     first: dict[str, Path] = {}
     declared = known_by_name(contract)
-    known = [*DIVERGENCES, *GUARDS, CALIBRATION, *CHAIN, *RUNTIME_METRICS, *KNOWN_LATER]
+    known = [*DIVERGENCES, *GUARDS, CALIBRATION, *CHAIN, *RUNTIME_METRICS]
     for section, path, clause in contract.clauses():
         if clause.id in first:
             line = marks.near((*first[clause.id], "id")).line
@@ -54,6 +58,10 @@ def clauses(contract: Contract, marks: Marks, broken: Collection[Path] = ()) -> 
         if clause.metric in RUNTIME_METRICS:
             yield from runtime(path, section, contract, clause)
             continue
+        if clause.over is not None and clause.metric != COVERAGE:
+            message = f"{clause.metric} speaks of all that was measured"
+            hint = "remove over: evidence that is valid at every look forgets nothing"
+            yield Finding((*path, "over"), message, hint, key=True)
         if clause.load is not None:
             message = f"{clause.metric} is measured under no load"
             yield Finding((*path, "load"), message, "remove load", key=True)
@@ -67,8 +75,6 @@ def clauses(contract: Contract, marks: Marks, broken: Collection[Path] = ()) -> 
             yield from _relative(path, section, contract, clause)
         elif clause.metric in CHAIN:
             yield from chain(path, section, contract, clause, broken)
-        else:
-            yield from _later(path, clause)
     if not first:
         message = "the contract promises nothing: it has no clause"
         yield Finding((), message, f"add one under statistical, such as {_AN_EXAMPLE}")
@@ -89,6 +95,9 @@ def _guard(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
                 hint = "remove it: the guard rejects at the confidence of the contract"
                 yield Finding((*path, name), f"{metric} takes no limit", hint, key=True)
         return
+    if metric == COVERAGE and set(clause.slices or ()) - {WHOLE}:
+        hint = "remove slices: how much of each was served is not in the log"
+        yield Finding((*path, "slices"), f"{metric} is counted on the whole", hint)
     takes, example = _GUARD_LIMITS[metric]
     other = "at_most" if takes == "at_least" else "at_least"
     if getattr(clause, other) is not None:
@@ -226,15 +235,3 @@ def _relative(
         message = f"{limit.times:g} times the self-noise lies inside the noise: "
         message += "red needs twice the floor anyway"
         yield Finding((*at, "times"), message, "write times: 2, or more")
-
-
-def _later(path: Path, clause: Clause) -> Iterator[Finding]:
-    """Known by name, not judged yet: only what is wrong in any version."""
-    if clause.at_most is not None and clause.at_least is not None:
-        message = f"clause {clause.id!r} has both at_most and at_least"
-        yield Finding((*path, "at_least"), message, "keep one of them", key=True)
-    for name in ("at_most", "at_least"):
-        limit = getattr(clause, name)
-        if isinstance(limit, float) and limit < 0:
-            message = f"{clause.metric} is never negative, found a limit of {limit:g}"
-            yield Finding((*path, name), message, "write a limit above 0")

@@ -236,6 +236,7 @@ def least_seen(cell: CellVerdict, verdict: Verdict) -> float | None:
     if not cell.interval or cell.value is None or cell.limit is None or not cell.alpha:
         return None
     side = max(cell.value - cell.interval[0], cell.interval[1] - cell.value)
-    price = math.log(max(verdict.price_cells, 1) / cell.alpha) / math.log(1 / cell.alpha)
+    share = cell.alpha * verdict.part
+    price = math.log(max(verdict.price_cells, 1) / share) / math.log(1 / cell.alpha)
     red_line = max(cell.limit, 2 * (cell.floor or 0.0))
     return red_line + side * math.sqrt(price) if math.isfinite(side) else None

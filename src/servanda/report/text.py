@@ -169,6 +169,10 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.2f}%"
 
 
+def _of_leg(verdict: Verdict) -> str:
+    return f" of the {verdict.part:.3g} of it that this leg has" if verdict.part < 1 else ""
+
+
 def _small_print(verdict: Verdict) -> list[str]:
     certificates = [c for c in verdict.cells if certified(c)]
     lines = [f"claim {c}: {_SAYS[c]}" for c in sorted({c.claim for c in certificates})]
@@ -176,7 +180,7 @@ def _small_print(verdict: Verdict) -> list[str]:
         lines += [
             f"alpha {verdict.alpha:.3g} is what attempt {verdict.key.attempt} may spend of "
             f"1 - confidence = {1 - verdict.confidence:.3g}; each of {verdict.price_cells} cells "
-            "may be called violated for its share",
+            f"may be called violated for its share{_of_leg(verdict)}",
             f"intervals: each cell alone, each end at {1 - verdict.alpha:.4g}, valid at every "
             f"look; floor: {_floors(verdict)}",
         ]

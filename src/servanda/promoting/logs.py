@@ -1,0 +1,105 @@
+# The log of served requests on disk: its files, and whether it still says what was weighed.
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from servanda.arrivals import Arrivals
+from servanda.engines.served import ServedEngine
+from servanda.errors import EvidenceError, MeasurementError, Where
+from servanda.rounds import round_name
+from servanda.rundir import RunDirectory
+from servanda.served import Request, read_served
+from servanda.trace import Batch
+
+_SUFFIX = ".jsonl"
+
+
+def read_log(served: Sequence[Path]) -> tuple[Request, ...]:
+    """Every request of a log, file after file in the order of their names.
+
+    Args:
+        served: files, and folders of .jsonl files.  What is not there yet has no request.
+
+    Raises:
+        EvidenceError: lines that are no requests.
+        MeasurementError: a file cannot be read.
+    """
+    return tuple(request for path in _files(served) for request in _requests(path))
+
+
+def _files(served: Sequence[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in served:
+        found += path.glob(f"*{_SUFFIX}") if path.is_dir() else [path] if path.exists() else []
+    return sorted(dict.fromkeys(found), key=lambda path: (path.name, path))
+
+
+def _requests(path: Path) -> tuple[Request, ...]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise MeasurementError(
+            f"the log of served requests {path} cannot be read: {error.strerror or error}",
+            hint="let whoever promotes read what the proxy writes",
+        ) from None
+    whole, end, tail = data.rpartition(b"\n")
+    try:
+        text = (whole + end).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise EvidenceError(
+            f"not UTF-8 text: {error.reason}", where=Where(str(path), line, 1), hint="write UTF-8"
+        ) from None
+    with suppress(UnicodeDecodeError):  # a character is being written
+        text += tail.decode("utf-8")
+    return read_served(text, str(path))
+
+
+def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: ServedEngine) -> None:
+    """A log that no longer says what was weighed of it, where a request vanished or changed.
+
+    Raises:
+        EvidenceError: naming the round.
+    """
+    arrived = len(schedule.traffic.groups) // schedule.workload.round
+    hint = (
+        "keep every file of the log as it was written while the leg goes on; what is lost cannot "
+        "be weighed again: start another run"
+    )
+    for index in itertools.count():
+        name = round_name(schedule, index, "infer")
+        if not run.has(name):
+            return
+        if index >= arrived:
+            raise EvidenceError(
+                f"round {index} of {schedule.traffic.leg} was weighed, and its requests are no "
+                "longer in the log",
+                hint=hint,
+            )
+        units = tuple(schedule.units(index))
+        batch = Batch(
+            tuple(u.sequence for u in units),
+            tuple(schedule.corpus.prompts[u.row].token_ids or () for u in units),
+            schedule.width,
+        )
+        before = run.read(name)
+        now = infer.generate(batch, schedule.workload.sampling.transform, schedule.seed)
+        same = (
+            np.array_equal(before.sequence_S, now.sequence_S)
+            and np.array_equal(before.lost_S, now.lost_S)
+            and np.array_equal(before.prompt_tokens_S, now.prompt_tokens_S)
+            and np.array_equal(before.token_N, now.token_N)
+            and np.array_equal(before.columns["logp"], now.columns["logp"], equal_nan=True)
+        )
+        if not same:
+            raise EvidenceError(
+                f"round {index} of {schedule.traffic.leg} was weighed as the log had it, and the "
+                "log says otherwise now",
+                hint=hint,
+            )

@@ -1,0 +1,174 @@
+# The traffic of one leg: which of its served requests are evidence, and of which prompt group.
+#
+# What is left out is left out by what was known when the request was launched, never by how
+# it was answered (law 5); and it is counted.  What a request is, no later one changes: adding
+# requests to a log moves no earlier one.
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from servanda.contract import Contract, Workload
+from servanda.errors import EvidenceError
+from servanda.sampling import Sampling
+from servanda.served import Request
+
+SAMPLING = "asked for another sampling than the workload's"
+TOKENS = "asked for more new tokens than the workload's max_new_tokens"
+ENVELOPE = "prompt outside of runtime.envelope.prompt_tokens"
+CONTEXT = "prompt that leaves infer no room for max_new_tokens"
+SAMPLES = "beyond workload.samples rows of one prompt group"
+SEED = "asked for a seed that an earlier request had"
+_NO_TOP_K = (None, 0, -1)  # each is what some server calls no limit
+_OF_ITS_OWN = ("max_new_tokens", "seed", *Sampling.model_fields)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What infer was sent on one leg.
+
+    Args:
+        launched: every request of the leg that is in the log, in launch order.
+        groups: those that are evidence, by prompt group, as far as groups are complete.
+        outside: why a request is none -> how many.
+    """
+
+    run: str
+    leg: str
+    launched: tuple[Request, ...] = ()
+    groups: tuple[tuple[Request, ...], ...] = ()
+    outside: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def requests(self) -> tuple[Request, ...]:
+        """Those of the complete groups, in launch order."""
+        return tuple(request for group in self.groups for request in group)
+
+    @property
+    def file(self) -> str:
+        """What messages call it."""
+        return f"requests of {self.leg}"
+
+
+def traffic_of(
+    requests: Iterable[Request],
+    contract: Contract,
+    *,
+    run: str,
+    leg: str,
+    context: int | None = None,
+    fingerprint: str = "",
+) -> Traffic:
+    """The requests of one leg of one run; those of others are passed over.
+
+    A request is a prompt group of its own unless the one before it has the same `group`.
+
+    Args:
+        requests: of the whole log, in its order.
+        context: of the infer kernel, tokens; None where there is no limit.
+        fingerprint: that its server gives; "" where it gives none.
+
+    Raises:
+        EvidenceError: a request is missing, is there twice or in another order, or was
+            answered by another kernel.
+    """
+    launched = tuple(r for r in requests if (r.run, r.leg) == (run, leg))
+    _refuse_gaps(launched)
+    _refuse_others(launched, fingerprint)
+    workload = next(iter(contract.all_workloads.values()), Workload())  # type: ignore[call-arg]
+    envelope = contract.runtime.envelope
+    span = envelope.prompt_tokens if envelope is not None else None
+    low, high = span or (0, math.inf)
+    room = math.inf if context is None else context - workload.sampling.max_new_tokens
+    seeds: set[int] = set()
+    outside: Counter[str] = Counter()
+    groups: list[list[Request]] = []
+    last: str | None = None
+    for request in launched:
+        if request.group is None or request.group != last:
+            groups.append([])
+        last = request.group
+        why = _sampled(request, workload, seeds)
+        if not why and not low <= len(request.prompt) <= high:
+            why = ENVELOPE
+        if not why and len(request.prompt) > room:
+            why = CONTEXT
+        if not why and len(groups[-1]) == workload.samples:
+            why = SAMPLES
+        if why:
+            outside[why] += 1
+        else:
+            groups[-1].append(request)
+    if last is not None and len(groups[-1]) < workload.samples:
+        groups.pop()  # the next request may belong to it
+    whole = tuple(tuple(group) for group in groups if group)
+    return Traffic(run, leg, launched, whole, dict(outside))
+
+
+def _sampled(request: Request, workload: Workload, seeds: set[int]) -> str:
+    """Why what a request asked for is not what the workload declares; "" where it is."""
+    asked, declared = request.sampling, workload.sampling
+    others = (v for name, v in asked.items() if name not in _OF_ITS_OWN)
+    if any(value is not None for value in others):
+        return SAMPLING  # nobody here knows what it does to the draw
+    for name, default in Sampling().model_dump().items():  # type: ignore[call-arg]
+        value, wanted = asked.get(name), getattr(declared, name)
+        if name == "top_k":
+            value = None if value in _NO_TOP_K else value
+        elif value is None:
+            value = default
+        if value != wanted:
+            return SAMPLING
+    if asked["max_new_tokens"] > declared.max_new_tokens:
+        return TOKENS
+    seed = asked.get("seed")
+    if seed is not None and seed in seeds:
+        return SEED  # its noise is not its own
+    if seed is not None:
+        seeds.add(seed)
+    return ""
+
+
+def _refuse_gaps(launched: tuple[Request, ...]) -> None:
+    served = 0
+    for index, request in enumerate(launched):
+        where = request.where
+        if request.index != index:
+            if request.index < index:
+                found = f"request {request.index} of {request.leg} comes after request {index - 1}"
+                hint = "a request is logged once, in launch order"
+            else:
+                gap = index if request.index == index + 1 else f"{index} to {request.index - 1}"
+                found = f"request {gap} of {request.leg} is not in the log"
+                hint = "a launched request may not vanish: log one without an answer as "
+                hint += '{"lost": REASON}, and keep every file of the log while the leg goes on'
+            raise EvidenceError(found, where=where, hint=hint)
+        if request.served <= served:
+            raise EvidenceError(
+                f"'served' is {request.served} at request {index} of {request.leg}, and was "
+                f"{served} before it",
+                where=where,
+                hint="count every request that infer was sent on the leg, this one included",
+            )
+        served = request.served
+
+
+def _refuse_others(launched: tuple[Request, ...], fingerprint: str) -> None:
+    """Answers that say to be of another kernel than the one that is promoted."""
+    answered = [r for r in launched if not r.lost]
+    known = fingerprint or next((r.fingerprint for r in answered), "")
+    for request in answered:
+        if request.fingerprint != known:
+            whose = "infer is" if fingerprint else "the requests before it were answered by"
+            raise EvidenceError(
+                f"request {request.index} of {request.leg} was answered by "
+                f"{request.fingerprint or 'a server that does not say what it is'!r}, and {whose} "
+                f"{known or 'one that does not say what it is'!r}",
+                where=request.where,
+                hint="evidence of another kernel says nothing of this one: promote that build in a "
+                "run of its own",
+            )
