@@ -8,7 +8,7 @@ DECIDED = {
     "low": 0.018,
     "high": 0.0251,
     "limit": 0.05,
-    "n": 412,
+    "n": 1412,
     "units": "prompt groups",
 }
 BODY = {
@@ -21,7 +21,7 @@ BODY = {
     "share": 0.25,
     "mirror": 0.0,
     "sample": 0.01,
-    "why": "every cell holds at 412 groups",
+    "why": "every cell holds at 1,412 groups",
     "decided": DECIDED,
     "at": 1795267379.5,
     "turn": 4,

@@ -7,6 +7,7 @@ from servanda.effects.slack import LONGEST, lines, section
 from servanda.errors import ContractError, MeasurementError
 from tests.effects.made import BODY, DECIDED, effect
 from tests.effects.receiving import SECRET, Receiver
+from tests.transcripts import parsed
 
 
 @pytest.mark.parametrize("kind", ["route", "notify", "page"])
@@ -58,8 +59,9 @@ def test_slack_gets_what_a_person_can_act_on():
                         "type": "mrkdwn",
                         "text": ":large_green_circle: *llama-int8: canary-1 → canary-2*\n"
                         "every &lt;cell&gt; holds\n"
-                        "decided: gradient on all: 0.0214 [0.0180, 0.0251] of 0.05, n 412 groups\n"
-                        "traffic: infer serves 25.0 %\n"
+                        "decided by gradient on all 0.0214 [0.0180, 0.0251], limit 0.0500, "
+                        "n 1,412 prompt groups\n"
+                        "traffic: infer serves 25 %\n"
                         "next: servanda status llama-int8-3f9a\n"
                         "`llama-int8-3f9a`",
                     },
@@ -87,8 +89,12 @@ def test_routes_are_not_for_people():
             {"from": None, "status": "awaiting_approval"},
             "llama-int8: canary-2, awaiting approval",
         ),
-        ({"contract": ..., "from": ..., "leg": ...}, "a promotion"),
-        ({"contract": ..., "from": ..., "status": ...}, "canary-2"),
+        ({"contract": ..., "run": ..., "from": ..., "leg": ...}, "a promotion"),
+        (
+            {"contract": ..., "from": "offline", "leg": "shadow"},
+            "llama-int8-3f9a: offline → shadow",
+        ),
+        ({"contract": ..., "run": ..., "from": ..., "status": ...}, "canary-2"),
     ],
 )
 def test_the_head_says_what_moved_from_where_to_where(changes, head):
@@ -102,44 +108,54 @@ def test_a_page_says_who_is_needed():
 
 
 @pytest.mark.parametrize(
-    ("status", "icon", "command"),
+    ("status", "icon", "moves"),
     [
-        ("running", ":large_green_circle:", "servanda status r"),
-        ("completed", ":large_green_circle:", "servanda status r"),
-        ("awaiting_approval", ":warning:", "servanda approve r"),
-        ("awaiting_evidence", ":warning:", "servanda status r"),
-        ("superseded", ":warning:", "servanda status r"),
-        ("halted", ":red_circle:", "servanda status r"),
-        ("rolled_back", ":red_circle:", "servanda status r"),
+        ("running", ":large_green_circle:", ["servanda status r"]),
+        ("completed", ":large_green_circle:", ["servanda status r"]),
+        ("awaiting_approval", ":warning:", ["servanda approve r --reason TEXT"]),
+        ("awaiting_evidence", ":warning:", ["servanda status r"]),
+        ("superseded", ":warning:", ["servanda status r"]),
+        (
+            "halted",
+            ":red_circle:",
+            [
+                "servanda override r --clause ID --slice NAME --ttl 24h --reason TEXT",
+                "servanda rollback r --reason TEXT",
+            ],
+        ),
+        ("rolled_back", ":red_circle:", ["servanda status r"]),
     ],
 )
-def test_how_it_stands_chooses_the_icon_and_the_next_command(status, icon, command):
+def test_how_it_stands_chooses_the_icon_and_the_next_commands(status, icon, moves):
     with Receiver() as receiver:
         Slack(receiver.url).deliver(effect(status=status, run="r"))
-    text = receiver.got[0]["blocks"][0]["text"]["text"]
-    assert text.startswith(icon) and f"\nnext: {command}\n" in text
+    icon_and_head, *rest = receiver.got[0]["blocks"][0]["text"]["text"].split("\n")
+    assert icon_and_head.startswith(icon)
+    assert [row for row in rest if row.startswith("next")] == [f"next: {move}" for move in moves]
+    for move in moves:
+        parsed(move.split())
 
 
 @pytest.mark.parametrize(
     ("changes", "shown"),
     [
-        ({"value": None, "low": None, "high": None}, "gradient on all: limit 0.05, n 412 groups"),
-        ({"value": 0.0, "low": 0.0}, "gradient on all: 0 [0, 0.0251] of 0.05, n 412"),
-        ({"high": None}, "gradient on all: 0.0214 of 0.05, n 412 groups"),
-        ({"value": "inf", "limit": 1e-6}, "gradient on all: ∞ [0.0180, 0.0251] of 1e-06, n 412"),
-        ({"n": 0}, "[0.0180, 0.0251] of 0.05, n 0 groups"),
-        ({"n": None, "limit": None}, "gradient on all: 0.0214 [0.0180, 0.0251]"),
-        (dict.fromkeys(["value", "low", "high", "limit", "n"]), "gradient on all"),
+        ({"value": None, "low": None, "high": None}, "gradient on all, limit 0.0500, n 1,412"),
+        ({"value": 0.0, "low": 0.0}, "gradient on all 0 [0, 0.0251], limit 0.0500, n 1,412"),
+        ({"high": None}, "gradient on all 0.0214, limit 0.0500, n 1,412"),
+        ({"value": "inf", "limit": 1e-6}, "gradient on all ∞ [0.0180, 0.0251], limit 1e-06, n 1"),
+        ({"n": 0}, "limit 0.0500, n 0 prompt groups"),
+        ({"n": None, "limit": None, "note": "why"}, "gradient on all 0.0214 [0.0180, 0.0251], why"),
+        (dict.fromkeys(["value", "low", "high", "limit", "n"]), "decided by gradient on all"),
     ],
 )
 def test_what_is_absent_is_left_out_and_never_zero(changes, shown):
     decided = {**DECIDED, **changes}
-    (line,) = [row for row in lines(effect(decided=decided)) if row.startswith("decided: ")]
+    (line,) = [row for row in lines(effect(decided=decided)) if row.startswith("decided")]
     present = {name: value for name, value in decided.items() if value is not None}
     assert lines(effect(decided=present)) == lines(effect(decided=decided))
     assert shown in line
-    if changes.get("n", 0) is None:
-        assert line == f"decided: {shown}"
+    if decided["n"] is None:
+        assert line.endswith(shown)
 
 
 def test_traffic_is_told_where_it_is_known():
@@ -147,7 +163,7 @@ def test_traffic_is_told_where_it_is_known():
         return [row for row in lines(effect(**changes)) if row.startswith("traffic: ")]
 
     assert traffic(share=...) == traffic(share=None) == []
-    assert traffic(share=0.0, mirror=0.05) == ["traffic: infer serves 0.0 %, and 5.0 % is mirrored"]
+    assert traffic(share=0.0, mirror=0.05) == ["traffic: infer serves 0 %, 5 % mirrored"]
     assert traffic(share=1.0, mirror=...) == ["traffic: infer serves 100 %"]
 
 

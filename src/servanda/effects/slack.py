@@ -8,7 +8,7 @@ from typing import Any, Literal
 from servanda.effects.base import Kind
 from servanda.effects.posting import Hook
 from servanda.promotion.values import Effect
-from servanda.report.words import UNITS, number, percent
+from servanda.report.words import number
 
 Level = Literal["error", "warning", "info"]
 
@@ -59,11 +59,11 @@ def lines(effect: Effect) -> list[str]:
     body = effect.body
     found = [_head(effect)]
     found += [body["why"]] if body.get("why") else []
-    found += [f"decided: {_decided(body['decided'])}"] if body.get("decided") else []
+    found += [f"decided by {_cell(body['decided'])}"] if body.get("decided") else []
     if body.get("share") is not None:
-        mirrored = f", and {percent(body['mirror'])} is mirrored" if body.get("mirror") else ""
-        found.append(f"traffic: infer serves {percent(body['share'])}{mirrored}")
-    return [*found, f"next: {_next(body)}"] if body.get("run") else found
+        mirrored = f", {_percent(body['mirror'])} mirrored" if body.get("mirror") else ""
+        found.append(f"traffic: infer serves {_percent(body['share'])}{mirrored}")
+    return found + ([f"next: {move}" for move in _next(body)] if body.get("run") else [])
 
 
 def _level(body: Mapping[str, Any]) -> Level:
@@ -76,29 +76,38 @@ def _head(effect: Effect) -> str:
     status = body.get("status") or ""
     stands = "" if status == "running" else status.replace("_", " ")
     what = ", ".join(filter(None, [moved, stands]))
-    head = ": ".join(filter(None, [body.get("contract"), what])) or "a promotion"
+    whose = body.get("contract") or body.get("run")
+    head = ": ".join(filter(None, [whose, what])) or "a promotion"
     return f"{body.get('to') or 'somebody'} is needed: {head}" if effect.kind == "page" else head
 
 
-def _decided(cell: Mapping[str, Any]) -> str:
+def _cell(cell: Mapping[str, Any]) -> str:
     """A cell with its interval, its limit and its n; what is absent is left out."""
-    value, low, high, limit = (cell.get(name) for name in ("value", "low", "high", "limit"))
-    # infinite numbers are texts in plain data
-    parts = [number(float(value))] if value is not None else []
-    if low is not None and high is not None:
-        parts.append(f"[{number(float(low))}, {number(float(high))}]")
-    if limit is not None:
-        parts.append(f"{'of' if parts else 'limit'} {float(limit):.4g}")
-    found = [" ".join(parts)]
-    if cell.get("n") is not None:
-        units = cell.get("units", "")
-        found.append(f"n {cell['n']} {UNITS.get(units, units)}".rstrip())
-    return ": ".join(filter(None, [cell.get("cell"), ", ".join(filter(None, found))]))
+    value, low, high, limit = (
+        _number(cell.get(name)) for name in ("value", "low", "high", "limit")
+    )
+    head = [cell.get("cell"), value, f"[{low}, {high}]" if low and high else ""]
+    counted = f"n {cell['n']:,} {cell.get('units', '')}" if cell.get("n") is not None else ""
+    found = [" ".join(filter(None, head)), limit and f"limit {limit}", counted.rstrip()]
+    return ", ".join(filter(None, [*found, cell.get("note")]))
 
 
-def _next(body: Mapping[str, Any]) -> str:
-    verb = "approve" if body.get("status") == "awaiting_approval" else "status"
-    return f"servanda {verb} {body['run']}"
+def _number(value: float | str | None) -> str:
+    return "" if value is None else number(float(value))  # infinite ones are texts in JSON
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _next(body: Mapping[str, Any]) -> list[str]:
+    run, status = body["run"], body.get("status")
+    if status == "awaiting_approval":
+        return [f"servanda approve {run} --reason TEXT"]
+    if status == "halted":
+        override = f"servanda override {run} --clause ID --slice NAME --ttl 24h --reason TEXT"
+        return [override, f"servanda rollback {run} --reason TEXT"]
+    return [f"servanda status {run}"]
 
 
 def _escaped(text: str) -> str:
