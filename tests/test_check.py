@@ -132,12 +132,17 @@ def test_the_projection_is_near_what_it_takes(tmp_path):
 
 
 def test_a_clause_of_a_later_version_is_inconclusive_by_name(tmp_path):
-    path, _ = kit.write(
-        tmp_path, more="  - {id: drift, metric: rescored_ratio, at_most: 0.25, slices: all}"
+    path, _ = kit.write(tmp_path)
+    contract = run.load(path)
+    tv = contract.statistical[0]
+    drift = tv.model_copy(update={"id": "drift", "metric": "drift_nats"})
+    verdict = run.check(
+        contract.model_copy(update={"statistical": (tv, drift)}),
+        run_dir=tmp_path / "run",
+        open=run.in_process,
     )
-    verdict = check(path, tmp_path)
     assert verdict.exit_code == 3
-    assert "cannot judge 'rescored_ratio'" in cell(verdict, "drift").note
+    assert "cannot judge 'drift_nats'" in cell(verdict, "drift").note
     assert "drift on all" in str(verdict)
 
 

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servanda.clauses import GUARDS
 from servanda.contract import Relative
 from servanda.errors import ContractError
 from servanda.language import Marks, parse
-from servanda.lint import KNOWN_LATER
 
 EXAMPLE = """\
 # yaml-language-server: $schema=./kernelcontract.schema.json
@@ -232,15 +230,6 @@ def test_a_value_that_was_refused_is_not_complained_about_twice():
     text = SMALL.replace("aggregate: mean", "agregate: mean")
 
     assert [p.message for p in problems_of(text)] == ["a clause has no key 'agregate'"]
-
-
-def test_metrics_of_later_versions_are_no_errors():
-    clauses = "".join(f"  - {{id: c-{m}, metric: {m}, at_most: 1}}\n" for m in KNOWN_LATER)
-
-    contract, _ = read(SMALL + clauses)
-
-    assert len(contract.statistical) == 1 + len(KNOWN_LATER)
-    assert not set(KNOWN_LATER) & set(GUARDS)
 
 
 def test_a_percentile_at_0_is_a_share_and_can_be_certified():

@@ -4,7 +4,6 @@ import pytest
 
 from servanda.errors import ContractError
 from servanda.language import parse
-from servanda.lint import KNOWN_LATER
 
 TEXT = """\
 apiVersion: servanda.dev/v1alpha1
@@ -298,10 +297,3 @@ def test_coherence_is_a_guard():
             "move the clause to observability.clauses",
         )
     ]
-
-
-def test_few_names_are_known_and_not_judged():
-    assert "rescored_ratio" in KNOWN_LATER
-    assert not {"policy_gradient_bias", "ratio_budget", "support_mass", "coherence"} & {
-        *KNOWN_LATER
-    }

@@ -102,9 +102,7 @@ def test_a_measurement_that_failed_has_no_numbers(ledger):
     row = telling.rows(story)[1]
 
     assert (row.state, row.groups, row.decided) == ("not measured", None, None)
-    assert lines(story)[-2] == (
-        "AWAITING EVIDENCE on shadow: measuring failed: the server is gone"
-    )
+    assert lines(story)[-2] == ("AWAITING EVIDENCE on shadow: measuring failed: the server is gone")
 
 
 def test_overrides_are_shown_while_they_last(ledger):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from servanda.ledger.sealing import FIRST, Chain, Row, digest, opened, sealed
+from servanda.ledger.sealing import Chain, Row, content, digest, opened, sealed
 from servanda.ledger.store import Store
 from servanda.ledger.values import Damaged, Entry, LedgerError, Outrun, Record
 from servanda.ledger.witness import Witness
@@ -32,7 +32,7 @@ class ChainedLedger:
                 raise self._outrun(run, after, n)
             for row in (last, latest):
                 if row:  # nothing is chained to what was changed
-                    self._refuse(row, Chain(self.key, None, None).faults(row))
+                    self._refuse(row, content(row, self.key))
             rows = sealed(last, run, n, records, self.key)
             self.store.insert(rows)
         if rows:
@@ -42,14 +42,12 @@ class ChainedLedger:
     def entries(self, run: str | None = None, *, since: int = 0) -> Iterator[Entry]:
         last = self.store.last()
         until, n = last.seq if last else 0, None if since else 0
-        chain = Chain(self.key, None, None)
-        if run is None:
-            chain = Chain(self.key, since, None if since else FIRST)
+        chain = Chain(self.key, since)
         while page := self.store.page(run, since, until):
             for row in page:
-                self._refuse(row, chain.faults(row))
+                self._refuse(row, chain.faults(row) if run is None else content(row, self.key))
                 if run is not None and n is not None and row.n != n + 1:
-                    self._refuse(row, [f"it is number {row.n} of its run, which had {n}"])
+                    self._refuse(row, [f"it is number {row.n} of its run, and follows {n}"])
                 since, n = row.seq, row.n
                 yield opened(row)
 

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from servanda.ledger.sealing import COLUMNS, Row, canonical, line
 from servanda.ledger.store import Foreign
-from servanda.ledger.values import Damaged, Ledger, LedgerError
+from servanda.ledger.values import Ledger, LedgerError
 
 SUFFIX = ".jsonl"
 
@@ -50,23 +50,22 @@ class ExportedStore:
             raise LedgerError(f"{path} cannot be read: {error.strerror or error}") from None
         if not lines[-1]:
             lines.pop()
-        self._lines = [_parsed(data) for data in lines]
-        self._rows = [row for row in self._lines if isinstance(row, Row)]
+        parsed = [_parsed(data) for data in lines]
+        self._rows = [row for row in parsed if isinstance(row, Row)]
+        self._broken = [
+            f"line {number} of {path} {row}"
+            for number, row in enumerate(parsed, start=1)
+            if isinstance(row, str)
+        ]
 
     def marks(self) -> Mapping[str, str]:
         return {}
 
     def page(self, run: str | None, since: int, until: int) -> list[Row]:
-        for number, row in enumerate(self._lines, start=1):
-            if isinstance(row, str) and since < number <= until:
-                raise self._broken(number, row)
         # all at once, and in the order of the file: an edited one may have another
         return [r for r in self._rows if since < r.seq <= until and run in (None, r.run)]
 
     def at(self, seq: int) -> Row | None:
-        row = self._lines[seq - 1] if 0 < seq <= len(self._lines) else None
-        if isinstance(row, str):
-            raise self._broken(seq, row)
         return next((row for row in self._rows if row.seq == seq), None)
 
     def last(self, run: str | None = None) -> Row | None:
@@ -85,13 +84,10 @@ class ExportedStore:
         self.writing()
 
     def faults(self) -> Iterator[str]:
-        return iter(())
+        return iter(self._broken)
 
     def close(self) -> None:
         pass
-
-    def _broken(self, number: int, why: str) -> Damaged:
-        return Damaged(f"line {number} of {self.name} {why}", hint="export the ledger again")
 
 
 def _parsed(data: bytes) -> Row | str:
@@ -103,6 +99,7 @@ def _parsed(data: bytes) -> Row | str:
             return "is no entry"
         if canonical(found) != text:
             return "is not written as it was"
-        return Row(**found | {"body": canonical(found["body"])})
+        found["body"] = canonical(found["body"])
+        return Row(**found)
     except (ValueError, RecursionError) as error:
         return f"is no JSON: {error}"

@@ -140,19 +140,23 @@ class Chain:
 
     Args:
         key: that the hashes were made with.
-        seq, prev: of the entry before the first that will come; None where it is not known.
+        since: seq of the entry before the first that will come.
     """
 
-    def __init__(self, key: bytes, seq: int | None = 0, prev: str | None = FIRST) -> None:
-        self._key, self._seq, self._prev = key, seq, prev
-        self._last: dict[str, int] | None = {} if seq == 0 else None
+    def __init__(self, key: bytes, since: int = 0) -> None:
+        self._key, self._seq = key, since
+        # None: not known
+        self._prev: str | None = None if since else FIRST
+        self._last: dict[str, int] | None = None if since else {}
 
     def faults(self, row: Row) -> list[str]:
         """What is wrong with the row, in words; it is the one before the next either way."""
-        found = [*self._place(row), *_content(row, self._key)]
-        if isinstance(row.seq, int):
-            self._seq = row.seq
-        self._prev = row.hash
+        found = _kinds(row)
+        if found:
+            self._last = None
+        else:
+            found = [*self._place(row), *content(row, self._key)]
+        self._seq, self._prev = row.seq, row.hash
         return found
 
     def lost(self, seq: int) -> None:
@@ -161,7 +165,7 @@ class Chain:
 
     def _place(self, row: Row) -> list[str]:
         found = []
-        if self._seq is not None and row.seq != self._seq + 1:
+        if row.seq != self._seq + 1:
             found.append(_gap(self._seq, row.seq))
         elif self._prev is not None and row.prev != self._prev:
             found.append(f"it follows hash {row.prev}, and the entry before it has {self._prev}")
@@ -180,11 +184,10 @@ def _gap(last: int, seq: int) -> str:
     return f"{missing} missing before it"
 
 
-def _content(row: Row, key: bytes) -> list[str]:
-    kinds = (int, str, int, float, str, str, str, str, str)
-    for name, kind in zip(COLUMNS, kinds, strict=True):
-        if type(getattr(row, name)) is not kind:
-            return [f"its {name} cannot be read: it is {getattr(row, name)!r}"]
+def content(row: Row, key: bytes) -> list[str]:
+    """What is wrong with a row by itself, in words: what cannot be read, or another hash."""
+    if faults := _kinds(row):
+        return faults
     try:
         same = canonical(json.loads(row.body)) == row.body
         made = hash_of(row, key)
@@ -193,3 +196,12 @@ def _content(row: Row, key: bytes) -> list[str]:
     if made != row.hash:
         return [f"{UNLIKE} {made}, and what is written is {row.hash}"]
     return [] if same else ["its body is not written as it was"]
+
+
+def _kinds(row: Row) -> list[str]:
+    """What an edited store holds may be of any type."""
+    kinds = (int, str, int, float, str, str, str, str, str)
+    for name, kind in zip(COLUMNS, kinds, strict=True):
+        if type(getattr(row, name)) is not kind:
+            return [f"its {name} cannot be read: it is {getattr(row, name)!r}"]
+    return []

@@ -17,11 +17,12 @@ from servanda.ledger.witness import locked
 
 T = TypeVar("T")
 
-_MAGIC = b"SQLite format 3\x00"
 _PAGE = 500
 _PROBLEMS = 20  # of SQLite's own, shown at most
 # what SQLite says where a file is broken, or its catalogue is
-_BROKEN = ("malformed", "not a database", "no such", "unsupported file format", "corrupt")
+_BROKEN = ("malformed", "no such", "unsupported file format", "corrupt")
+# a broken file also makes SQLite quote what is no text, or ask for more memory than there is
+_FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
 _TABLE, _META = "servanda_ledger", "servanda_ledger_meta"
 # name -> how it is made; the catalogue keeps these texts, and `faults` compares them
 _LAYOUT = {
@@ -94,20 +95,16 @@ class SqliteStore:
                 hint=f"name a file in it, such as {path / 'ledger.db'}",
             )
         try:
-            head = path.open("rb").read(len(_MAGIC)) if path.exists() else b""
+            # not read here: closing any file of a database ends the locks that SQLite has on it
+            begun = path.exists() and path.stat().st_size > 0
         except OSError as error:
             raise LedgerError(f"{path} cannot be read: {error.strerror or error}") from None
-        if head and head != _MAGIC:
-            raise Foreign(
-                f"{path} is no SQLite file",
-                hint="name another place for the ledger; an exported one ends in .jsonl",
-            )
-        if not head and not create:
+        if not begun and not create:
             raise Foreign(
                 f"there is no ledger at {path}",
                 hint="name the place of one, or begin one there by promoting something",
             )
-        return bool(head)
+        return begun
 
     def _connect(self, how: str) -> sqlite3.Connection:
         uri = f"{self._path.absolute().as_uri()}?{how}"
@@ -130,7 +127,7 @@ class SqliteStore:
                 return db  # entries may stand in the log alone
             db.close()
             return self._connect("immutable=1")
-        except sqlite3.Error:
+        except _FAILURES:
             pass  # is told where it is met next
         return db
 
@@ -200,12 +197,12 @@ class SqliteStore:
         except BaseException as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, _FAILURES):
                 raise self._translated(error) from None
             raise
         try:
             self._db.execute("COMMIT")
-        except sqlite3.Error as error:
+        except _FAILURES as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise LedgerError(
@@ -246,12 +243,17 @@ class SqliteStore:
     def _told(self, call: Callable[[], T]) -> T:
         try:
             return call()
-        except sqlite3.Error as error:
+        except _FAILURES as error:
             raise self._translated(error) from None
 
-    def _translated(self, error: sqlite3.Error) -> LedgerError:
+    def _translated(self, error: Exception) -> LedgerError:
         text = str(error)
-        if any(word in text for word in _BROKEN):
+        if "not a database" in text:
+            return Foreign(
+                f"{self._path} is no SQLite file",
+                hint="name another place for the ledger; an exported one ends in .jsonl",
+            )
+        if not isinstance(error, sqlite3.Error) or any(word in text for word in _BROKEN):
             return Damaged(
                 f"{self._path} is damaged: {text}",
                 hint="`servanda ledger verify` says what can still be read; restore a copy",

@@ -104,7 +104,9 @@ def _rows(store: Store, end: int) -> Iterator[tuple[int, Row | str]]:
             page = store.page(None, at, max(end, at + _STEP))
         except Damaged as error:
             found = _singly(store, at + 1, at + _STEP, end)
-            yield from found or [(at + 1, error.problems[0].message)]
+            if not found and at < max(end, 1):
+                found = [(at + 1, error.problems[0].message)]
+            yield from found
             at += _STEP
             if at >= end and not any(isinstance(row, Row) for _, row in found):
                 return
@@ -116,20 +118,13 @@ def _rows(store: Store, end: int) -> Iterator[tuple[int, Row | str]]:
 
 
 def _singly(store: Store, first: int, last: int, end: int) -> list[tuple[int, Row | str]]:
-    """Rows by their seq; behind `end` there may be none, and only the first broken one counts."""
+    """Rows by their seq, and why one that should be there is not; behind `end` none has to be."""
     found: list[tuple[int, Row | str]] = []
-    behind = False
     for seq in range(first, last + 1):
         try:
-            row = store.at(seq)
+            row = store.at(seq) or "it is not found, and its neighbours are broken"
         except Damaged as error:
-            if seq <= end or not behind:
-                found.append((seq, error.problems[0].message))
-            behind = seq > end
-            continue
-        if row:
+            row = error.problems[0].message
+        if isinstance(row, Row) or seq <= end:
             found.append((seq, row))
-            behind = False
-        elif seq <= end:
-            found.append((seq, "it is not found, and its neighbours are broken"))
     return found

@@ -41,7 +41,9 @@ class Build:
 
 @dataclass(frozen=True)
 class Step:
-    """What one look did: the run after it, and the look itself; None where measuring failed."""
+    """What became of a run, and the look that did it; None where measuring failed, or a person
+    took the run back.
+    """
 
     story: Story
     looked: Looked | None = None
@@ -108,7 +110,8 @@ def promote(
         first = seen(course[0], "")
         for other in others:
             reason = f"run {run_name(contract, first.key)} begins"
-            take_back(ledger, other, actor=actor, reason=reason, now=clock())
+            taken = take_back(ledger, other, actor=actor, reason=reason, now=clock())
+            stepped(Step(taken))  # told before the new run is: its route is the older one
         prints = first.verdict.circumstances.fingerprints
         story = open_run(ledger, contract, first.key, course, prints, actor=actor, now=clock())
         finding = found(contract, course[0], first.verdict)

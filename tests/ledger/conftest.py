@@ -1,0 +1,41 @@
+# Hands that change what a ledger holds, behind its back.
+
+import sqlite3
+
+import pytest
+
+
+@pytest.fixture
+def direct(where, request):
+    """Statements on the store itself, without the ledger's code."""
+
+    def execute(*statements):
+        if where.startswith("postgresql"):
+            request.getfixturevalue("cluster").execute(*statements, url=where)
+            return
+        with sqlite3.connect(where, isolation_level=None) as db:
+            for statement in statements:
+                db.execute(statement)
+        db.close()
+
+    return execute
+
+
+@pytest.fixture
+def tamper(where, direct):
+    """The same by somebody who owns the store, and takes its triggers away for a moment."""
+
+    def execute(*statements):
+        if where.startswith("postgresql"):
+            off = "ALTER TABLE servanda_ledger DISABLE TRIGGER USER"
+            on = "ALTER TABLE servanda_ledger ENABLE ALWAYS TRIGGER servanda_ledger_kept"
+            direct(off, *statements, on)
+            return
+        with sqlite3.connect(where) as db:
+            query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
+            triggers = db.execute(query).fetchall()
+        db.close()
+        drop = [f"DROP TRIGGER {name}" for name, _ in triggers]
+        direct(*drop, *statements, *(sql for _, sql in triggers))
+
+    return execute
