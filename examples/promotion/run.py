@@ -51,10 +51,8 @@ class Scenario:
         """A folder with the contract, under a name of its own, and what sets its route.
 
         The faulty builds say to be the good one, and a build has one run: so each is promoted
-        under a contract of its own name, as five services would.
+        under a contract of its own name, as in five services.
         """
-        if self.folder.exists():
-            shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True)
         text = CONTRACT.read_text()
         for old, new in (
@@ -74,11 +72,15 @@ class Scenario:
         tell = tell if words[0] in ("promote", "approve") else []
         if show:
             said(f"$ servanda {shlex.join(words)} ...")
-        line = [sys.executable, "-m", "servanda", *words, *tell, "--ledger", self.ledger]
+        where = [] if "--ledger" in words else ["--ledger", self.ledger]
+        line = [sys.executable, "-m", "servanda", *words, *tell, *where]
         return subprocess.run(line, cwd=self.folder, stdout=subprocess.PIPE, text=True)
 
-    def route(self) -> Mapping[str, Any]:
-        return json.loads((self.folder / "route.json").read_text())
+    def route(self) -> str:
+        """Who serves, as the proxy has it."""
+        route = json.loads((self.folder / "route.json").read_text())
+        mirrored = f", {100 * route['mirror']:g} % are mirrored to it" if route["mirror"] else ""
+        return f"infer serves {100 * route['share']:g} % of the requests{mirrored}"
 
 
 def said(text: str = "") -> None:
@@ -145,14 +147,14 @@ def promoted(scenario: Scenario, stable: str, infer: str) -> dict[str, Any]:
             if not run.stdout:
                 sys.exit(f"servanda promote ended with exit code {run.returncode}")
             found = json.loads(run.stdout)
-            if (found["leg"], found["status"]) != shown and found["status"] != "awaiting_evidence":
-                said(f"\n[{time.monotonic() - began:.0f} s]")
+            settled = found["status"] not in ("running", "awaiting_evidence")
+            if found["leg"] != shown[0] or (settled and found["status"] != shown[1]):
+                said(f"\n[{time.monotonic() - began:.0f} s] {scenario.route()}")
                 said(scenario.servanda("status", found["run"], show=False).stdout)
             shown = (found["leg"], found["status"])
             if found["status"] == "awaiting_approval":
                 reason = ("--reason", "everything held at half of the traffic")
                 run = scenario.servanda("approve", found["run"], "--actor", "ana", *reason)
-                shown = (found["leg"], "running")
             if found["status"] in ("completed", "rolled_back", "superseded", "halted"):
                 found["seconds"] = time.monotonic() - began
                 return found
@@ -181,21 +183,40 @@ def go_wrong(infer: str, fault: Mapping[str, Any] | None) -> None:
 
 def concluded(scenario: Scenario, found: Mapping[str, Any]) -> bool:
     """Say how a promotion ended, and whether it is how it had to."""
-    share = scenario.route()["share"]
+    route = scenario.route()
     if scenario.faulty_at is None:
-        as_it_should = found["status"] == "completed" and share == 1.0
+        right = found["status"] == "completed" and route.startswith("infer serves 100 %")
     else:
         stopped = found["status"] == "rolled_back" and found["stage"] == scenario.faulty_at
-        as_it_should = stopped and share == 0.0
-    said(f"{scenario.name}: {found['status']} on {found['leg']} after {found['seconds']:.0f} s")
-    said(f"  infer serves {100 * share:g} % of the traffic")
+        right = stopped and route.startswith("infer serves 0 %")
+    status = found["status"].replace("_", " ")
+    said(f"{scenario.name}: {status} on {found['leg']} after {found['seconds']:.0f} s; {route}")
     decided = next(leg["decided"] for leg in found["legs"] if leg["leg"] == found["leg"])
     if decided:
         low, high = decided["low"], decided["high"]
-        said(f"  decided by {decided['clause']} on {decided['slice']}: {decided['value']:.4f}")
-        said(f"  in [{low:.4f}, {high:.4f}], limit {decided['limit']:g}, n {decided['n']:,}")
-    said("" if as_it_should else "  THIS IS NOT HOW IT HAD TO END\n")
-    return as_it_should
+        said(
+            f"  decided by {decided['clause']} on {decided['slice']}: {decided['value']:.4f} in "
+            f"[{low:.4f}, {high:.4f}], limit {decided['limit']:g}, n {decided['n']:,} "
+            f"{decided['units']}"
+        )
+    said("" if right else "  THIS IS NOT HOW IT HAD TO END\n")
+    return right
+
+
+def verified(scenario: Scenario, out: Path) -> bool:
+    """Whether the ledger is as it was written, and a copy with another byte is not."""
+    sound = scenario.servanda("ledger", "verify")
+    said(sound.stdout)
+    copy = str(out / "copy.jsonl")
+    scenario.servanda("ledger", "export", "-o", copy)
+    data = bytearray(Path(copy).read_bytes())
+    at = next(i for i in range(len(data) // 2, len(data)) if chr(data[i]).isdigit())
+    said(f"  byte {at:,} of {len(data):,} is another digit from now on")
+    data[at] ^= 1
+    Path(copy).write_bytes(data)
+    edited = scenario.servanda("ledger", "verify", "--ledger", copy)
+    said(edited.stdout)
+    return sound.returncode == 0 and edited.returncode == 1
 
 
 def main() -> int:
@@ -207,7 +228,9 @@ def main() -> int:
     parser.add_argument("--ledger", help="a file, or postgresql://...  [default: OUT/ledger.db]")
     given = parser.parse_args()
     out = given.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
+    if out.exists():
+        parser.error(f"{out} exists: remove it, or name another folder with --out")
+    out.mkdir(parents=True)
     ledger = given.ledger or str(out / "ledger.db")
     faults = (None, *STAGES) if given.all else (given.faulty_at,)
     scenarios = [Scenario(at, out / (f"faulty-at-{at}" if at else "good"), ledger) for at in faults]
@@ -219,6 +242,7 @@ def main() -> int:
             go_wrong(infer, None)
             said(f"== {scenario.name}")
             ended.append(concluded(scenario, promoted(scenario, stable, infer)))
+    ended.append(verified(scenarios[0], out))
     return 0 if all(ended) else 1
 
 

@@ -1,11 +1,8 @@
-# The users and the proxy before them: who asks, who answers, and what is logged of it.
+# The users, and the proxy before them: who asks, who answers, and what is logged of it.
 #
 # What a proxy of your own has to do is in here: read the route before every request, split by a
 # keyed hash, decide what is sampled before anything is sent, and log every sampled request to
 # infer in launch order, whatever became of it.
-#
-#   python traffic.py --stable URL --infer URL --prompts prompts.jsonl --route route.json \
-#       --log served.jsonl
 
 from __future__ import annotations
 
@@ -26,6 +23,7 @@ import httpx2
 
 BEST = 5  # likeliest tokens of each step: by them the sampler is held to its word
 SAMPLING = {"temperature": 1.0, "max_new_tokens": 24}  # of the contract's workload
+Answer = dict[str, Any]  # a line of the log, or the part of it that the answer fills
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,8 @@ class Route:
 
     @classmethod
     def read(cls, file: Path) -> Route:
-        if not file.exists():
-            return cls()
-        found = json.loads(file.read_text())
-        return cls(**{name: found[name] for name in cls.__dataclass_fields__})
+        found = json.loads(file.read_text()) if file.exists() else {}
+        return cls(**{name: found[name] for name in cls.__dataclass_fields__ if name in found})
 
 
 @dataclass(frozen=True)
@@ -56,10 +52,7 @@ class Choice:
 
 
 def choose(key: str, request: str, route: Route) -> Choice:
-    """By a keyed hash: the same request has the same place under every share.
-
-    So whoever is served by infer at a tenth of the traffic is served by it at a half as well.
-    """
+    """By a keyed hash: whoever infer serves at a tenth of the traffic, it serves at a half too."""
     by_infer = place(key, request, "share") < route.share
     mirrored = not by_infer and place(key, request, "mirror") < route.mirror
     sampled = (by_infer or mirrored) and place(key, request, "sample") < route.sample
@@ -77,40 +70,35 @@ class Log:
 
     def __init__(self, file: TextIO, already: str = "") -> None:
         self._file = file
-        self._open: deque[dict[str, Any]] = deque()
-        self.sent, self.logged = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-        for line in already.splitlines():  # a proxy that starts anew goes on counting
-            row = json.loads(line)
+        self._open: deque[Answer] = deque()
+        self._sent, self._logged = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        for row in map(json.loads, already.splitlines()):  # one that starts anew goes on counting
             leg = row["run"], row["leg"]
-            self.sent[leg], self.logged[leg] = row["served"], row["index"] + 1
+            self._sent[leg], self._logged[leg] = row["served"], row["index"] + 1
 
-    def launch(self, route: Route, sampled: bool, **asked: Any) -> dict[str, Any] | None:
+    def launch(self, route: Route, sampled: bool, **asked: Any) -> Answer | None:
         """Count a request, and open its line where it is sampled."""
         leg = route.run, route.leg
-        self.sent[leg] += 1
+        self._sent[leg] += 1
         if not sampled:
             return None
-        row = {"index": self.logged[leg], "run": route.run, "leg": route.leg, "at": time.time()}
-        row |= {"served": self.sent[leg], **asked}
-        self.logged[leg] += 1
+        row = {"index": self._logged[leg], "run": route.run, "leg": route.leg, "at": time.time()}
+        row |= {"served": self._sent[leg], **asked}
+        self._logged[leg] += 1
         self._open.append(row)
         return row
 
-    def close(self, row: dict[str, Any], answer: Mapping[str, Any]) -> None:
+    def close(self, row: Answer, answer: Answer) -> None:
         """Fill a line, and write those that no earlier request holds up."""
         row |= answer
-        while self._open and _whole(self._open[0]):
+        while self._open and self._open[0].keys() & {"token_ids", "lost"}:
             self._file.write(json.dumps(self._open.popleft()) + "\n")
         self._file.flush()
 
     def end(self) -> None:
         """What has no answer yet is lost: a launched request may not vanish."""
-        for row in [row for row in self._open if not _whole(row)]:
+        for row in [row for row in self._open if "token_ids" not in row]:
             self.close(row, {"lost": "the proxy ended"})
-
-
-def _whole(row: Mapping[str, Any]) -> bool:
-    return "token_ids" in row or "lost" in row
 
 
 @dataclass
@@ -124,8 +112,7 @@ class Proxy:
     key: str = "a key that only the proxy knows"
     _ids: dict[str, list[int]] = field(default_factory=dict)
 
-    async def serve(self, request: str, prompt: str, labels: Mapping[str, str]) -> Any:
-        """The answer to one request; None where nobody had one."""
+    async def serve(self, request: str, prompt: str, labels: Mapping[str, str]) -> Answer:
         ids = await self._tokens(prompt)
         seed = int(place(self.key, request, "seed") * 2**53)  # fresh noise for every request
         route = Route.read(self.route)
@@ -134,19 +121,17 @@ class Proxy:
             return await answered(self.stable, ids, seed)
         asked = {"prompt_token_ids": ids, "labels": labels, "sampling": {**SAMPLING, "seed": seed}}
         row = self.log.launch(route, choice.sampled, **asked)
-        if choice.mirrored:
-            # whatever infer says is logged and not shown
-            shown, _ = await asyncio.gather(
-                answered(self.stable, ids, seed), self._logged(row, ids, seed)
-            )
-            return shown
-        return await self._logged(row, ids, seed) or await answered(self.stable, ids, seed)
+        if choice.mirrored:  # whatever infer says is logged and not shown
+            by_stable = answered(self.stable, ids, seed)
+            return (await asyncio.gather(by_stable, self._by_infer(row, ids, seed)))[0]
+        answer = await self._by_infer(row, ids, seed)
+        return await answered(self.stable, ids, seed) if "lost" in answer else answer
 
-    async def _logged(self, row: dict[str, Any] | None, ids: list[int], seed: int) -> Any:
+    async def _by_infer(self, row: Answer | None, ids: list[int], seed: int) -> Answer:
         answer = await answered(self.infer, ids, seed)
         if row is not None:
             self.log.close(row, answer)
-        return answer if "token_ids" in answer else None
+        return answer
 
     async def _tokens(self, prompt: str) -> list[int]:
         if prompt not in self._ids:
@@ -155,11 +140,11 @@ class Proxy:
         return self._ids[prompt]
 
 
-async def answered(server: httpx2.AsyncClient, ids: list[int], seed: int) -> dict[str, Any]:
+async def answered(server: httpx2.AsyncClient, ids: list[int], seed: int) -> Answer:
     """What a server answers, as the log has it; {"lost": why} where nothing came."""
-    body = {"prompt": ids, "max_tokens": SAMPLING["max_new_tokens"], "seed": seed}
-    body |= {"temperature": SAMPLING["temperature"], "logprobs": BEST}
-    body |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    width, temperature = SAMPLING["max_new_tokens"], SAMPLING["temperature"]
+    body = {"prompt": ids, "seed": seed, "max_tokens": width, "temperature": temperature}
+    body |= {"logprobs": BEST, "return_token_ids": True, "return_tokens_as_token_ids": True}
     try:
         reply = (await server.post("/v1/completions", json=body)).raise_for_status().json()
         choice = reply["choices"][0]
@@ -184,7 +169,7 @@ def likeliest(step: Mapping[str, float]) -> list[list[Any]]:
 
 def asked(prompts: Path, seed: str) -> Iterator[tuple[str, str, Mapping[str, str]]]:
     """(id, prompt, labels) of users' requests, in seeded random order and without an end."""
-    known, drawn = [json.loads(line) for line in prompts.open()], random.Random(seed)
+    known, drawn = list(map(json.loads, prompts.read_text().splitlines())), random.Random(seed)
     while True:
         one = drawn.choice(known)
         yield f"{drawn.getrandbits(64):016x}", one["prompt"], one.get("labels", {})
@@ -192,23 +177,18 @@ def asked(prompts: Path, seed: str) -> Iterator[tuple[str, str, Mapping[str, str
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description="Users' requests, and the proxy before them.")
-    for name in ("stable", "infer"):
-        parser.add_argument(f"--{name}", required=True, help="URL of its server")
-    for name in ("prompts", "route", "log"):
-        parser.add_argument(f"--{name}", required=True, type=Path)
+    for name in ("stable", "infer", "prompts", "route", "log"):
+        parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--users", type=int, default=16, help="who wait for an answer at a time")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds until one is lost")
-    parser.add_argument("--seed", type=int, default=7)
     given = parser.parse_args()
-    already = given.log.read_text() if given.log.exists() else ""
-    log = Log(given.log.open("a"), already)
-    requests = asked(given.prompts, f"{given.seed} {len(already)}")  # and not the same ones again
-    limits = httpx2.Limits(max_connections=given.users)
+    file = Path(given.log)
+    already = file.read_text() if file.exists() else ""
+    log = Log(file.open("a"), already)
+    requests = asked(Path(given.prompts), str(len(already)))  # and not the same ones again
     stable, infer = (
-        httpx2.AsyncClient(base_url=url, timeout=given.timeout, limits=limits)
-        for url in (given.stable, given.infer)
+        httpx2.AsyncClient(base_url=u, timeout=60) for u in (given.stable, given.infer)
     )
-    proxy = Proxy(stable, infer, given.route, log)
+    proxy = Proxy(stable, infer, Path(given.route), log)
 
     async def user() -> None:
         for request in requests:
