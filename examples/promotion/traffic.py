@@ -22,7 +22,7 @@ from typing import Any, TextIO
 import httpx2
 
 BEST = 5  # likeliest tokens of each step: by them the sampler is held to its word
-SAMPLING = {"temperature": 1.0, "max_new_tokens": 24}  # of the contract's workload
+SAMPLING = {"temperature": 1.0, "max_new_tokens": 16}  # of the contract's workload
 Answer = dict[str, Any]  # a line of the log, or the part of it that the answer fills
 
 

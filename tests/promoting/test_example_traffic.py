@@ -181,7 +181,7 @@ def test_users_ask_in_a_seeded_order_without_an_end(tmp_path):
 
 @pytest.fixture
 def contract(tmp_path):
-    path, _ = kit.write(tmp_path / "toy", width=24)
+    path, _ = kit.write(tmp_path / "toy", width=16)
     return load(path)
 
 
@@ -237,7 +237,7 @@ def test_what_was_mirrored_is_evidence_and_is_not_shown(servers, tmp_path, contr
     assert all(len(r.best) == len(r.tokens) for r in found.launched)
     engine = table_engine(tmp_path / "i", rows={"": kit.moved(kit.BASE, 0.3)})
     for request in found.launched:  # and what infer really drew
-        assert request.tokens[-1] in engine.describe().eos or len(request.tokens) == 24
+        assert request.tokens[-1] in engine.describe().eos or len(request.tokens) == 16
 
 
 def test_a_request_that_infer_loses_is_logged_as_lost_and_answered_by_stable(servers, tmp_path):
