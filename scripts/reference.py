@@ -5,14 +5,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import click
+from pydantic import BaseModel
 
 from servanda import language
 from servanda.actions import ACTIONS
+from servanda.changes import RULES
+from servanda.changes.directions import Part
 from servanda.clauses import CHAIN, GUARDS
 from servanda.cli.main import VERBS, main
+from servanda.contract import Contract
 from servanda.divergence import DIVERGENCES
 from servanda.explain.words import of_guard, of_metric
 from servanda.faults.sync import SYNC_FAULTS
@@ -182,7 +188,54 @@ def sync_faults() -> str:
     )
 
 
+def changes() -> str:
+    """The page of what a change of each key of a contract is."""
+    parts = [
+        f"{_HEAD}# What a change of a contract is\n",
+        "How `diff` and `list` [read a change](../how-to/contract_versions.md) of each key. What "
+        "is tightened one way is loosened\nthe other way, and what is added one way is removed the "
+        "other way. *Retargeted* is another promise: neither version keeps\nthe other. Of words in "
+        "a row `a < b` the tighter ones come last; between two with `=` a change retargets. Parts "
+        "with keys of\ntheir own are compared key by key.\n",
+    ]
+    for model, places in _places(Contract).items():
+        rows = [("key", "a change is", "because")]
+        for name, rule in RULES[model].items():
+            scalar = getattr(rule, "scalar", None)
+            if isinstance(rule, Part) and not rule.why and scalar is None:
+                continue  # it is always there
+            says = "added, removed" if isinstance(rule, Part) and scalar is None else rule.says
+            key = model.model_fields[name].alias or name
+            rows.append((f"`{key}`", says, rule.why or (scalar.why if scalar else "")))
+        if rows[1:]:
+            title = ", ".join(f"`{place}`" for place in places)
+            parts.append(f"## {title or 'The contract'}\n\n{_table(*rows)}\n")
+    return "\n".join(parts)
+
+
+def _places(model: type[BaseModel]) -> dict[type[BaseModel], list[str]]:
+    """Every model of the language, and the keys that lead to it from the one above."""
+    found: dict[type[BaseModel], list[str]] = {model: []}
+    for holder in iter(waiting := [model]):
+        for name, field in holder.model_fields.items():
+            for part in _models(field.annotation):
+                if part not in found:
+                    found[part] = []
+                    waiting.append(part)
+                above = found[holder][:1] if holder is not model else []
+                found[part].append(".".join([*above, field.alias or name]))
+    return found
+
+
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
+
+
 PAGES = {
+    "changes.md": changes,
     "cli.md": cli,
     "fields.md": fields,
     "metrics.md": metrics,

@@ -78,6 +78,17 @@ def running():
         )
 
     data, log = str(folder / "data"), str(folder / "log")
+    # it stops the server once this process lets go of its pipe, by whatever end
+    stop = '"$1" stop -m immediate -t 10 -D "$2/data"; rm -rf "$2"'
+    keeper = subprocess.Popen(
+        ["sh", "-c", f"cat; {stop}", "keeper", str(where / "pg_ctl"), str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+        **who,
+    )
     try:
         made = call(
             *("initdb", "--no-sync", "-D", data, "-U", "servanda", "-E", "UTF8", "--locale=C"),
@@ -93,15 +104,12 @@ def running():
                 break
         else:
             raise AssertionError(f"{started.stdout}\n{Path(log).read_text()}")
-        try:
-            cluster = Cluster(where, folder, port)
-            cluster.execute(f"CREATE ROLE {USER} LOGIN PASSWORD '{PASSWORD}'")
-            yield cluster
-        finally:
-            stopped = call("pg_ctl", "stop", "-m", "immediate", "-t", "10", "-D", data)
-            assert stopped.returncode == 0, stopped.stdout
+        cluster = Cluster(where, folder, port)
+        cluster.execute(f"CREATE ROLE {USER} LOGIN PASSWORD '{PASSWORD}'")
+        yield cluster
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        keeper.stdin.close()
+        keeper.wait()
 
 
 def _free_port():

@@ -44,7 +44,8 @@ confidence: {confidence}
 statistical:
   - {{id: tv, metric: tv, aggregate: mean, at_most: {limit}}}
 {more}
-promotion: {{offline: {{sequences: [{first}, {last}]}}, canary: {{}}}}
+promotion: {{offline: {{sequences: [{first}, {last}]}}{canary}}}
+{stable}
 """
 
 
@@ -57,6 +58,7 @@ def write(
     labels=None,
     train="",
     infer="",
+    stable="p.json",
     round=32,
     samples=1,
     width=6,
@@ -70,7 +72,10 @@ def write(
     first=32,
     last=2000,
 ):
-    """A contract of two tables in a folder; returns its path and the exact pair."""
+    """A contract of two tables in a folder; returns its path and the exact pair.
+
+    Without a stable kernel it has no canary either.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     train_table = table(folder, "p.json", p or {"": BASE})
@@ -85,6 +90,8 @@ def write(
         CONTRACT.format(
             train=train,
             infer=infer,
+            canary=", canary: {}" if stable else "",
+            stable=f"stable: {{engine: table, model: {stable}}}" if stable else "",
             round=round,
             samples=samples,
             width=width,

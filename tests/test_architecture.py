@@ -111,6 +111,7 @@ FLOORS = (
         "loading",
         "mutation",
         "promoting",
+        "rehearsing",
         "reread",
         "rl",
         "run",

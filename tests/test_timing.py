@@ -20,16 +20,19 @@ from servanda.trace import Batch
 from tests import kit
 
 LOAD = "load: {{concurrency: 4}}"
-STABLE = "stable: {engine: table, model: s.json}\n"
 
 
 def write(folder, clauses, *, infer=None, stable=None, **options):
     """A contract with runtime clauses; seconds of the infer and the stable table."""
     lines = "\n".join(f"    - {{{clause}}}" for clause in clauses)
     more = f"runtime:\n  clauses:\n{lines}"
-    more += "\n" + STABLE if stable is not None else ""
     path, _ = kit.write(
-        folder, more=more, q={"": [0.4, 0.25, 0.2, 0.15, 0.0]}, limit=0.3, **options
+        folder,
+        more=more,
+        stable="s.json" if stable is not None else "",
+        q={"": [0.4, 0.25, 0.2, 0.15, 0.0]},
+        limit=0.3,
+        **options,
     )
     kit.table(folder, "s.json", {"": kit.BASE})
     for name, seconds in (("q.json", infer), ("s.json", stable)):

@@ -12,6 +12,7 @@ from typing import Literal
 from servanda.contract import STAGES, Contract, Stage, StageRule
 
 MIRRORED = 0.05  # of the traffic, where a shadow says no share
+FIRST_STEP = 0.05  # of the traffic, where a canary says no steps
 SAMPLED = 0.01  # of the requests that infer serves, where a stage says no sample
 
 
@@ -96,7 +97,7 @@ def _legs(stage: Stage, rule: StageRule | None) -> list[Leg]:
         dwell_s=rule.dwell or 0.0,
         if_inconclusive=rule.if_inconclusive,
     )
-    steps = rule.steps or ((MIRRORED,) if stage == "canary" else ())
+    steps = rule.steps or ((FIRST_STEP,) if stage == "canary" else ())
     if stage == "canary":
         made = [replace(leg, step=i, share=share) for i, share in enumerate(steps)]
     else:

@@ -28,10 +28,18 @@ def met(when: Mapping[str, Any], of: Sequence[CellVerdict]) -> bool:
     return state == when["is"] if "is" in when else state != when["is_not"]
 
 
-def actions_of(contract: Contract, cells: Sequence[CellVerdict]) -> tuple[str, ...]:
-    """Names of the actions of every rule that is met, in the order of the contract."""
-    found: list[str] = []
+def asked_for(
+    contract: Contract, cells: Sequence[CellVerdict]
+) -> tuple[str | Mapping[str, Any], ...]:
+    """The actions of every rule that is met as they are written, each once, in order."""
+    found: list[str | Mapping[str, Any]] = []
     for rule in contract.escalation:
         if met(rule.when, watched(rule.when, cells)):
-            found += [do if isinstance(do, str) else next(iter(do)) for do in rule.do]
-    return tuple(dict.fromkeys(found))
+            found += [do for do in rule.do if do not in found]
+    return tuple(found)
+
+
+def actions_of(contract: Contract, cells: Sequence[CellVerdict]) -> tuple[str, ...]:
+    """Names of the actions of every rule that is met, in the order of the contract."""
+    asked = asked_for(contract, cells)
+    return tuple(dict.fromkeys(do if isinstance(do, str) else next(iter(do)) for do in asked))

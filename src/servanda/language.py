@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -15,11 +16,11 @@ from pydantic_core import ErrorDetails
 
 from servanda import lint
 from servanda.contract import Contract
-from servanda.errors import ContractError, Problem
+from servanda.errors import ContractError, Problem, Where
 from servanda.lint.finding import nearest, quoted
 from servanda.marks import Marks, Path, read
 
-__all__ = ["Marks", "parse"]
+__all__ = ["Marks", "Tongue", "parse", "refused"]
 
 _Wrong = dict[Path, list[ErrorDetails]]
 
@@ -78,6 +79,23 @@ _NEXT_MOVES = {
     "sequences": "the first look and the limit, such as [400, 6000]",
     "do": "write a list, such as [hold, {page: oncall}]",
 }
+
+
+@dataclass(frozen=True)
+class Tongue:
+    """A language that is read as the contract's is: its root, and its words for messages.
+
+    Args:
+        nouns: name of a model -> what it is called; next_moves: key -> how it is written.
+    """
+
+    root: type[BaseModel]
+    nouns: Mapping[str, str]
+    next_moves: Mapping[str, str]
+
+
+_CONTRACTS = Tongue(Contract, _NOUNS, _NEXT_MOVES)
+
 # stand-ins for required keys, so that lint can look at the rest of a broken contract
 _STAND_INS: dict[str, Any] = {
     "id": "unnamed",
@@ -111,9 +129,7 @@ def parse(
         contract = Contract.model_validate(data)
     except ValidationError as error:
         wrong = _grouped(error, data)
-        found = {path: _problem(path, errors, data, marks) for path, errors in wrong.items()}
-        misspelt = _misspelt(wrong)
-        problems += [problem for path, problem in found.items() if path not in misspelt]
+        problems += refused(error, data, marks, _CONTRACTS)
         rest = _mended(data, wrong)
         if rest is not None:
             broken = {_owner(path) for path in wrong}
@@ -123,6 +139,16 @@ def parse(
         if not problems:
             return contract.placed(marks.near), marks
     raise ContractError.all(sorted(problems, key=_place))
+
+
+def refused(
+    error: ValidationError, data: Mapping[str, Any], marks: Marks, tongue: Tongue
+) -> list[Problem]:
+    """What pydantic refuses in a text, each with its place, in plain words."""
+    wrong = _grouped(error, data)
+    found = {path: _problem(path, errors, data, marks, tongue) for path, errors in wrong.items()}
+    misspelt = _misspelt(wrong, tongue)
+    return [problem for path, problem in found.items() if path not in misspelt]
 
 
 def _place(problem: Problem) -> tuple[int, int]:
@@ -154,26 +180,29 @@ def _has(node: Any, name: str | int) -> bool:
 
 
 def _problem(
-    path: Path, errors: list[ErrorDetails], data: Mapping[str, Any], marks: Marks
+    path: Path, errors: list[ErrorDetails], data: Mapping[str, Any], marks: Marks, tongue: Tongue
 ) -> Problem:
     details = errors[0]
     kind, found = details["type"], details["input"]
     context = details.get("ctx", {})
-    name = next((str(p) for p in reversed(path) if isinstance(p, str)), "the contract")
+    whole = f"the {tongue.nouns[tongue.root.__name__].partition(' ')[2]}"
+    name = next((str(p) for p in reversed(path) if isinstance(p, str)), whole)
     where = marks.near(path)
+    if "at" in context:  # a value that is a language of its own says where it is wrong
+        return Problem(details["msg"], _inside(where, context["at"]), context["hint"])
     if kind == "extra_forbidden":
-        noun, keys = _keys(path[:-1])
+        noun, keys = _keys(path[:-1], tongue)
         message = f"{noun} has no key {quoted(name)}"
         return Problem(message, marks.key(path), _meant(name, keys)[1])
     if kind == "missing" and path[-1:] == details["loc"][-1:]:
-        noun, _ = _keys(path[:-1])
+        noun, _ = _keys(path[:-1], tongue)
         return Problem(f"{noun} needs the key {name!r}", where, f"add {name}: ...")
-    hint = _NEXT_MOVES.get(name, "")
+    hint = tongue.next_moves.get(name, "")
     if kind in _WANTED:
         wanted = " or ".join(dict.fromkeys(_WANTED.get(e["type"], "") for e in errors))
         hint = hint if len(path) and path[-1] == name else ""
         if len(path) == 2 and path[0] in ("labels", "workloads"):
-            hint = _NEXT_MOVES[str(path[0])]
+            hint = tongue.next_moves[str(path[0])]
         message = f"{wanted} is wanted, found {_found(found)}"
         return Problem(message, where, hint or _retyped(wanted, found))
     if kind == "literal_error":
@@ -202,10 +231,18 @@ def _problem(
     return Problem(f"{message}; found {_found(found)}", where, hint)
 
 
-def _misspelt(wrong: _Wrong) -> set[Path]:
+def _inside(where: Where, at: int) -> Where:
+    """The place of a character of a text of one line, which may stand in quotes."""
+    column = where.column + at + (where.text[where.column - 1 :][:1] in ("'", '"'))
+    return replace(where, column=column) if column <= len(where.text) else where
+
+
+def _misspelt(wrong: _Wrong, tongue: Tongue) -> set[Path]:
     """Keys that are missing only because another is misspelt: that is one mistake."""
     unknown = [path for path, errors in wrong.items() if errors[0]["type"] == "extra_forbidden"]
-    meant = {(*path[:-1], _meant(str(path[-1]), _keys(path[:-1])[1])[0]) for path in unknown}
+    meant = {
+        (*path[:-1], _meant(str(path[-1]), _keys(path[:-1], tongue)[1])[0]) for path in unknown
+    }
     return {path for path, errors in wrong.items() if errors[0]["type"] == "missing"} & meant
 
 
@@ -223,13 +260,13 @@ def _meant(name: str, keys: list[str]) -> tuple[str, str]:
     return (near[1] if near else ""), hint
 
 
-def _keys(path: Path) -> tuple[str, list[str]]:
+def _keys(path: Path, tongue: Tongue) -> tuple[str, list[str]]:
     """What the mapping at a path is called, and the keys it may have."""
-    model: type[BaseModel] = Contract
+    model = tongue.root
     for name in path:
         if isinstance(name, str) and name in model.model_fields:
             model = next(_models(model.model_fields[name].annotation), model)
-    noun = _NOUNS.get(model.__name__, model.__name__.lower())
+    noun = tongue.nouns.get(model.__name__, model.__name__.lower())
     return noun, [field.alias or name for name, field in model.model_fields.items()]
 
 

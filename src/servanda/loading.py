@@ -30,8 +30,17 @@ def load(path: str | Path) -> Contract:
         ContractError: every problem of the text at once, each with its place.
     """
     path = Path(path)
+    return read(bytes_of(path), str(path), path.parent)
+
+
+def bytes_of(path: Path) -> bytes:
+    """What a contract's file holds.
+
+    Raises:
+        ContractError: it cannot be read.
+    """
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise ContractError(
             f"{path} cannot be read: {error.strerror or error}",
@@ -39,7 +48,6 @@ def load(path: str | Path) -> Contract:
             if str(path).startswith(("http:", "https:"))
             else "give the path of a .kernelcontract.yaml file",
         ) from None
-    return read(data, str(path), path.parent)
 
 
 def read(data: bytes, name: str, folder: Path) -> Contract:
@@ -48,15 +56,7 @@ def read(data: bytes, name: str, folder: Path) -> Contract:
     Raises:
         ContractError: every problem of the text at once, each with its place.
     """
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ContractError(
-            f"{name} is not UTF-8 text: {error.reason} at byte {error.start}",
-            hint="save it as UTF-8",
-        ) from None
-    contract, _ = language.parse(text, name, engines=engine_names(), faults=[*FAULTS])
-    contract = beside(contract, folder)
+    contract = beside(parse(data, name), folder)
     missing = [
         Problem(
             f"there is no {name}",
@@ -69,6 +69,23 @@ def read(data: bytes, name: str, folder: Path) -> Contract:
     missing += _fault_values(contract)
     if missing:
         raise ContractError.all(missing)
+    return contract
+
+
+def parse(data: bytes, name: str) -> Contract:
+    """A contract from its bytes alone, as it is written: no file that it names is looked for.
+
+    Raises:
+        ContractError: every problem of the text at once, each with its place.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ContractError(
+            f"{name} is not UTF-8 text: {error.reason} at byte {error.start}",
+            hint="save it as UTF-8",
+        ) from None
+    contract, _ = language.parse(text, name, engines=engine_names(), faults=[*FAULTS])
     return contract
 
 

@@ -169,8 +169,13 @@ class _Shallow(Composer):
         return node
 
 
-def read(text: str, file: str) -> tuple[dict[str, Any], Marks, list[Problem]]:
+def read(
+    text: str, file: str, *, noun: str = "contract"
+) -> tuple[dict[str, Any], Marks, list[Problem]]:
     """Plain data, places, and what is wrong in the text without stopping the reading.
+
+    Args:
+        noun: what the text is, for messages.
 
     Raises:
         ContractError: no data can be had: syntax, more than one document, endless aliases.
@@ -185,12 +190,12 @@ def read(text: str, file: str) -> tuple[dict[str, Any], Marks, list[Problem]]:
         source.refuse(odd.start(), f"character U+{ord(odd[0]):04X} cannot stand here", "remove it")
     node = _compose(source)
     if node is None or (isinstance(node, ScalarNode) and node.value == ""):
-        source.refuse(0, "the contract is empty", "begin with apiVersion: and kind:")
+        source.refuse(0, f"the {noun} is empty", "begin with apiVersion: and kind:")
     if not isinstance(node, MappingNode):
         found = "a list" if isinstance(node, SequenceNode) else "text"
-        message = f"a contract is a mapping, found {found}"
+        message = f"a {noun} is a mapping, found {found}"
         source.refuse(node.start_mark.index, message, "begin with apiVersion: and kind:")
-    reading = _Reading(source)
+    reading = _Reading(source, noun)
     return reading.value(node, (), node.start_mark.index), reading.marks, reading.problems
 
 
@@ -234,8 +239,8 @@ def _in_plain_words(error: MarkedYAMLError, source: Source) -> ContractError:
 class _Reading:
     """One walk over the nodes: data, places, and problems that do not end the walk."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, source: Source, noun: str) -> None:
+        self.source, self.noun = source, noun
         self.marks = Marks(source)
         self.problems: list[Problem] = []
         self._open: set[int] = set()
@@ -246,7 +251,7 @@ class _Reading:
         if self._count > MAX_VALUES:
             self.source.refuse(
                 offset,
-                f"the contract has more than {MAX_VALUES} values",
+                f"the {self.noun} has more than {MAX_VALUES} values",
                 "look for aliases that repeat one another",
             )
         if id(node) in self._open:
@@ -256,7 +261,7 @@ class _Reading:
         if tag not in ("plain", "quoted", "collection"):
             self._say(
                 offset,
-                f"a contract has no tags, found {tag.replace('tag:yaml.org,2002:', '!!')}",
+                f"a {self.noun} has no tags, found {tag.replace('tag:yaml.org,2002:', '!!')}",
                 "remove the tag; a value in quotes is text",
             )
         if isinstance(node, ScalarNode):

@@ -19,11 +19,12 @@ from servanda.identity import digest_of
 from servanda.loading import compile
 from servanda.plan import Plan
 from servanda.rounds import SIDES, read_rounds
-from servanda.rundir import opened
+from servanda.rundir import ATTEMPT, opened
 from servanda.verdict import Verdict
 
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*\.[A-Za-z0-9_/-]+|[A-Za-z_./-]*/[A-Za-z0-9_-]+")
 _NAME_IT = "name it: --contract FILE"
+_FILE = "verdict.json"
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,41 @@ def reread(root: Path, verdict: Verdict, contract: Path | None = None) -> Iterat
         MeasurementError: another process measures in the folder, or a file is damaged.
     """
     text, path = _contract(root, verdict, contract)
+    with _finished(root, verdict, text, path, named=contract is not None) as run:
+        yield run
+
+
+@contextmanager
+def reread_as_measured(root: Path, verdict: Verdict, folder: Path) -> Iterator[Finished]:
+    """A finished run by the text that it keeps, whatever became of the file since.
+
+    Args:
+        folder: where the files that the text names are looked for, if its own is gone.
+
+    Raises:
+        EvidenceError, ContractError, MeasurementError: as `reread` does.
+    """
+    text = verdict.circumstances.contract_text
+    place = next((cell.where for cell in verdict.cells if cell.where), None)
+    if not text or place is None:
+        raise EvidenceError(
+            f"{root} keeps no text of its contract",
+            hint="`servanda check FILE` keeps it; a run by other doors does not",
+        )
+    path = Path(place.file)
+    path = path if path.parent.is_dir() else folder / path.name
+    with _finished(root, verdict, text, path, named=True) as run:
+        yield run
+
+
+@contextmanager
+def _finished(
+    root: Path, verdict: Verdict, text: str, path: Path, *, named: bool
+) -> Iterator[Finished]:
     found = loading.read(text.encode(), str(path), path.parent)
     if found.digest != verdict.key.contract:
         hint = "name the contract that `servanda check` measured there"
-        if contract is None:
+        if not named:
             hint = "it changed since: restore it, measure again with --fresh, or "
             hint += "name the one that was measured: --contract FILE"
         raise EvidenceError(
@@ -158,3 +190,46 @@ def _files(contract: Contract) -> Iterator[tuple[Place, str | None]]:
 def _written(path: str) -> str:
     """A path as YAML: bare where nothing in it could be read as something else."""
     return path if _PLAIN.fullmatch(path) else json.dumps(path, ensure_ascii=False)
+
+
+def read(path: Path) -> Verdict:
+    """The verdict of a run directory, of one attempt, or of a file.
+
+    Raises:
+        EvidenceError: there is none, or it is not a verdict of this version.
+    """
+    file = _latest(path) if path.is_dir() else path
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError("it is not an object")
+    except OSError as error:
+        raise EvidenceError(
+            f"{file} cannot be read: {error.strerror or error}",
+            hint="give a run directory, or a file that `servanda check --format json` printed",
+        ) from None
+    except ValueError as error:
+        hint = "give a run directory, or a file that `servanda check --format json` printed"
+        if file.name == _FILE:
+            hint = "the same `servanda check` writes it again, from what was measured"
+        raise EvidenceError(f"{file} is not JSON of a verdict: {error}", hint=hint) from None
+    try:
+        return Verdict.from_dict(data)
+    except EvidenceError as error:
+        problem = error.problems[0]
+        raise EvidenceError(f"{file}: {problem.message}", hint=problem.hint) from None
+
+
+def _latest(folder: Path) -> Path:
+    found = [p for p in folder.glob(f"{ATTEMPT}*/{_FILE}") if _number(p).isdecimal()]
+    last = max(found, key=lambda p: int(_number(p)), default=folder / _FILE)
+    if last.is_file():
+        return last
+    raise EvidenceError(
+        f"{folder} holds no verdict",
+        hint="`servanda check` with this --run-dir measures, or finishes what was begun",
+    )
+
+
+def _number(path: Path) -> str:
+    return path.parent.name.removeprefix(ATTEMPT)

@@ -1,4 +1,4 @@
-# The JSON Schema of the contract, draft-07: what editors complete and check by.
+# The JSON Schemas of contracts and of their tests, draft-07: what editors complete and check by.
 #
 # It says what the second pass of the parser says: keys, types, ranges, names.  What one part
 # means for another is lint's, and a schema cannot say it.
@@ -15,6 +15,7 @@ from servanda.contract import EXTERNAL, QUANTIZATIONS, SECTIONS, Contract
 from servanda.divergence import DIVERGENCES
 from servanda.lint import RUNTIME_METRICS
 from servanda.lint.escalation import BARE, STATES, SUBJECTS, WITH_VALUE
+from servanda.rehearsal import ContractTest
 from servanda.scope import OUTCOME_METRICS
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -45,11 +46,20 @@ def json_schema(engines: Collection[str], faults: Collection[str]) -> dict[str, 
     escalation["when"] |= _when()
     escalation["do"]["items"] = _action()
     _both_words(parts["Kernels"])
-    return {
-        "$schema": DRAFT,
-        "title": "KernelContract",
-        **{name: value for name, value in schema.items() if name != "title"},
-    }
+    return _titled("KernelContract", schema)
+
+
+def schema_of_tests() -> dict[str, Any]:
+    """The schema of contract tests; actions are those of contracts."""
+    schema = _draft_07(TypeAdapter(ContractTest).json_schema())
+    actions = schema["definitions"]["Expectation"]["properties"]["actions"]
+    actions["anyOf"] = [{"type": "array", "items": _action()}, {"type": "null"}]
+    return _titled("ContractTest", schema)
+
+
+def _titled(title: str, schema: dict[str, Any]) -> dict[str, Any]:
+    rest = {name: value for name, value in schema.items() if name != "title"}
+    return {"$schema": DRAFT, "title": title, **rest}
 
 
 def _closed() -> dict[str, Any]:

@@ -107,11 +107,8 @@ def test_a_limit_relative_to_stable_measures_stable_beside(tmp_path, stable_tv, 
         width=8,
         claim="realised",
         last=4000,
+        stable="s.json",
     )
-    text = path.read_text().replace(
-        "workload:", "stable: {engine: table, model: s.json}\nworkload:", 1
-    )
-    path.write_text(text)
     verdict = sv.check(path, run_dir=tmp_path / "run", open=run.in_process)
     (found,) = (c for c in verdict.cells if c.clause == "as_stable")
     assert found.outcome == answer

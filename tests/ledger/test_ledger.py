@@ -17,12 +17,12 @@ def record(kind="advanced", actor="ci", at=AT, **body):
 
 
 @pytest.fixture
-def ledger(where, tmp_path):
-    with open_ledger(where, witness=tmp_path / "head") as found:
+def ledger(where, swift_path):
+    with open_ledger(where, witness=swift_path / "head") as found:
         yield found
 
 
-def test_what_was_appended_is_what_is_read(ledger, where, tmp_path):
+def test_what_was_appended_is_what_is_read(ledger, where, swift_path):
     body = {"why": "it holds", "n": 3, "rows": [1, 2.5, None, True, {"é": "ü"}], "e": 1e-17}
 
     kept = ledger.append("a", [record("begun"), record("advanced", **body)], after=0)
@@ -33,7 +33,7 @@ def test_what_was_appended_is_what_is_read(ledger, where, tmp_path):
         (2, "a", 2, "advanced", "ci", AT),
     ]
     assert kept[1].body == body
-    with open_ledger(where, witness=tmp_path / "head") as again:
+    with open_ledger(where, witness=swift_path / "head") as again:
         assert tuple(again.entries()) == kept
 
 

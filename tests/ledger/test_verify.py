@@ -20,7 +20,7 @@ from servanda.ledger import (
 )
 from servanda.ledger.sealing import COLUMNS, FIRST, Row, canonical, hash_of
 
-FLIPS = 1500
+FLIPS = 500
 
 
 def filled(ledger, count=6, size=0):
@@ -132,9 +132,9 @@ def resealed(ledger, tamper, key=b""):
         )
 
 
-def test_a_chain_made_anew_is_found_by_the_witness_alone(where, tamper, tmp_path):
+def test_a_chain_made_anew_is_found_by_the_witness_alone(where, tamper, swift_path):
     """The limit of an unkeyed chain, as the documents say it."""
-    with open_ledger(where, witness=tmp_path / "head") as ledger:
+    with open_ledger(where, witness=swift_path / "head") as ledger:
         head = [*filled(ledger).entries()][-1].hash
         resealed(ledger, tamper)
         anew = [e.hash for e in ledger.entries()][-1]
@@ -142,18 +142,18 @@ def test_a_chain_made_anew_is_found_by_the_witness_alone(where, tamper, tmp_path
         assert said(verify(ledger)) == [
             f"entry 6 was acknowledged here with hash {head}, and has {anew}"
         ]
-    (tmp_path / "head").unlink()
-    with open_ledger(where, witness=tmp_path / "head") as ledger:
+    (swift_path / "head").unlink()
+    with open_ledger(where, witness=swift_path / "head") as ledger:
         assert verify(ledger).sound
 
 
-def test_without_the_key_no_chain_can_be_made_anew(where, tamper, tmp_path):
-    with open_ledger(where, witness=tmp_path / "head", key=b"secret") as ledger:
+def test_without_the_key_no_chain_can_be_made_anew(where, tamper, swift_path):
+    with open_ledger(where, witness=swift_path / "head", key=b"secret") as ledger:
         filled(ledger)
         resealed(ledger, tamper, key=b"a guess")
-    (tmp_path / "head").unlink()
+    (swift_path / "head").unlink()
 
-    found = verify_at(where, witness=tmp_path / "head", key=b"secret")
+    found = verify_at(where, witness=swift_path / "head", key=b"secret")
 
     assert [p.seq for p in found.problems] == [4, 5, 6]
 
@@ -237,8 +237,8 @@ def truncate(where, tamper, behind):
     tamper(f"DELETE FROM servanda_ledger WHERE seq > {behind}")
 
 
-def test_a_tail_that_was_cut_off_is_missed(where, tamper, tmp_path):
-    witness = tmp_path / "head"
+def test_a_tail_that_was_cut_off_is_missed(where, tamper, swift_path):
+    witness = swift_path / "head"
     with open_ledger(where, witness=witness) as ledger:
         name = filled(ledger).store.name
     truncate(where, tamper, 4)
@@ -255,8 +255,8 @@ def test_a_tail_that_was_cut_off_is_missed(where, tamper, tmp_path):
     )
 
 
-def test_a_tail_that_is_cut_off_under_a_writer_is_missed(where, tamper, tmp_path):
-    with open_ledger(where, witness=tmp_path / "head") as ledger:
+def test_a_tail_that_is_cut_off_under_a_writer_is_missed(where, tamper, swift_path):
+    with open_ledger(where, witness=swift_path / "head") as ledger:
         filled(ledger)
         truncate(where, tamper, 0)
 
@@ -265,9 +265,9 @@ def test_a_tail_that_is_cut_off_under_a_writer_is_missed(where, tamper, tmp_path
         assert verify(ledger).entries == 0
 
 
-def test_a_witness_that_lags_is_no_problem(where, tmp_path):
+def test_a_witness_that_lags_is_no_problem(where, swift_path):
     """As after a crash between the commit and the witness."""
-    witness = tmp_path / "head"
+    witness = swift_path / "head"
     with open_ledger(where, witness=witness) as ledger:
         filled(ledger, 2)
         behind = witness.read_bytes()
@@ -280,9 +280,9 @@ def test_a_witness_that_lags_is_no_problem(where, tmp_path):
     assert json.loads(witness.read_bytes())["seq"] == 4
 
 
-def test_a_witness_never_goes_back(where, tmp_path):
+def test_a_witness_never_goes_back(where, swift_path):
     """Of two processes the slower one may come to it later."""
-    witness = tmp_path / "head"
+    witness = swift_path / "head"
     with open_ledger(where, witness=witness) as ledger:
         filled(ledger, 2)
         first = ledger.store.at(1)
@@ -292,11 +292,11 @@ def test_a_witness_never_goes_back(where, tmp_path):
     assert json.loads(witness.read_bytes())["seq"] == 2
 
 
-def test_a_file_that_is_gone_is_not_begun_anew(tmp_path):
-    path = tmp_path / "ledger.db"
+def test_a_file_that_is_gone_is_not_begun_anew(swift_path):
+    path = swift_path / "ledger.db"
     with open_ledger(str(path)) as ledger:
         filled(ledger)
-    assert (tmp_path / "ledger.db.head").exists()
+    assert (swift_path / "ledger.db.head").exists()
     path.unlink()
 
     for call in (open_ledger, lambda where: open_ledger(where, reading=True)):
@@ -313,8 +313,8 @@ def test_a_file_that_is_gone_is_not_begun_anew(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"seq": 4}', '{"seq": "4", "hash": "x"}'])
-def test_a_witness_that_cannot_be_read_is_said(where, tmp_path, text):
-    witness = tmp_path / "head"
+def test_a_witness_that_cannot_be_read_is_said(where, swift_path, text):
+    witness = swift_path / "head"
     witness.write_text(text)
 
     with pytest.raises(LedgerError) as error:
@@ -360,9 +360,9 @@ def found_in(path, **how):
         return error
 
 
-def test_one_byte_anywhere_that_changes_an_entry_is_found(tmp_path):
+def test_one_byte_anywhere_that_changes_an_entry_is_found(swift_path):
     """Places drawn over the whole file, metadata and free space included."""
-    path, other = tmp_path / "ledger.db", tmp_path / "other" / "ledger.db"
+    path, other = swift_path / "ledger.db", swift_path / "other" / "ledger.db"
     other.parent.mkdir()
     with open_ledger(str(path)) as ledger:
         filled(ledger, 40, size=200)
@@ -387,9 +387,9 @@ def test_one_byte_anywhere_that_changes_an_entry_is_found(tmp_path):
 
 
 @pytest.mark.parametrize("page", [2, 3, 4, 5, 6])
-def test_what_a_broken_page_left_can_be_read(tmp_path, page):
+def test_what_a_broken_page_left_can_be_read(swift_path, page):
     """A page of entries whose head is overwritten: the others are told apart from its own."""
-    path = tmp_path / "ledger.db"
+    path = swift_path / "ledger.db"
     with open_ledger(str(path)) as ledger:
         filled(ledger, 60, size=400)
     data = bytearray(path.read_bytes())
@@ -404,10 +404,10 @@ def test_what_a_broken_page_left_can_be_read(tmp_path, page):
     assert found.entries + len(broken) == 60
 
 
-def test_a_flip_in_an_exported_file_is_found_at_its_line(where, tmp_path):
-    with open_ledger(where) as ledger, (tmp_path / "kept.jsonl").open("w") as file:
+def test_a_flip_in_an_exported_file_is_found_at_its_line(where, swift_path):
+    with open_ledger(where) as ledger, (swift_path / "kept.jsonl").open("w") as file:
         export(filled(ledger), file)
-    path, other = tmp_path / "kept.jsonl", tmp_path / "other.jsonl"
+    path, other = swift_path / "kept.jsonl", swift_path / "other.jsonl"
     lines = path.read_bytes().split(b"\n")
     ends = [sum(len(line) + 1 for line in lines[: i + 1]) for i in range(len(lines) - 1)]
     rng = random.Random(5)
@@ -422,8 +422,8 @@ def test_a_flip_in_an_exported_file_is_found_at_its_line(where, tmp_path):
 
 
 @pytest.mark.parametrize("key", [b"", b"secret"])
-def test_an_export_is_verified_by_itself(where, tmp_path, key):
-    path = tmp_path / "kept.jsonl"
+def test_an_export_is_verified_by_itself(where, swift_path, key):
+    path = swift_path / "kept.jsonl"
     with open_ledger(where, key=key) as ledger, path.open("w") as file:
         assert export(filled(ledger), file) == 6
         entries, runs, found = [*ledger.entries()], ledger.runs(), verify(ledger)
@@ -438,12 +438,12 @@ def test_an_export_is_verified_by_itself(where, tmp_path, key):
     assert [line["hash"] for line in lines] == [e.hash for e in entries]
 
 
-def test_lines_of_an_export_that_were_cut_out_or_moved_are_missed(tmp_path):
-    path = tmp_path / "kept.jsonl"
-    with open_ledger(str(tmp_path / "ledger.db")) as ledger, path.open("w") as file:
+def test_lines_of_an_export_that_were_cut_out_or_moved_are_missed(swift_path):
+    path = swift_path / "kept.jsonl"
+    with open_ledger(str(swift_path / "ledger.db")) as ledger, path.open("w") as file:
         export(filled(ledger), file)
     lines = path.read_text().splitlines(keepends=True)
-    other = tmp_path / "other.jsonl"
+    other = swift_path / "other.jsonl"
 
     def problems(*kept):
         other.write_text("".join(kept))
@@ -472,8 +472,8 @@ def test_lines_of_an_export_that_were_cut_out_or_moved_are_missed(tmp_path):
     assert verify_at(str(other)).head == FIRST
 
 
-def test_a_damaged_ledger_is_not_exported(where, tamper, tmp_path):
-    with open_ledger(where) as ledger, (tmp_path / "kept.jsonl").open("w") as file:
+def test_a_damaged_ledger_is_not_exported(where, tamper, swift_path):
+    with open_ledger(where) as ledger, (swift_path / "kept.jsonl").open("w") as file:
         filled(ledger)
         tamper("UPDATE servanda_ledger SET actor = 'eve' WHERE seq = 3")
 
@@ -481,8 +481,8 @@ def test_a_damaged_ledger_is_not_exported(where, tamper, tmp_path):
             export(ledger, file)
 
 
-def test_nothing_is_appended_to_an_export(tmp_path):
-    path = tmp_path / "kept.jsonl"
+def test_nothing_is_appended_to_an_export(swift_path):
+    path = swift_path / "kept.jsonl"
     path.write_text("")
     with open_exported(path) as ledger, pytest.raises(LedgerError) as error:
         ledger.append("a", [Record("k", "ci", 1.0, {})], after=0)
@@ -499,9 +499,9 @@ def test_a_problem_says_its_place():
     assert str(Problem(None, "", "x")) == "x"
 
 
-def test_a_folder_where_nothing_may_be_written_can_be_read(tmp_path, monkeypatch):
+def test_a_folder_where_nothing_may_be_written_can_be_read(swift_path, monkeypatch):
     """SQLite wants files of its own beside a ledger; without them it is read as it stands."""
-    path, connect = tmp_path / "ledger.db", sqlite3.connect
+    path, connect = swift_path / "ledger.db", sqlite3.connect
     with open_ledger(str(path)) as ledger:
         filled(ledger)
 

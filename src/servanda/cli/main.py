@@ -20,7 +20,10 @@ _FAILED, _INTERRUPTED = 4, 130
 # the module of its name, imported when it is asked for
 VERBS: dict[str, tuple[str, ...]] = {
     "Measure and judge": ("check", "compare", "preflight", "watch", "import", "report"),
-    "Contracts": ("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "presets"),
+    "Contracts": (
+        *("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "presets"),
+        *("diff", "list", "test"),
+    ),
     "Promote": ("promote", "can-promote", "approve", "override", "rollback", "status"),
     "Pieces": ("measure",),
     "Servers": ("selftest", "serve-kernel"),

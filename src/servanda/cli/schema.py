@@ -1,4 +1,4 @@
-# `servanda schema`: the JSON Schema of the contract, for editors.
+# `servanda schema`: the JSON Schema of contracts and of their tests, for editors.
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ import click
 
 from servanda.engines import engine_names
 from servanda.faults import FAULTS
-from servanda.schema import json_schema
+from servanda.schema import json_schema, schema_of_tests
 
 
 @click.command(short_help="Print the JSON Schema of the contract, for editors.")
-def schema() -> None:
-    """Print the JSON Schema (draft-07) of the contract.
+@click.option(
+    "--kind",
+    type=click.Choice(["KernelContract", "ContractTest"]),
+    default="KernelContract",
+    show_default=True,
+    help="Of which documents.",
+)
+def schema(kind: str) -> None:
+    """Print the JSON Schema (draft-07) of the contract, or of its tests.
 
     Editors complete and check contracts by it: save it as kernelcontract.schema.json, and
     begin a contract with "# yaml-language-server: $schema=./kernelcontract.schema.json".
     """
-    click.echo(json.dumps(json_schema(engine_names(), [*FAULTS]), indent=1))
+    found = schema_of_tests() if kind == "ContractTest" else json_schema(engine_names(), [*FAULTS])
+    click.echo(json.dumps(found, indent=1))

@@ -34,6 +34,8 @@ _GUARDS = {
     "no more than each token's own logprob",
     "usable_ratio": "the share of launched tokens for which both kernels gave a usable logprob; "
     "a lost answer counts with all the tokens it had room for",
+    "rescored_ratio": "the share of the requests served on a live leg, or in its last stretch "
+    "(`over`), that train scored again; too few is inconclusive, and hides no violation",
     "coherence": "the two kernels' logprobs can be those of two distributions; it finds raw "
     "logprobs on one side beside processed ones on the other, and logprobs of other tokens",
     "self_noise": "each kernel agrees with itself when the same tokens are scored in other "

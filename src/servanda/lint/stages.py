@@ -19,12 +19,22 @@ def promotion(contract: Contract) -> Iterator[Finding]:
         rule = getattr(contract.promotion, stage)
         if rule is not None:
             yield from _stage(("promotion", stage), stage, rule)
+            if stage != "offline" and contract.stable is None:
+                yield _alone(stage)
     routing = contract.routing
     written = "without_snapshot" in routing.model_fields_set
     if written and routing.without_snapshot == "stable" and contract.stable is None:
         message = "without a snapshot traffic goes to stable, and there is no stable: kernel"
         hint = "declare stable:, or write without_snapshot: infer"
         yield Finding(("routing", "without_snapshot"), message, hint)
+
+
+def _alone(stage: str) -> Finding:
+    """Live traffic without a kernel that answers while infer is watched, or takes it back."""
+    needs = "answers what shadow mirrors" if stage == "shadow" else f"takes over if {stage} fails"
+    message = f"there is no stable: kernel, which {needs}"
+    hint = "declare stable: with the kernel that serves today, or end the promotion offline"
+    return Finding(("promotion", stage), message, hint, key=True)
 
 
 def _stage(path: Path, stage: str, rule: StageRule) -> Iterator[Finding]:

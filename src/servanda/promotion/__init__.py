@@ -1,7 +1,7 @@
 # Promotion: offline -> shadow -> canary -> full, on evidence alone; pure.
 
 from servanda.promotion.acts import approve, override, roll_back
-from servanda.promotion.advance import ERRORS, Moved, advance, begin, judged, leg_of
+from servanda.promotion.advance import ERRORS, Moved, advance, begin, judged
 from servanda.promotion.chain import run_name
 from servanda.promotion.effects import route_of
 from servanda.promotion.finding import found
@@ -15,6 +15,7 @@ from servanda.promotion.values import (
     Override,
     State,
     Status,
+    leg_of,
 )
 
 __all__ = [

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from servanda.course import Leg
 from servanda.errors import EvidenceError
-from servanda.promotion.advance import Moved, in_order, leg_of, moved
-from servanda.promotion.values import Override, State
+from servanda.promotion.advance import Moved, in_order, moved
+from servanda.promotion.values import Override, State, leg_of
 
 
 def approve(course: Sequence[Leg], state: State, *, actor: str, reason: str, now: float) -> Moved:
@@ -36,8 +37,8 @@ def override(course: Sequence[Leg], state: State, given: Override, *, now: float
     """Let a cell not count until the override expires.
 
     Raises:
-        EvidenceError: it expired already, the run has ended, nobody is named, or the clock went
-            back.
+        EvidenceError: it expired already or never does, the run has ended, nobody is named, or
+            the clock went back.
     """
     _refuse_unsigned(state, "an override", given.actor, given.reason, now)
     if state.ended:
@@ -45,7 +46,12 @@ def override(course: Sequence[Leg], state: State, given: Override, *, now: float
             f"run {state.run} is {_said(state)}: there is nothing to override",
             hint="begin another attempt: servanda promote --fresh",
         )
-    if not given.expires > now:
+    if not math.isfinite(given.expires):
+        raise EvidenceError(
+            f"the override of {given.clause} on {given.slice} never expires",
+            hint="give it a time to live, such as --ttl 24h",
+        )
+    if given.expires <= now:
         raise EvidenceError(
             f"the override of {given.clause} on {given.slice} expires before it begins",
             hint="give it a time to live, such as --ttl 24h",

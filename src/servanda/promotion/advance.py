@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from servanda.clauses import Outcome, worst
@@ -15,16 +15,24 @@ from servanda.course import Leg
 from servanda.errors import EvidenceError
 from servanda.identity import EvidenceKey
 from servanda.promotion.effects import effects_of
-from servanda.promotion.values import Asked, Effect, Finding, Found, State, Status
+from servanda.promotion.values import Asked, Effect, Finding, Found, State, Status, leg_of
 
-ERRORS = 3  # failed measurements in a row after which a run is halted
+ERRORS = 3  # looks in a row at which measuring failed, after which a run is halted
+EXPIRED = "what was shown has expired"
 
 Moved = tuple[State, tuple[Effect, ...]]
 
 
 def begin(run: str, key: EvidenceKey, course: Sequence[Leg], *, now: float) -> Moved:
-    """A run at its first leg."""
-    state = State(run, key, status="running", since=now, seen=now, why="the run begins")
+    """A run at its first leg.
+
+    Raises:
+        EvidenceError: `now` is no time.
+    """
+    _refuse_timeless(now)
+    state = State(
+        run, key, status="running", since=now, seen=now, weighed=now, why="the run begins"
+    )
     return moved(course, None, state, None)
 
 
@@ -36,7 +44,7 @@ def advance(course: Sequence[Leg], state: State, finding: Finding, *, now: float
         now: unix seconds, never before what the run saw last.
 
     Raises:
-        EvidenceError: the clock went back, or the finding is of another leg.
+        EvidenceError: the clock went back, or the finding is of another leg, or of nobody.
     """
     in_order(state, now)
     if state.ended:
@@ -47,83 +55,115 @@ def advance(course: Sequence[Leg], state: State, finding: Finding, *, now: float
             f"what was found is of leg {finding.leg}, and run {state.run} is at {leg.name}",
             hint="look again: somebody moved the run meanwhile",
         )
-    after, decided = _settled(course, state, leg, finding, now)
-    return moved(course, state, after, decided)
-
-
-def leg_of(course: Sequence[Leg], state: State) -> Leg:
-    """The leg a run is at."""
-    leg = course[state.leg]
-    while leg.stage == "full" and leg.span < state.span:
-        leg = leg.following
-    return leg
+    if finding.key is None and not finding.error:
+        raise EvidenceError(
+            f"what was found on {leg.name} does not say of whom, and run {state.run} is of one key",
+            hint="give the key that the kernels answered with: evidence speaks of nobody else",
+        )
+    overrides = tuple(o for o in state.overrides if o.expires > now)
+    current = replace(state, seen=now, overrides=overrides)
+    asked = tuple(_heard(current, finding))
+    after, decided = _settled(course, current, leg, finding, asked, now)
+    return moved(course, state, after, decided, asked)
 
 
 def in_order(state: State, now: float) -> None:
     """Refuse a time before the latest that a run was told.
 
     Raises:
-        EvidenceError: it is.
+        EvidenceError: it is, or it is no time.
     """
-    if not (math.isfinite(now) and now >= state.seen):
+    _refuse_timeless(now)
+    if now < state.seen:
         raise EvidenceError(
             f"the clock went back by {state.seen - now:,.3f} s since run {state.run} was seen",
             hint="set this machine's clock, by which dwell and expiry count; nothing was changed",
         )
 
 
+def _refuse_timeless(now: float) -> None:
+    if not math.isfinite(now):
+        raise EvidenceError(
+            f"the clock says {now}, which is no time", hint="give unix seconds; nothing was changed"
+        )
+
+
 def moved(
-    course: Sequence[Leg], before: State | None, after: State, decided: Found | None
+    course: Sequence[Leg],
+    before: State | None,
+    after: State,
+    decided: Found | None,
+    asked: Sequence[Asked] = (),
 ) -> Moved:
     """The next state, counted as a turn where anybody is to be told of it."""
     turned = replace(after, turn=after.turn + 1)
-    effects = effects_of(course, before, turned, decided)
+    effects = effects_of(course, before, turned, decided, asked)
     if effects or before is None or before.span != after.span:
         return turned, effects
     return after, ()
 
 
 def _settled(
-    course: Sequence[Leg], state: State, leg: Leg, finding: Finding, now: float
+    course: Sequence[Leg],
+    state: State,
+    leg: Leg,
+    finding: Finding,
+    asked: Sequence[Asked],
+    now: float,
 ) -> tuple[State, Found | None]:
     """The state after a look, and the cell that decided it."""
-    overrides = tuple(o for o in state.overrides if o.expires > now)
-    state = replace(state, seen=now, overrides=overrides)
-    if finding.key is not None and (other := state.key.differences(finding.key)):
+    if other := _changed(state.key, finding.key):
+        # what was shown is of another build, and keeps no traffic there
+        state = replace(state, valid_until=None)
         return _ended(state, "superseded", f"{', '.join(other)} changed since the run began"), None
-    if state.valid_until is not None and now >= state.valid_until:
-        return _ended(state, "superseded", "what was shown has expired"), None
-    if finding.error:
-        return _failed(state, finding.error), None
-    state = replace(state, errors=0, evidence=finding.evidence)
     counted = [cell for cell in finding.cells if not _waived(state, cell)]
     outcome, decided = judged(counted)
-    asked = [a for a in finding.asked if not all(_waived(state, cell) for cell in a.cells)]
-    state = replace(state, asked=tuple(map(str, asked)))
+    if not finding.error:
+        weighed = now if finding.evidence != state.evidence else state.weighed
+        errors = state.errors if outcome == "error" else 0
+        state = replace(state, evidence=finding.evidence, weighed=weighed, errors=errors)
+        state = replace(state, asked=tuple(map(str, asked)))
+    # first of all: what has expired in full keeps its traffic, and what is broken must not
     if outcome == "violated":
         assert decided is not None
         return _ended(state, "rolled_back", f"{decided.name} is violated"), decided
     if back := _of(asked, "roll_back"):
-        return _ended(state, "rolled_back", f"a rule rolls back for {back.name}"), back
+        return _ended(state, "rolled_back", f"a rule says roll back for {back.name}"), back
+    if state.expired:
+        return _ended(state, "superseded", EXPIRED), None
+    if finding.error:
+        return _failed(state, finding.error), None
     if halt := _of(asked, "halt"):
-        return replace(state, status="halted", why=f"a rule halts for {halt.name}"), halt
+        return replace(state, status="halted", why=f"a rule says halt for {halt.name}"), halt
+    if outcome == "error":
+        assert decided is not None
+        return _failed(state, ": ".join(filter(None, (decided.name, decided.note)))), decided
     if outcome != "holds":
         return _undecided(state, leg, finding, decided), decided
     if hold := _of(asked, "hold"):
-        return replace(state, status="halted", why=f"a rule holds for {hold.name}"), hold
+        return replace(state, status="halted", why=f"a rule says hold for {hold.name}"), hold
     if leg.live and finding.groups < leg.first:
         why = f"{finding.groups:,} of {leg.first:,} prompt groups"
         return replace(state, status="awaiting_evidence", why=why), decided
     return _held(course, state, leg, finding, now), decided
 
 
+def _changed(begun: EvidenceKey, now: EvidenceKey | None) -> list[str]:
+    """Parts of the key that are no longer those of the run; none are known where there is none."""
+    if now is None:
+        return []
+    attempt = ["the attempt"] if begun.attempt != now.attempt else []
+    return [*begun.differences(now), *attempt]
+
+
 def judged(cells: Sequence[Found]) -> tuple[Outcome, Found | None]:
     """The outcome of the cells that count, and the one that decides it.
 
-    A promise with no sample behind it does not hold, whatever it says of itself, and
-    preconditions alone promise nothing.
+    What has no sample behind it does not hold, whatever it says of itself, and preconditions
+    alone promise nothing.
     """
-    shown = [replace(c, outcome="inconclusive") if _empty(c) else c for c in cells]
+    known = [c for c in cells if c.outcome != "not applicable"]
+    shown = [replace(c, outcome="inconclusive") if _empty(c) else c for c in known]
     promises = [c for c in shown if not c.guard]
     outcome = worst([*(c.outcome for c in shown), *(() if promises else ("inconclusive",))])
     deciding = [c for c in (promises if outcome == "holds" else shown) if c.outcome == outcome]
@@ -131,7 +171,7 @@ def judged(cells: Sequence[Found]) -> tuple[Outcome, Found | None]:
 
 
 def _empty(cell: Found) -> bool:
-    return cell.outcome == "holds" and not cell.guard and cell.n <= 0
+    return cell.outcome == "holds" and cell.n <= 0
 
 
 def _nearness(cell: Found) -> float:
@@ -146,6 +186,19 @@ def _waived(state: State, cell: Found) -> bool:
     return any(override.covers(cell) for override in state.overrides)
 
 
+def _heard(state: State, finding: Finding) -> Iterator[Asked]:
+    """What rules ask for, by the cells that are not waived.
+
+    Nothing where measuring failed, or another build was measured.
+    """
+    if finding.error or _changed(state.key, finding.key):
+        return
+    for one in finding.asked:
+        cells = tuple(cell for cell in one.cells if not _waived(state, cell))
+        if cells:
+            yield replace(one, cells=cells)
+
+
 def _of(asked: Sequence[Asked], action: str) -> Found | None:
     """The cell for which an action is asked."""
     return next((a.cells[0] for a in asked if a.action == action), None)
@@ -156,7 +209,10 @@ def _ended(state: State, status: Status, why: str) -> State:
 
 
 def _failed(state: State, error: str) -> State:
-    """A measurement that failed says nothing of the kernel: nothing moves."""
+    """A measurement that failed says nothing of the kernel: nothing moves.
+
+    Neither does a cell that is an error, whatever `if_inconclusive` says of undecided ones.
+    """
     errors = state.errors + 1
     if errors >= ERRORS:
         why = f"measuring failed {errors} times in a row: {error}"
@@ -178,20 +234,23 @@ def _undecided(state: State, leg: Leg, finding: Finding, decided: Found | None) 
 
 def _held(course: Sequence[Leg], state: State, leg: Leg, finding: Finding, now: float) -> State:
     """Everything that counts holds: is it time to go forward?"""
-    valid = None if leg.valid_for_s is None else now + leg.valid_for_s
-    state = replace(state, valid_until=valid)
-    stayed = now - state.since
+    if leg.valid_for_s is not None:
+        state = replace(state, valid_until=state.weighed + leg.valid_for_s)
+        if state.expired:
+            return _ended(state, "superseded", EXPIRED)
+    every, stayed = _everything(state, finding), now - state.since
     if stayed < leg.dwell_s:
-        why = f"everything holds; {stayed:,.0f} of {leg.dwell_s:,.0f} s on this leg"
-        return replace(state, status="completed" if _over(course, state) else "running", why=why)
+        why = f"{every} holds; {stayed:,.0f} of {leg.dwell_s:,.0f} s on this leg"
+        through = _over(course, state) and state.span > 1  # an earlier span was long enough
+        return replace(state, status="completed" if through else "running", why=why)
     if _over(course, state):
-        if finding.groups >= leg.last:  # the next span begins, from nothing
+        if leg.stage == "full" and finding.groups >= leg.last:  # the next span begins, from nothing
             state = replace(state, span=state.span + 1, since=now)
-        return replace(state, status="completed", why="everything holds in full")
+        return replace(state, status="completed", why=f"{every} holds on {leg.name}")
     following = course[state.leg + 1]
     ask = leg.approval and following.stage != leg.stage
     if ask and state.approved != leg.name:
-        why = f"everything holds; a person is to say yes to {following.name}"
+        why = f"{every} holds; a person is to say yes to {following.name}"
         return replace(state, status="awaiting_approval", why=why)
     return replace(
         state,
@@ -199,8 +258,14 @@ def _held(course: Sequence[Leg], state: State, leg: Leg, finding: Finding, now: 
         status="running",
         since=now,
         approved="",
-        why=f"everything held on {leg.name}",
+        why=f"{every} held on {leg.name}",
     )
+
+
+def _everything(state: State, finding: Finding) -> str:
+    """What holds, in words: it is not to be read as more than what counted."""
+    waived = [c.name for c in finding.cells if c.outcome != "holds" and _waived(state, c)]
+    return f"everything but {', '.join(waived)} (overridden)" if waived else "everything"
 
 
 def _over(course: Sequence[Leg], state: State) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from servanda.course import Leg
-from servanda.promotion.values import Effect, Found, State
+from servanda.plain import to_plain
+from servanda.promotion.values import Asked, Effect, Found, State, leg_of
 
 
 def route_of(course: Sequence[Leg], state: State) -> dict[str, float]:
@@ -17,9 +17,8 @@ def route_of(course: Sequence[Leg], state: State) -> dict[str, float]:
     expires says nothing against a kernel that serves everybody: there the route stays.
     """
     leg = course[state.leg]
-    expired = state.status == "superseded" and state.valid_until is not None
-    in_full = leg.stage == "full" and expired and state.seen >= (state.valid_until or 0.0)
-    if state.ended and not in_full:
+    kept = leg.stage == "full" and state.status == "superseded" and state.expired
+    if state.ended and not kept:
         shadow = next((one for one in course if one.stage == "shadow"), None)
         seen = shadow is not None and leg.live
         return {
@@ -35,9 +34,17 @@ def route_of(course: Sequence[Leg], state: State) -> dict[str, float]:
 
 
 def effects_of(
-    course: Sequence[Leg], before: State | None, after: State, decided: Found | None
+    course: Sequence[Leg],
+    before: State | None,
+    after: State,
+    decided: Found | None,
+    asked: Sequence[Asked] = (),
 ) -> tuple[Effect, ...]:
-    """What is told of a change: the route where it is another, people where a status is."""
+    """What is told of a change: the route where it is another, people where a status is.
+
+    Args:
+        asked: what rules ask for now; whoever they name is paged once when one begins to be met.
+    """
     found: list[Effect] = []
     body = _body(course, before, after, decided)
     if before is None or route_of(course, before) != route_of(course, after):
@@ -45,11 +52,11 @@ def effects_of(
     if before is None or _told(before) != _told(after) or _waived(before, after):
         found.append(Effect("notify", f"{after.run}:{after.turn}:notify", body))
     known = before.asked if before is not None else ()
-    for text in after.asked:
-        action, _, whom = text.partition(": ")
-        if action == "page" and text not in known:
-            paged = {**body, "to": whom}
-            found.append(Effect("page", f"{after.run}:{after.turn}:page:{whom}", paged))
+    begun = [one for one in asked if one.action == "page" and str(one) not in known]
+    for whom in dict.fromkeys(one.value for one in begun):
+        rules = [one.rule for one in begun if one.value == whom]
+        paged = {**body, "to": whom, "for": [*dict.fromkeys(rules)]}
+        found.append(Effect("page", f"{after.run}:{after.turn}:page:{whom}", paged))
     return tuple(found)
 
 
@@ -65,17 +72,17 @@ def _waived(before: State, after: State) -> bool:
 def _body(
     course: Sequence[Leg], before: State | None, after: State, decided: Found | None
 ) -> dict[str, Any]:
-    leg = course[after.leg]
+    leg = leg_of(course, after)
     numbers = None
     if decided is not None:
         names = ("value", "low", "high", "limit", "n", "units", "outcome", "note")
-        numbers = {"cell": decided.name, **{n: asdict(decided)[n] for n in names}}
+        numbers = to_plain({"cell": decided.name, **{n: getattr(decided, n) for n in names}})
     return {
         "run": after.run,
-        "leg": leg.name if leg.stage != "full" else f"full-{after.span}",
+        "leg": leg.name,
         "stage": leg.stage,
         "status": after.status,
-        "from": course[before.leg].name if before is not None else None,
+        "from": leg_of(course, before).name if before is not None else None,
         **route_of(course, after),
         "why": after.why,
         "decided": numbers,

@@ -43,7 +43,14 @@ def _asked(contract: Contract, verdict: Verdict, *, early: bool) -> Iterator[Ask
         for do in rule.do:
             action, value = (do, "") if isinstance(do, str) else next(iter(do.items()))
             if "promotion" in ACTIONS[action].doors:
-                yield Asked(action, str(value), tuple(map(Found.of, meeting)))
+                cells = tuple(map(Found.of, meeting))
+                yield Asked(action, str(value), cells, _said(rule.when))
+
+
+def _said(when: Mapping[str, Any]) -> str:
+    """A rule's condition in words: tail is violated, observability is not holds."""
+    subject = when.get("clause", when.get("section"))
+    return f"{subject} is {when['is']}" if "is" in when else f"{subject} is not {when['is_not']}"
 
 
 def _meets(when: Mapping[str, Any], cell: CellVerdict) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from servanda.clauses import CellVerdict, Outcome
+from servanda.course import Leg
 from servanda.identity import EvidenceKey
 
 Status = Literal[
@@ -75,14 +76,17 @@ class Asked:
     Args:
         action: hold, roll_back, halt or page; value: of it, such as whom to page.
         cells: by which the rule is met.
+        rule: what it watches, such as "tail is violated".
     """
 
     action: str
     value: str
     cells: tuple[Found, ...]
+    rule: str = ""
 
     def __str__(self) -> str:
-        return f"{self.action}: {self.value}" if self.value else self.action
+        action = f"{self.action}: {self.value}" if self.value else self.action
+        return f"{action}, for {self.rule}" if self.rule else action
 
 
 @dataclass(frozen=True)
@@ -152,12 +156,13 @@ class State:
         leg: index into the course, and span: which one where that leg is full.
         turn: changes so far; keys of effects are made of it.
         since: when the leg was entered; seen: the latest time that was told; unix seconds.
-        errors: failed measurements in a row.
+        errors: looks in a row at which measuring failed, or a cell was an error.
         approved: name of the leg that a person said yes to leaving; "" where nobody did.
         asked: actions of escalation rules that are met now, as text, so that a page is sent
             when it begins to be true and not at every look.
         valid_until: when what was shown last expires; None where nothing was, or it does not.
-        evidence: digest of what the latest look weighed.
+        evidence: digest of what the latest look weighed; weighed: when that was seen first, and
+            its age counts from then: to look at it again makes nothing younger.
         why: the reason of the status, for people.
     """
 
@@ -175,8 +180,22 @@ class State:
     asked: tuple[str, ...] = ()
     valid_until: float | None = None
     evidence: str = ""
+    weighed: float = 0.0
     why: str = ""
 
     @property
     def ended(self) -> bool:
         return self.status in ENDED
+
+    @property
+    def expired(self) -> bool:
+        """Whether what was shown last is too old to say anything."""
+        return self.valid_until is not None and self.seen >= self.valid_until
+
+
+def leg_of(course: Sequence[Leg], state: State) -> Leg:
+    """The leg a run is at."""
+    leg = course[state.leg]
+    while leg.stage == "full" and leg.span < state.span:
+        leg = leg.following
+    return leg

@@ -24,8 +24,8 @@ def render(verdict: Verdict) -> str:
     summary = f"{headline(verdict)} {impact(verdict)}"
     if len(cells) > _MOST:
         summary += f" {len(cells) - _MOST} more cells are not annotated."
-    title = _property(f"servanda: {words.line(verdict.contract)}")
-    return "\n".join([*lines, f"::notice title={title}::{_data(summary)}"])
+    title = escaped_property(f"servanda: {words.line(verdict.contract)}")
+    return "\n".join([*lines, f"::notice title={title}::{escaped(summary)}"])
 
 
 def _told(cell: CellVerdict) -> bool:
@@ -37,15 +37,17 @@ def _annotation(cell: CellVerdict) -> str:
     title = f"{words.line(cell.clause)} on {words.line(cell.slice)}: {cell.outcome}"
     place = []
     if cell.where is not None:
-        place = [f"file={_property(cell.where.file)}", f"line={cell.where.line}"]
+        place = [f"file={escaped_property(cell.where.file)}", f"line={cell.where.line}"]
         place.append(f"col={cell.where.column}")
-    properties = ",".join([*place, f"title={_property(title)}"])
-    return f"::{command} {properties}::{_data(words.told(cell))}"
+    properties = ",".join([*place, f"title={escaped_property(title)}"])
+    return f"::{command} {properties}::{escaped(words.told(cell))}"
 
 
-def _data(text: str) -> str:
+def escaped(text: str) -> str:
+    """The message of a workflow command."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+def escaped_property(text: str) -> str:
+    """A property of a workflow command, such as a file or a title."""
+    return escaped(text).replace(":", "%3A").replace(",", "%2C")

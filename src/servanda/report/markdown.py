@@ -24,9 +24,9 @@ _ENTITIES |= {c: f"&#{ord(c)};" for c in "@:$#"}  # mentions, emoji, links, math
 def render(verdict: Verdict) -> str:
     """GitHub-flavoured Markdown."""
     cells = [c for c in words.worst_first(verdict.cells) if c.outcome != "not applicable"]
-    text = f"**{_plain(str(headline(verdict)))}**"
+    text = f"**{plain(str(headline(verdict)))}**"
     lines = [f"> [!{_ALERTS[verdict.outcome]}]", f"> {text}", ">"]
-    lines.append(f"> {_plain(impact(verdict))}")
+    lines.append(f"> {plain(impact(verdict))}")
     lines += ["", *_table(cells[:_WORST])]
     if cells[_WORST:]:
         lines += ["", *_folded(f"{len(cells) - _WORST} more cells", _table(cells[_WORST:]))]
@@ -54,7 +54,7 @@ def _row(cell: CellVerdict) -> list[str]:
         words.of_cell(cell, cell.floor),
         f"{cell.n:,} {words.UNITS.get(cell.units, cell.units)}" if cell.units else "",
     ]
-    return [_plain(text) for text in texts]
+    return [plain(text) for text in texts]
 
 
 def _gates(verdict: Verdict) -> list[str]:
@@ -62,7 +62,7 @@ def _gates(verdict: Verdict) -> list[str]:
     lines = ["| gate | value | |", "|---|--:|---|"]
     for gate in gates(verdict.portraits):
         shown = gate.shown if gate.passes is not None else "–"
-        lines.append(f"| {_plain(gate.name)} | {_plain(shown)} | {says[gate.passes]} |")
+        lines.append(f"| {plain(gate.name)} | {plain(shown)} | {says[gate.passes]} |")
     return lines
 
 
@@ -71,7 +71,7 @@ def _folded(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def _small(verdict: Verdict) -> str:
-    parts = [f"{_plain(words.line(verdict.infer))} against {_plain(words.line(verdict.train))}"]
+    parts = [f"{plain(words.line(verdict.infer))} against {plain(words.line(verdict.train))}"]
     if verdict.sequences:
         parts.append(f"{verdict.tokens:,} tokens of {verdict.groups:,} prompt groups")
     if verdict.golden_tokens:
@@ -80,6 +80,6 @@ def _small(verdict: Verdict) -> str:
     return f"<sub>{' · '.join(parts)}</sub>"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text that means itself, on one line."""
     return _MARKUP.sub(lambda m: _ENTITIES.get(m[0], f"\\{m[0]}"), words.line(text))

@@ -1,0 +1,105 @@
+# `servanda diff`: what one version of a contract promises more or less than another.
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from servanda import loading, marks
+from servanda.changes import SIDES, Difference, Side
+from servanda.changes.telling import FORMATS
+from servanda.cli.output import show
+from servanda.contract import Contract
+from servanda.errors import ContractError, Problem
+
+_STDIN = "-"
+_BREAKING = 1
+_KIND = "KernelContract"
+
+
+def read_alone(data: bytes, name: str) -> Contract:
+    """A contract from its bytes; the files it names need not be there.
+
+    Raises:
+        ContractError: every problem of the text; a document of another kind is one problem.
+    """
+    try:
+        return loading.parse(data, name)
+    except ContractError:
+        _refuse_other_kind(data, name)
+        raise
+
+
+def _refuse_other_kind(data: bytes, name: str) -> None:
+    try:
+        found, places, _ = marks.read(data.decode("utf-8-sig"), name)
+    except (ContractError, UnicodeDecodeError):
+        return  # it is no YAML: that is told already
+    kind = found.get("kind")
+    if isinstance(kind, str) and kind != _KIND and "kernels" not in found:
+        raise ContractError(
+            f"this is a {kind}, not a {_KIND}",
+            where=places["kind",],
+            hint="give the contract itself, a .kernelcontract.yaml file",
+        ) from None
+
+
+@click.command("diff", short_help="What one version of a contract promises more or less.")
+@click.argument("old", metavar="OLD")
+@click.argument("new", metavar="NEW")
+@click.option(
+    "--side",
+    type=click.Choice(SIDES),
+    default="consumer",
+    show_default=True,
+    help="Who reads it: whoever relies on the promise, or whoever has to keep it.",
+)
+@click.option(
+    "--format", "format_", type=click.Choice([*FORMATS]), default="text", show_default=True
+)
+def diff_command(old: str, new: str, side: Side, format_: str) -> None:
+    """Say what the contract NEW promises more, less or otherwise than OLD.
+
+    For the consumer what is loosened, removed or retargeted breaks; for the producer what is
+    tightened, added or retargeted. The files that a contract names are not opened, so OLD may
+    come from git: git show HEAD~1:c.yaml | servanda diff - c.yaml
+
+    Exits 0 where nothing breaks, 1 where something does, 2 where a text is wrong.
+    """
+    _refuse_same(old, new)
+    found: list[Contract] = []
+    problems: list[Problem] = []
+    for file in (old, new):
+        try:
+            found.append(_read(file))
+        except ContractError as error:
+            problems += error.problems
+    if problems:
+        raise ContractError.all(problems)
+    difference = Difference(found[0], found[1], side)
+    show(FORMATS[format_](difference))
+    if not difference.compatible:
+        sys.exit(_BREAKING)
+
+
+def _read(file: str) -> Contract:
+    if file == _STDIN:
+        return read_alone(sys.stdin.buffer.read(), "stdin")
+    return read_alone(loading.bytes_of(Path(file)), file)
+
+
+def _refuse_same(old: str, new: str) -> None:
+    """Two names of one file: a gate would pass whatever it holds."""
+    if old == _STDIN and new == _STDIN:
+        raise click.UsageError("one of the two may be -, standard input")
+    try:
+        same = old == new or Path(old).samefile(new)
+    except OSError:
+        same = False  # one is not there; reading says so
+    if same:
+        raise ContractError(
+            f"OLD and NEW are one file: {new}",
+            hint=f"of git: git show HEAD~1:./{Path(new).name} | servanda diff - {new}",
+        )

@@ -1,0 +1,143 @@
+# `servanda list`: the contracts of a folder, version by version.
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from servanda import loading
+from servanda.changes import Listed, Shelf, Step, shelves
+from servanda.cli.diff import read_alone
+from servanda.cli.output import show
+from servanda.contract import Contract
+from servanda.errors import ContractError
+from servanda.report.words import columns, line
+
+_PATTERN = "*.kernelcontract.yaml"
+_CLASH = 1
+
+
+@click.command("list", short_help="The contracts of a folder, version by version.")
+@click.argument("folder", type=click.Path(path_type=Path), default=".")
+@click.option(
+    "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+def list_command(folder: Path, format_: str) -> None:
+    """List every *.kernelcontract.yaml under FOLDER by name and version, with what changed.
+
+    Exits 0, 1 where two files are one version and say different things, and 2 where a file does
+    not read or there is none.
+    """
+    files = _files(folder)
+    found: list[Listed] = []
+    wrong: dict[str, ContractError] = {}
+    for file in files:
+        try:
+            found.append(Listed(str(file), read_alone(loading.bytes_of(file), str(file))))
+        except ContractError as error:
+            wrong[str(file)] = error
+    stood = shelves(found)
+    show(_json(stood, wrong) if format_ == "json" else "\n".join(_text(stood, wrong)))
+    if wrong:
+        sys.exit(ContractError.exit_code)
+    if any(shelf.clashes for shelf in stood):
+        sys.exit(_CLASH)
+
+
+def _files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "is not there"
+        hint = f"servanda lint {folder}" if folder.exists() else "give a folder of contracts"
+        raise ContractError(f"{folder} {what}", hint=hint)
+    files = sorted(path for path in folder.rglob(_PATTERN) if not path.is_dir())
+    if not files:
+        raise ContractError(f"no {_PATTERN} lies under {folder}", hint="servanda init FILE")
+    return files
+
+
+def _text(stood: tuple[Shelf, ...], wrong: dict[str, ContractError]) -> Iterator[str]:
+    for shelf in stood:
+        yield f"{line(shelf.name)}: {_kernels(shelf.versions[0].contract)}"
+        rows = [_row(listed) for listed in shelf.versions]
+        widths = [max(map(columns, cells)) for cells in zip(*rows, strict=True)]
+        steps: list[Step | None] = [None, *shelf.steps]
+        for row, step in zip(rows, steps, strict=True):
+            if step is not None:
+                yield from (f"      {part}" for part in _between(step))
+            cells = (c + " " * (w - columns(c)) for c, w in zip(row, widths, strict=True))
+            yield f"  {'  '.join(cells)}".rstrip()
+        for clash in shelf.clashes:
+            yield f"  ! {line(clash)}"
+            yield "    hint: give one of them another metadata.version"
+    for file, error in wrong.items():
+        more = len(error.problems) - 1
+        counted = f", the first of {more + 1} problems" if more else ""
+        yield f"{line(file)} does not read{counted}:"
+        yield from (f"  {part}" for part in str(error.problems[0]).split("\n"))
+
+
+def _between(step: Step) -> Iterator[str]:
+    yield step.sentence
+    kernels = _kernels(step.new.contract)
+    if kernels != _kernels(step.old.contract):
+        yield f"now {kernels}"
+
+
+def _row(listed: Listed) -> list[str]:
+    clauses = sum(1 for _ in listed.contract.clauses())
+    return [
+        line(listed.version, 24),
+        listed.contract.digest[:8],
+        f"{clauses} clause{'s' if clauses != 1 else ''}",
+        line(listed.file),
+    ]
+
+
+def _kernels(contract: Contract) -> str:
+    return line(f"{contract.kernels.infer} against {contract.kernels.train}")
+
+
+def _json(stood: tuple[Shelf, ...], wrong: dict[str, ContractError]) -> str:
+    data = {
+        "contracts": [
+            {
+                "name": shelf.name,
+                "versions": [_version(listed) for listed in shelf.versions],
+                "steps": [_step(step) for step in shelf.steps],
+                "problems": shelf.clashes,
+            }
+            for shelf in stood
+        ],
+        "unread": [
+            {"file": file, "problems": [str(p) for p in error.problems]}
+            for file, error in wrong.items()
+        ],
+    }
+    return json.dumps(data, indent=1)
+
+
+def _version(listed: Listed) -> dict[str, Any]:
+    contract = listed.contract
+    return {
+        "version": listed.version,
+        "file": listed.file,
+        "digest": contract.digest,
+        "train": str(contract.kernels.train),
+        "infer": str(contract.kernels.infer),
+        "clauses": sum(1 for _ in contract.clauses()),
+    }
+
+
+def _step(step: Step) -> dict[str, Any]:
+    difference = step.difference
+    return {
+        "from": step.old.version,
+        "to": step.new.version,
+        "evidence": "expires" if difference.evidence_expires else "carries over",
+        "changes": [{"kind": c.kind, "place": c.name, "what": c.what} for c in difference.changes],
+    }

@@ -1,0 +1,80 @@
+# `servanda test`: contracts that are tested themselves; no kernel is run.
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from servanda.cli.output import show
+from servanda.errors import ContractError, Problem
+from servanda.rehearsal import Rehearsal
+from servanda.rehearsal.telling import junit, told
+from servanda.rehearsing import Prepared, files_of, prepared
+
+_FAILED = 1
+
+
+@click.command(short_help="Test contracts: given such data, does each answer so?")
+@click.argument(
+    "paths", nargs=-1, required=True, metavar="FILE|FOLDER...", type=click.Path(path_type=Path)
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["text", "json", "junit"]),
+    default="text",
+    show_default=True,
+)
+def test(paths: tuple[Path, ...], format_: str) -> None:
+    """Hold contracts to the cases of ContractTest documents; no kernel is run.
+
+    A file of tests ends in .kerneltest.yaml; of a folder all of them are taken.  Each names its
+    contract, the data of each case, and what the contract has to answer.
+
+    Exits 0 where every case passes, 1 where one fails, 2 where a text is wrong.
+    """
+    found = _rehearsed(_prepared(files_of(paths)))
+    if format_ == "json":
+        data = {"passed": _passed(found), "tests": [one.to_dict() for one in found]}
+        show(json.dumps(data, indent=1))
+    else:
+        show((junit if format_ == "junit" else told)(found).rstrip("\n"))
+    if not _passed(found):
+        sys.exit(_FAILED)
+
+
+def _passed(found: Sequence[Rehearsal]) -> bool:
+    return all(one.passed for one in found)
+
+
+def _prepared(files: Sequence[Path]) -> list[Prepared]:
+    """The tests of all files; what is wrong with any of them is said at once."""
+    tests, problems = [], []
+    for file in files:
+        try:
+            tests += prepared(file)
+        except ContractError as error:
+            problems += error.problems
+    _refuse(problems)
+    return tests
+
+
+def _rehearsed(tests: Sequence[Prepared]) -> list[Rehearsal]:
+    found, problems = [], []
+    for test in tests:
+        try:
+            found.append(test.rehearse())
+        except ContractError as error:
+            problems += error.problems
+    _refuse(problems)
+    return found
+
+
+def _refuse(problems: Sequence[Problem]) -> None:
+    # two tests of one broken contract find the same
+    if problems:
+        raise ContractError.all([*dict.fromkeys(problems)])

@@ -1,0 +1,262 @@
+# Series: what the tokens of a slice show, prompt group after prompt group, in one line of text.
+#
+#   0.01x400          the log ratio 0.01, in each of 400 prompt groups
+#   0..0.5x400        a ramp: 0 in the first of them, 0.5 in the last
+#   gap(0.01)x400     drawn anew for each token; an argument may be a ramp as well
+#   _x3               tokens without a logprob: lost
+#
+# Unit nat, one sign: log_ratio = logp_train - logp_infer.
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Annotated, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from servanda.lint.finding import nearest, quoted
+
+Array = NDArray[Any]
+
+MOST_GROUPS = 10_000_000  # of one series
+LOST = "_"
+_GRID = 2.0**40  # of log ratios; finer than any clause looks
+
+_NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:e[-+]?[0-9]+)?"
+_RAMP = re.compile(rf"({_NUMBER})(?:\.\.({_NUMBER}))?")
+_WORD = re.compile(r"(?=[^\s)])[^\s()]*(?:\([^()]*\)?)?[^\s()]*|\S")
+_COUNTED = re.compile(r"(.*?[^x])x([0-9]+)")
+_CALL = re.compile(r"([A-Za-z_]\w*)\((.*)\)")
+_NEXT_MOVE = 'write items such as "gap(0.01)x400 0.02x10 0..0.5x20 _x3"'
+
+Ramp = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What a draw is made of: a standard normal and a uniform of each token, [N]."""
+
+    normal_N: Array
+    uniform_N: Array
+
+    def at(self, index: Array) -> Chance:
+        return Chance(self.normal_N[index], self.uniform_N[index])
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A distribution of the log ratio of one token.
+
+    Args:
+        takes: names of its arguments; said: what it is, in one line.
+        of: (arguments, each [N], and chance) -> nats, [N].
+        refuses: what is wrong with a value of its arguments; "" where nothing is.
+    """
+
+    takes: tuple[str, ...]
+    said: str
+    of: Callable[[tuple[Array, ...], Chance], Array]
+    refuses: Callable[[tuple[float, ...]], str]
+
+
+def _gap(args: tuple[Array, ...], chance: Chance) -> Array:
+    (sd_N,) = args
+    return sd_N * chance.normal_N - sd_N**2 / 2
+
+
+def _normal(args: tuple[Array, ...], chance: Chance) -> Array:
+    mean_N, sd_N = args
+    return mean_N + sd_N * chance.normal_N
+
+
+def _spike(args: tuple[Array, ...], chance: Chance) -> Array:
+    share_N, size_N = args
+    rest_N = np.log1p(-share_N * np.exp(-size_N)) - np.log1p(-share_N)
+    return np.where(chance.uniform_N < share_N, -size_N, rest_N)
+
+
+def _spread(args: tuple[float, ...]) -> str:
+    return "" if 0 <= args[-1] <= 50 else "sd is between 0 and 50 nats"
+
+
+def _share_and_size(args: tuple[float, ...]) -> str:
+    share, size = args
+    if not 0 < share < 1:
+        return "share is between 0 and 1"
+    return "" if 0 < size <= 50 else "size is above 0 and at most 50 nats"
+
+
+DRAWS: Mapping[str, Draw] = MappingProxyType(
+    {
+        "gap": Draw(
+            ("sd",),
+            "Normal(-sd^2/2, sd): two honest kernels, whose weights average 1",
+            _gap,
+            _spread,
+        ),
+        "normal": Draw(("mean", "sd"), "Normal(mean, sd), as it is said", _normal, _spread),
+        "spike": Draw(
+            ("share", "size"),
+            "a share of the tokens at -size, the rest a little above 0, so that the weights "
+            "average 1",
+            _spike,
+            _share_and_size,
+        ),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Item:
+    """A stretch of a series: a draw, a value (draw ""), or lost tokens (draw "_")."""
+
+    draw: str
+    args: tuple[Ramp, ...]
+    count: int
+
+    def args_at(self, index_G: Array) -> tuple[Array, ...]:
+        """Each argument at the given prompt groups of this item, [G]; ramps reach both ends."""
+        part_G = index_G / max(self.count - 1, 1)
+        # an argument that does not move keeps every digit, and may be -inf
+        return tuple(
+            np.full(len(index_G), low) if low == high else low + (high - low) * part_G
+            for low, high in self.args
+        )
+
+
+@dataclass(frozen=True)
+class Series:
+    """What a slice shows, for each launched prompt group in turn."""
+
+    items: tuple[Item, ...]
+    text: str
+
+    def __len__(self) -> int:
+        return sum(item.count for item in self.items)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @cached_property
+    def _starts(self) -> Array:
+        return np.cumsum([0, *(item.count for item in self.items)])
+
+    def values(self, group_N: Array, chance: Chance) -> Array:
+        """The log ratio of each token, [N], nats; NaN where it is lost, or the series is over.
+
+        Args:
+            group_N: launched prompt group of each token, from 0.
+        """
+        values_N = np.full(len(group_N), np.nan)
+        for item, start in zip(self.items, self._starts, strict=False):
+            at_N = np.flatnonzero((group_N >= start) & (group_N < start + item.count))
+            if not len(at_N) or item.draw == LOST:
+                continue
+            args = item.args_at(group_N[at_N] - start)
+            if item.draw:
+                values_N[at_N] = DRAWS[item.draw].of(args, chance.at(at_N))
+            else:
+                values_N[at_N] = args[0]
+        # towards 0: a value that is written as the limit does not exceed it by rounding
+        return np.where(np.isinf(values_N), values_N, np.trunc(values_N * _GRID) / _GRID)
+
+
+def parse(value: object) -> Series:
+    """A series from its text.
+
+    Raises:
+        PydanticCustomError: it is none; the context has `at`, the offset in the text, and `hint`.
+    """
+    if isinstance(value, Series):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        hint = 'put it in quotes: 0x100 is a number of YAML, and "0x100" is 0, a hundred times'
+        _refuse(f"a series is a text, found the number {quoted(value)}", 0, hint)
+    if not isinstance(value, str):
+        _refuse("a series is a text", 0, _NEXT_MOVE)
+    items, at = [], 0
+    while at < len(value):
+        if value[at].isspace():
+            at += 1
+            continue
+        match = _WORD.match(value, at)
+        assert match is not None  # any character begins a word
+        items.append(_item(match[0], at))
+        at = match.end()
+    series = Series(tuple(items), value)
+    if not items:
+        _refuse("a series has at least one item; this text is empty", 0, _NEXT_MOVE)
+    if len(series) > MOST_GROUPS:
+        message = f"a series has at most {MOST_GROUPS:,} prompt groups, this one {len(series):,}"
+        _refuse(message, 0, "a contract is decided by a few thousand")
+    return series
+
+
+SeriesText = Annotated[
+    Series,
+    PlainValidator(parse),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"type": "string", "minLength": 1}),
+]
+
+
+def _refuse(message: str, at: int, hint: str) -> NoReturn:
+    context = {"message": message, "at": at, "hint": hint}
+    raise PydanticCustomError("series", "{message}", context)
+
+
+def _item(word: str, at: int) -> Item:
+    counted = _COUNTED.fullmatch(word)
+    head, times = (counted[1], counted[2]) if counted else (word, "1")
+    if len(times) > len(str(MOST_GROUPS)) or not 1 <= int(times) <= MOST_GROUPS:
+        hint = "x400 says how many prompt groups show it"
+        _refuse(f"{quoted(word)} is for no number of prompt groups", at + len(head) + 1, hint)
+    if head == LOST:
+        return Item(LOST, (), int(times))
+    if call := _CALL.fullmatch(head):
+        return Item(call[1], _arguments(call, at), int(times))
+    if head == "-inf":
+        return Item("", ((-math.inf, -math.inf),), int(times))
+    return Item("", (_ramp(head, at, _NEXT_MOVE),), int(times))
+
+
+def _arguments(call: re.Match[str], at: int) -> tuple[Ramp, ...]:
+    name, inside = call[1], call[2]
+    draw = DRAWS.get(name)
+    if draw is None:
+        _refuse(f"no draw is named {quoted(name)}", at, nearest(name, DRAWS))
+    example = f"write {name}({', '.join(draw.takes)}): {draw.said}"
+    parts = inside.split(",") if inside.strip() else []
+    if len(parts) != len(draw.takes):
+        message = f"{name} takes {' and '.join(draw.takes)}, found {len(parts)} arguments"
+        _refuse(message, at, example)
+    ramps, offset = [], at + len(name) + 1
+    for part in parts:
+        lead = len(part) - len(part.lstrip())
+        ramps.append(_ramp(part.strip(), offset + lead, example))
+        offset += len(part) + 1
+    for end in (0, 1):
+        if wrong := draw.refuses(tuple(ramp[end] for ramp in ramps)):
+            _refuse(f"{name}: {wrong}", at + len(name) + 1, example)
+    return tuple(ramps)
+
+
+def _ramp(text: str, at: int, hint: str) -> Ramp:
+    match = _RAMP.fullmatch(text)
+    if match is None:
+        _refuse(f"{quoted(text)} cannot be read as a part of a series", at, hint)
+    low = float(match[1])
+    high = float(match[2]) if match[2] else low
+    for value in (low, high):
+        if abs(value) > 50:
+            message = f"a log ratio of {value:g} nats is none that two kernels show"
+            _refuse(message, at, "write -inf where train gives the token no mass")
+    return low, high
