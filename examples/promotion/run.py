@@ -73,8 +73,10 @@ class Scenario:
         if show:
             said(f"$ servanda {shlex.join(words)} ...")
         where = [] if "--ledger" in words else ["--ledger", self.ledger]
-        line = [sys.executable, "-m", "servanda", *words, *tell, *where]
-        return subprocess.run(line, cwd=self.folder, stdout=subprocess.PIPE, text=True)
+        line = ("-m", "servanda", *words, *tell, *where)
+        with running(*line, cwd=self.folder, end=signal.SIGINT) as process:
+            out = process.communicate()[0]
+        return subprocess.CompletedProcess(line, process.returncode, out)
 
     def route(self) -> str:
         """Who serves, as the proxy has it."""
@@ -88,7 +90,9 @@ def said(text: str = "") -> None:
 
 
 @contextlib.contextmanager
-def running(*words: str, cwd: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+def running(
+    *words: str, cwd: Path | None = None, end: signal.Signals = signal.SIGTERM
+) -> Iterator[subprocess.Popen[str]]:
     """A program of ours, which ends with the block: asked first, and then made to."""
     process = subprocess.Popen(
         [sys.executable, *words],
@@ -100,12 +104,15 @@ def running(*words: str, cwd: Path | None = None) -> Iterator[subprocess.Popen[s
     try:
         yield process
     finally:
-        process.terminate()
+        if process.poll() is None:
+            process.send_signal(end)
         try:
-            process.wait(15)
+            process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 @contextlib.contextmanager
