@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,12 +66,14 @@ def drill(
     *,
     open: Open = spawn,
     watch: Watch = unwatched,
+    deadline: Callable[[], bool] | None = None,
 ) -> Drill:
     """Check a contract with one fault in the kernel of the fault's side.
 
     Args:
         name: None injects nothing: the check that a drill is held against.
         value: None takes the fault's default.
+        deadline: whether the time is over; no round starts after that.
 
     Raises:
         MeasurementError: no such fault, a value it does not take, or a failed measurement.
@@ -81,7 +84,7 @@ def drill(
         value = FAULTS[name].default if value is None else value
     with tempfile.TemporaryDirectory(prefix="servanda-drill-") as folder:
         try:
-            verdict = run.check(contract, run_dir=folder, open=open, watch=watch)
+            verdict = run.check(contract, run_dir=folder, open=open, watch=watch, deadline=deadline)
         except IdentityError as error:
             return Drill(name, value, None, error)
     tokens = verdict.portraits["infer"].total.n if "infer" in verdict.portraits else 0

@@ -247,7 +247,7 @@ def draft(
             cells.append(Cell(clause, section, place, cut, claim, 0, CornerFact(corner)))
     plan = Plan(contract, corpora, golden, stage, attempt, tuple(cells), leg=leg)
     for cell in cells:
-        problems += _out_of_reach(plan, cell)
+        problems += out_of_reach(plan, cell)
     return plan, [*problems, *unanswered(plan.contract, cells, plan.corpora, cuts)]
 
 
@@ -277,7 +277,7 @@ def _empty(contract: Contract, place: Place, cut: Cut, clause: Clause, source: C
     )
 
 
-def _out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
+def out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
     """A limit that even identical kernels could not be shown to keep at these sizes."""
     kind = cell.kind
     if not isinstance(kind, Certificate | RewardGap) or isinstance(kind, RelativeCertificate):

@@ -11,8 +11,10 @@ from click.testing import CliRunner
 from jsonschema import Draft7Validator
 
 from servanda.cli.main import main
+from servanda.rehearsal import read_tests
 from servanda.rehearsal.values import SUFFIX
 from tests.rehearsal.made import case, written
+from tests.transcripts import blocks
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -162,6 +164,12 @@ def test_the_example_passes():
 )
 def test_the_example_fails_where_its_contract_is_loosened(tmp_path, old, new):
     """Each limit twice as wide, or a slice less: some case says so."""
+    done = servanda("test", loosened(tmp_path, old, new))
+    assert done.exit_code in (1, 2), done.output
+
+
+def loosened(tmp_path, old, new):
+    """The example's tests in a folder where a part of its contract is another."""
     text = (EXAMPLES / "tiny-int8.kernelcontract.yaml").read_text()
     assert old in text
     folder = tmp_path / "examples"
@@ -171,8 +179,25 @@ def test_the_example_fails_where_its_contract_is_loosened(tmp_path, old, new):
         (tmp_path / name).symlink_to(ROOT / name)
     file = folder / f"tiny-int8{SUFFIX}"
     file.write_text((EXAMPLES / file.name).read_text())
-    done = servanda("test", file)
-    assert done.exit_code in (1, 2), done.output
+    return file
+
+
+# the page
+
+PAGE = ROOT / "docs" / "how-to" / "contract_tests.md"
+
+
+def test_the_tests_of_the_page_are_read():
+    texts = blocks(PAGE, "yaml")
+    assert len(texts) == 3
+    assert [len(read_tests(text, "page")) for text in texts] == [1, 1, 1]
+
+
+def test_the_failure_that_the_page_shows_is_what_is_printed(tmp_path, monkeypatch):
+    loosened(tmp_path, "aggregate: p90, at_most: 0.03", "aggregate: p90, at_most: 0.06")
+    monkeypatch.chdir(tmp_path)
+    (text,) = blocks(PAGE, "text")
+    assert text in servanda("test", "examples").output
 
 
 # the schema

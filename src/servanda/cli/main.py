@@ -24,8 +24,9 @@ VERBS: dict[str, tuple[str, ...]] = {
         *("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "presets"),
         *("diff", "list", "test"),
     ),
-    "Promote": ("promote", "can-promote", "approve", "override", "rollback", "status"),
+    "Promote": ("promote", "can-promote", "approve", "override", "rollback", "status", "ledger"),
     "Pieces": ("measure",),
+    "Operations": ("ledger",),
     "Servers": ("selftest", "serve-kernel"),
     "See it": ("demo", "bench"),
 }

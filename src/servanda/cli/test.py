@@ -1,4 +1,4 @@
-# `servanda test`: contracts that are tested themselves; no kernel is run.
+# `servanda test`: contracts that are tested themselves; kernels are run by --mutate only.
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+from servanda.cli.mutate import mutate_options, refuse_without, run_mutations
 from servanda.cli.output import show
 from servanda.errors import ContractError, Problem
 from servanda.rehearsal import Rehearsal
@@ -29,15 +31,25 @@ _FAILED = 1
     default="text",
     show_default=True,
 )
-def test(paths: tuple[Path, ...], format_: str) -> None:
+@mutate_options
+def test(paths: tuple[Path, ...], format_: str, mutate: bool, **mutating: Any) -> None:
     """Hold contracts to the cases of ContractTest documents; no kernel is run.
 
     A file of tests ends in .kerneltest.yaml; of a folder all of them are taken.  Each names its
     contract, the data of each case, and what the contract has to answer.
 
-    Exits 0 where every case passes, 1 where one fails, 2 where a text is wrong.
+    With --mutate, contracts whose tests pass are tested further: limits are moved, and faults
+    injected into their kernels, which are run.
+
+    Exits 0 where every case passes, 1 where one fails, 2 where a text is wrong.  With --mutate,
+    1 also where a contract is unsatisfiable, toothless or below --at-least, 3 where the time was
+    over before that was known, 4 where measuring failed.
     """
-    found = _rehearsed(_prepared(files_of(paths)))
+    refuse_without(mutate, format_, **mutating)
+    tests = _prepared(files_of(paths))
+    found = _rehearsed(tests)
+    if mutate and _passed(found):
+        sys.exit(run_mutations(tests, format_=format_, **mutating))
     if format_ == "json":
         data = {"passed": _passed(found), "tests": [one.to_dict() for one in found]}
         show(json.dumps(data, indent=1))

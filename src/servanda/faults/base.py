@@ -63,14 +63,18 @@ class Fault:
         lacking = [n for n in vars(broken) if not n.startswith("__") and not hasattr(base, n)]
         if lacking:
             raise MeasurementError(
-                f"fault {self.name!r} cannot be injected into {base.__name__}, which has no "
-                f"{lacking[0]!r} to break",
+                f"{cannot(self.name)} {base.__name__}, which has no {lacking[0]!r} to break",
                 hint="use engine: transformers for this fault",
             )
         return broken
 
 
 FAULTS: Registry[Fault] = Registry("fault")
+
+
+def cannot(name: str) -> str:
+    """How the message begins that says of an engine that it cannot have a fault."""
+    return f"fault {name!r} cannot be injected into"
 
 
 def fault(

@@ -35,7 +35,9 @@ def told(found: Sequence[Rehearsal]) -> str:
 def _ends(cases: int, failed: int) -> str:
     if not failed:
         return "all pass" if cases > 1 else "passes"
-    return f"{failed} fail{'s' if failed == 1 else ''}, {cases - failed} pass"
+    passed = cases - failed
+    says = f"{failed} fail{'s' if failed == 1 else ''}"
+    return f"{says}, {passed} pass{'es' if passed == 1 else ''}" if passed else says
 
 
 def _looks(case: CaseResult) -> Iterator[str]:

@@ -1,0 +1,145 @@
+# `servanda test --mutate`: its options, and what is printed of contracts that were mutated.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from servanda.cli.options import DurationType, until
+from servanda.cli.output import show
+from servanda.cli.progress import watching
+from servanda.faults import FAULTS
+from servanda.mutation import Mutation, mutate
+from servanda.mutation.mutate import never, unsaid
+from servanda.rehearsing import Prepared
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_WORST = (130, 1, 3, 0)  # of the exit codes of several contracts, the first that is there
+
+
+_OPTIONS = (
+    click.option(
+        "--mutate",
+        is_flag=True,
+        help="Move every limit, and inject every fault into the kernels: does anything notice?",
+    ),
+    click.option(
+        "--only",
+        type=click.Choice(["limits", "faults"]),
+        help="With --mutate: one of the two.  Moving limits runs no kernel.",
+    ),
+    click.option(
+        "--fault",
+        "faults",
+        multiple=True,
+        metavar="NAME",
+        help="With --mutate: inject this fault; may be given again.  [default: the catalogue]",
+    ),
+    click.option(
+        "--at-least",
+        type=click.FloatRange(0, 1),
+        help="With --mutate: exit 1 where the score is lower, such as 0.8.",
+    ),
+    click.option(
+        "--max-time",
+        type=DurationType(),
+        help="With --mutate: begin nothing after this time, such as 10m; the rest stays open.",
+    ),
+    click.option("--quiet", is_flag=True, help="With --mutate: no progress."),
+)
+
+
+def mutate_options(command: Command) -> Command:
+    """Give a verb the options of --mutate, which `run_mutations` takes."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def refuse_without(mutate: bool, format_: str, **given: object) -> None:
+    """Options that say something of --mutate only, and what it cannot be told in.
+
+    Raises:
+        click.UsageError: one is given without it, or goes with no other.
+    """
+    for name, value in given.items():
+        if not mutate and value not in (None, (), False):
+            option = {"faults": "fault"}.get(name, name.replace("_", "-"))
+            raise click.UsageError(f"--{option} goes with --mutate")
+    if mutate and format_ not in ("text", "json"):
+        raise click.UsageError(f"--mutate is told as text or json, not as {format_}")
+    if given.get("faults") and given.get("only") == "limits":
+        raise click.UsageError("--fault says which fault, and --only limits injects none")
+    for name in given.get("faults") or ():  # type: ignore[attr-defined]
+        if name not in FAULTS:
+            hint = f"{FAULTS.hint(name)} (`servanda demo --fault list` shows them all)"
+            raise click.UsageError(f"there is no fault {name!r}\n  hint: {hint}")
+
+
+def run_mutations(
+    tests: Sequence[Prepared],
+    *,
+    only: Any = None,
+    faults: Sequence[str] = (),
+    at_least: float | None = None,
+    max_time: float | None = None,
+    format_: str = "text",
+    quiet: bool = False,
+) -> int:
+    """Mutate contract after contract, print what was found, and give the exit code.
+
+    Args:
+        tests: that pass; those of one contract are taken together.
+        only: "limits", "faults", or None for both.
+        faults: names of the catalogue; none is every one.
+        at_least: the score that each contract needs.
+        max_time: seconds, for all of them together.
+        format_: "text" or "json".
+
+    Raises:
+        ContractError, MeasurementError: as `mutation.mutate` does.
+    """
+    deadline = until(max_time) or never
+    found: list[Mutation] = []
+    for own in _by_contract(tests):
+        with watching(quiet) as watch:
+            result = mutate(
+                own[0].contract,
+                own,
+                only=only,
+                faults=faults,
+                watch=watch,
+                deadline=deadline,
+                say=unsaid if quiet else _on_stderr,
+            )
+        found.append(result)
+        if format_ == "text":
+            show(f"{result}{_wanted(result, at_least)}")
+        if result.stopped == "interrupted":
+            break
+    if format_ == "json":
+        show(json.dumps([result.to_dict(at_least) for result in found], indent=1))
+    codes = {result.exit_code(at_least) for result in found}
+    return next((code for code in _WORST if code in codes), 0)
+
+
+def _by_contract(tests: Sequence[Prepared]) -> list[list[Prepared]]:
+    found: dict[Path, list[Prepared]] = {}
+    for test in tests:
+        found.setdefault(test.path.resolve(), []).append(test)
+    return [*found.values()]
+
+
+def _on_stderr(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _wanted(result: Mutation, at_least: float | None) -> str:
+    if at_least is None or result.score is None:
+        return ""
+    word = "enough" if result.score >= at_least else "not enough"
+    return f"; {at_least:g} is wanted: {word}"
