@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -67,8 +68,8 @@ def test_the_good_build_goes_from_offline_to_full_on_what_was_measured(ran):
     out, done = ran
     story = told(out)["good"]
     assert story.state.status == "completed" and story.leg.stage == "full", done.stdout
-    legs = [look.state.leg for look in story.looks]
-    assert legs == sorted(legs) and {*legs} == {0, 1, 2, 3, 4}
+    legs = [*dict.fromkeys(look.leg.name for look in story.looks)]
+    assert legs == ["offline", "shadow", "canary-1", "canary-2", "full-1"]
     for look in story.looks:
         if look.state.why.startswith("everything held"):
             cells = [cell for cell in look.finding.cells if not cell.guard]
@@ -84,14 +85,13 @@ def test_a_faulty_build_is_stopped_where_it_goes_wrong(ran, stage):
     story = told(out)[f"faulty-at-{stage}"]
     assert (story.state.status, story.leg.stage) == ("rolled_back", stage), done.stdout
     violated = [cell for cell in story.looks[-1].finding.cells if cell.outcome == "violated"]
-    for cell in violated:
-        assert cell.n > 0 and cell.low > cell.limit
-    (cell, *_) = violated
+    assert violated and all(cell.n > 0 and cell.low > cell.limit for cell in violated)
     route = json.loads((out / f"faulty-at-{stage}" / "route.json").read_text())
     assert route["share"] == 0.0
     assert route["mirror"] == (0.0 if stage == "offline" else 0.5)  # what went wrong can be seen
-    said = rf"faulty-at-{stage}: rolled back on {story.leg.name} .*\n  decided by {cell.clause} on "
-    assert re.search(said + r".* in \[.*\], limit .*, n \d+", done.stdout)
+    head = rf"faulty-at-{stage}: rolled back on {story.leg.name} .*; infer serves 0 %.*\n"
+    names = "|".join(re.escape(cell.name) for cell in violated)
+    assert re.search(rf"{head}  decided by ({names}): .* in \[.*\], limit .*, n \d+", done.stdout)
 
 
 @pytest.mark.parametrize("scenario", ["good", "faulty-at-full"])
@@ -113,9 +113,11 @@ def test_the_ledger_verifies_and_a_copy_with_another_byte_says_where(ran, tmp_pa
     assert f"✗ {edited.problems[0]}" in done.stdout
 
     copy = tmp_path / "copy.db"
-    with sqlite3.connect(out / "ledger.db") as ledger, sqlite3.connect(copy) as other:
+    with (
+        closing(sqlite3.connect(out / "ledger.db")) as ledger,
+        closing(sqlite3.connect(copy)) as other,
+    ):
         ledger.backup(other)
-    other.close()
     assert verify_at(str(copy)).sound
     data = bytearray(copy.read_bytes())
     at = data.rindex(b"rolled_back")
