@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import httpx2
 
@@ -68,23 +68,24 @@ def place(key: str, *parts: str) -> float:
 class Log:
     """Requests to infer, line by line in launch order, however their answers come back."""
 
-    def __init__(self, file: TextIO, already: str = "") -> None:
-        self._file = file
+    def __init__(self, file: Path) -> None:
         self._open: deque[Answer] = deque()
-        self._sent, self._logged = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-        for row in map(json.loads, already.splitlines()):  # one that starts anew goes on counting
+        self.sent, self.logged = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        for line in file.read_text().splitlines() if file.exists() else ():
+            row = json.loads(line)  # a proxy that starts anew goes on counting
             leg = row["run"], row["leg"]
-            self._sent[leg], self._logged[leg] = row["served"], row["index"] + 1
+            self.sent[leg], self.logged[leg] = row["served"], row["index"] + 1
+        self._file = file.open("a")
 
     def launch(self, route: Route, sampled: bool, **asked: Any) -> Answer | None:
         """Count a request, and open its line where it is sampled."""
         leg = route.run, route.leg
-        self._sent[leg] += 1
+        self.sent[leg] += 1
         if not sampled:
             return None
-        row = {"index": self._logged[leg], "run": route.run, "leg": route.leg, "at": time.time()}
-        row |= {"served": self._sent[leg], **asked}
-        self._logged[leg] += 1
+        row = {"index": self.logged[leg], "run": route.run, "leg": route.leg, "at": time.time()}
+        row |= {"served": self.sent[leg], **asked}
+        self.logged[leg] += 1
         self._open.append(row)
         return row
 
@@ -99,6 +100,7 @@ class Log:
         """What has no answer yet is lost: a launched request may not vanish."""
         for row in [row for row in self._open if "token_ids" not in row]:
             self.close(row, {"lost": "the proxy ended"})
+        self._file.close()
 
 
 @dataclass
@@ -142,9 +144,9 @@ class Proxy:
 
 async def answered(server: httpx2.AsyncClient, ids: list[int], seed: int) -> Answer:
     """What a server answers, as the log has it; {"lost": why} where nothing came."""
-    width, temperature = SAMPLING["max_new_tokens"], SAMPLING["temperature"]
-    body = {"prompt": ids, "seed": seed, "max_tokens": width, "temperature": temperature}
-    body |= {"logprobs": BEST, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    body = {"prompt": ids, "seed": seed, "max_tokens": SAMPLING["max_new_tokens"]}
+    body |= {"temperature": SAMPLING["temperature"], "logprobs": BEST}
+    body |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
     try:
         reply = (await server.post("/v1/completions", json=body)).raise_for_status().json()
         choice = reply["choices"][0]
@@ -155,10 +157,8 @@ async def answered(server: httpx2.AsyncClient, ids: list[int], seed: int) -> Ans
             "finish": choice["finish_reason"],
             "fingerprint": reply.get("system_fingerprint") or "",
         }
-    except httpx2.TimeoutException:
-        return {"lost": "timeout"}
     except (httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
-        return {"lost": f"{type(error).__name__}: {error}"[:200]}
+        return {"lost": f"{type(error).__name__}: {error}"[:200]}  # ReadTimeout and others
 
 
 def likeliest(step: Mapping[str, float]) -> list[list[Any]]:
@@ -181,10 +181,8 @@ async def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--users", type=int, default=16, help="who wait for an answer at a time")
     given = parser.parse_args()
-    file = Path(given.log)
-    already = file.read_text() if file.exists() else ""
-    log = Log(file.open("a"), already)
-    requests = asked(Path(given.prompts), str(len(already)))  # and not the same ones again
+    log = Log(Path(given.log))
+    requests = asked(Path(given.prompts), f"after {log.logged.total()}")
     stable, infer = (
         httpx2.AsyncClient(base_url=u, timeout=60) for u in (given.stable, given.infer)
     )

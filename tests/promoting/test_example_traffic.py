@@ -9,6 +9,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
@@ -102,13 +103,20 @@ def file(tmp_path):
     return tmp_path / "served.jsonl"
 
 
+@contextmanager
+def closing_log(file):
+    """A log that is ended, as the proxy ends it."""
+    log = traffic.Log(file)
+    yield log
+    log.end()
+
+
 def logged(file):
     return read_served(file.read_text(), str(file))
 
 
 def test_lines_are_in_launch_order_however_the_answers_come(file):
-    with file.open("w") as out:
-        log = traffic.Log(out)
+    with closing_log(file) as log:
         rows = [log.launch(route(), True, **ASKED) for _ in range(5)]
         for i in (3, 1, 4):
             log.close(rows[i], ANSWER)
@@ -123,8 +131,7 @@ def test_lines_are_in_launch_order_however_the_answers_come(file):
 
 
 def test_what_is_not_sampled_has_no_line_and_is_counted(file):
-    with file.open("w") as out:
-        log = traffic.Log(out)
+    with closing_log(file) as log:
         for sampled in (False, True, False, False, True):
             row = log.launch(route(), sampled, **ASKED)
             if row is not None:
@@ -134,8 +141,7 @@ def test_what_is_not_sampled_has_no_line_and_is_counted(file):
 
 
 def test_every_leg_is_counted_by_itself(file):
-    with file.open("w") as out:
-        log = traffic.Log(out)
+    with closing_log(file) as log:
         for leg in ("shadow", "shadow", "canary-1", "shadow", "canary-1"):
             log.close(log.launch(route(leg=leg), True, **ASKED), ANSWER)
 
@@ -145,13 +151,10 @@ def test_every_leg_is_counted_by_itself(file):
 
 
 def test_a_proxy_that_ends_logs_what_it_launched_and_one_that_begins_goes_on_counting(file):
-    with file.open("w") as out:
-        log = traffic.Log(out)
+    with closing_log(file) as log:
         rows = [log.launch(route(), True, **ASKED) for _ in range(3)]
         log.close(rows[1], ANSWER)
-        log.end()
-    with file.open("a") as out:
-        log = traffic.Log(out, file.read_text())
+    with closing_log(file) as log:
         log.close(log.launch(route(), True, **ASKED), ANSWER)
 
     found = logged(file)
@@ -191,9 +194,9 @@ def prompts(n):
 
 async def served(stable, infer, folder, n, timeout=10.0):
     """The answers to n requests, eight at a time."""
-    with (folder / "served.jsonl").open("a") as out:
+    with closing_log(folder / "served.jsonl") as log:
         clients = [httpx2.AsyncClient(base_url=url, timeout=timeout) for url in (stable, infer)]
-        proxy = traffic.Proxy(*clients, folder / "route.json", traffic.Log(out))
+        proxy = traffic.Proxy(*clients, folder / "route.json", log)
         waiting, answers = iter(prompts(n)), {}
 
         async def user():
@@ -262,7 +265,7 @@ def test_a_request_that_infer_loses_is_logged_as_lost_and_answered_by_stable(ser
 
 
 @pytest.mark.parametrize(
-    ("fault", "why"), [("hang", "timeout"), ("drop", "Error"), ("garble", "Error")]
+    ("fault", "why"), [("hang", "ReadTimeout"), ("drop", "Error"), ("garble", "Error")]
 )
 def test_every_way_to_lose_an_answer_has_its_line(servers, tmp_path, fault, why):
     stable, infer = servers
