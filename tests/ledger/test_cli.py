@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from servanda.cli.main import main
 from servanda.ledger import Record, open_exported, open_ledger, verify
+from tests.promoting.histories import reaching
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -23,6 +24,14 @@ def filled(where):
         ledger.append("b", [Record("looked", "ana", 86399.9, {"why": "it\nholds"})], after=0)
         body = {"state": {"why": "w" * 70}}
         ledger.append("a", [Record("advanced", "ci", 1e300, body)], after=1)
+        return where, [*ledger.entries()]
+
+
+@pytest.fixture
+def promoted(where):
+    """A ledger whose entries tell of a run that did happen."""
+    with open_ledger(where) as ledger:
+        reaching(ledger, "shadow")
         return where, [*ledger.entries()]
 
 
@@ -58,12 +67,27 @@ def test_a_run_that_is_not_there(filled):
     assert "no run is named 'c'; there are: a, b" in done.output
 
 
-def test_verify_says_how_many_and_the_head(filled):
-    where, entries = filled
+def test_verify_says_how_many_and_the_head(promoted):
+    where, entries = promoted
 
     done = servanda("verify", "--ledger", where)
 
-    assert (done.exit_code, done.output) == (0, f"✓ 3 entries, head {entries[-1].hash}\n")
+    assert (done.exit_code, done.output) == (0, f"✓ 2 entries, head {entries[-1].hash}\n")
+
+
+def test_verify_names_an_entry_that_tells_what_never_happened(promoted):
+    """Its hash is right, for whoever wrote it could write; what it says does not follow."""
+    where, entries = promoted
+    body = entries[-1].body
+    forged = {**body, "state": {**body["state"], "status": "completed", "leg": 4}}
+    with open_ledger(where) as ledger:
+        ledger.append(entries[-1].run, [Record("looked", "eve", 900.0, forged)], after=2)
+
+    done = servanda("verify", "--ledger", where)
+
+    assert done.exit_code == 1
+    assert done.stdout.startswith(f"✗ entry 3 (number 3 of run {entries[-1].run}) cannot be told")
+    assert done.stdout.endswith("1 problem; 3 entries could be read\n")
 
 
 def test_verify_names_every_problem_and_exits_1(filled, tamper):
@@ -104,13 +128,13 @@ def test_a_ledger_that_is_not_there_is_no_finding(verb, tmp_path):
     assert not (tmp_path / "ledger.db").exists()
 
 
-def test_an_export_is_a_file_that_verifies(filled, tmp_path):
-    where, entries = filled
+def test_an_export_is_a_file_that_verifies(promoted, tmp_path):
+    where, entries = promoted
     path = tmp_path / "kept.jsonl"
 
     done = servanda("export", "--ledger", where, "-o", path)
 
-    assert (done.exit_code, done.stderr) == (0, f"exported 3 to {path}\n")
+    assert (done.exit_code, done.stderr) == (0, f"exported 2 to {path}\n")
     with open_exported(path) as kept:
         assert [*kept.entries()] == entries
         assert verify(kept).sound
@@ -121,7 +145,7 @@ def test_an_export_is_a_file_that_verifies(filled, tmp_path):
 
 def test_the_key_is_of_the_environment(where):
     with open_ledger(where, key=b"secret") as ledger:
-        ledger.append("a", [Record("begun", "ci", 0.0, {})], after=0)
+        reaching(ledger, "shadow")
 
     assert servanda("verify", "--ledger", where, SERVANDA_LEDGER_KEY="secret").exit_code == 0
     done = servanda("verify", "--ledger", where)

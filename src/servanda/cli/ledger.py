@@ -14,6 +14,7 @@ from servanda.cli.output import clear, show
 from servanda.errors import MeasurementError
 from servanda.ledger import ChainedLedger, Entry, export, open_ledger, verify_at
 from servanda.ledger.sealing import line
+from servanda.promoting.story import disagreements
 
 _LONGEST = 60  # letters of what an entry says, in a table
 _SAYING = ("why", "text", "reason")  # parts of a body, or of the state in it, that are for people
@@ -52,18 +53,22 @@ def show_command(run: str | None, where: str, format_: str) -> None:
 @ledger.command("verify")
 @ledger_option
 def verify_command(where: str) -> None:
-    """Name every entry that was changed.
+    """Name every entry that was changed, or that does not follow from those before it.
 
-    Exits 0 where none was, else 1.
+    Exits 0 where there is none, else 1.
     """
     found = verify_at(where, key=key())
-    for problem in found.problems:
+    said = [*map(str, found.problems)]
+    if found.sound:  # what was not changed may still tell what never happened
+        with opened(where, reading=True) as store:
+            said += [problem.message for problem in disagreements(store)]
+    for problem in said:
         show(f"✗ {problem}")
     entries = "1 entry" if found.entries == 1 else f"{found.entries} entries"
-    if found.sound:
+    if not said:
         show(f"✓ {entries}, head {found.head}")
         return
-    problems = "1 problem" if len(found.problems) == 1 else f"{len(found.problems)} problems"
+    problems = "1 problem" if len(said) == 1 else f"{len(said)} problems"
     show(f"{problems}; {entries} could be read")
     sys.exit(1)
 

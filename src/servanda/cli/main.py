@@ -26,7 +26,6 @@ VERBS: dict[str, tuple[str, ...]] = {
     ),
     "Promote": ("promote", "can-promote", "approve", "override", "rollback", "status", "ledger"),
     "Pieces": ("measure",),
-    "Operations": ("ledger",),
     "Servers": ("selftest", "serve-kernel"),
     "See it": ("demo", "bench"),
 }
