@@ -20,7 +20,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) --constraint constraints.txt --editable '.[transformers,onnx,serve,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[transformers,onnx,serve,postgres,dev]'
 	@touch $@
 
 demo: $(VENV)/.demo  ## two real kernels, one of which breaks its contract on a hidden slice
@@ -104,7 +104,7 @@ test-all: test
 	  python=$$([ -n "$$found" ] && echo "$$(pyenv prefix $$found)/bin/python" || echo python$$version); \
 	  $$python -m venv $$venv; \
 	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check \
-	    --constraint constraints-$$version.txt --editable '.[dev]'; \
+	    --constraint constraints-$$version.txt --editable '.[postgres,dev]'; \
 	  $$venv/bin/python -m pytest $(SHARED) --doctest-ignore-import-errors; \
 	done
 

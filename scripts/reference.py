@@ -134,6 +134,10 @@ def cli() -> str:
             assert verb is not None
             context = click.Context(verb, info_name=verb.name, parent=parent, terminal_width=100)
             parts.append(f"### {verb.name}\n\n```text\n{verb.get_help(context)}\n```\n")
+            for part in verb.commands.values() if isinstance(verb, click.Group) else ():
+                within = click.Context(part, info_name=part.name, parent=context)
+                within.terminal_width = 100
+                parts.append(f"```text\n{part.get_help(within)}\n```\n")
     return "\n".join(parts)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -204,3 +206,12 @@ def test_json_that_means_two_things_is_refused(line, message):
     (problem,) = refusal(f"{line}\n")
 
     assert problem.message == message
+
+
+def test_the_row_in_the_documents_is_one():
+    page = Path(__file__).parents[1] / "docs" / "how-to" / "traffic.md"
+    block = re.search(r"```json\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+    (request,) = read_served(" ".join(block[1].split("\n")), "traffic.md")
+
+    assert (request.leg, request.finish, len(request.best)) == ("canary-1", "stop", 3)

@@ -26,8 +26,8 @@ class Circumstances:
     Args:
         fingerprints: of each kernel by its side, key by key.
         seconds: from loading the kernels to the last round; None where a run was resumed;
-            stopped: "decided", "size", "time", or "broken": given up, for slices that are
-            still open cannot mend the whole.
+            stopped: "decided", "size", "time"; "traffic": more of it has to arrive; or "broken":
+            given up, for slices that are still open cannot mend the whole.
         contract_text: the YAML that was judged, for keeping.
     """
 
@@ -207,6 +207,8 @@ def why_stopped(plan: Plan, evidence: Evidence, verdict: Verdict) -> str:
         for schedule in plan.schedules
         if sum(part.groups for part in evidence.closed(schedule.name)) < schedule.last
     ]
+    if plan.live:
+        return "traffic" if short else "size"
     return "broken" if any(verdict.broken_on(name) for name in short) else "size"
 
 

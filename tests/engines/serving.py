@@ -48,9 +48,9 @@ class Gated(TableEngine):
 
 
 @contextlib.contextmanager
-def live(engine, test_mode=False, **limits):
+def live(engine, test_mode=False, faulty=None, **limits):
     """(client, server) of a real socket."""
-    server = Server(engine, "toy", Limits(**{"wait_s": 0.0} | limits), test_mode)
+    server = Server(engine, "toy", Limits(**{"wait_s": 0.0} | limits), test_mode, faulty)
     config = uvicorn.Config(
         server.app(), log_level="critical", ws="none", timeout_graceful_shutdown=1
     )

@@ -15,6 +15,8 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from servanda.cli.main import main
+from servanda.contract import Kernel
+from servanda.engines import open_engine
 from servanda.engines.base import streams
 from servanda.engines.server.app import Limits, Server
 from servanda.engines.server.jobs import sequence_of
@@ -371,7 +373,7 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path):
     engine = table_engine(tmp_path)
     command = [sys.executable, "-m", "servanda", "serve-kernel", f"table:{tmp_path / 'p.json'}"]
     running = subprocess.Popen(
-        [*command, "--port", "0", "--served", "mine"],
+        [*command, "--port", "0", "--served", "mine", "--test-mode"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -382,6 +384,10 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path):
         name, url = line.split()[0], line.split()[2]
         body = {"prompt": "a b", "max_tokens": 6, "seed": 11, "return_token_ids": True}
         reply = httpx2.post(f"{url}{URL}", json={**body, "model": "mine"}, timeout=WAIT_S)
+        fault = {"lost_top_token": 1.0}
+        wrong = {"kind": "kernel", "fault": fault}
+        httpx2.post(f"{url}/servanda/misbehave", json=wrong, timeout=WAIT_S).raise_for_status()
+        later = httpx2.post(f"{url}{URL}", json=body, timeout=WAIT_S)
         running.send_signal(signal.SIGTERM)
         output, errors = running.communicate(timeout=WAIT_S)
     finally:
@@ -391,6 +397,8 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path):
         running.stderr.close()
     assert (name, running.returncode, output, errors) == ("mine", 0, "", "")
     assert reply.json()["choices"][0]["token_ids"] == drawn(engine, 11).token_N.tolist()
+    broken = open_engine(Kernel(engine="table", model=str(tmp_path / "p.json"), fault=fault))
+    assert later.json()["choices"][0]["token_ids"] == drawn(broken, 11).token_N.tolist()
 
 
 def test_what_cannot_be_served_is_said_with_its_place(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import json
 import socket
@@ -14,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from servanda.contract import Kernel
+from servanda.engines import open_engine
 from servanda.engines.server.app import Limits, Server
 from servanda.engines.server.batching import Batcher, Full
-from servanda.engines.server.jobs import Job
+from servanda.engines.server.jobs import Ended, Job
 from servanda.engines.server.running import SEED
 from servanda.engines.table import TableEngine
 from servanda.sampling import Sampling
@@ -321,9 +324,18 @@ def test_who_waits_when_the_server_ends_is_told_so(tmp_path):
 # a transport that fails on purpose
 
 
+def with_fault(folder):
+    """Opens the toy kernel with a fault of the catalogue in it."""
+    return lambda fault: open_engine(
+        Kernel(engine="table", model=str(folder / "p.json"), fault=dict(fault))
+    )
+
+
 @pytest.fixture(scope="module")
 def misbehaving(tmp_path_factory):
-    with live(table_engine(tmp_path_factory.mktemp("toy")), test_mode=True) as (client, _):
+    folder = tmp_path_factory.mktemp("toy")
+    engine = table_engine(folder)
+    with live(engine, test_mode=True, faulty=with_fault(folder)) as (client, _):
         yield client
 
 
@@ -400,6 +412,41 @@ def test_another_sampling_draws_otherwise_than_the_record_says(fault, tmp_path, 
         assert found["logprobs"]["token_logprobs"] == declared.tolist()
 
 
+def test_a_kernel_goes_wrong_from_the_next_batch_on_and_says_nothing_of_it(fault, tmp_path):
+    def answers(client):
+        asked = [client.post(URL, json={**BODY, "seed": seed}).json() for seed in range(20)]
+        return [reply["choices"][0] for reply in asked]
+
+    sound = table_engine(tmp_path)
+    client = fault(kind="kernel", fault={"lost_top_token": 1.0})
+    about, wrong = client.get("/servanda/describe").json(), answers(client)
+    broken = with_fault(tmp_path)({"lost_top_token": 1.0})
+    for seed, found in enumerate(wrong):
+        drawn = broken.generate(Batch((seed,), ((0, 1),), 6), Sampling(), SEED)
+        assert found["token_ids"] == drawn.token_N.tolist()
+    assert client.get("/servanda/misbehave").json()["struck"] == 20
+    client.delete("/servanda/misbehave")
+    for seed, found in enumerate(answers(client)):
+        drawn = sound.generate(Batch((seed,), ((0, 1),), 6), Sampling(), SEED)
+        assert found["token_ids"] == drawn.token_N.tolist()
+    assert client.get("/servanda/describe").json() == about
+
+
+def test_a_batch_that_runs_is_ended_by_the_engine_that_began_it(tmp_path):
+    sound, other = table_engine(tmp_path, cls=Gated), table_engine(tmp_path)
+    batcher = Batcher(sound, max_batch=1, wait_s=0.0)
+    told = []
+    batcher.put([Job((0, 1), 2, Sampling(), 0, told.append)])
+    assert sound.reached.acquire(timeout=WAIT_S)  # in the midst of its first step
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        changed = pool.submit(lambda: asyncio.run(batcher.run_by(other)))
+        sound.open()
+        changed.result(WAIT_S)
+    assert isinstance(told[-1], Ended) and len(told) == 3
+    assert batcher.runner.engine is other
+    batcher.close()
+
+
 def test_a_share_of_requests_is_struck_by_a_seed(fault):
     def struck(seed):
         client = fault(kind="status", share=0.3, seed=seed)
@@ -417,3 +464,28 @@ def test_a_fault_that_is_none_is_refused(misbehaving):
     reply = misbehaving.post("/servanda/misbehave", json={"kind": "sulk"})
     assert reply.status_code == 400 and "'other_sampling'" in reply.json()["error"]["message"]
     assert misbehaving.get("/servanda/misbehave").json()["fault"] is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "kernel"}, "kind kernel has a fault of the catalogue"),
+        ({"kind": "slow", "fault": {"int4": True}}, "no other kind has one"),
+        ({"kind": "kernel", "fault": {"int4": True}, "share": 0.5}, "at fault for all requests"),
+        ({"kind": "kernel", "fault": {"int5": True}}, "there is no fault 'int5'"),
+        ({"kind": "kernel", "fault": {"int4": True}}, "cannot be injected into TableEngine"),
+    ],
+)
+def test_a_kernel_that_cannot_go_wrong_so_is_refused_and_goes_on(misbehaving, fields, message):
+    reply = misbehaving.post("/servanda/misbehave", json=fields)
+    assert reply.status_code == 400 and message in reply.json()["error"]["message"]
+    assert misbehaving.get("/servanda/misbehave").json()["fault"] is None
+    assert misbehaving.post(URL, json=BODY).status_code == 200
+
+
+def test_a_server_that_cannot_open_its_kernel_again_says_so(tmp_path):
+    with served(table_engine(tmp_path), test_mode=True) as client:
+        body = {"kind": "kernel", "fault": {"lost_top_token": 1.0}}
+        reply = client.post("/servanda/misbehave", json=body)
+    assert reply.status_code == 400
+    assert "cannot open its kernel again" in reply.json()["error"]["message"]

@@ -94,7 +94,7 @@ def terminated(where, witness, kills, seed):
             reach = len(said) + rng.randint(0, _MOST_BYTES)
             while len(said) < reach:
                 said += os.read(reads, reach - len(said))
-                assert b"!" not in said, said
+                assert b"!" not in said, said + drained(reads)
             time.sleep(rng.uniform(0, rng.choice(_DELAYS_S)))
             db.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "

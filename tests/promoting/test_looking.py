@@ -3,6 +3,7 @@
 # The kernels are tables, so what they do is known.
 
 import itertools
+import json
 import math
 from dataclasses import replace
 
@@ -444,6 +445,19 @@ def test_a_leg_that_waits_has_no_last_round(tmp_path):
     assert at(path, served, waits, root="waits").groups == 160
 
 
+def test_what_ended_a_look_is_told_apart(tmp_path):
+    path, _ = kit.write(tmp_path, q={"": kit.moved(kit.BASE, 0.05)})
+    served = serving.log(tmp_path, serving.rows(path, "shadow", 128))
+    open_still, text = replace(SHADOW, last=640), path.read_text()
+
+    waits = at(path, served, open_still, text=text)
+    ends = at(path, served, replace(SHADOW, last=128), root="ends")
+
+    assert [f.verdict.circumstances.stopped for f in (waits, ends)] == ["traffic", "size"]
+    kept = json.loads((tmp_path / "run" / "shadow" / "attempt-1" / "verdict.json").read_text())
+    assert kept["circumstances"]["contract_text"] == text
+
+
 def test_a_leg_that_waits_may_be_too_short_for_its_limits(tmp_path):
     """It goes on until there is enough; one that ends could never hold."""
     path, _ = kit.write(tmp_path)
@@ -487,3 +501,54 @@ def test_two_looks_at_once_are_refused(tmp_path):
 
     with opened(tmp_path / "run" / "shadow"), pytest.raises(MeasurementError, match="another"):
         at(path, served)
+
+
+def with_stable(folder, stages):
+    """A contract that compares with a stable kernel at some stages."""
+    more = "  - {id: beside, metric: tv, aggregate: mean, slices: all, "
+    more += f"at_most: {{times: 3, of: stable}}, stages: {stages}}}"
+    stable = "stable: {engine: table, model: s.json}"
+    path, _ = kit.write(folder, more=more, golden=stable, limit=0.3)
+    kit.table(folder, "s.json", {"": kit.moved(kit.BASE, 0.02)})
+    contract = load(path)
+    assert contract.stable is not None
+    return path
+
+
+@pytest.mark.parametrize("stages", ["[offline]", "[canary]", "[offline, canary]"])
+def test_a_stage_that_compares_with_stable_does_not_change_whom_a_promotion_is_of(tmp_path, stages):
+    path = with_stable(tmp_path, stages)
+    offline = at(path, [], Leg("offline", first=32, last=320))
+    served = serving.log(tmp_path, serving.rows(path, "canary-1", 64))
+
+    canary = at(path, served, replace(SHADOW, stage="canary"))
+
+    assert canary.groups == 64
+    assert canary.key == offline.key
+    applicable = cell(canary, "beside").outcome != "not applicable"
+    assert applicable == ("canary" in stages)
+
+
+def test_a_stable_kernel_that_changes_while_a_leg_looks_at_it_is_told(tmp_path):
+    path = with_stable(tmp_path, "[canary]")
+    leg = replace(SHADOW, stage="canary")
+    before = at(path, [], Leg("offline", first=32, last=320))
+    served = serving.log(tmp_path, serving.rows(path, "canary-1", 64))
+    at(path, served, leg)
+    kit.table(tmp_path, "s.json", {"": kit.moved(kit.BASE, 0.03)})
+
+    after = at(path, served, leg)
+
+    assert before.key.differences(after.key) == ["the stable kernel"]
+    assert after.groups == 0
+
+
+def test_a_leg_is_measured_in_processes_of_its_own(tmp_path):
+    path, _ = kit.write(tmp_path)
+    served = serving.log(tmp_path, serving.rows(path, "shadow", 64))
+
+    spawned = look(
+        load(path), SHADOW, tmp_path / "spawned", attempt=1, run="r1", served=[served], now=AT
+    )
+
+    assert spawned.verdict.cells == at(path, served).verdict.cells

@@ -480,3 +480,38 @@ def test_the_cell_that_decides_is_the_one_nearest_to_its_limit():
     assert judged([far, near, unknown]) == ("holds", near)
     assert judged([far, broken, near]) == ("violated", broken)
     assert judged([]) == ("inconclusive", None)
+
+
+@pytest.mark.parametrize(("then", "status"), [("hold", "halted"), ("wait", "awaiting_evidence")])
+def test_in_full_a_span_that_stays_undecided_is_followed_by_a_fresh_one(then, status):
+    """Infer serves everybody, so somebody goes on looking."""
+    course = (OFFLINE, replace(FULL, if_inconclusive=then))
+    state = brought(course, FULL)
+
+    state, _ = advance(course, state, finding(FULL, cell("inconclusive"), groups=4), now=T0 + 1)
+
+    assert (state.span, state.status) == (2, status)
+    assert route_of(course, state)["share"] == 1.0
+    assert leg_of(course, state).name == "full-2"
+
+
+def test_a_span_that_begins_does_not_undo_that_the_one_before_it_held():
+    course = (OFFLINE, FULL)
+    state, _ = advance(course, brought(course, FULL), finding(FULL, cell(), groups=4), now=T0 + 1)
+    assert (state.span, state.status) == (2, "completed")
+
+    early = finding("full-2", cell("inconclusive"), groups=1)
+    state, effects = advance(course, state, early, now=T0 + 2)
+
+    assert (state.status, effects) == ("completed", ())
+    assert state.why == "tv on all is inconclusive; 1 of 2 to 4 prompt groups"
+
+
+def test_a_violation_on_a_later_span_rolls_back_as_on_any_other():
+    course = (OFFLINE, FULL)
+    state, _ = advance(course, brought(course, FULL), finding(FULL, cell(), groups=4), now=T0 + 1)
+
+    state, _ = advance(course, state, finding("full-2", cell("violated"), groups=1), now=T0 + 2)
+
+    assert state.status == "rolled_back"
+    assert route_of(course, state)["share"] == 0.0

@@ -13,7 +13,7 @@ from servanda.changes.rules import RULES
 from servanda.changes.showing import promised, shown
 from servanda.changes.values import MIRROR, Change, Spot
 from servanda.contract import Clause, Contract, Escalation, Place
-from servanda.plan import DEFAULT_GUARDS
+from servanda.kinds import DEFAULT_GUARDS
 from servanda.scope import slices_of
 
 _NAMES = {"id", "name"}  # what items are found again by

@@ -6,10 +6,10 @@ import time
 
 import click
 
+from servanda.cli.ledger import opened
 from servanda.cli.options import effect_options, ledger_option
 from servanda.cli.runs import acting, actor_option, reason_option, run_format
 from servanda.effects import sinks_of
-from servanda.ledger import open_ledger
 from servanda.promoting.answering import named
 from servanda.promoting.writing import say_yes
 
@@ -25,7 +25,7 @@ def approve(
     run: str,
     reason: str,
     actor: str,
-    ledger: str,
+    where: str,
     webhook: tuple[str, ...],
     slack: tuple[str, ...],
     command: tuple[str, ...],
@@ -35,7 +35,7 @@ def approve(
 
     The run goes on with the next look that still holds: an approval waives nothing.
     """
-    with open_ledger(ledger) as store:
+    with opened(where) as store:
         story = named(store, run)
         acting(
             store,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
+from servanda.cli.ledger import opened
 from servanda.cli.options import ledger_option
 from servanda.cli.output import show
 from servanda.cli.runs import run_format
-from servanda.ledger import open_ledger
 from servanda.loading import load
 from servanda.promoting import telling
 from servanda.promoting.answering import can_promote as answer_of
@@ -25,7 +25,7 @@ from servanda.promoting.answering import can_promote as answer_of
 @click.option("--train", default="", help="The digest of train, or its beginning.")
 @ledger_option
 @run_format
-def can_promote(contract: Path, to: str, infer: str, train: str, ledger: str, format_: str) -> None:
+def can_promote(contract: Path, to: str, infer: str, train: str, where: str, format_: str) -> None:
     """Say whether the ledger lets the build of CONTRACT be at a stage.
 
     Nothing is measured: a run of `servanda promote` has to have reached the stage, with this very
@@ -35,7 +35,7 @@ def can_promote(contract: Path, to: str, infer: str, train: str, ledger: str, fo
     shown, 4 the ledger cannot be read.
     """
     found = load(contract)
-    with open_ledger(ledger) as store:
+    with opened(where, reading=True) as store:
         answer = answer_of(store, found, to, now=time.time(), infer=infer, train=train)
         if format_ == "json":
             story = answer.story

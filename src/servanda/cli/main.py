@@ -24,7 +24,7 @@ VERBS: dict[str, tuple[str, ...]] = {
         *("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "presets"),
         *("diff", "list", "test"),
     ),
-    "Promote": ("promote", "can-promote", "approve", "override", "rollback", "status"),
+    "Promote": ("promote", "can-promote", "approve", "override", "rollback", "status", "ledger"),
     "Pieces": ("measure",),
     "Servers": ("selftest", "serve-kernel"),
     "See it": ("demo", "bench"),

@@ -37,6 +37,17 @@ def until(max_time: float | None) -> Callable[[], bool] | None:
     return lambda: time.monotonic() >= end
 
 
+ledger_option = click.option(
+    "--ledger",
+    "where",
+    metavar="WHERE",
+    envvar="SERVANDA_LEDGER",
+    default="runs/ledger.db",
+    show_default=True,
+    show_envvar=True,
+    help="A file for SQLite, or postgresql://USER@HOST/DATABASE.",
+)
+
 max_time_option = click.option(
     "--max-time",
     type=DurationType(),

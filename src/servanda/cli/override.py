@@ -6,10 +6,10 @@ import time
 
 import click
 
+from servanda.cli.ledger import opened
 from servanda.cli.options import DurationType, effect_options, ledger_option
 from servanda.cli.runs import acting, actor_option, reason_option, run_format
 from servanda.effects import sinks_of
-from servanda.ledger import open_ledger
 from servanda.promoting.answering import named
 from servanda.promoting.writing import let_pass
 from servanda.promotion import Override
@@ -32,7 +32,7 @@ def override(
     ttl: float,
     reason: str,
     actor: str,
-    ledger: str,
+    where: str,
     webhook: tuple[str, ...],
     slack: tuple[str, ...],
     command: tuple[str, ...],
@@ -42,7 +42,7 @@ def override(
 
     Every other cell is judged as ever.  Reports go on showing the overridden one.
     """
-    with open_ledger(ledger) as store:
+    with opened(where) as store:
         story = named(store, run)
         now = time.time()
         given = Override(clause, slice_, actor, reason, now + ttl)

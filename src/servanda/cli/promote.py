@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from servanda.cli.ledger import opened
 from servanda.cli.options import (
     DurationType,
     effect_options,
@@ -19,7 +20,6 @@ from servanda.cli.progress import watching
 from servanda.cli.runs import actor_option, code_of, print_story, run_format, told
 from servanda.contract import STAGES
 from servanda.effects import sinks_of
-from servanda.ledger import open_ledger
 from servanda.promoting import telling
 from servanda.promoting.promoter import Build, Step
 from servanda.promoting.promoter import promote as promote_build
@@ -59,7 +59,7 @@ def promote(
     fresh: bool,
     until_: str | None,
     every: float | None,
-    ledger: str,
+    where: str,
     webhook: tuple[str, ...],
     slack: tuple[str, ...],
     command: tuple[str, ...],
@@ -84,7 +84,7 @@ def promote(
     def above() -> str:
         return telling.text(latest[-1], now=time.time()) if latest else ""
 
-    with open_ledger(ledger) as store, watching(quiet, above) as watch:
+    with opened(where) as store, watching(quiet, above) as watch:
 
         def stepped(step: Step) -> None:
             latest[:] = [told(store, step.story, sinks)]

@@ -6,10 +6,10 @@ import time
 
 import click
 
+from servanda.cli.ledger import opened
 from servanda.cli.options import effect_options, ledger_option
 from servanda.cli.runs import acting, actor_option, reason_option, run_format
 from servanda.effects import sinks_of
-from servanda.ledger import open_ledger
 from servanda.promoting.answering import named
 from servanda.promoting.writing import take_back
 
@@ -25,14 +25,14 @@ def rollback(
     run: str,
     reason: str,
     actor: str,
-    ledger: str,
+    where: str,
     webhook: tuple[str, ...],
     slack: tuple[str, ...],
     command: tuple[str, ...],
     format_: str,
 ) -> None:
     """Give all traffic of RUN back to stable and end it; its shadow stays, where it had one."""
-    with open_ledger(ledger) as store:
+    with opened(where) as store:
         story = named(store, run)
         acting(
             store,

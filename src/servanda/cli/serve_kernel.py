@@ -71,7 +71,8 @@ def serve_kernel_command(
                 "clients" + (", and anybody may misbehave it" if test_mode else ""),
                 err=True,
             )
-        engine = open_engine(found.model_copy(update={"batch_size": together}))
+        found = found.model_copy(update={"batch_size": together})
+        engine = open_engine(found)
         try:
             serve(
                 engine,
@@ -80,6 +81,9 @@ def serve_kernel_command(
                 Limits(max_batch=together, wait_s=wait_ms / 1000),
                 test_mode=test_mode,
                 ready=lambda: click.echo(f"{name} at {at}  (Ctrl-C ends it)"),
+                faulty=lambda fault: open_engine(
+                    found.model_copy(update={"fault": {**(found.fault or {}), **fault}})
+                ),
             )
         finally:
             engine.close()

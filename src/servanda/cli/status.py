@@ -7,10 +7,10 @@ import time
 
 import click
 
+from servanda.cli.ledger import opened
 from servanda.cli.options import ledger_option
 from servanda.cli.output import show
 from servanda.cli.runs import print_story, run_format
-from servanda.ledger import open_ledger
 from servanda.promoting import telling
 from servanda.promoting.answering import named
 from servanda.promoting.story import stories
@@ -20,9 +20,9 @@ from servanda.promoting.story import stories
 @click.argument("run", required=False)
 @ledger_option
 @run_format
-def status(run: str | None, ledger: str, format_: str) -> None:
+def status(run: str | None, where: str, format_: str) -> None:
     """Show where RUN stands; without a name, every run that has not ended."""
-    with open_ledger(ledger) as store:
+    with opened(where, reading=True) as store:
         if run is not None:
             print_story(named(store, run), format_)
             return

@@ -149,7 +149,8 @@ class PostgresStore:
         marks = ", ".join(["%s"] * len(COLUMNS))
         # not translated here: `writing` says whether it may have been kept
         query = f"INSERT INTO {_TABLE} VALUES ({marks})"
-        self._db.cursor().executemany(query.encode(), values)
+        for row in values:
+            self._db.execute(query.encode(), row)
 
     def faults(self) -> Iterator[str]:
         query = (
@@ -196,7 +197,9 @@ class PostgresStore:
 
     def _translated(self, error: psycopg.Error, *, writing: bool = False) -> LedgerError:
         text, state = self._said(error), error.sqlstate or ""
-        if self._db.closed or state.startswith(("57P", "08")):
+        # an error without a state is the client's own, and so is of the connection
+        own = not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        if self._db.closed or own or state.startswith(("57P", "08")):
             self._db.close()
             lost = f"the connection to {self.name} was lost"
             if not writing:

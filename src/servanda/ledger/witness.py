@@ -50,7 +50,7 @@ class Witness:
             if type(data["seq"]) is not int or type(data["hash"]) is not str:
                 raise ValueError
             return Head(data["seq"], data["hash"])
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             found = f"cannot be read: {error.strerror or error}"

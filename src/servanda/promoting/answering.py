@@ -116,7 +116,7 @@ def _decided(story: Story) -> str:
     if not looks:
         return ""
     cell = judged(looks[-1].finding.cells)[1]
-    return cell_text(cell) if cell is not None else ""
+    return cell_text(cell) if cell is not None and cell.n else ""
 
 
 def named(ledger: Ledger, text: str) -> Story:

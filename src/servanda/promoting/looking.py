@@ -67,6 +67,7 @@ def look(
     open: Open = spawn,
     watch: Watch | None = None,
     deadline: Callable[[], bool] | None = None,
+    text: str = "",
 ) -> Looked:
     """Measure what there is of a leg and was not measured yet, and judge all of it.
 
@@ -76,6 +77,7 @@ def look(
         served: files of that log, or folders of them, in the order of their names.
         now: unix seconds; what `over` of a clause counts back from.
         deadline: whether the time is over; no round starts after that.
+        text: of the contract, which the verdict on disk keeps.
 
     Raises:
         ContractError, MeasurementError, Interrupted: as `check` does.
@@ -83,7 +85,7 @@ def look(
             otherwise than it was weighed.
     """
     if not leg.live:
-        return _offline(contract, leg, root, attempt, open, watch, deadline)
+        return _offline(contract, leg, root, attempt, open, watch, deadline, text)
     described = _described(open, contract.kernels.infer, "infer")
     traffic = traffic_of(
         read_log(served),
@@ -117,7 +119,7 @@ def look(
             plan, found.key, {"coverage": _coverage(plan, found.evidence, now)}
         )
         seconds = None if resumed else time.monotonic() - began
-        circumstances = Circumstances(found.fingerprints, seconds=seconds)
+        circumstances = Circumstances(found.fingerprints, seconds, contract_text=text)
         verdict = concluded(plan, evidence, circumstances, deadline)
         if found.evidence.rounds:
             directory.finish(json.dumps(verdict.to_dict(), indent=1))
@@ -135,13 +137,14 @@ def _offline(
     open_: Open,
     watch: Watch | None,
     deadline: Callable[[], bool] | None,
+    text: str,
 ) -> Looked:
     plan = compile(contract, attempt=attempt, leg=leg)
     with opened(root, attempt=attempt) as directory:
         resumed, began = directory.begun, time.monotonic()
         found = _gathered(plan, directory, open_, watch, deadline)
         seconds = None if resumed else time.monotonic() - began
-        circumstances = Circumstances(found.fingerprints, seconds=seconds)
+        circumstances = Circumstances(found.fingerprints, seconds, contract_text=text)
         verdict = concluded(plan, found.evidence, circumstances, deadline)
         if found.evidence.rounds or found.evidence.once:
             directory.finish(json.dumps(verdict.to_dict(), indent=1))

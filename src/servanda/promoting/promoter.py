@@ -12,7 +12,7 @@ from servanda.engines.worker import spawn
 from servanda.errors import ContractError, EvidenceError, Interrupted, ServandaError
 from servanda.identity import EvidenceKey
 from servanda.ledger import Ledger, LedgerError
-from servanda.loading import load
+from servanda.loading import compile, load
 from servanda.measurement import Open, Watch
 from servanda.promoting.looking import Looked, look
 from servanda.promoting.story import Story, refreshed, stories, story_of
@@ -76,7 +76,10 @@ def promote(
         LedgerError, MeasurementError, Interrupted: as the ledger and measuring do.
     """
     contract = load(build.contract)
+    text = build.contract.read_text(encoding="utf-8-sig")
     course = course_of(contract)
+    for leg in course:  # a leg too short for its limits is said before any of them begins
+        compile(contract, leg=leg)
     if until is not None:
         _refuse_absent(contract, course, until)
     root = build.run_dir or RUNS / contract.metadata.name
@@ -95,6 +98,7 @@ def promote(
             open=open,
             watch=watch,
             deadline=deadline,
+            text=text,
         )
 
     if story is None:

@@ -52,6 +52,8 @@ def rows(story: Story) -> tuple[Row, ...]:
         if here and look is not None and look.finding.error:
             state = "not measured"
         decided = judged(_counted(look))[1] if look is not None else None
+        if decided is not None and not decided.n:
+            decided = None  # nothing was counted, and nothing decided
         groups = look.finding.groups if look is not None and not look.finding.error else None
         found.append(Row(story.leg if here else leg, state, groups, decided))
     return tuple(found)

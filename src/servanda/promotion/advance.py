@@ -139,7 +139,7 @@ def _settled(
         assert decided is not None
         return _failed(state, ": ".join(filter(None, (decided.name, decided.note)))), decided
     if outcome != "holds":
-        return _undecided(state, leg, finding, decided), decided
+        return _undecided(state, leg, finding, decided, now), decided
     if hold := _of(asked, "hold"):
         return replace(state, status="halted", why=f"a rule says hold for {hold.name}"), hold
     if leg.live and finding.groups < leg.first:
@@ -221,15 +221,24 @@ def _failed(state: State, error: str) -> State:
     return replace(state, errors=errors, status="awaiting_evidence", why=why)
 
 
-def _undecided(state: State, leg: Leg, finding: Finding, decided: Found | None) -> State:
+def _undecided(
+    state: State, leg: Leg, finding: Finding, decided: Found | None, now: float
+) -> State:
     on = f"{decided.name} is {decided.outcome}" if decided else "nothing was judged"
-    if finding.groups < leg.last or leg.if_inconclusive == "wait":
+    full = leg.stage == "full"
+    if finding.groups < leg.last or (leg.if_inconclusive == "wait" and not full):
         many = f"{finding.groups:,} of {leg.first:,} to {leg.last:,} prompt groups"
-        return replace(state, status="awaiting_evidence", why=f"{on}; {many}")
+        # a new span is not decided for a while, and the one before it held: that is no news
+        through = full and state.status == "completed"
+        status: Status = "completed" if through else "awaiting_evidence"
+        return replace(state, status=status, why=f"{on}; {many}")
     why = f"{on} at the limit of {leg.last:,} prompt groups"
     if leg.if_inconclusive == "roll_back":
         return _ended(state, "rolled_back", why)
-    return replace(state, status="halted", why=why)
+    status = "awaiting_evidence" if leg.if_inconclusive == "wait" else "halted"
+    if full:  # infer serves everybody, so somebody goes on looking, at a fresh span
+        state = replace(state, span=state.span + 1, since=now)
+    return replace(state, status=status, why=why)
 
 
 def _held(course: Sequence[Leg], state: State, leg: Leg, finding: Finding, now: float) -> State:

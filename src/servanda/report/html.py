@@ -19,6 +19,7 @@ from servanda.verdict import Verdict
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STOPPED = {
     "decided": "stopped: decided",
+    "traffic": "so far: what has arrived",
     "broken": words.GIVEN_UP,
     "size": "full size",
     "time": "out of time",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,11 +24,13 @@ from servanda.engines.server.batching import Batcher, Full
 from servanda.engines.server.chats import chat_reply
 from servanda.engines.server.failing import failed, json_reply, not_found
 from servanda.engines.server.fields import MAX_LOGPROBS
-from servanda.engines.server.misbehave import DRAWN_BY, Misbehaving, Misbehaviour
+from servanda.engines.server.misbehave import DRAWN_BY, Fault, Misbehaving, Misbehaviour
 from servanda.engines.server.replies import Head, completion_reply
 from servanda.engines.server.stream import EventStream, Gone, chunks, unless_gone
+from servanda.errors import ServandaError
 
 Handler = Callable[[Request], Awaitable[Response]]
+Faulty = Callable[[Mapping[str, Any]], Engine]  # a fault -> the served kernel with it
 _LEFT = 499  # nobody reads it
 
 
@@ -50,14 +53,27 @@ class Limits:
 
 
 class Server:
-    """An engine behind the routes."""
+    """An engine behind the routes.
 
-    def __init__(self, engine: Engine, served: str, limits: Limits, test_mode: bool) -> None:
+    Args:
+        faulty: opens the same kernel with a fault, in test mode.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        served: str,
+        limits: Limits,
+        test_mode: bool,
+        faulty: Faulty | None = None,
+    ) -> None:
         self.served, self.limits = served, limits
         room = {"max_batch": limits.max_batch, "wait_s": limits.wait_s, "places": limits.places}
         self.batcher = Batcher(engine, **room)
         self.asking = Asking(self.batcher)
         self.misbehaviour = Misbehaviour() if test_mode else None
+        self._sound, self._open_faulty, self._faulty = engine, faulty, None
+        self._one_at_a_time = asyncio.Lock()
         self._in_flight = 0
 
     def app(self) -> ASGIApp:
@@ -87,6 +103,8 @@ class Server:
             yield
         finally:
             self.batcher.close()
+            if self._faulty is not None:
+                self._faulty.close()
 
     def _guarded(self, handler: Handler) -> Handler:
         """The handler within the limits; whatever it raises is told as JSON."""
@@ -190,10 +208,34 @@ class Server:
     async def _misbehave(self, request: Request) -> Response:
         assert self.misbehaviour is not None
         if request.method == "POST":
-            self.misbehaviour.begin(await self._body(request))
+            fault = self.misbehaviour.read(await self._body(request))
+            await self._run_by(fault)
+            self.misbehaviour.begin(fault)
         elif request.method == "DELETE":
-            self.misbehaviour.end()
+            await self._run_by(None)
+            self.misbehaviour.begin(None)
         return json_reply(self.misbehaviour.about())
+
+    async def _run_by(self, fault: Fault | None) -> None:
+        """Let the batches that begin from now on be run by the sound engine, or by a faulty one.
+
+        Raises:
+            Refused: the engine cannot have this fault.
+        """
+        async with self._one_at_a_time:
+            before, self._faulty = self._faulty, None
+            if fault is not None and fault.fault is not None:
+                if self._open_faulty is None:
+                    raise Refused("this server cannot open its kernel again", "fault")
+                try:
+                    # beside the engine's thread: who is served meanwhile does not wait
+                    self._faulty = await asyncio.to_thread(self._open_faulty, fault.fault)
+                except ServandaError as error:
+                    self._faulty = before
+                    raise Refused(error.problems[0].message, "fault") from None
+            await self.batcher.run_by(self._faulty or self._sound)
+            if before is not None:
+                before.close()
 
     async def _body(self, request: Request) -> dict[str, Any]:
         most, idle_s = self.limits.body_bytes, self.limits.idle_s

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import deque
@@ -40,6 +41,7 @@ class Batcher:
         self._jobs: deque[tuple[float, Job]] = deque()
         self._calls: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
+        self._next: tuple[Any, Future[None]] | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
@@ -87,6 +89,15 @@ class Batcher:
             self._changed.notify()
         return future
 
+    async def run_by(self, engine: Any) -> None:
+        """Let another engine run what begins from now on; done once no batch of before runs."""
+        done: Future[None] = Future()
+        with self._changed:
+            self._refuse_closing()
+            self._next = (engine, done)
+            self._changed.notify()
+        await asyncio.wrap_future(done)
+
     @property
     def waiting(self) -> int:
         return len(self._jobs)
@@ -108,6 +119,8 @@ class Batcher:
         with self._changed:
             left = [job for _, job in self._jobs]
             self._jobs.clear()
+            if self._next is not None:
+                self._next[1].set_exception(MeasurementError(_ENDING))
         for job in left:
             job.tell(Failed(MeasurementError(_ENDING)))
         self._answer_calls()
@@ -136,6 +149,7 @@ class Batcher:
             with self._changed:
                 if self._closing:
                     return None
+                self._change_engine()
                 found = self._alike()
                 left_s = None
                 if found:
@@ -146,6 +160,12 @@ class Batcher:
                         return found
                 if not self._calls:
                     self._changed.wait(left_s)
+
+    def _change_engine(self) -> None:
+        if self._next is not None:
+            self.runner.engine, done = self._next
+            self._next = None
+            done.set_result(None)
 
     def _alike(self) -> list[Job]:
         """The oldest job and those that may run with it; no sequence number is twice in a batch."""

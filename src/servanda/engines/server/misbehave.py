@@ -1,7 +1,8 @@
 # A server that fails on purpose: faults of the transport, for tests of clients.
 #
-# Only in test mode.  A fault strikes a seeded share of the requests for completions; what an
-# engine gets wrong is the `fault=` of its kernel, and no business of the transport.
+# Only in test mode.  A fault strikes a seeded share of the requests for completions.  What an
+# engine gets wrong from its start is the `fault=` of its kernel; `kernel` lets it go wrong later,
+# as a build does that was sound when it was described.
 
 from __future__ import annotations
 
@@ -10,13 +11,15 @@ import json
 from collections.abc import MutableMapping
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from servanda.engines.server.ask import Refused
 from servanda.sampling import uniforms
 
-Kind = Literal["hang", "drop", "status", "garble", "cut", "short", "slow", "other_sampling"]
+Kind = Literal[
+    "hang", "drop", "status", "garble", "cut", "short", "slow", "other_sampling", "kernel"
+]
 DRAWN_BY = "servanda.drawn_by"  # in the scope of a request that is drawn otherwise than it says
 _STRUCK = ("/v1/completions", "/v1/chat/completions")
 
@@ -27,7 +30,9 @@ class Fault(BaseModel):
     hang: no answer ever.  drop: the connection is closed without one.  status: an error.
     garble: the body is no JSON.  cut: the connection is closed in mid-answer.  short: the last
     token is missing.  slow: the answer comes late.  other_sampling: tokens are drawn with
-    `temperature` or `top_p`, and the declared distribution is reported.
+    `temperature` or `top_p`, and the declared distribution is reported.  kernel: every batch
+    that begins from now on is run by the same kernel with `fault` of the catalogue in it, and
+    the server says of itself what it said before.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
@@ -39,6 +44,15 @@ class Fault(BaseModel):
     seconds: float = Field(1.0, ge=0, le=3600)
     temperature: float | None = Field(None, ge=0.01, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
+    fault: dict[str, Any] | None = Field(None, min_length=1, max_length=1)
+
+    @model_validator(mode="after")
+    def _of_a_kernel(self) -> Fault:
+        if (self.kind == "kernel") != (self.fault is not None):
+            raise ValueError("kind kernel has a fault of the catalogue, and no other kind has one")
+        if self.kind == "kernel" and self.share != 1:
+            raise ValueError("a kernel is at fault for all requests: leave out share")
+        return self
 
     @property
     def change(self) -> dict[str, float]:
@@ -54,22 +68,24 @@ class Misbehaviour:
         self.fault: Fault | None = None
         self.asked = self.struck = 0
 
-    def begin(self, body: dict[str, Any]) -> None:
-        """Counts requests anew, so that the same share strikes the same ones.
+    def read(self, body: dict[str, Any]) -> Fault:
+        """A fault as it is asked for.
 
         Raises:
             Refused: no such fault.
         """
         try:
-            self.fault = Fault.model_validate(body)
+            return Fault.model_validate(body)
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
-            raise Refused(f"{name}: {first['msg']}; kinds: {get_args(Kind)}", name) from None
-        self.asked = self.struck = 0
+            said = f"{name}: {first['msg']}" if name else first["msg"]
+            raise Refused(f"{said}; kinds: {get_args(Kind)}", name or None) from None
 
-    def end(self) -> None:
-        self.fault = None
+    def begin(self, fault: Fault | None) -> None:
+        """Counts requests anew, so that the same share strikes the same ones; None: it ends."""
+        self.fault = fault
+        self.asked = self.struck = 0
 
     def about(self) -> dict[str, Any]:
         on = self.fault.model_dump(exclude_none=True) if self.fault else None
@@ -114,7 +130,7 @@ class Misbehaving:
             await asyncio.sleep(fault.seconds)
         if fault.kind == "other_sampling":
             scope[DRAWN_BY] = fault.change
-        if fault.kind in ("slow", "other_sampling"):
+        if fault.kind in ("slow", "other_sampling", "kernel"):
             return await self._app(scope, receive, send)
         if fault.kind == "cut":
             return await self._cut(scope, receive, send)

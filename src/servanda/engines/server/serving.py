@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from servanda.engines.base import Engine
-from servanda.engines.server.app import Limits, Server
+from servanda.engines.server.app import Faulty, Limits, Server
 from servanda.errors import MeasurementError
 
 _GRACE_S = 3  # what requests under way have left, once the server is told to end
@@ -82,12 +82,14 @@ def serve(
     *,
     test_mode: bool,
     ready: Callable[[], None],
+    faulty: Faulty | None = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; requests under way have a moment to end.
 
     Args:
         served: what clients call the model.
         ready: called once requests are taken.
+        faulty: opens the same kernel with a fault, in test mode.
 
     Raises:
         MeasurementError: another server listens there by now.
@@ -96,7 +98,7 @@ def serve(
         taken.listen()  # two that were bound while neither listened meet here
     except OSError as error:
         raise _taken_already(address(*taken.getsockname()[:2]), error) from None
-    server = Server(engine, served, limits, test_mode)
+    server = Server(engine, served, limits, test_mode, faulty)
     config = uvicorn.Config(
         _ends_quietly(server.app()),
         log_level="warning",

@@ -1,0 +1,144 @@
+# `servanda ledger`: what was decided, whether anybody changed it, and a copy for elsewhere.
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import click
+
+from servanda.cli.options import ledger_option
+from servanda.cli.output import clear, show
+from servanda.errors import MeasurementError
+from servanda.ledger import ChainedLedger, Entry, export, open_ledger, verify_at
+from servanda.ledger.sealing import line
+from servanda.promoting.story import disagreements
+
+_LONGEST = 60  # letters of what an entry says, in a table
+_SAYING = ("why", "text", "reason")  # parts of a body, or of the state in it, that are for people
+_HEAD = ("seq", "time (UTC)", "run", "kind", "actor", "what", "hash")
+
+
+@click.group()
+def ledger() -> None:
+    """Show, verify or export the record of decisions.
+
+    Whoever set SERVANDA_LEDGER_KEY when the ledger was begun sets it here too.
+    """
+
+
+@ledger.command("show")
+@click.option("--run", metavar="NAME", help="Only entries of this run.")
+@ledger_option
+@click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text")
+def show_command(run: str | None, where: str, format_: str) -> None:
+    """Print the entries, oldest first.
+
+    JSON is one entry a line, as of an export.
+    """
+    with opened(where, reading=True) as found:
+        entries = [*found.entries(run)]
+        runs = found.runs()
+    if run is not None and run not in runs:
+        known = ", ".join(runs) or "none"
+        raise click.BadParameter(f"no run is named {run!r}; there are: {known}")
+    if format_ == "json":
+        show("\n".join(map(line, entries)))
+    else:
+        show(_table([_HEAD, *map(_row, entries)]))
+
+
+@ledger.command("verify")
+@ledger_option
+def verify_command(where: str) -> None:
+    """Name every entry that was changed, or that does not follow from those before it.
+
+    Exits 0 where there is none, else 1.
+    """
+    found = verify_at(where, key=key())
+    said = [*map(str, found.problems)]
+    if found.sound:  # what was not changed may still tell what never happened
+        with opened(where, reading=True) as store:
+            said += [problem.message for problem in disagreements(store)]
+    for problem in said:
+        show(f"✗ {problem}")
+    entries = "1 entry" if found.entries == 1 else f"{found.entries} entries"
+    if not said:
+        show(f"✓ {entries}, head {found.head}")
+        return
+    problems = "1 problem" if len(said) == 1 else f"{len(said)} problems"
+    show(f"{problems}; {entries} could be read")
+    sys.exit(1)
+
+
+@ledger.command("export")
+@ledger_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write to FILE instead of printing; one that ends in .jsonl can be given as --ledger.",
+)
+def export_command(where: str, output: Path | None) -> None:
+    """Write every entry as a line of JSON.
+
+    The file can be verified by itself.
+    """
+    with opened(where, reading=True) as found:
+        if output is None:
+            show("\n".join(map(line, found.entries())))
+            return
+        clear(output)
+        part = output.with_name(f".{output.name}.{os.getpid()}")
+        try:
+            with part.open("w", encoding="ascii") as file:
+                count = export(found, file)
+            part.replace(output)
+        except OSError as error:
+            message = f"{output} cannot be written: {error.strerror or error}"
+            raise MeasurementError(message, hint="name another file") from None
+        finally:
+            part.unlink(missing_ok=True)
+    click.echo(f"exported {count} to {output}", err=True)
+
+
+def opened(where: str, *, reading: bool = False) -> ChainedLedger:
+    """The ledger that --ledger names, with the key of the environment."""
+    return open_ledger(where, key=key(), reading=reading)
+
+
+def key() -> bytes:
+    """SERVANDA_LEDGER_KEY; empty where nobody set one."""
+    return os.environ.get("SERVANDA_LEDGER_KEY", "").encode()
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    told = (entry.run, entry.kind, entry.actor, _what(entry), entry.hash[:8])
+    return (str(entry.seq), _time(entry.at), *told)
+
+
+def _time(at: float) -> str:
+    try:
+        return datetime.fromtimestamp(at, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return f"{at:g}"  # beyond the calendar
+
+
+def _what(entry: Entry) -> str:
+    """What an entry says, in one short line; whose kinds they are is not known here."""
+    state = entry.body.get("state")
+    places = (entry.body, state if isinstance(state, dict) else {})
+    said = (place.get(name) for place in places for name in _SAYING)
+    text = next((text for text in said if text and isinstance(text, str)), ", ".join(entry.body))
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
