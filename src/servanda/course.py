@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -59,6 +60,19 @@ class Leg:
     def live(self) -> bool:
         """Whether its tokens come from traffic."""
         return self.stage != "offline"
+
+    @property
+    def traffic(self) -> str:
+        """What infer is given, in words."""
+        if self.mirror:
+            return f"{100 * self.mirror:.3g} % mirrored"
+        return f"{100 * self.share:.3g} %" if self.share else "none"
+
+    @property
+    def requests(self) -> int | None:
+        """Of users, that the first look takes about; None offline."""
+        scored = max(self.share, self.mirror) * self.sample
+        return math.ceil(self.first / scored) if scored else None
 
     @property
     def following(self) -> Leg:
