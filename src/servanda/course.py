@@ -14,7 +14,7 @@ from servanda.contract import STAGES, Contract, Stage, StageRule
 
 MIRRORED = 0.05  # of the traffic, where a shadow says no share
 FIRST_STEP = 0.05  # of the traffic, where a canary says no steps
-SAMPLED = 0.01  # of the requests that infer serves, where a stage says no sample
+SAMPLED = 0.01  # of the requests that infer serves in full, where it says no sample
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _legs(stage: Stage, rule: StageRule | None) -> list[Leg]:
         stage,
         share=1.0 if stage == "full" else 0.0,
         mirror=(rule.share or MIRRORED) if stage == "shadow" else 0.0,
-        sample=rule.sample or (SAMPLED if stage in ("canary", "full") else 1.0),
+        sample=rule.sample or (SAMPLED if stage == "full" else 1.0),
         first=first,
         last=last,
         dwell_s=rule.dwell or 0.0,
