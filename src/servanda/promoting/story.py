@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,7 @@ from servanda.promotion import (
     advance,
     approve,
     begin,
+    beginning_of,
     leg_of,
     override,
     roll_back,
@@ -70,8 +72,9 @@ def story_of(ledger: Ledger, run: str) -> Story | None:
     Raises:
         LedgerError: an entry does not follow from those before it, or cannot be read.
     """
-    entries = tuple(ledger.entries(run))
-    return retold(entries) if entries else None
+    entries = ledger.entries(run)
+    first = next(entries, None)
+    return retold(itertools.chain([first], entries)) if first is not None else None
 
 
 def refreshed(ledger: Ledger, story: Story) -> Story:
@@ -79,12 +82,18 @@ def refreshed(ledger: Ledger, story: Story) -> Story:
     return retold(ledger.entries(story.run, since=story.seq), story)
 
 
-def stories(ledger: Ledger) -> Iterator[Story]:
-    """Every run of a ledger, in the order in which they were opened."""
+def stories(ledger: Ledger, *, beginning: str = "") -> Iterator[Story]:
+    """The runs whose names begin with a text, in the order in which they were opened."""
     for run in ledger.runs():
-        found = story_of(ledger, run)
+        found = story_of(ledger, run) if run.startswith(beginning) else None
         if found is not None:
             yield found
+
+
+def stories_of(ledger: Ledger, contract: str) -> tuple[Story, ...]:
+    """The runs of every version of a contract, by its name; no other run is read."""
+    found = stories(ledger, beginning=beginning_of(contract))
+    return tuple(story for story in found if story.opened["contract"]["name"] == contract)
 
 
 def disagreements(ledger: Ledger) -> tuple[Problem, ...]:
@@ -107,15 +116,16 @@ def retold(entries: Iterable[Entry], story: Story | None = None) -> Story:
     Raises:
         LedgerError: an entry does not follow from those before it, or cannot be read.
     """
+    looks = [*story.looks] if story is not None else []
     for entry in entries:
         try:
-            story = replace(_next(story, entry), last=entry.n, seq=entry.seq)
+            story = _next(story, entry, looks)
         except (EvidenceError, KeyError, TypeError, ValueError, AttributeError) as error:
             said = str(error).split("\n", 1)[0]
             raise _refused(entry, f"cannot be told again: {said or type(error).__name__}") from None
     if story is None:
         raise LedgerError("a run without entries has no story")
-    return story
+    return replace(story, looks=tuple(looks))
 
 
 def kept(moved: Moved) -> dict[str, Any]:
@@ -126,7 +136,8 @@ def kept(moved: Moved) -> dict[str, Any]:
     return {"why": state.why, "state": said, "effects": to_plain(effects)}
 
 
-def _next(story: Story | None, entry: Entry) -> Story:
+def _next(story: Story | None, entry: Entry, looks: list[Look]) -> Story:
+    """The story after an entry, but for its looks: those are appended to."""
     body = entry.body
     if story is None:
         if entry.kind != "opened":
@@ -135,22 +146,21 @@ def _next(story: Story | None, entry: Entry) -> Story:
         key = from_plain(EvidenceKey, body["key"])
         moved = begin(entry.run, key, course, now=entry.at)
         _compare(entry, moved)
-        return Story(entry.run, body, course, moved[0])
+        return Story(entry.run, body, course, moved[0], last=entry.n, seq=entry.seq)
     if entry.kind == TOLD:
-        return story
-    moved = _again(story, entry)
+        return replace(story, last=entry.n, seq=entry.seq)
+    finding = from_plain(Finding, body["finding"]) if entry.kind == "looked" else None
+    moved = _again(story, entry, finding)
     _compare(entry, moved)
-    looks = story.looks
-    if entry.kind == "looked":
-        look = Look(entry.at, story.leg, finding_in(body), moved[0])
-        looks = (*looks, look)
-    return replace(story, state=moved[0], looks=looks)
+    if finding is not None:
+        looks.append(Look(entry.at, story.leg, finding, moved[0]))
+    return replace(story, state=moved[0], last=entry.n, seq=entry.seq)
 
 
-def _again(story: Story, entry: Entry) -> Moved:
+def _again(story: Story, entry: Entry, finding: Finding | None) -> Moved:
     body, course, state = entry.body, story.course, story.state
-    if entry.kind == "looked":
-        return advance(course, state, finding_in(body), now=entry.at)
+    if finding is not None:
+        return advance(course, state, finding, now=entry.at)
     signed = {"actor": entry.actor, "now": entry.at}
     if entry.kind == "approved":
         return approve(course, state, reason=body["reason"], **signed)
@@ -159,10 +169,6 @@ def _again(story: Story, entry: Entry) -> Moved:
     if entry.kind == "overrode":
         return override(course, state, from_plain(Override, body["override"]), now=entry.at)
     raise _refused(entry, f"is of a kind that nobody knows, {entry.kind!r}")
-
-
-def finding_in(body: Mapping[str, Any]) -> Finding:
-    return from_plain(Finding, body["finding"])
 
 
 def _compare(entry: Entry, moved: Moved) -> None:
@@ -188,10 +194,10 @@ __all__ = [
     "Look",
     "Story",
     "disagreements",
-    "finding_in",
     "kept",
     "refreshed",
     "retold",
     "stories",
+    "stories_of",
     "story_of",
 ]
