@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from servanda import __version__
 from servanda.course import Leg
 from servanda.errors import EvidenceError, Problem
 from servanda.identity import EvidenceKey
@@ -31,6 +32,8 @@ from servanda.promotion import (
 )
 
 TOLD = "told"  # an effect that was delivered: it changes nothing
+_WORDS = {"why", "asked"}  # parts of a state that are texts for people
+_ROUTED = ("share", "mirror", "sample", "status", "leg", "to")  # what programs read of an effect
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,8 @@ def kept(moved: Moved) -> dict[str, Any]:
     state, effects = moved
     said = to_plain(state)
     del said["key"]
-    return {"why": state.why, "state": said, "effects": to_plain(effects)}
+    told = to_plain(effects)
+    return {"why": state.why, "state": said, "effects": told, "servanda": __version__}
 
 
 def _next(story: Story | None, entry: Entry, looks: list[Look]) -> Story:
@@ -172,20 +176,37 @@ def _again(story: Story, entry: Entry, finding: Finding | None) -> Moved:
 
 
 def _compare(entry: Entry, moved: Moved) -> None:
-    said = {name: entry.body.get(name) for name in ("why", "state", "effects")}
-    follows = kept(moved)
-    if said != follows:
-        names = [name for name in follows if said[name] != follows[name]]
+    """Hold what an entry says of where the run stands against what follows.
+
+    Of what another version wrote only what was decided counts: its words may be others.
+    """
+    said, follows = entry.body, kept(moved)
+    if said.get("servanda") != __version__:
+        said, follows = _decided(said, follows), _decided(follows, said)
+    names = [name for name in follows if said.get(name) != follows[name]]
+    if names:
         raise _refused(
             entry, f"says another {' and '.join(names)} than follow from the entries before it"
         )
 
 
+def _decided(body: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """What an entry says without its words, as far as the other one says it too."""
+    known = {*other["state"]} - _WORDS
+    state = {name: value for name, value in body["state"].items() if name in known}
+    effects = [
+        (one["kind"], one["key"], *(one["body"].get(name) for name in _ROUTED))
+        for one in body["effects"]
+    ]
+    return {"state": state, "effects": effects}
+
+
 def _refused(entry: Entry, what: str) -> LedgerError:
+    wrote = entry.body.get("servanda", "which it does not say")
     return LedgerError(
         f"entry {entry.seq} (number {entry.n} of run {entry.run}) {what}",
-        hint="the ledger was edited, or another version of servanda wrote it; "
-        "servanda ledger verify says more",
+        hint="the ledger was edited, or another version decides otherwise: it was written by "
+        f"servanda {wrote}, and this is {__version__}",
     )
 
 
