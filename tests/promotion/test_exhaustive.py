@@ -87,7 +87,8 @@ def canonical(state, dwell, valid):
 def edges(course, state):
     """(name, finding or None, the state after, the effects) of everything that can happen."""
     leg = leg_of(course, state)
-    for tick in TICKS:
+    # what does not expire sees no difference between a little time and none
+    for tick in TICKS if leg.valid_for_s else TICKS[::2]:
         now = state.seen + tick
         for name, look in looks(leg):
             yield name, look, *advance(course, state, look, now=now)
@@ -135,6 +136,8 @@ def courses():
             continue  # nobody is asked after the last leg
         if expires and (len(legs) + asks > 2 or undecided != "hold"):
             continue  # what can expire is dear to explore, and the same on every leg
+        if len(legs) == 3 and undecided != "hold":
+            continue  # four legs have three among them
         # the dwell where it meets what can expire, so that the rest stays small
         dwell = DWELL if expires else 0.0
         course = [
