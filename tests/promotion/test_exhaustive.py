@@ -227,8 +227,9 @@ def step_is_allowed(course, state, name, look, after):
 
 def effects_tell_it(course, state, after, effects):
     kinds = [e.kind for e in effects if e.kind != "page"]
+    was, there = (leg_of(course, one).name for one in (state, after))
     before, now = route_of(course, state), route_of(course, after)
-    assert kinds.count("route") == int(before != now)
+    assert kinds.count("route") == int((was, before) != (there, now))
     for effect in effects:
         assert effect.key.startswith(f"run:{after.turn}:")
         assert {n: effect.body[n] for n in now} == now
