@@ -65,7 +65,7 @@ def test_the_next_move_is_a_command_that_there_is(ledger):
     assert lines(full)[-1] == "  next: servanda promote again"
 
     through = look_at(ledger, full, finding("full-1"), actor=ACTOR, now=1003.0)
-    assert lines(through)[-2] == "COMPLETED: everything holds in full"
+    assert lines(through)[-2] == "COMPLETED: everything holds on full-1"
     assert lines(through)[-1].startswith("  next: servanda promote --every 5m keeps looking")
 
     back = take_back(ledger, through, actor=ACTOR, reason="enough", now=1004.0)
@@ -103,6 +103,15 @@ def test_a_measurement_that_failed_has_no_numbers(ledger):
 
     assert (row.state, row.groups, row.decided) == ("not measured", None, None)
     assert lines(story)[-2] == ("AWAITING EVIDENCE on shadow: measuring failed: the server is gone")
+
+
+def test_a_limit_from_below_is_shown_as_one(ledger):
+    few = cell(
+        "inconclusive", clause="coverage", value=0.02, low=None, high=None, limit=0.1, at_least=True
+    )
+    story = looked(ledger, "shadow", replace(finding("shadow"), cells=(cell(), few)))
+
+    assert "coverage on all  0.0200              at least 0.1000  900 tokens" in lines(story)[3]
 
 
 def test_overrides_are_shown_while_they_last(ledger):
