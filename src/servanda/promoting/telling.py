@@ -185,6 +185,10 @@ def _waived(story: Story, now: float) -> list[str]:
 
 def _next(story: Story) -> list[str]:
     run, leg, status = story.run, story.leg, story.state.status
+    if story.state.errors and not story.state.ended:
+        once = "servanda promote again, once what failed is mended"
+        halted = [f"servanda rollback {run} --reason TEXT"] if status == "halted" else []
+        return [once, *halted]
     if status == "awaiting_approval":
         return [f"servanda approve {run} --reason TEXT"]
     if status == "running":
