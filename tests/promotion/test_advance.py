@@ -484,7 +484,9 @@ def test_the_cell_that_decides_is_the_one_nearest_to_its_limit():
 
 def test_a_limit_from_below_is_near_where_little_is_above_it():
     upper = cell(high=0.02, limit=0.05)
-    ample = replace(upper, clause="ample", value=50.0, low=45.0, high=60.0, limit=9.0, at_least=True)
+    ample = replace(
+        upper, clause="ample", value=50.0, low=45.0, high=60.0, limit=9.0, at_least=True
+    )
     scarce = replace(ample, clause="scarce", low=9.1)
     sampled = replace(upper, clause="coverage", value=0.01, low=None, high=None, at_least=True)
     none = replace(sampled, clause="none", value=0.0)

@@ -32,6 +32,8 @@ from servanda.rundir import RunDirectory, opened
 from servanda.traffic import Traffic, traffic_of
 from servanda.verdict import Circumstances, Verdict
 
+_NAMED = 3  # runs that a log has instead of the one that is asked for
+
 
 @dataclass(frozen=True)
 class Looked:
@@ -87,8 +89,9 @@ def look(
     if not leg.live:
         return _offline(contract, leg, root, attempt, open, watch, deadline, text)
     described = _described(open, contract.kernels.infer, "infer")
+    requests = read_log(served)
     traffic = traffic_of(
-        read_log(served),
+        requests,
         contract,
         run=run,
         leg=leg.name,
@@ -124,9 +127,10 @@ def look(
         if found.evidence.rounds:
             directory.finish(json.dumps(verdict.to_dict(), indent=1))
     key = _as_offline(found.key, offline, before, compile(contract, attempt=attempt).reward)
-    return Looked(
-        verdict, plan, key, _groups(plan, evidence), _waiting(plan, evidence), traffic.outside
-    )
+    waiting = _waiting(plan, evidence)
+    if others := sorted({f"{r.run} on {r.leg}" for r in requests} if not traffic.launched else ()):
+        waiting += f", but those of {', '.join(others[:_NAMED])}"
+    return Looked(verdict, plan, key, _groups(plan, evidence), waiting, traffic.outside)
 
 
 def _offline(
