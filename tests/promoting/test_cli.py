@@ -8,7 +8,6 @@ from servanda.cli.main import main
 from servanda.ledger import open_ledger
 from servanda.promoting.story import stories
 from tests import kit, serving
-from tests.promoting.histories import cell, finding, look_at, opened
 from tests.promoting.test_promoter import STAGES
 
 
@@ -60,8 +59,8 @@ def test_a_log_of_another_run_and_requests_that_are_no_evidence_are_counted(buil
     code, out, err = call("promote", build, "--quiet", "--served", "served.jsonl")
     assert (code, err) == (
         3,
-        f"  waiting: the log has no request of run '{run}' on shadow yet, "
-        "but those of another on shadow\n",
+        f"  waiting: the log has no request of run '{run}' on shadow yet; "
+        "its last one is of run 'another' on shadow\n",
     )
 
     odd = serving.rows(build, "shadow", 4, run=run)

@@ -97,6 +97,8 @@ def promote(
             if not quiet and not sys.stderr.isatty():
                 leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
                 click.echo(f"{leg}: {step.story.state.why}", err=True)
+                for what in missing if every is not None else ():
+                    click.echo(f"  {what}", err=True)
 
         build = Build(contract, run_dir, served, fresh)
         while True:

@@ -32,8 +32,6 @@ from servanda.rundir import RunDirectory, opened
 from servanda.traffic import Traffic, traffic_of
 from servanda.verdict import Circumstances, Verdict
 
-_NAMED = 3  # runs that a log has instead of the one that is asked for
-
 
 @dataclass(frozen=True)
 class Looked:
@@ -128,8 +126,8 @@ def look(
             directory.finish(json.dumps(verdict.to_dict(), indent=1))
     key = _as_offline(found.key, offline, before, compile(contract, attempt=attempt).reward)
     waiting = _waiting(plan, evidence)
-    if others := sorted({f"{r.run} on {r.leg}" for r in requests} if not traffic.launched else ()):
-        waiting += f", but those of {', '.join(others[:_NAMED])}"
+    if requests and not traffic.launched:
+        waiting += f"; its last one is of run {requests[-1].run!r} on {requests[-1].leg}"
     return Looked(verdict, plan, key, _groups(plan, evidence), waiting, traffic.outside)
 
 
