@@ -8,9 +8,10 @@ from servanda.engines import open_engine
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.ledger import open_ledger, verify
 from servanda.promoting.promoter import Build, promote
-from servanda.promoting.story import disagreements
+from servanda.promoting.story import disagreements, story_of
 from servanda.promoting.writing import say_yes, take_back
 from servanda.run import in_process
+from servanda.rundir import Busy, opened
 from tests import kit, serving
 from tests.promoting.histories import ACTOR
 
@@ -258,6 +259,15 @@ def test_measuring_that_fails_moves_nothing_and_halts_at_the_third_time(site):
     assert site.promote().leg.name == "canary-2"
 
 
+def test_a_second_promoter_is_refused_and_what_the_first_measures_has_not_failed(site):
+    story = site.reach("shadow")
+
+    with opened(site.folder / "run" / "shadow", attempt=1), pytest.raises(Busy, match="another"):
+        site.promote()
+
+    assert story_of(site.ledger, story.run) == story
+
+
 def test_a_run_that_a_person_took_back_meanwhile_is_not_moved(site):
     story = site.reach("shadow")
     site.serve(story, "shadow")
@@ -283,7 +293,7 @@ def test_a_log_that_lacks_a_request_is_no_evidence(site):
     story = site.promote()
 
     assert story.state.status == "awaiting_evidence"
-    assert "measuring failed: " in story.state.why
+    assert f"measuring failed: {site.folder / 'served.jsonl'}:101:1: " in story.state.why
 
 
 def test_rows_of_another_run_are_not_counted(site):
