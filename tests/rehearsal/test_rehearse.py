@@ -135,12 +135,13 @@ def test_limits_relative_to_noise_and_to_stable_take_series_of_their_own(tmp_pat
             )
         ]
     )
-    slices = "stable: {engine: table, model: q.json}"
     good = 'self_noise: "gap(0.05)x1900"\nstable: "gap(0.05)x1900"'
     text = case('"gap(0.05)x1900"', "{cells: {n: holds, s: holds}}", more=good)
     text += case('"gap(0.4)x1900"', "{cells: {n: violated, s: violated}}", name="b", more=good)
     text += case('"gap(0.05)x1900"', "{cells: {n: inconclusive, s: inconclusive}}", name="c")
-    found = rehearsed(tmp_path, text, more=more, slices=slices, limit=0.3, claim="realised")
+    found = rehearsed(
+        tmp_path, text, more=more, slices="", stable="q.json", limit=0.3, claim="realised"
+    )
     assert found.passed
     assert found.cases[2].not_given == (
         'n: write self_noise: "gap(0.001)x6000"',
@@ -225,7 +226,6 @@ def test_silence_is_not_success(tmp_path):
 
 
 RULES = """\
-stable: {engine: table, model: q.json}
 slices: [{name: first, split: labels.first}]
 escalation:
   - {when: {clause: tv, is: violated}, do: [{divert: slice}, {page: oncall}]}
