@@ -54,7 +54,8 @@ class Command:
     @property
     def slow(self):
         quick = {"--no-probe", "list", "--help", "-h"} & {*self.words}
-        return self.ours and self.words[1] in SLOW_VERBS and not quick
+        measures = self.words[1] in SLOW_VERBS or "--mutate" in self.words
+        return self.ours and measures and not quick
 
     @property
     def expected_code(self):

@@ -73,13 +73,18 @@ SHARP = f"""\
   - name: one letter has more than may be
     traffic: {{first=a: "-0.155x1600", rest: "0.01x1600"}}
     expect:
-      - {{after: 480, verdict: violated, cells: {{"letter on first=a": violated, tv: inconclusive}}}}
+      - after: 480
+        verdict: violated
+        cells: {{"letter on first=a": violated, tv: inconclusive}}
   - name: few tokens lie beyond
     traffic: "{often(7, 0.5, 100, 16)}"
     expect: [{{verdict: holds, cells: {{tail: holds}}}}]
   - name: too many tokens lie beyond
     traffic: "{often(15, 0.5, 100, 16)}"
-    expect: [{{verdict: violated, cells: {{tail: violated, tv: holds}}, actions: [{{page: oncall}}, hold]}}]
+    expect:
+      - verdict: violated
+        cells: {{tail: violated, tv: holds}}
+        actions: [{{page: oncall}}, hold]
   - name: many tokens lie within by little
     traffic: "0.2x1600"
     expect: [{{verdict: holds}}]

@@ -10,7 +10,9 @@ from servanda.mutation import mutate
 from tests.faults.test_catalogue import ON_TABLES
 from tests.mutation import made
 
-LOOSE = made.CONTRACT.replace("at_most: 0.05", "at_most: 0.9").replace("at_most: 0.1", "at_most: 0.9")
+LOOSE = made.CONTRACT.replace("at_most: 0.05", "at_most: 0.9").replace(
+    "at_most: 0.1", "at_most: 0.9"
+)
 LOOSE = LOOSE.replace("at_most: 0.3", "at_most: 15")
 
 
@@ -102,9 +104,7 @@ def test_a_contract_that_catches_nothing_is_toothless_by_name(tmp_path):
 def test_a_contract_may_be_toothless_for_limits_and_not_for_faults(tmp_path):
     tests = made.written(tmp_path, cases=made.GOOD)
 
-    found = mutate(
-        tests[0].contract, tests, faults=["off_by_one_shift"], open=run.in_process
-    )
+    found = mutate(tests[0].contract, tests, faults=["off_by_one_shift"], open=run.in_process)
 
     assert (found.toothless, found.wholly_toothless, found.exit_code()) == (("limits",), False, 0)
     assert "TOOTHLESS for limits, not for faults: no case notices" in str(found)
@@ -152,8 +152,9 @@ def test_a_contract_below_the_floor_is_unsatisfiable_by_name(tmp_path):
     failing = {f.cell: f for f in found.itself.failing}
     assert failing["tv on all"].where.line == 15
     assert "limit 0.05; the limit is below the floor" in failing["tv on all"].why
-    assert "UNSATISFIABLE: a kernel that is right does not pass: table p.json against itself" in str(
-        found
+    assert (
+        "UNSATISFIABLE: a kernel that is right does not pass: table p.json against itself"
+        in str(found)
     )
 
 
@@ -204,9 +205,7 @@ def test_a_recording_cannot_be_its_own_candidate(tmp_path):
     def open_(kernel, side):
         return run.in_process(kernel.model_copy(update={"engine": "table"}), side)
 
-    found = faults_of(
-        contract.model_copy(update={"kernels": kernels}), "permuted_ids", open=open_
-    )
+    found = faults_of(contract.model_copy(update={"kernels": kernels}), "permuted_ids", open=open_)
 
     assert found.itself is None and found.own.holds
     assert found.conforming is found.own

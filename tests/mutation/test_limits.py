@@ -113,7 +113,9 @@ def test_limits_that_are_fifty_times_too_loose_are_toothless_by_name(tmp_path):
         "metric: abs_log_ratio_nats, aggregate: p90, at_most: 0.3",
     ):
         contract = contract.replace(limit, loose)
-    cases = '  - {name: a good kernel passes, traffic: "gap(0.01)x400", expect: [{verdict: holds}]}\n'
+    cases = (
+        '  - {name: a good kernel passes, traffic: "gap(0.01)x400", expect: [{verdict: holds}]}\n'
+    )
 
     found = limits_of(made.written(tmp_path, cases=cases, contract=contract))
 
@@ -149,7 +151,7 @@ def test_the_limit_of_a_clause_that_is_judged_nowhere_is_equivalent(tmp_path):
 
     assert tried.mark == "equivalent"
     assert tried.why == (
-        "live is not judged at offline: this version cannot judge 'rescored_ratio'"
+        "live is not judged at offline: nothing is served offline: it speaks of traffic"
     )
 
 
@@ -174,15 +176,16 @@ def test_a_limit_that_the_sizes_cannot_certify_is_refused_before_any_test(tmp_pa
     tried = mark_of(tmp_path, contract, "letter.at_most 0.05")
 
     assert tried.mark == "refused"
-    assert "clause 'letter' cannot hold on slice 'first=a': even identical kernels would need" in tried.why
+    assert (
+        "clause 'letter' cannot hold on slice 'first=a': even identical kernels would need"
+        in tried.why
+    )
 
 
 def test_the_time_that_is_over_leaves_mutants_open(tmp_path):
     left = iter([False, False, True])
 
-    found = limits_of(
-        made.written(tmp_path, cases=made.GOOD), deadline=lambda: next(left, True)
-    )
+    found = limits_of(made.written(tmp_path, cases=made.GOOD), deadline=lambda: next(left, True))
 
     assert [t.mark == "open" for t in found.limits].count(False) == 2
     assert (found.stopped, found.toothless) == ("time", ())

@@ -65,7 +65,7 @@ def test_the_next_move_is_a_command_that_there_is(ledger):
     assert lines(full)[-1] == "  next: servanda promote again"
 
     through = look_at(ledger, full, finding("full-1"), actor=ACTOR, now=1003.0)
-    assert lines(through)[-2] == "COMPLETED: everything holds in full"
+    assert lines(through)[-2] == "COMPLETED: everything holds on full-1"
     assert lines(through)[-1].startswith("  next: servanda promote --every 5m keeps looking")
 
     back = take_back(ledger, through, actor=ACTOR, reason="enough", now=1004.0)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_args
 
 from servanda.clauses import Cell, Later, NotHere
-from servanda.contract import STAGES, Contract, Stage
+from servanda.contract import STAGES, Contract
 from servanda.corpus import Corpus
+from servanda.course import course_of
 from servanda.mutation.asking import written
 from servanda.mutation.mutants import Mutant
 from servanda.plan import draft
@@ -45,11 +45,11 @@ def _added_again(
     mutant: Mutant, contract: Contract, corpora: Mapping[str, Corpus], golden: Corpus | None
 ) -> str:
     """A guard that is only shown, and that every plan adds where none is enforced."""
-    for stage in _stages(contract):
+    for leg in course_of(contract):
         before, after = (
             [
                 _judged(cell)
-                for cell in draft(v, corpora, golden, stage=stage)[0].cells
+                for cell in draft(v, corpora, golden, leg=leg)[0].cells
                 if cell.clause.enforced
             ]
             for v in (contract, mutant.contract)
@@ -69,11 +69,11 @@ def _judged(cell: Cell) -> tuple[object, ...]:
 def _never_judged(
     mutant: Mutant, contract: Contract, corpora: Mapping[str, Corpus], golden: Corpus | None
 ) -> str:
-    """At every stage there is, its cells are of kinds that look at no limit, before and after."""
+    """On every leg its cells are of kinds that look at no limit, before and after."""
     reasons: list[str] = []
-    for stage in _stages(contract):
+    for leg in course_of(contract):
         for version in (contract, mutant.contract):
-            plan, _ = draft(version, corpora, golden, stage=stage)
+            plan, _ = draft(version, corpora, golden, leg=leg)
             own = [cell for cell in plan.cells if cell.clause.id == mutant.clause]
             found = [_unjudged(cell) for cell in own]
             if not all(found):
@@ -81,13 +81,8 @@ def _never_judged(
             reasons += found
     if not reasons:
         return ""
-    stages = ", ".join(_stages(contract))
-    return f"{mutant.clause} is not judged at {stages}: {reasons[0]}"
-
-
-def _stages(contract: Contract) -> list[Stage]:
-    stages: tuple[Stage, ...] = get_args(Stage)
-    return [stage for stage in stages if contract.promotion.has(stage)]
+    legs = ", ".join(leg.name for leg in course_of(contract))
+    return f"{mutant.clause} is not judged at {legs}: {reasons[0]}"
 
 
 def _unjudged(cell: Cell) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from servanda.clauses import CellVerdict
 from servanda.contract import Contract
 from servanda.corpus import Corpus
+from servanda.course import course_of
 from servanda.errors import ContractError
 from servanda.mutation.equivalent import proof
 from servanda.mutation.mutants import Mutant, mutants
@@ -38,20 +39,19 @@ def try_limits(
     base = [test.rehearse(contract) for test in tests]
     failing = [f"{r.test}: {case.name}" for r in base for case in r.cases if not case.passed]
     if failing:
+        some = f"{len(failing)} cases fail" if len(failing) > 1 else "1 case fails"
         raise ContractError(
-            f"{len(failing)} case{'s fail' if len(failing) > 1 else ' fails'} before anything is moved: {', '.join(failing[:3])}",
+            f"{some} before anything is moved: {', '.join(failing[:3])}",
             hint="mend the contract or its tests first: servanda test",
         )
-    _, known = draft(contract, corpora, golden)
-    refusals = {problem.message for problem in known}
+    known = _refusals(contract, corpora, golden)
     every = [*mutants(contract)]
     cases = [*_single(tests)]
     for done, mutant in enumerate(every):
         if over(done, len(every)):
             yield _tried(mutant, "open")
             continue
-        _, problems = draft(mutant.contract, corpora, golden)
-        new = [p.message for p in problems if p.message not in refusals]
+        new = [p for p in _refusals(mutant.contract, corpora, golden) if p not in known]
         if new:
             yield _tried(mutant, "refused", why=new[0])
             continue
@@ -63,6 +63,15 @@ def try_limits(
         else:
             why, near = _missing(mutant, base)
             yield _tried(mutant, "survived", why=why, near=near)
+
+
+def _refusals(
+    contract: Contract, corpora: Mapping[str, Corpus], golden: Corpus | None
+) -> list[str]:
+    """What stands against measuring a contract, by itself and on the legs of its promotion."""
+    plans = [draft(contract, corpora, golden)]
+    plans += [draft(contract, corpora, golden, leg=leg) for leg in course_of(contract)]
+    return [problem.message for _, problems in plans for problem in problems]
 
 
 def _tried(mutant: Mutant, mark: Mark, **more: object) -> Tried:

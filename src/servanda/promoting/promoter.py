@@ -15,7 +15,7 @@ from servanda.ledger import Ledger, LedgerError
 from servanda.loading import compile, load
 from servanda.measurement import Open, Watch
 from servanda.promoting.looking import Looked, look
-from servanda.promoting.story import Story, refreshed, stories, story_of
+from servanda.promoting.story import Story, refreshed, stories_of, story_of
 from servanda.promoting.writing import look_at, open_run, take_back
 from servanda.promotion import Finding, found, leg_of, run_name
 from servanda.run import RUNS
@@ -187,10 +187,8 @@ def _under_way(ledger: Ledger, contract: Contract) -> list[Story]:
     """Runs of a contract that are neither ended nor through."""
     return [
         story
-        for story in stories(ledger)
-        if story.opened["contract"]["name"] == contract.metadata.name
-        and not story.state.ended
-        and story.state.status != "completed"
+        for story in stories_of(ledger, contract.metadata.name)
+        if not story.state.ended and story.state.status != "completed"
     ]
 
 
