@@ -90,8 +90,11 @@ def promote(
             latest[:] = [told(store, step.story, sinks)]
             if step.error:
                 click.echo(step.error, err=True)
+            leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
+            outside = step.looked.outside if step.looked is not None else {}
+            for why, many in sorted(outside.items()):
+                click.echo(f"{leg}: outside of the contract, {many:,} served: {why}", err=True)
             if not quiet and not sys.stderr.isatty():
-                leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
                 click.echo(f"{leg}: {step.story.state.why}", err=True)
 
         told_late(store, contract, sinks)
