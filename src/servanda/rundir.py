@@ -36,7 +36,7 @@ ATTEMPT = "attempt-"
 _PARTIAL = ".partial"
 
 
-class Busy(MeasurementError):
+class Busy(MeasurementError):  # noqa: N818 - what the other process is
     """Another process measures in the run directory: nothing failed, and it is at work."""
 
 
