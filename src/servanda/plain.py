@@ -39,8 +39,15 @@ def from_plain(kind: type[T], data: Any, place: str = "") -> T:
     return _read(kind, data, place)
 
 
+@lru_cache(maxsize=256)
+def _apart(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
+
+
 def _read(kind: Any, data: Any, place: str) -> Any:
-    origin, args = get_origin(kind), get_args(kind)
+    if type(data) is kind and kind in (str, int, float, bool):
+        return data
+    origin, args = _apart(kind)
     if kind is Any:
         return data
     if origin in (Union, types.UnionType):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from servanda.errors import ContractError, EvidenceError
-from servanda.ledger import open_ledger
+from servanda.ledger import LedgerError, Record, open_ledger
 from servanda.promoting.answering import can_promote, named
 from servanda.promoting.writing import look_at, take_back
 from tests.promoting.histories import (
@@ -175,6 +175,24 @@ def test_runs_are_named_by_a_beginning_that_only_one_has(ledger):
     with pytest.raises(EvidenceError, match="no run is named 'tiny'") as error:
         named(ledger, "tiny")
     assert f"the ledger has: {story.run}, {other.run}" in str(error.value)
+
+
+def test_a_run_that_cannot_be_told_again_stands_in_no_other_run_s_way(ledger):
+    story = reaching(ledger, "shadow")
+    other = opened(ledger, of=contract(TEXT.replace("name: toy", "name: toy-b")))
+    ledger.append(other.run, [Record("dreamt", ACTOR, 9.0, {})], after=other.last)
+
+    with pytest.raises(LedgerError, match="of a kind that nobody knows, 'dreamt'"):
+        named(ledger, other.run)
+    assert named(ledger, story.run) == story
+
+
+def test_a_contract_whose_name_begins_with_another_s_is_another(ledger):
+    longer = contract(TEXT.replace("name: toy", "name: toy-b"))
+    reaching(ledger, "full-1", of=longer)
+
+    assert answer(ledger, "full", of=longer).yes
+    assert "has no run of toy:" in answer(ledger, "full").why
 
 
 def test_a_cell_that_was_overridden_is_not_the_one_that_decided(ledger):

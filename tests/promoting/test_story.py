@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from servanda import __version__
 from servanda.errors import EvidenceError
 from servanda.ledger import LedgerError, Outrun, Record, open_ledger, verify
-from servanda.promoting.story import TOLD, disagreements, refreshed, stories, story_of
+from servanda.plain import to_plain
+from servanda.promoting.story import TOLD, disagreements, kept, refreshed, stories, story_of
 from servanda.promoting.writing import let_pass, look_at, take_back
-from servanda.promotion import Override
+from servanda.promotion import Override, advance
 from tests.promoting.histories import ACTOR, LEGS, finding, key, opened, reaching
 
 
@@ -144,6 +146,35 @@ def test_an_entry_that_does_not_follow_is_found_though_its_hash_is_right(ledger)
     assert verify(ledger).problems == ()  # its chain is whole
     with pytest.raises(LedgerError):
         story_of(ledger, story.run)
+
+
+def written_by(ledger, story, version, **state):
+    """A look that another version has written down, in words of its own."""
+    look = finding(story.leg.name)
+    moved = advance(story.course, story.state, look, now=900.0)
+    body = {"finding": to_plain(look), **kept(moved), "servanda": version, "why": "in other words"}
+    body["state"] = {**body["state"], "why": "in other words", **state}
+    body["effects"][-1]["body"]["why"] = "in other words"
+    ledger.append(story.run, [Record("looked", "ci", 900.0, body)], after=story.last)
+
+
+def test_a_run_outlives_the_words_of_the_version_that_wrote_it(ledger):
+    story = reaching(ledger, "shadow")
+    written_by(ledger, story, "0.0.1", fields_of_old=1)
+
+    assert story_of(ledger, story.run).leg.name == "canary-1"
+
+
+@pytest.mark.parametrize(("version", "state"), [(__version__, {}), ("0.0.1", {"leg": 4})])
+def test_what_a_version_decided_has_to_follow_and_its_own_words_too(ledger, version, state):
+    story = reaching(ledger, "shadow")
+    written_by(ledger, story, version, **state)
+
+    with pytest.raises(LedgerError) as error:
+        story_of(ledger, story.run)
+
+    assert "than follow from the entries before it" in str(error.value)
+    assert f"written by servanda {version}, and this is {__version__}" in str(error.value)
 
 
 @pytest.mark.parametrize(

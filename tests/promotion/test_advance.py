@@ -442,7 +442,8 @@ def test_the_last_leg_completes_the_run_and_each_limit_begins_a_fresh_span():
 
     assert (state.status, state.why) == ("completed", "everything holds on full-1")
     assert (leg_of(WHOLE, state).name, state.since) == ("full-2", T0 + 9)
-    assert [e.kind for e in effects] == ["notify"]
+    assert [e.kind for e in effects] == ["route", "notify"]  # who logs has to know the leg
+    assert effects[0].body["leg"] == "full-2"
 
 
 def test_an_ended_run_is_left_as_it_is():

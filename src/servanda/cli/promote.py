@@ -17,7 +17,7 @@ from servanda.cli.options import (
     until,
 )
 from servanda.cli.progress import watching
-from servanda.cli.runs import actor_option, code_of, print_story, run_format, told
+from servanda.cli.runs import actor_option, code_of, print_story, run_format, told, told_late
 from servanda.contract import STAGES
 from servanda.effects import sinks_of
 from servanda.promoting import telling
@@ -95,12 +95,16 @@ def promote(
             missing[:] = _missing(step, served)
             if step.error:
                 click.echo(step.error, err=True)
+            leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
+            outside = step.looked.outside if step.looked is not None else {}
+            for why, many in sorted(outside.items()):
+                click.echo(f"{leg}: outside of the contract, {many:,} served: {why}", err=True)
             if not quiet and not sys.stderr.isatty():
-                leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
                 click.echo(f"{leg}: {step.story.state.why}", err=True)
                 for what in missing if every is not None else ():
                     click.echo(f"  {what}", err=True)
 
+        told_late(store, contract, sinks)
         build = Build(contract, run_dir, served, fresh)
         while True:
             story = promote_build(
@@ -126,13 +130,11 @@ def promote(
 
 
 def _missing(step: Step, served: tuple[Path, ...]) -> list[str]:
-    """What a live leg waits for, and which of its requests are no evidence."""
+    """What a live leg waits for."""
     looked = step.looked
     if looked is None or looked.plan.traffic is None:
         return []
-    waits = [*absent(served), *filter(None, [looked.waiting])]
-    outside = [f"{n:,} requests are no evidence: {why}" for why, n in looked.outside.items()]
-    return [*(f"waiting: {what}" for what in waits), *outside]
+    return [f"waiting: {what}" for what in (*absent(served), looked.waiting) if what]
 
 
 def _reached(story: Story, until_: str | None) -> bool:

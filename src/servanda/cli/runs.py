@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import click
 
@@ -15,8 +16,9 @@ from servanda.cli.output import show
 from servanda.effects import Sink
 from servanda.errors import EvidenceError
 from servanda.ledger import Ledger
+from servanda.loading import load
 from servanda.promoting import telling
-from servanda.promoting.outbox import tell
+from servanda.promoting.outbox import Told, tell, tell_late
 from servanda.promoting.story import Story, refreshed
 from servanda.promotion import Status
 
@@ -65,6 +67,12 @@ def told(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> Story:
     return refreshed(ledger, story)
 
 
+def told_late(ledger: Ledger, contract: Path, sinks: Sequence[Sink]) -> None:
+    """The same of all that was decided of a contract, and not told by whoever was killed then."""
+    name = load(contract).metadata.name
+    _complain(tell_late(ledger, name, sinks, now=time.time, wait=time.sleep))
+
+
 def acting(
     ledger: Ledger,
     story: Story,
@@ -93,9 +101,11 @@ def acting(
 
 def _missed(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> bool:
     """Whether a receiver could not be told; which one is said."""
-    problems = [
-        one for one in tell(ledger, story.run, sinks, now=time.time, wait=time.sleep) if one.problem
-    ]
+    return _complain(tell(ledger, story.run, sinks, now=time.time, wait=time.sleep))
+
+
+def _complain(tried: Sequence[Told]) -> bool:
+    problems = [one for one in tried if one.problem]
     for one in problems:
         click.echo(f"{one.sink} was not told: {one.problem}", err=True)
     return bool(problems)

@@ -27,6 +27,8 @@ _LAYOUT = (
     f"CREATE TABLE {_TABLE} (seq bigint PRIMARY KEY, run text NOT NULL, n bigint NOT NULL, "
     "at double precision NOT NULL, actor text NOT NULL, kind text NOT NULL, "
     "body text NOT NULL, prev text NOT NULL, hash text NOT NULL, UNIQUE (run, n))",
+    # else each page sorts the whole run
+    f"CREATE INDEX {_TABLE}_run ON {_TABLE} (run, seq)",
     f"CREATE FUNCTION {_REFUSE}() RETURNS trigger LANGUAGE plpgsql AS "
     "$$ BEGIN RAISE EXCEPTION 'a ledger is append-only'; END $$",
     *(

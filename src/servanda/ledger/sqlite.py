@@ -30,6 +30,8 @@ _LAYOUT = {
     _TABLE: f"CREATE TABLE {_TABLE} (seq INTEGER PRIMARY KEY, run TEXT NOT NULL, "
     "n INTEGER NOT NULL, at REAL NOT NULL, actor TEXT NOT NULL, kind TEXT NOT NULL, "
     "body TEXT NOT NULL, prev TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (run, n))",
+    # in the order of seq, which SQLite keeps in every index: else each page sorts the whole run
+    f"{_TABLE}_run": f"CREATE INDEX {_TABLE}_run ON {_TABLE} (run)",
     **{
         f"{table}_{verb.lower()}": f"CREATE TRIGGER {table}_{verb.lower()} BEFORE {verb} ON "
         f"{table} BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END"

@@ -8,7 +8,7 @@ from servanda.contract import Contract
 from servanda.course import course_of
 from servanda.errors import ContractError, EvidenceError
 from servanda.ledger import Ledger
-from servanda.promoting.story import Story, stories
+from servanda.promoting.story import Story, stories, stories_of, story_of
 from servanda.promoting.telling import cell_text, when
 from servanda.promotion import judged
 from servanda.promotion.advance import in_order
@@ -59,7 +59,7 @@ def can_promote(
             hint=f"it has {', '.join(stages)}",
         )
     name = contract.metadata.name
-    ours = [s for s in stories(ledger) if s.opened["contract"]["name"] == name]
+    ours = stories_of(ledger, name)
     if not ours:
         return Answer(_WAITS, f"the ledger has no run of {name}: nothing was shown")
     same = [s for s in ours if s.state.key.contract == contract.digest]
@@ -125,16 +125,16 @@ def named(ledger: Ledger, text: str) -> Story:
     Raises:
         EvidenceError: none, or several.
     """
-    known = [*stories(ledger)]
-    for story in known:
-        if story.run == text:
-            return story
-    found = [s for s in known if s.run.startswith(text)]
+    known = ledger.runs()
+    exact = story_of(ledger, text) if text in known else None
+    if exact is not None:
+        return exact
+    found = [*stories(ledger, beginning=text)]
     under_way = [s for s in found if not s.state.ended]
     for some in (found, under_way):
         if len(some) == 1:
             return some[0]
-    names = ", ".join(s.run for s in (under_way or found or known)) or "none"
+    names = ", ".join([s.run for s in under_way or found] or known) or "none"
     raise EvidenceError(
         f"{'no run is' if not found else 'several runs are'} named {text!r}",
         hint=f"the ledger has: {names}" if not found else f"say which: {names}",

@@ -107,6 +107,7 @@ def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: ServedEngine)
             and np.array_equal(before.prompt_tokens_S, now.prompt_tokens_S)
             and np.array_equal(before.token_N, now.token_N)
             and np.array_equal(before.columns["logp"], now.columns["logp"], equal_nan=True)
+            and before.about.get("requests") == now.about.get("requests")
         )
         if not same:
             raise EvidenceError(

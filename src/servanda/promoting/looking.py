@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -232,10 +233,13 @@ def _coverage(plan: Plan, evidence: Evidence, now: float) -> dict[float | None, 
     found = {}
     for over in overs:
         since = -1.0 if over is None else until - over
-        inside = [request for request in launched if request.at > since]
+        # what says to be sent later than now is of no window
+        end = math.inf if over is None else until
+        inside = [request for request in launched if since < request.at <= end]
         earlier = max((r.served for r in launched if r.at <= since), default=0)
         served = inside[-1].served - earlier if inside else 0
-        found[over] = Coverage(sum(request.at > since for request in scored), served)
+        again = sum(since < request.at <= end for request in scored)
+        found[over] = Coverage(again, served)
     return found
 
 

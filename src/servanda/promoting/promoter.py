@@ -15,7 +15,7 @@ from servanda.ledger import Ledger, LedgerError
 from servanda.loading import compile, load
 from servanda.measurement import Open, Watch
 from servanda.promoting.looking import Looked, look
-from servanda.promoting.story import Story, refreshed, stories, story_of
+from servanda.promoting.story import Story, refreshed, stories_of, story_of
 from servanda.promoting.writing import look_at, open_run, take_back
 from servanda.promotion import Finding, found, leg_of, run_name
 from servanda.run import RUNS
@@ -113,17 +113,21 @@ def promote(
                 "with --fresh, which rolls it back",
             )
         first = seen(course[0], "")
+        _refuse_known(ledger, run_name(contract, first.key), root)
         for other in others:
             reason = f"run {run_name(contract, first.key)} begins"
             taken = take_back(ledger, other, actor=actor, reason=reason, now=clock())
             stepped(Step(taken))  # told before the new run is: its route is the older one
         prints = first.verdict.circumstances.fingerprints
         story = open_run(ledger, contract, first.key, course, prints, actor=actor, now=clock())
+        _refuse_later(ledger, contract, story)
         finding = found(contract, course[0], first.verdict)
         story = look_at(ledger, story, finding, actor=actor, now=clock())
         stepped(Step(story, first))
         if story.state.leg == 0:
             return story
+    elif not story.looks:
+        _refuse_later(ledger, contract, story)
     while not story.state.ended and not _reached(story, until):
         before = story.state.leg, story.state.span
         step = _step(contract, ledger, story, seen, actor, clock)
@@ -186,11 +190,42 @@ def _under_way(ledger: Ledger, contract: Contract) -> list[Story]:
     """Runs of a contract that are neither ended nor through."""
     return [
         story
-        for story in stories(ledger)
-        if story.opened["contract"]["name"] == contract.metadata.name
-        and not story.state.ended
-        and story.state.status != "completed"
+        for story in stories_of(ledger, contract.metadata.name)
+        if not story.state.ended and story.state.status != "completed"
     ]
+
+
+def _refuse_known(ledger: Ledger, run: str, root: Path) -> None:
+    """Evidence of a run that was begun from another run directory, before anything is taken back.
+
+    Raises:
+        EvidenceError: it is.
+    """
+    known = story_of(ledger, run)
+    if known is not None:
+        raise EvidenceError(
+            f"run {run} of this build is in the ledger already, and was not begun from {root}: it "
+            f"is {known.state.status.replace('_', ' ')} on {known.leg.name}",
+            hint="go on with its own --run-dir, or without --fresh from this one",
+        )
+
+
+def _refuse_later(ledger: Ledger, contract: Contract, story: Story) -> None:
+    """Of two builds that were begun at the same time, the one that the ledger has later.
+
+    Whoever begins looks for others first, and then measures for a while; the ledger has an order
+    for the two that did so at once.
+
+    Raises:
+        EvidenceError: it is the later one: it waits, and nothing was decided of it.
+    """
+    runs = [other.run for other in _under_way(ledger, contract)]
+    if story.run in runs and runs[0] != story.run:
+        raise EvidenceError(
+            f"run {runs[0]} of this contract began before run {story.run}: two builds cannot be "
+            "promoted at once",
+            hint=f"wait until it has ended, or roll it back: servanda rollback {runs[0]}",
+        )
 
 
 def _reached(story: Story, until: str | None) -> bool:

@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from servanda import __version__
 from servanda.course import Leg
 from servanda.errors import EvidenceError, Problem
 from servanda.identity import EvidenceKey
@@ -23,12 +25,15 @@ from servanda.promotion import (
     advance,
     approve,
     begin,
+    beginning_of,
     leg_of,
     override,
     roll_back,
 )
 
 TOLD = "told"  # an effect that was delivered: it changes nothing
+_WORDS = {"why", "asked"}  # parts of a state that are texts for people
+_ROUTED = ("share", "mirror", "sample", "status", "leg", "to")  # what programs read of an effect
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,9 @@ def story_of(ledger: Ledger, run: str) -> Story | None:
     Raises:
         LedgerError: an entry does not follow from those before it, or cannot be read.
     """
-    entries = tuple(ledger.entries(run))
-    return retold(entries) if entries else None
+    entries = ledger.entries(run)
+    first = next(entries, None)
+    return retold(itertools.chain([first], entries)) if first is not None else None
 
 
 def refreshed(ledger: Ledger, story: Story) -> Story:
@@ -79,12 +85,18 @@ def refreshed(ledger: Ledger, story: Story) -> Story:
     return retold(ledger.entries(story.run, since=story.seq), story)
 
 
-def stories(ledger: Ledger) -> Iterator[Story]:
-    """Every run of a ledger, in the order in which they were opened."""
+def stories(ledger: Ledger, *, beginning: str = "") -> Iterator[Story]:
+    """The runs whose names begin with a text, in the order in which they were opened."""
     for run in ledger.runs():
-        found = story_of(ledger, run)
+        found = story_of(ledger, run) if run.startswith(beginning) else None
         if found is not None:
             yield found
+
+
+def stories_of(ledger: Ledger, contract: str) -> tuple[Story, ...]:
+    """The runs of every version of a contract, by its name; no other run is read."""
+    found = stories(ledger, beginning=beginning_of(contract))
+    return tuple(story for story in found if story.opened["contract"]["name"] == contract)
 
 
 def disagreements(ledger: Ledger) -> tuple[Problem, ...]:
@@ -107,15 +119,16 @@ def retold(entries: Iterable[Entry], story: Story | None = None) -> Story:
     Raises:
         LedgerError: an entry does not follow from those before it, or cannot be read.
     """
+    looks = [*story.looks] if story is not None else []
     for entry in entries:
         try:
-            story = replace(_next(story, entry), last=entry.n, seq=entry.seq)
+            story = _next(story, entry, looks)
         except (EvidenceError, KeyError, TypeError, ValueError, AttributeError) as error:
             said = str(error).split("\n", 1)[0]
             raise _refused(entry, f"cannot be told again: {said or type(error).__name__}") from None
     if story is None:
         raise LedgerError("a run without entries has no story")
-    return story
+    return replace(story, looks=tuple(looks))
 
 
 def kept(moved: Moved) -> dict[str, Any]:
@@ -123,10 +136,12 @@ def kept(moved: Moved) -> dict[str, Any]:
     state, effects = moved
     said = to_plain(state)
     del said["key"]
-    return {"why": state.why, "state": said, "effects": to_plain(effects)}
+    told = to_plain(effects)
+    return {"why": state.why, "state": said, "effects": told, "servanda": __version__}
 
 
-def _next(story: Story | None, entry: Entry) -> Story:
+def _next(story: Story | None, entry: Entry, looks: list[Look]) -> Story:
+    """The story after an entry, but for its looks: those are appended to."""
     body = entry.body
     if story is None:
         if entry.kind != "opened":
@@ -135,22 +150,21 @@ def _next(story: Story | None, entry: Entry) -> Story:
         key = from_plain(EvidenceKey, body["key"])
         moved = begin(entry.run, key, course, now=entry.at)
         _compare(entry, moved)
-        return Story(entry.run, body, course, moved[0])
+        return Story(entry.run, body, course, moved[0], last=entry.n, seq=entry.seq)
     if entry.kind == TOLD:
-        return story
-    moved = _again(story, entry)
+        return replace(story, last=entry.n, seq=entry.seq)
+    finding = from_plain(Finding, body["finding"]) if entry.kind == "looked" else None
+    moved = _again(story, entry, finding)
     _compare(entry, moved)
-    looks = story.looks
-    if entry.kind == "looked":
-        look = Look(entry.at, story.leg, finding_in(body), moved[0])
-        looks = (*looks, look)
-    return replace(story, state=moved[0], looks=looks)
+    if finding is not None:
+        looks.append(Look(entry.at, story.leg, finding, moved[0]))
+    return replace(story, state=moved[0], last=entry.n, seq=entry.seq)
 
 
-def _again(story: Story, entry: Entry) -> Moved:
+def _again(story: Story, entry: Entry, finding: Finding | None) -> Moved:
     body, course, state = entry.body, story.course, story.state
-    if entry.kind == "looked":
-        return advance(course, state, finding_in(body), now=entry.at)
+    if finding is not None:
+        return advance(course, state, finding, now=entry.at)
     signed = {"actor": entry.actor, "now": entry.at}
     if entry.kind == "approved":
         return approve(course, state, reason=body["reason"], **signed)
@@ -161,25 +175,38 @@ def _again(story: Story, entry: Entry) -> Moved:
     raise _refused(entry, f"is of a kind that nobody knows, {entry.kind!r}")
 
 
-def finding_in(body: Mapping[str, Any]) -> Finding:
-    return from_plain(Finding, body["finding"])
-
-
 def _compare(entry: Entry, moved: Moved) -> None:
-    said = {name: entry.body.get(name) for name in ("why", "state", "effects")}
-    follows = kept(moved)
-    if said != follows:
-        names = [name for name in follows if said[name] != follows[name]]
+    """Hold what an entry says of where the run stands against what follows.
+
+    Of what another version wrote only what was decided counts: its words may be others.
+    """
+    said, follows = entry.body, kept(moved)
+    if said.get("servanda") != __version__:
+        said, follows = _decided(said, follows), _decided(follows, said)
+    names = [name for name in follows if said.get(name) != follows[name]]
+    if names:
         raise _refused(
             entry, f"says another {' and '.join(names)} than follow from the entries before it"
         )
 
 
+def _decided(body: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """What an entry says without its words, as far as the other one says it too."""
+    known = {*other["state"]} - _WORDS
+    state = {name: value for name, value in body["state"].items() if name in known}
+    effects = [
+        (one["kind"], one["key"], *(one["body"].get(name) for name in _ROUTED))
+        for one in body["effects"]
+    ]
+    return {"state": state, "effects": effects}
+
+
 def _refused(entry: Entry, what: str) -> LedgerError:
+    wrote = entry.body.get("servanda", "of no version")
     return LedgerError(
         f"entry {entry.seq} (number {entry.n} of run {entry.run}) {what}",
-        hint="the ledger was edited, or another version of servanda wrote it; "
-        "servanda ledger verify says more",
+        hint="the ledger was edited, or another version decides otherwise: it was written by "
+        f"servanda {wrote}, and this is {__version__}",
     )
 
 
@@ -188,10 +215,10 @@ __all__ = [
     "Look",
     "Story",
     "disagreements",
-    "finding_in",
     "kept",
     "refreshed",
     "retold",
     "stories",
+    "stories_of",
     "story_of",
 ]

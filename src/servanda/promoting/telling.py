@@ -139,13 +139,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     if cell is not None:
         n = f"{cell.n:,} {cell.units}".rstrip()
         numbers = (line(cell.name), number(cell.value), _interval(cell), _limit(cell), n)
-    return (leg.name, _traffic(leg), row.state, groups, *numbers)
-
-
-def _traffic(leg: Leg) -> str:
-    if leg.mirror:
-        return f"{100 * leg.mirror:.3g} % mirrored"
-    return f"{100 * leg.share:.3g} %" if leg.share else "none"
+    return (leg.name, leg.traffic, row.state, groups, *numbers)
 
 
 def _interval(cell: Found) -> str:

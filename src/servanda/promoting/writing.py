@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from servanda import __version__
 from servanda.contract import Contract
 from servanda.course import Leg
 from servanda.errors import EvidenceError
@@ -54,7 +53,6 @@ def open_run(
         "fingerprints": to_plain(fingerprints),
         "key": to_plain(key),
         "course": to_plain(tuple(course)),
-        "servanda": __version__,
         **kept(begin(run, key, course, now=now)),
     }
     return retold(ledger.append(run, [Record("opened", actor, now, body)], after=0))

@@ -2,7 +2,7 @@
 
 from servanda.promotion.acts import approve, override, roll_back
 from servanda.promotion.advance import ERRORS, Moved, advance, begin, judged
-from servanda.promotion.chain import run_name
+from servanda.promotion.chain import beginning_of, run_name
 from servanda.promotion.effects import route_of
 from servanda.promotion.finding import found
 from servanda.promotion.values import (
@@ -33,6 +33,7 @@ __all__ = [
     "advance",
     "approve",
     "begin",
+    "beginning_of",
     "found",
     "judged",
     "leg_of",

@@ -42,4 +42,9 @@ def advance(
 
 def run_name(contract: Contract, key: EvidenceKey) -> str:
     """Of the only run that a key may have: whoever promotes it again meets the same one."""
-    return f"{contract.metadata.name}-{digest_of(to_plain(key))[:8]}"
+    return f"{beginning_of(contract.metadata.name)}{digest_of(to_plain(key))[:8]}"
+
+
+def beginning_of(name: str) -> str:
+    """Of the names of all runs of a contract; of another's too, whose name goes on with -."""
+    return f"{name}-"
