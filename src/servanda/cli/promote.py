@@ -75,8 +75,9 @@ def promote(
     to the ledger, and then tells it.  Nothing goes forward without evidence; a violation gives
     all traffic back to stable.
 
-    Exit codes: 0 completed, or --until is reached; 1 rolled back; 3 it waits for evidence, for
-    time or for a person; 4 measuring failed, or the evidence expired.
+    Exit codes: 0 completed, or --until is reached; 1 rolled back; 2 the text or the call is wrong;
+    3 it waits for evidence, for time or for a person; 4 measuring failed, the evidence expired, or
+    another promoter is at it.
     """
     sinks, deadline = sinks_of(webhook, slack, command), until(max_time)
     stage = until_ if until_ in STAGES else None
@@ -129,13 +130,11 @@ def promote(
 
 
 def _missing(step: Step, served: tuple[Path, ...]) -> list[str]:
-    """What a live leg waits for, and which of its requests are no evidence."""
+    """What a live leg waits for."""
     looked = step.looked
     if looked is None or looked.plan.traffic is None:
         return []
-    waits = [*absent(served), *filter(None, [looked.waiting])]
-    outside = [f"{n:,} requests are no evidence: {why}" for why, n in looked.outside.items()]
-    return [*(f"waiting: {what}" for what in waits), *outside]
+    return [f"waiting: {what}" for what in (*absent(served), looked.waiting) if what]
 
 
 def _reached(story: Story, until_: str | None) -> bool:
