@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 
 import click
 
-from servanda.cli.ledger import opened
-from servanda.cli.options import effect_options, ledger_option
-from servanda.cli.runs import acting, actor_option, reason_option, run_format
-from servanda.effects import sinks_of
-from servanda.promoting.answering import named
+from servanda.cli.options import ledger_option
+from servanda.cli.runs import (
+    acting,
+    actor_option,
+    effect_options,
+    reason_option,
+    run_format,
+)
+from servanda.effects import Sink
 from servanda.promoting.writing import say_yes
 
 
@@ -22,24 +26,16 @@ from servanda.promoting.writing import say_yes
 @effect_options
 @run_format
 def approve(
-    run: str,
-    reason: str,
-    actor: str,
-    where: str,
-    webhook: tuple[str, ...],
-    slack: tuple[str, ...],
-    command: tuple[str, ...],
-    format_: str,
+    run: str, reason: str, actor: str, where: str, sinks: Sequence[Sink], format_: str
 ) -> None:
     """Say yes to the stage after the one at which RUN awaits an approval.
 
     The run goes on with the next look that still holds: an approval waives nothing.
     """
-    with opened(where) as store:
-        story = named(store, run)
-        acting(
-            store,
-            sinks_of(webhook, slack, command),
-            lambda: say_yes(store, story, actor=actor, reason=reason, now=time.time()),
-            format_,
-        )
+    acting(
+        where,
+        run,
+        lambda store, story, now: say_yes(store, story, actor=actor, reason=reason, now=now),
+        sinks,
+        format_,
+    )

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from servanda.cli.ledger import opened
-from servanda.cli.options import (
-    DurationType,
-    effect_options,
-    ledger_option,
-    max_time_option,
-    until,
-)
+from servanda.cli.options import DurationType, ledger_option, max_time_option, until
 from servanda.cli.progress import watching
-from servanda.cli.runs import actor_option, code_of, print_story, run_format, told
+from servanda.cli.runs import (
+    actor_option,
+    code_of,
+    effect_options,
+    opened,
+    print_story,
+    run_format,
+    told,
+)
 from servanda.contract import STAGES
-from servanda.effects import sinks_of
+from servanda.effects import Sink
 from servanda.promoting import telling
 from servanda.promoting.promoter import Build, Step
 from servanda.promoting.promoter import promote as promote_build
@@ -60,9 +62,7 @@ def promote(
     until_: str | None,
     every: float | None,
     where: str,
-    webhook: tuple[str, ...],
-    slack: tuple[str, ...],
-    command: tuple[str, ...],
+    sinks: Sequence[Sink],
     actor: str,
     max_time: float | None,
     format_: str,
@@ -77,7 +77,7 @@ def promote(
     Exit codes: 0 completed, or --until is reached; 1 rolled back; 3 it waits for evidence, for
     time or for a person; 4 measuring failed, or the evidence expired.
     """
-    sinks, deadline = sinks_of(webhook, slack, command), until(max_time)
+    deadline = until(max_time)
     stage = until_ if until_ in STAGES else None
     latest: list[Story] = []
 

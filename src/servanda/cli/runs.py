@@ -5,16 +5,18 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
 
 import click
 
 from servanda.cli.output import show
-from servanda.effects import Sink
-from servanda.ledger import Ledger
+from servanda.effects import Sink, sinks_of
+from servanda.ledger import ChainedLedger, Ledger, open_ledger
 from servanda.promoting import telling
+from servanda.promoting.answering import named
 from servanda.promoting.outbox import tell
 from servanda.promoting.story import Story, refreshed
 from servanda.promotion import Status
@@ -43,6 +45,60 @@ run_format = click.option(
 )
 
 
+def effect_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Who is told what a promotion decides: the command gets them as `sinks`.
+
+    A variable of the environment may hold several URLs, with spaces between; the option, where
+    it is given, takes its place.
+    """
+
+    @wraps(command)
+    def with_sinks(
+        webhook: tuple[str, ...], slack: tuple[str, ...], command: tuple[str, ...], **others: Any
+    ) -> Any:
+        return told_to(sinks=sinks_of(webhook, slack, command), **others)
+
+    told_to, found = command, with_sinks
+    for option in reversed(
+        (
+            click.option(
+                "--webhook",
+                metavar="URL",
+                multiple=True,
+                envvar="SERVANDA_WEBHOOK",
+                show_envvar=True,
+                help="POST every effect to URL, as JSON; may be given more than once.",
+            ),
+            click.option(
+                "--slack",
+                metavar="URL",
+                multiple=True,
+                envvar="SERVANDA_SLACK",
+                show_envvar=True,
+                help="POST what changed to an incoming webhook of Slack; so may this.",
+            ),
+            click.option(
+                "--command",
+                metavar="COMMAND",
+                multiple=True,
+                help="Run a program for every effect, with the JSON on its input; so may this.",
+            ),
+        )
+    ):
+        found = option(found)
+    return found
+
+
+def opened(where: str, *, reading: bool = False) -> ChainedLedger:
+    """The ledger that --ledger names, with the key of the environment."""
+    return open_ledger(where, key=ledger_key(), reading=reading)
+
+
+def ledger_key() -> bytes:
+    """SERVANDA_LEDGER_KEY; empty where nobody set one."""
+    return os.environ.get("SERVANDA_LEDGER_KEY", "").encode()
+
+
 def print_story(story: Story, format_: str) -> None:
     now = time.time()
     if format_ == "json":
@@ -67,12 +123,17 @@ def told(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> Story:
 
 
 def acting(
-    ledger: Ledger,
+    where: str,
+    run: str,
+    act: Callable[[Ledger, Story, float], Story],
     sinks: Sequence[Sink],
-    act: Callable[[], Story],
     format_: str,
 ) -> None:
-    """Do what a person asks, tell the world, and show where the run stands then."""
-    story = told(ledger, act(), sinks)
+    """Do what a person asks of a run, tell the world, and show where the run stands then.
+
+    Args:
+        act: on the ledger and the run as it stood, at a time in unix seconds.
+    """
+    with opened(where) as store:
+        story = told(store, act(store, named(store, run), time.time()), sinks)
     print_story(story, format_)
-    sys.exit(0)
