@@ -214,14 +214,14 @@ def verified(scenario: Scenario, out: Path) -> bool:
     """Whether the ledger is as it was written, and a copy with another byte is not."""
     sound = scenario.servanda("ledger", "verify")
     said(sound.stdout)
-    copy = str(out / "copy.jsonl")
-    scenario.servanda("ledger", "export", "-o", copy)
-    data = bytearray(Path(copy).read_bytes())
+    copy = out / "copy.jsonl"
+    scenario.servanda("ledger", "export", "-o", f"../{copy.name}")
+    data = bytearray(copy.read_bytes())
     at = next(i for i in range(len(data) // 2, len(data)) if chr(data[i]).isdigit())
     said(f"  byte {at:,} of {len(data):,} is another digit from now on")
     data[at] ^= 1
-    Path(copy).write_bytes(data)
-    edited = scenario.servanda("ledger", "verify", "--ledger", copy)
+    copy.write_bytes(data)
+    edited = scenario.servanda("ledger", "verify", "--ledger", f"../{copy.name}")
     said(edited.stdout)
     return sound.returncode == 0 and edited.returncode == 1
 
@@ -243,8 +243,9 @@ def main() -> int:
     scenarios = [Scenario(at, out / (f"faulty-at-{at}" if at else "good"), ledger) for at in faults]
     ended: list[bool] = []
     with serving(STABLE) as stable, serving(INFER, "--test-mode") as infer:
-        said(f"stable {STABLE.removeprefix('transformers:')}\n  at {stable}")
-        said(f"infer  {INFER.removeprefix('transformers:')}\n  at {infer}\n")
+        for name, kernel, url in (("stable", STABLE, stable), ("infer ", INFER, infer)):
+            said(f"{name} {kernel.replace(f'{ROOT}/', '')}\n       at {url}")
+        said()
         for scenario in scenarios:
             go_wrong(infer, None)
             said(f"== {scenario.name}")

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,7 +14,7 @@ from servanda.contract import STAGES, Contract, Stage, StageRule
 
 MIRRORED = 0.05  # of the traffic, where a shadow says no share
 FIRST_STEP = 0.05  # of the traffic, where a canary says no steps
-SAMPLED = 0.01  # of the requests that infer serves, where a stage says no sample
+SAMPLED = 0.01  # of the requests that infer serves in full, where it says no sample
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,19 @@ class Leg:
         return self.stage != "offline"
 
     @property
+    def traffic(self) -> str:
+        """What infer is given, in words."""
+        if self.mirror:
+            return f"{100 * self.mirror:.3g} % mirrored"
+        return f"{100 * self.share:.3g} %" if self.share else "none"
+
+    @property
+    def requests(self) -> int | None:
+        """Of users, that the first look takes about; None offline."""
+        scored = max(self.share, self.mirror) * self.sample
+        return math.ceil(self.first / scored) if scored else None
+
+    @property
     def following(self) -> Leg:
         """The span of full after this one; spans share the part of full by 1/(k(k+1))."""
         assert self.stage == "full"
@@ -91,7 +105,7 @@ def _legs(stage: Stage, rule: StageRule | None) -> list[Leg]:
         stage,
         share=1.0 if stage == "full" else 0.0,
         mirror=(rule.share or MIRRORED) if stage == "shadow" else 0.0,
-        sample=rule.sample or (SAMPLED if stage in ("canary", "full") else 1.0),
+        sample=rule.sample or (SAMPLED if stage == "full" else 1.0),
         first=first,
         last=last,
         dwell_s=rule.dwell or 0.0,

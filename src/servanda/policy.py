@@ -40,20 +40,27 @@ class StageRule(Value):
         (200, 4000), description="[first look, limit], in prompt groups."
     )
     share: Number | None = Field(
-        None, gt=0, le=1, description="Of the traffic that is mirrored (shadow)."
+        None, gt=0, le=1, description="Of the traffic that is mirrored (shadow); default 0.05."
     )
     sample: Number | None = Field(
-        None, gt=0, le=1, description="Of the served requests that are re-scored."
+        None,
+        gt=0,
+        le=1,
+        description="Of the served requests that are re-scored; default 0.01 in full, else all, "
+        "up to the limit.",
     )
     steps: tuple[Number, ...] | None = Field(
-        None, description="Shares of the traffic that infer serves, one after another (canary)."
+        None,
+        description="Shares of the traffic that infer serves, one after another (canary); default "
+        "[0.05].",
     )
-    dwell: Duration | None = Field(None, description="How long each step lasts at least.")
+    dwell: Duration | None = Field(None, description="How long each leg lasts at least.")
     approval: Literal["required", "none"] = Field(
         "none", description="required: a person says yes before the next stage."
     )
     if_inconclusive: Literal["wait", "hold", "roll_back"] = Field(
-        "hold", description="What happens when the limit is reached undecided."
+        "hold",
+        description="What happens when the limit is reached undecided; wait gathers beyond it.",
     )
 
 

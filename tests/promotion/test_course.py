@@ -51,7 +51,7 @@ def test_every_step_of_a_canary_is_a_leg_of_its_own():
     canary = Leg(
         "canary",
         share=0.01,
-        sample=0.01,
+        sample=1.0,
         first=15,
         last=300,
         dwell_s=600.0,
@@ -80,7 +80,7 @@ def test_what_a_stage_does_not_say_has_a_default():
     _, shadow, canary, full = course_of(contract("{shadow: {}, canary: {}, full: {}}"))
 
     assert (shadow.share, shadow.mirror, shadow.sample) == (0.0, 0.05, 1.0)
-    assert (canary.share, canary.mirror, canary.sample) == (0.05, 0.0, 0.01)
+    assert (canary.share, canary.mirror, canary.sample) == (0.05, 0.0, 1.0)
     assert (full.share, full.mirror, full.sample) == (1.0, 0.0, 0.01)
     assert {(leg.first, leg.last, leg.dwell_s) for leg in (shadow, canary, full)} == {
         (200, 4000, 0.0)

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,9 +16,10 @@ import click
 from servanda.cli.output import show
 from servanda.effects import Sink, sinks_of
 from servanda.ledger import ChainedLedger, Ledger, open_ledger
+from servanda.loading import load
 from servanda.promoting import telling
 from servanda.promoting.answering import named
-from servanda.promoting.outbox import tell
+from servanda.promoting.outbox import Told, tell, tell_late
 from servanda.promoting.story import Story, refreshed
 from servanda.promotion import Status
 
@@ -116,10 +118,20 @@ def code_of(story: Story) -> int:
 
 def told(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> Story:
     """Deliver what is to be told of a run; what cannot be delivered is said, and kept."""
-    for one in tell(ledger, story.run, sinks, now=time.time, wait=time.sleep):
+    _complain(tell(ledger, story.run, sinks, now=time.time, wait=time.sleep))
+    return refreshed(ledger, story)
+
+
+def told_late(ledger: Ledger, contract: Path, sinks: Sequence[Sink]) -> None:
+    """The same of all that was decided of a contract, and not told by whoever was killed then."""
+    name = load(contract).metadata.name
+    _complain(tell_late(ledger, name, sinks, now=time.time, wait=time.sleep))
+
+
+def _complain(tried: Sequence[Told]) -> None:
+    for one in tried:
         if one.problem:
             click.echo(f"{one.sink} was not told: {one.problem}", err=True)
-    return refreshed(ledger, story)
 
 
 def acting(

@@ -23,6 +23,7 @@ from servanda.clauses import (
 )
 from servanda.contract import Clause, Relative
 from servanda.divergence import DIVERGENCES
+from servanda.explain.promotion import explain_course
 from servanda.explain.words import of_guard, of_metric
 from servanda.lint import RUNTIME_METRICS
 from servanda.plan import Plan
@@ -64,6 +65,9 @@ def explain_contract(plan: Plan) -> str:
     if any(isinstance(cell.kind, Certificate) for cell in plan.cells):
         blocks.append(_legend(plan))
     spoken = {clause.id for _, _, clause in contract.clauses()} - by_clause.keys()
+    text, table = explain_course(contract)
+    if table:
+        blocks.append("\n".join([_fill(text), "", *(f"    {line}" for line in table)]))
     if spoken:
         blocks.append(f"No prompt can meet any slice of: {', '.join(sorted(spoken))}.")
     return "\n\n".join(blocks)

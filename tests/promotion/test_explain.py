@@ -1,0 +1,24 @@
+# What `explain` says of a course, and of a contract that goes nowhere.
+
+from servanda.explain.promotion import explain_course
+from tests.promoting.histories import TEXT, contract
+
+
+def test_a_course_is_a_table_of_its_legs_with_the_traffic_that_each_takes():
+    text, table = explain_course(contract())
+
+    assert text.endswith("All 5 legs share the chance of a wrong red one.")
+    assert [line.split("  ")[0] for line in table] == [
+        *("leg", "offline", "shadow", "canary-1", "canary-2", "full-1")
+    ]
+    assert [" ".join(line.split()) for line in table[2:5]] == [
+        "shadow 5 % mirrored 100 to 400 2,000 undecided: halts",
+        "canary-1 10 % 100 to 400 1,000 60s undecided: halts",
+        "canary-2 50 % 100 to 400 200 60s a person says yes; undecided: halts",
+    ]
+
+
+def test_a_contract_that_is_only_checked_has_no_course_to_explain():
+    offline = TEXT[: TEXT.index("  shadow:")]
+
+    assert explain_course(contract(offline)) == ("", [])
