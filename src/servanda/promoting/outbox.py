@@ -95,9 +95,7 @@ def tell_late(
     return tuple(found)
 
 
-def _told(
-    box: _Outbox, sinks: Sequence[Sink], wait: Callable[[float], None]
-) -> tuple[Told, ...]:
+def _told(box: _Outbox, sinks: Sequence[Sink], wait: Callable[[float], None]) -> tuple[Told, ...]:
     return tuple(
         told for lane in _LANES for sink in sinks for told in _deliver(box, sink, lane, wait)
     )
