@@ -95,11 +95,8 @@ def promote(
             missing[:] = _missing(step, served)
             if step.error:
                 click.echo(step.error, err=True)
-            leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
-            outside = step.looked.outside if step.looked is not None else {}
-            for why, many in sorted(outside.items()):
-                click.echo(f"{leg}: outside of the contract, {many:,} served: {why}", err=True)
             if not quiet and not sys.stderr.isatty():
+                leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
                 click.echo(f"{leg}: {step.story.state.why}", err=True)
                 for what in missing if every is not None else ():
                     click.echo(f"  {what}", err=True)
@@ -124,7 +121,7 @@ def promote(
                 break
             time.sleep(every)
     print_story(story, format_)
-    for what in missing if not story.state.ended else ():
+    for what in missing:
         click.echo(f"  {what}", err=True)
     sys.exit(0 if _reached(story, until_) else code_of(story))
 
@@ -134,7 +131,8 @@ def _missing(step: Step, served: tuple[Path, ...]) -> list[str]:
     looked = step.looked
     if looked is None or looked.plan.traffic is None:
         return []
-    waits = [*absent(served), *filter(None, [looked.waiting])]
+    ended = step.story.state.ended  # it waits for nothing
+    waits = [] if ended else [*absent(served), *filter(None, [looked.waiting])]
     outside = [f"{n:,} requests are no evidence: {why}" for why, n in looked.outside.items()]
     return [*(f"waiting: {what}" for what in waits), *outside]
 
