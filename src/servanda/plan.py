@@ -17,7 +17,9 @@ from servanda.clauses import (
     Certificate,
     CornerFact,
     Fact,
+    Later,
     LoadOf,
+    NotHere,
     RelativeCertificate,
     RewardGap,
     ServiceLevel,
@@ -246,6 +248,7 @@ def draft(
             cut = Cut(corner.name)
             cells.append(Cell(clause, section, place, cut, claim, 0, CornerFact(corner)))
     plan = Plan(contract, corpora, golden, stage, attempt, tuple(cells), leg=leg)
+    problems += unpromised(plan)
     for cell in cells:
         problems += out_of_reach(plan, cell)
     return plan, [*problems, *unanswered(plan.contract, cells, plan.corpora, cuts)]
@@ -274,6 +277,22 @@ def _empty(contract: Contract, place: Place, cut: Cut, clause: Clause, source: C
         "meet it",
         contract.where(*place, "slices"),
         f"add such prompts, or give {clause.id!r} other `slices:`, such as [all]",
+    )
+
+
+def unpromised(plan: Plan) -> Iterator[Problem]:
+    """A leg of a promotion on which nothing could ever hold, however much it measures."""
+    promises = [c for c in plan.cells if c.section != "observability" and c.clause.enforced]
+    if plan.leg is None or any(not isinstance(c.kind, NotHere | Later) for c in promises):
+        return
+    reasons = {c.clause.id: c.kind.reason for c in promises if isinstance(c.kind, NotHere | Later)}
+    told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    yield Problem(
+        f"no enforced promise can be judged at {plan.stage}, so nothing could ever hold there: "
+        f"{told or 'there is none'}",
+        plan.contract.where("promotion", plan.stage),
+        f"add a statistical clause that is enforced at {plan.stage}, or remove "
+        f"promotion.{plan.stage}",
     )
 
 

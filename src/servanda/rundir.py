@@ -36,6 +36,10 @@ ATTEMPT = "attempt-"
 _PARTIAL = ".partial"
 
 
+class Occupied(MeasurementError):  # noqa: N818 - nothing failed
+    """Another process measures in this folder: it will say what there is to say."""
+
+
 class RunDirectory:
     """One attempt of one contract on disk.  Use through `opened`, which holds the lock."""
 
@@ -158,7 +162,8 @@ def opened(
     """An attempt of a run directory, the latest or a fresh one, locked against a second process.
 
     Raises:
-        MeasurementError: the folder cannot be used, or another process measures in it.
+        MeasurementError: the folder cannot be used.
+        Occupied: another process measures in it.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -172,7 +177,7 @@ def opened(
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise MeasurementError(
+            raise Occupied(
                 f"another servanda is measuring in {root}",
                 hint="wait for it, or choose another --run-dir",
             ) from None

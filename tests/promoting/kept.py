@@ -46,6 +46,9 @@ class Kept:
     def entries(self, run=None, *, since=0):
         return iter([e for e in self.written if e.seq > since and run in (None, e.run)])
 
+    def runs(self):
+        return tuple(dict.fromkeys(e.run for e in self.written))
+
     def decide(self, *effects, run=RUN):
         """Somebody writes down a decision with these effects."""
         seq, n = len(self.written) + 1, len([*self.entries(run)]) + 1

@@ -64,10 +64,13 @@ def test_what_arrived_and_was_not_scored_yet_is_served_all_the_same(tmp_path):
 
 @pytest.mark.parametrize(
     ("now", "served", "scored"),
-    [(1160.0, 590, 59), (1189.0, 300, 30), (1101.0, 1180, 118), (2000.0, 0, 0)],
+    [(1160.0, 590, 59), (1189.0, 300, 30), (1101.0, 600, 60), (2000.0, 0, 0)],
 )
 def test_a_window_counts_what_was_launched_in_it(tmp_path, now, served, scored):
-    """Rows came at 1000, 1001, ... 1159; ten requests were served for each."""
+    """Rows came at 1000, 1001, ... 1159; ten requests were served for each.
+
+    What says that it comes later than now is of no window.
+    """
     path = write(tmp_path, "at_least: 0.05, over: 1m")
 
     found = cell(at(path, traffic(path), now=now), "coverage")
@@ -77,6 +80,17 @@ def test_a_window_counts_what_was_launched_in_it(tmp_path, now, served, scored):
     assert found.outcome == ("holds" if served else "inconclusive")
     if not served:
         assert found.note == "infer served no request in the last 60s"
+
+
+@pytest.mark.parametrize("now", [900.0, 1e6])
+def test_a_clock_of_the_log_that_is_wrong_makes_no_old_traffic_new(tmp_path, now):
+    """Requests of a year ago, and of tomorrow, are none of the last minute."""
+    path = write(tmp_path, "at_least: 0.05, over: 1m")
+
+    found = cell(at(path, traffic(path), now=now), "coverage")
+
+    assert (found.outcome, found.n) == ("inconclusive", 0)
+    assert found.note == "infer served no request in the last 60s"
 
 
 def test_nothing_served_is_inconclusive(tmp_path):

@@ -345,6 +345,33 @@ def test_a_log_that_says_otherwise_than_it_did_is_refused(tmp_path):
         at(path, served)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"labels": {"first": "b"}},
+        {"group": "of another prompt"},
+        {"at": 2e3},
+        {"served": 409},
+        {"prompt_token_ids": [1]},
+        {"key": "9f2c41d0"},
+        {"sampling": {"temperature": 1.0, "max_new_tokens": 6, "seed": 5}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_nothing_is_said_of_a_request_after_its_answer_was_weighed(tmp_path, change):
+    """A label that is given to a bad answer afterwards would choose its slice."""
+    path, _ = kit.write(tmp_path, prompts=("a",))
+    rows = serving.rows(path, "shadow", 64, best=0)
+    served = serving.log(tmp_path, rows)
+    at(path, served)
+    rows[40] |= change
+    served.write_text("")
+    serving.log(tmp_path, rows)
+
+    with pytest.raises(EvidenceError, match="round 1 of shadow was weighed as the log had it"):
+        at(path, served)
+
+
 def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path):
     path, _ = kit.write(tmp_path)
     served = serving.log(tmp_path, serving.rows(path, "shadow", 2))
@@ -507,8 +534,7 @@ def with_stable(folder, stages):
     """A contract that compares with a stable kernel at some stages."""
     more = "  - {id: beside, metric: tv, aggregate: mean, slices: all, "
     more += f"at_most: {{times: 3, of: stable}}, stages: {stages}}}"
-    stable = "stable: {engine: table, model: s.json}"
-    path, _ = kit.write(folder, more=more, golden=stable, limit=0.3)
+    path, _ = kit.write(folder, more=more, stable="s.json", limit=0.3)
     kit.table(folder, "s.json", {"": kit.moved(kit.BASE, 0.02)})
     contract = load(path)
     assert contract.stable is not None

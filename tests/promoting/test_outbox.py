@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from servanda.effects import Webhook, message
 from servanda.ledger import LedgerError, Outrun, Record, open_ledger, verify
 from servanda.plain import to_plain
-from servanda.promoting.outbox import Told, tell
+from servanda.promoting.outbox import Told, tell, tell_late
 from servanda.promotion.values import Effect
 from tests.effects.receiving import Receiver
 from tests.promoting.kept import RUN, Kept, Killed, Taker
@@ -421,3 +421,29 @@ def test_a_ledger_on_disk_knows_after_a_restart_who_was_told(tmp_path):
         assert told(ledger, sink) == ()
         assert verify(ledger).problems == ()
     assert sink.got == [route(1).key, notify(1).key]
+
+
+def opened(name, run):
+    """The first entry of a run, as a promoter writes it."""
+    effects = to_plain([Effect("notify", f"{run}/1/notify", {"turn": 1})])
+    body = {"contract": {"name": name}, "effects": effects}
+    return Record("opened", "somebody", 1.0, body)
+
+
+def test_what_was_decided_before_a_kill_is_told_by_whoever_comes_next(ledger):
+    """A run that another one took back is nobody's to go on with, and was still not told."""
+    for run, name in (("a", "toy"), ("b", "toy"), ("c", "another")):
+        ledger.append(run, [opened(name, run)], after=0)
+    known, new = Taker("known"), Taker("new")
+    told(ledger, known, run="a")
+    told(ledger, known, run="c")
+    for run in ("a", "c"):
+        taken = Effect("notify", f"{run}/2/notify", {"turn": 2})
+        ledger.decide(taken, run=run)
+
+    found = tell_late(ledger, "toy", [known, new], now=lambda: 9.0, wait=[].append)
+
+    assert [(one.sink, one.key) for one in found] == [("known", "a/2/notify")]
+    assert known.got == ["a/1/notify", "c/1/notify", "a/2/notify"]
+    assert new.got == []  # old news is not for a new receiver
+    assert tell_late(ledger, "toy", [known, new], now=lambda: 9.0, wait=[].append) == ()

@@ -3,14 +3,16 @@
 
 import pytest
 
+from servanda.cli.lint import read
 from servanda.contract import Kernel
 from servanda.engines import open_engine
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.ledger import open_ledger, verify
 from servanda.promoting.promoter import Build, promote
-from servanda.promoting.story import disagreements
+from servanda.promoting.story import disagreements, story_of
 from servanda.promoting.writing import say_yes, take_back
 from servanda.run import in_process
+from servanda.rundir import Occupied, opened
 from tests import kit, serving
 from tests.promoting.histories import ACTOR
 
@@ -258,6 +260,18 @@ def test_measuring_that_fails_moves_nothing_and_halts_at_the_third_time(site):
     assert site.promote().leg.name == "canary-2"
 
 
+def test_a_second_promoter_is_refused_and_what_the_first_measures_has_not_failed(site):
+    story = site.reach("shadow")
+
+    with (
+        opened(site.folder / "run" / "shadow", attempt=1),
+        pytest.raises(Occupied, match="another"),
+    ):
+        site.promote()
+
+    assert story_of(site.ledger, story.run) == story
+
+
 def test_a_run_that_a_person_took_back_meanwhile_is_not_moved(site):
     story = site.reach("shadow")
     site.serve(story, "shadow")
@@ -283,7 +297,7 @@ def test_a_log_that_lacks_a_request_is_no_evidence(site):
     story = site.promote()
 
     assert story.state.status == "awaiting_evidence"
-    assert "measuring failed: " in story.state.why
+    assert f"measuring failed: {site.folder / 'served.jsonl'}:101:1: " in story.state.why
 
 
 def test_rows_of_another_run_are_not_counted(site):
@@ -295,3 +309,105 @@ def test_rows_of_another_run_are_not_counted(site):
 
     assert story.leg.name == "shadow"
     assert story.looks[-1].finding.groups == 0
+
+
+def test_of_two_builds_that_begin_at_once_the_one_that_the_ledger_has_later_waits(site):
+    """While the first one measures offline, the other one has begun and gone on."""
+    other = site.folder / "other"
+    path, _ = kit.write(other, q={"": kit.moved(kit.BASE, 0.012)})
+    path.write_text(path.read_text()[: path.read_text().index("promotion:")] + STAGES)
+    build, begun = Build(path, other / "run", (other / "served.jsonl",)), []
+
+    def opening(kernel, side):
+        if not begun:
+            begun.append(
+                promote(build, site.ledger, actor="Bob", clock=site.clock, open=in_process)
+            )
+        return in_process(kernel, side)
+
+    for _ in range(2):  # and as often as it is tried
+        with pytest.raises(EvidenceError) as error:
+            site.promote(open=opening)
+
+    first, second = site.ledger.runs()
+    assert first == begun[0].run
+    assert error.value.problems[0].message == (
+        f"run {first} of this contract began before run {second}: two builds cannot be promoted "
+        "at once"
+    )
+    assert story_of(site.ledger, second).looks == ()
+    assert promote(build, site.ledger, actor="Bob", clock=site.clock, open=in_process) == begun[0]
+    take_back(site.ledger, begun[0], actor="Bob", reason="enough", now=site.clock())
+    assert site.promote().leg.name == "shadow"
+
+
+def test_a_fresh_attempt_from_elsewhere_takes_nothing_back_that_it_does_not_replace(site):
+    """Where nothing was measured yet the attempt is the first, and that one has its run."""
+    first = site.reach("canary-1")
+    elsewhere = site.folder / "elsewhere"
+    build = Build(site.path, elsewhere, (), fresh=True)
+
+    with pytest.raises(EvidenceError) as error:
+        promote(build, site.ledger, actor=ACTOR, clock=site.clock, open=in_process)
+
+    assert error.value.problems[0].message == (
+        f"run {first.run} of this build is in the ledger already, and was not begun from "
+        f"{elsewhere}: it is awaiting evidence on canary-1"
+    )
+    assert story_of(site.ledger, first.run) == first
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        (
+            "numerical:\n  - {id: drift, metric: logit_osc_nats, aggregate: max, at_most: 0.6}\n",
+            "drift: golden texts are measured offline",
+        ),
+        (
+            "statistical:\n"
+            "  - {id: tv, metric: tv, aggregate: mean, at_most: 0.05, stages: [offline]}\n"
+            "  - {id: seen, metric: tv, aggregate: mean, at_most: 0.05, mode: monitor}\n",
+            "tv: stages: offline; this is shadow",
+        ),
+    ],
+)
+def test_a_stage_on_which_nothing_is_judged_is_refused_before_anything_is_measured(
+    site, section, said
+):
+    """Preconditions and what is only watched carry nobody forward: such a leg would never end."""
+    kit.table(site.folder, "p.json", {"": kit.BASE})
+    site.path = site.write(golden=kit.golden(site.folder))
+    text = site.path.read_text()
+    before, after = text.index("statistical:"), text.index("promotion:")
+    site.path.write_text(text[:before] + section + text[after:])
+
+    with pytest.raises(ContractError) as error:
+        site.promote()
+
+    problem = error.value.problems[0]
+    assert problem.message == (
+        f"no enforced promise can be judged at shadow, so nothing could ever hold there: {said}"
+    )
+    assert problem.hint == (
+        "add a statistical clause that is enforced at shadow, or remove promotion.shadow"
+    )
+    assert site.ledger.runs() == () and not (site.folder / "run").exists()
+    assert read(str(site.path)).problems[0] == problem
+
+
+def test_a_call_that_meets_another_one_at_work_is_no_failed_measurement(site):
+    """Calls of a timer overlap when one look takes long: three of them must not halt a run."""
+    story = site.reach("shadow")
+    site.serve(story, "shadow")
+    met = []
+
+    def opening(kernel, side):
+        if side == "train":
+            with pytest.raises(Occupied, match="another servanda is measuring in"):
+                site.promote()
+            met.append(story_of(site.ledger, story.run) == story)
+        return in_process(kernel, side)
+
+    assert site.promote(open=opening, until="canary").leg.name == "canary-1"
+    assert met == [True]

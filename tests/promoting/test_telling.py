@@ -69,7 +69,8 @@ def test_the_next_move_is_a_command_that_there_is(ledger):
     assert lines(through)[-1].startswith("  next: servanda promote --every 5m keeps looking")
 
     back = take_back(ledger, through, actor=ACTOR, reason="enough", now=1004.0)
-    assert lines(back)[-2] == "ROLLED BACK on full-1: Ada rolled back: enough"
+    assert lines(back)[-3] == "ROLLED BACK on full-1: Ada rolled back: enough"
+    assert lines(back)[-2] == "  infer serves 0 % of the traffic now, 5 % are mirrored to it"
     assert lines(back)[-1] == "  next: a mended build begins anew: servanda promote --fresh"
 
 
@@ -102,7 +103,24 @@ def test_a_measurement_that_failed_has_no_numbers(ledger):
     row = telling.rows(story)[1]
 
     assert (row.state, row.groups, row.decided) == ("not measured", None, None)
-    assert lines(story)[-2] == ("AWAITING EVIDENCE on shadow: measuring failed: the server is gone")
+    assert lines(story)[-2:] == [
+        "AWAITING EVIDENCE on shadow: measuring failed: the server is gone",
+        "  next: servanda promote again, once what failed is mended",
+    ]
+    for _ in range(2):
+        story = look_at(ledger, story, failed, actor=ACTOR, now=1000.0)
+    assert lines(story)[-2:] == [
+        "  next: servanda promote again, once what failed is mended",
+        f"  next: servanda rollback {story.run} --reason TEXT",
+    ]
+
+
+def test_a_limit_from_below_is_shown_as_one(ledger):
+    few = cell("inconclusive", value=0.02, low=None, high=None, limit=0.1, at_least=True)
+    few = replace(few, clause="coverage")
+    story = looked(ledger, "shadow", replace(finding("shadow"), cells=(cell(), few)))
+
+    assert "coverage on all 0.0200 at least 0.1000 900 tokens" in " ".join(lines(story)[3].split())
 
 
 def test_overrides_are_shown_while_they_last(ledger):

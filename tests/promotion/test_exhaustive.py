@@ -204,11 +204,19 @@ def step_is_allowed(course, state, name, look, after):
     if refuted and not state.ended:
         # it ends there, and what has ended never moves: no path leads forward from it
         assert after.ended
-    progress = (
-        forward or (after.status == "completed" and after != state) or after.span > state.span
+    # infer serves everybody: what one span showed stands while the next is undecided, and an
+    # undecided one is followed by another, which is no step forward
+    stands = state.status == after.status == "completed" and after.span == state.span
+    again = after.span > state.span and after.status != "completed"
+    if again:
+        assert leg.stage == "full" and look.groups >= LAST
+    progress = not again and (
+        forward
+        or after.span > state.span
+        or (after.status == "completed" and after != state and not stands)
     )
     dwelt = after.seen - state.since >= leg.dwell_s
-    if progress and not (state.status == "completed" and not dwelt):
+    if progress:
         assert all(c.outcome == "holds" and c.n > 0 for c in counted)
         assert any(not c.guard for c in counted)
         assert name in ("holds", "broken", "open", "no sample", "error cell")
@@ -227,8 +235,9 @@ def step_is_allowed(course, state, name, look, after):
 
 def effects_tell_it(course, state, after, effects):
     kinds = [e.kind for e in effects if e.kind != "page"]
+    was, there = (leg_of(course, one).name for one in (state, after))
     before, now = route_of(course, state), route_of(course, after)
-    assert kinds.count("route") == int(before != now)
+    assert kinds.count("route") == int((was, before) != (there, now))
     for effect in effects:
         assert effect.key.startswith(f"run:{after.turn}:")
         assert {n: effect.body[n] for n in now} == now

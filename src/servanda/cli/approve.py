@@ -34,11 +34,15 @@ def approve(
     """Say yes to the stage after the one at which RUN awaits an approval.
 
     The run goes on with the next look that still holds: an approval waives nothing.
+
+    Exit codes: 0 done and told, 2 the call is wrong, 4 it was refused, a receiver was not told,
+    or the ledger cannot be read or written.
     """
     with opened(where) as store:
         story = named(store, run)
         acting(
             store,
+            story,
             sinks_of(webhook, slack, command),
             lambda: say_yes(store, story, actor=actor, reason=reason, now=time.time()),
             format_,

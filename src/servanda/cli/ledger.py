@@ -11,10 +11,10 @@ import click
 
 from servanda.cli.options import ledger_option
 from servanda.cli.output import clear, show
-from servanda.errors import MeasurementError
+from servanda.errors import EvidenceError, MeasurementError
 from servanda.ledger import ChainedLedger, Entry, export, open_ledger, verify_at
 from servanda.ledger.sealing import line
-from servanda.promoting.story import disagreements
+from servanda.promoting.story import TOLD, disagreements
 
 _LONGEST = 60  # letters of what an entry says, in a table
 _SAYING = ("why", "text", "reason")  # parts of a body, or of the state in it, that are for people
@@ -43,7 +43,7 @@ def show_command(run: str | None, where: str, format_: str) -> None:
         runs = found.runs()
     if run is not None and run not in runs:
         known = ", ".join(runs) or "none"
-        raise click.BadParameter(f"no run is named {run!r}; there are: {known}")
+        raise EvidenceError(f"no run is named {run!r}", hint=f"the ledger has: {known}")
     if format_ == "json":
         show("\n".join(map(line, entries)))
     else:
@@ -127,10 +127,14 @@ def _time(at: float) -> str:
 
 
 def _what(entry: Entry) -> str:
-    """What an entry says, in one short line; whose kinds they are is not known here."""
+    """What an entry says, in one short line."""
     state = entry.body.get("state")
     places = (entry.body, state if isinstance(state, dict) else {})
     said = (place.get(name) for place in places for name in _SAYING)
+    if entry.kind == TOLD:
+        effect = str(entry.body.get("key")).removeprefix(f"{entry.run}:")
+        left_out = f" ({why})" if (why := entry.body.get("why")) else ""
+        said = (f"{effect} to {entry.body.get('sink')}{left_out}",)
     text = next((text for text in said if text and isinstance(text, str)), ", ".join(entry.body))
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

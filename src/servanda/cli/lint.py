@@ -13,6 +13,7 @@ import click
 from servanda import loading
 from servanda import plan as planning
 from servanda.contract import Contract
+from servanda.course import course_of
 from servanda.errors import ContractError, Problem
 
 _STDIN = "-"
@@ -72,7 +73,14 @@ def _cells(contract: Contract) -> tuple[int | None, str]:
     """How many cells `check` would judge, or why it would judge none."""
     if reason := loading.not_measured_here(contract):
         return None, reason.message
-    return len(planning.make_plan(contract, *loading.corpora(contract)).cells), ""
+    texts = loading.corpora(contract)
+    cells = len(planning.make_plan(contract, *texts).cells)
+    live = [leg for leg in course_of(contract) if leg.live]
+    plans = [planning.draft(contract, *texts, leg=leg)[0] for leg in live]
+    problems = [problem for plan in plans for problem in planning.unpromised(plan)]
+    if problems:
+        raise ContractError.all([*dict.fromkeys(problems)])
+    return cells, ""
 
 
 @click.command(short_help="Print every problem of contracts; nothing is measured.")

@@ -41,6 +41,9 @@ def override(
     """Let a cell of RUN not count until a time is over.
 
     Every other cell is judged as ever.  Reports go on showing the overridden one.
+
+    Exit codes: 0 done and told, 2 the call is wrong, 4 it was refused, a receiver was not told,
+    or the ledger cannot be read or written.
     """
     with opened(where) as store:
         story = named(store, run)
@@ -48,6 +51,7 @@ def override(
         given = Override(clause, slice_, actor, reason, now + ttl)
         acting(
             store,
+            story,
             sinks_of(webhook, slack, command),
             lambda: let_pass(store, story, given, now=now),
             format_,

@@ -17,10 +17,11 @@ from servanda.cli.options import (
     until,
 )
 from servanda.cli.progress import watching
-from servanda.cli.runs import actor_option, code_of, print_story, run_format, told
+from servanda.cli.runs import actor_option, code_of, print_story, run_format, told, told_late
 from servanda.contract import STAGES
 from servanda.effects import sinks_of
 from servanda.promoting import telling
+from servanda.promoting.logs import absent
 from servanda.promoting.promoter import Build, Step
 from servanda.promoting.promoter import promote as promote_build
 from servanda.promoting.story import Story
@@ -74,26 +75,36 @@ def promote(
     to the ledger, and then tells it.  Nothing goes forward without evidence; a violation gives
     all traffic back to stable.
 
-    Exit codes: 0 completed, or --until is reached; 1 rolled back; 3 it waits for evidence, for
-    time or for a person; 4 measuring failed, or the evidence expired.
+    Exit codes: 0 completed, or --until is reached; 1 rolled back; 2 the text or the call is wrong;
+    3 it waits for evidence, for time or for a person; 4 measuring failed, the evidence expired, or
+    another promoter is at it.
     """
     sinks, deadline = sinks_of(webhook, slack, command), until(max_time)
     stage = until_ if until_ in STAGES else None
     latest: list[Story] = []
+    missing: list[str] = []
 
     def above() -> str:
-        return telling.text(latest[-1], now=time.time()) if latest else ""
+        table = [telling.text(one, now=time.time()) for one in latest]
+        return "\n".join([*table, *missing])
 
     with opened(where) as store, watching(quiet, above) as watch:
 
         def stepped(step: Step) -> None:
             latest[:] = [told(store, step.story, sinks)]
+            missing[:] = _missing(step, served)
             if step.error:
                 click.echo(step.error, err=True)
+            leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
+            outside = step.looked.outside if step.looked is not None else {}
+            for why, many in sorted(outside.items()):
+                click.echo(f"{leg}: outside of the contract, {many:,} served: {why}", err=True)
             if not quiet and not sys.stderr.isatty():
-                leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
                 click.echo(f"{leg}: {step.story.state.why}", err=True)
+                for what in missing if every is not None else ():
+                    click.echo(f"  {what}", err=True)
 
+        told_late(store, contract, sinks)
         build = Build(contract, run_dir, served, fresh)
         while True:
             story = promote_build(
@@ -113,7 +124,17 @@ def promote(
                 break
             time.sleep(every)
     print_story(story, format_)
+    for what in missing if not story.state.ended else ():
+        click.echo(f"  {what}", err=True)
     sys.exit(0 if _reached(story, until_) else code_of(story))
+
+
+def _missing(step: Step, served: tuple[Path, ...]) -> list[str]:
+    """What a live leg waits for."""
+    looked = step.looked
+    if looked is None or looked.plan.traffic is None:
+        return []
+    return [f"waiting: {what}" for what in (*absent(served), looked.waiting) if what]
 
 
 def _reached(story: Story, until_: str | None) -> bool:

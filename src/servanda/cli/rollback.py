@@ -31,11 +31,16 @@ def rollback(
     command: tuple[str, ...],
     format_: str,
 ) -> None:
-    """Give all traffic of RUN back to stable and end it; its shadow stays, where it had one."""
+    """Give all traffic of RUN back to stable and end it; its shadow stays, where it had one.
+
+    Exit codes: 0 done and told, 2 the call is wrong, 4 it was refused, a receiver was not told,
+    or the ledger cannot be read or written.
+    """
     with opened(where) as store:
         story = named(store, run)
         acting(
             store,
+            story,
             sinks_of(webhook, slack, command),
             lambda: take_back(store, story, actor=actor, reason=reason, now=time.time()),
             format_,

@@ -8,14 +8,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import click
 
 from servanda.cli.output import show
 from servanda.effects import Sink
+from servanda.errors import EvidenceError
 from servanda.ledger import Ledger
+from servanda.loading import load
 from servanda.promoting import telling
-from servanda.promoting.outbox import tell
+from servanda.promoting.outbox import Told, tell, tell_late
 from servanda.promoting.story import Story, refreshed
 from servanda.promotion import Status
 
@@ -60,19 +63,49 @@ def code_of(story: Story) -> int:
 
 def told(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> Story:
     """Deliver what is to be told of a run; what cannot be delivered is said, and kept."""
-    for one in tell(ledger, story.run, sinks, now=time.time, wait=time.sleep):
-        if one.problem:
-            click.echo(f"{one.sink} was not told: {one.problem}", err=True)
+    _missed(ledger, story, sinks)
     return refreshed(ledger, story)
+
+
+def told_late(ledger: Ledger, contract: Path, sinks: Sequence[Sink]) -> None:
+    """The same of all that was decided of a contract, and not told by whoever was killed then."""
+    name = load(contract).metadata.name
+    _complain(tell_late(ledger, name, sinks, now=time.time, wait=time.sleep))
 
 
 def acting(
     ledger: Ledger,
+    story: Story,
     sinks: Sequence[Sink],
     act: Callable[[], Story],
     format_: str,
 ) -> None:
-    """Do what a person asks, tell the world, and show where the run stands then."""
-    story = told(ledger, act(), sinks)
-    print_story(story, format_)
-    sys.exit(0)
+    """Do what a person asks, tell the world, and show where the run stands then.
+
+    Ends with 0, or with 4 where a receiver was not told.  An act that is refused leaves what was
+    not told before to be told.
+    """
+    try:
+        story = act()
+    except EvidenceError:
+        _missed(ledger, story, sinks)
+        raise
+    missed = _missed(ledger, story, sinks)
+    print_story(refreshed(ledger, story), format_)
+    if missed:
+        click.echo(
+            "  hint: it is decided, and in the ledger; the same call tells it again", err=True
+        )
+    sys.exit(_FAILED if missed else 0)
+
+
+def _missed(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> bool:
+    """Whether a receiver could not be told; which one is said."""
+    return _complain(tell(ledger, story.run, sinks, now=time.time, wait=time.sleep))
+
+
+def _complain(tried: Sequence[Told]) -> bool:
+    problems = [one for one in tried if one.problem]
+    for one in problems:
+        click.echo(f"{one.sink} was not told: {one.problem}", err=True)
+    return bool(problems)

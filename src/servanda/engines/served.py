@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from servanda.contract import Kernel, Path
 from servanda.errors import MeasurementError
-from servanda.identity import Description
+from servanda.identity import Description, digest_of
 from servanda.latency import Timing
 from servanda.sampling import Sampling
 from servanda.served import Request
@@ -83,6 +83,7 @@ class ServedEngine:
                 "path": "decode",
                 "batch_size": str(self.kernel.batch_size),
                 "sampling": sampling.model_dump_json(),
+                "requests": digest_of([_asked(request) for request in requests]),
             },
         )
 
@@ -129,3 +130,9 @@ class ServedEngine:
             f"a log of served requests cannot {verb}",
             hint="it has what infer answered, and nothing can be asked of it",
         )
+
+
+def _asked(request: Request) -> list[object]:
+    """What was said of a request beside its answer, wherever the log keeps it now."""
+    asked = (request.at, request.served, request.prompt, request.group, request.key)
+    return [*asked, dict(request.sampling), dict(request.labels)]

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -87,8 +88,9 @@ def look(
     if not leg.live:
         return _offline(contract, leg, root, attempt, open, watch, deadline, text)
     described = _described(open, contract.kernels.infer, "infer")
+    requests = read_log(served)
     traffic = traffic_of(
-        read_log(served),
+        requests,
         contract,
         run=run,
         leg=leg.name,
@@ -124,9 +126,10 @@ def look(
         if found.evidence.rounds:
             directory.finish(json.dumps(verdict.to_dict(), indent=1))
     key = _as_offline(found.key, offline, before, compile(contract, attempt=attempt).reward)
-    return Looked(
-        verdict, plan, key, _groups(plan, evidence), _waiting(plan, evidence), traffic.outside
-    )
+    waiting = _waiting(plan, evidence)
+    if requests and not traffic.launched:
+        waiting += f"; its last one is of run {requests[-1].run!r} on {requests[-1].leg}"
+    return Looked(verdict, plan, key, _groups(plan, evidence), waiting, traffic.outside)
 
 
 def _offline(
@@ -230,10 +233,13 @@ def _coverage(plan: Plan, evidence: Evidence, now: float) -> dict[float | None, 
     found = {}
     for over in overs:
         since = -1.0 if over is None else until - over
-        inside = [request for request in launched if request.at > since]
+        # what says to be sent later than now is of no window
+        end = math.inf if over is None else until
+        inside = [request for request in launched if since < request.at <= end]
         earlier = max((r.served for r in launched if r.at <= since), default=0)
         served = inside[-1].served - earlier if inside else 0
-        found[over] = Coverage(sum(request.at > since for request in scored), served)
+        again = sum(since < request.at <= end for request in scored)
+        found[over] = Coverage(again, served)
     return found
 
 

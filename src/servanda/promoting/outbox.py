@@ -72,6 +72,31 @@ def tell(
     )
 
 
+def tell_late(
+    ledger: Ledger,
+    contract: str,
+    sinks: Sequence[Sink],
+    *,
+    now: Callable[[], float],
+    wait: Callable[[float], None],
+) -> tuple[Told, ...]:
+    """Deliver what whoever promoted a contract before, and was killed, decided and did not tell.
+
+    Each run is told to those who heard of it before: a new receiver is not for old news.
+
+    Raises:
+        LedgerError: as `tell` does.
+    """
+    found: list[Told] = []
+    for run in ledger.runs():
+        entries = [*ledger.entries(run)]
+        if entries[0].body.get("contract", {}).get("name") == contract:
+            heard = {entry.body["sink"] for entry in entries if entry.kind == TOLD}
+            known = [sink for sink in sinks if sink.name in heard]
+            found += tell(ledger, run, known, now=now, wait=wait)
+    return tuple(found)
+
+
 def _deliver(
     box: _Outbox, sink: Sink, lane: tuple[Kind, ...], wait: Callable[[float], None]
 ) -> Iterator[Told]:

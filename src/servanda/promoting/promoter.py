@@ -19,7 +19,7 @@ from servanda.promoting.story import Story, refreshed, stories_of, story_of
 from servanda.promoting.writing import look_at, open_run, take_back
 from servanda.promotion import Finding, found, leg_of, run_name
 from servanda.run import RUNS
-from servanda.rundir import RunDirectory, latest
+from servanda.rundir import Occupied, RunDirectory, latest
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ def promote(
         EvidenceError: the run directory holds evidence of another text, the clock went back, or
             another run of this contract is under way.
         LedgerError, MeasurementError, Interrupted: as the ledger and measuring do.
+        Occupied: another process measures in the run directory, which is no failed measurement.
     """
     contract = load(build.contract)
     text = build.contract.read_text(encoding="utf-8-sig")
@@ -112,17 +113,21 @@ def promote(
                 "with --fresh, which rolls it back",
             )
         first = seen(course[0], "")
+        _refuse_known(ledger, run_name(contract, first.key), root)
         for other in others:
             reason = f"run {run_name(contract, first.key)} begins"
             taken = take_back(ledger, other, actor=actor, reason=reason, now=clock())
             stepped(Step(taken))  # told before the new run is: its route is the older one
         prints = first.verdict.circumstances.fingerprints
         story = open_run(ledger, contract, first.key, course, prints, actor=actor, now=clock())
+        _refuse_later(ledger, contract, story)
         finding = found(contract, course[0], first.verdict)
         story = look_at(ledger, story, finding, actor=actor, now=clock())
         stepped(Step(story, first))
         if story.state.leg == 0:
             return story
+    elif not story.looks:
+        _refuse_later(ledger, contract, story)
     while not story.state.ended and not _reached(story, until):
         before = story.state.leg, story.state.span
         step = _step(contract, ledger, story, seen, actor, clock)
@@ -148,11 +153,13 @@ def _step(
         looked = seen(leg, story.run)
         finding = found(contract, leg, looked.verdict)
         finding = replace(finding, key=looked.key)
-    except (ContractError, Interrupted, LedgerError):
-        raise
+    except (ContractError, Interrupted, LedgerError, Occupied):
+        raise  # none of them is a measurement that failed
     except ServandaError as failed:
         error = str(failed)
-        finding = Finding(leg.name, error=failed.problems[0].message)
+        first = failed.problems[0]
+        at = f"{first.where}: " if first.where else ""
+        finding = Finding(leg.name, error=f"{at}{first.message}")
     story = refreshed(ledger, story)
     if story.state.ended or leg_of(story.course, story.state).name != leg.name:
         return Step(story, looked, error)  # a person moved it meanwhile
@@ -186,6 +193,39 @@ def _under_way(ledger: Ledger, contract: Contract) -> list[Story]:
         for story in stories_of(ledger, contract.metadata.name)
         if not story.state.ended and story.state.status != "completed"
     ]
+
+
+def _refuse_known(ledger: Ledger, run: str, root: Path) -> None:
+    """Evidence of a run that was begun from another run directory, before anything is taken back.
+
+    Raises:
+        EvidenceError: it is.
+    """
+    known = story_of(ledger, run)
+    if known is not None:
+        raise EvidenceError(
+            f"run {run} of this build is in the ledger already, and was not begun from {root}: it "
+            f"is {known.state.status.replace('_', ' ')} on {known.leg.name}",
+            hint="go on with its own --run-dir, or without --fresh from this one",
+        )
+
+
+def _refuse_later(ledger: Ledger, contract: Contract, story: Story) -> None:
+    """Of two builds that were begun at the same time, the one that the ledger has later.
+
+    Whoever begins looks for others first, and then measures for a while; the ledger has an order
+    for the two that did so at once.
+
+    Raises:
+        EvidenceError: it is the later one: it waits, and nothing was decided of it.
+    """
+    runs = [other.run for other in _under_way(ledger, contract)]
+    if story.run in runs and runs[0] != story.run:
+        raise EvidenceError(
+            f"run {runs[0]} of this contract began before run {story.run}: two builds cannot be "
+            "promoted at once",
+            hint=f"wait until it has ended, or roll it back: servanda rollback {runs[0]}",
+        )
 
 
 def _reached(story: Story, until: str | None) -> bool:

@@ -70,6 +70,8 @@ def text(story: Story, *, now: float) -> str:
         glyph = _GLYPH.get(row.state) or (_here(story) if here else " ")
         told += [f"{glyph} {_line(cells, widths)}"]
     told += ["", f"{_status(story)}: {story.state.why}"]
+    if story.state.ended:  # its row has the traffic that the leg would get
+        told += [f"  infer serves {_served(story)}"]
     told += [f"  {waived}" for waived in _waived(story, now)]
     told += [f"  next: {move}" for move in _next(story)]
     return "\n".join(part.rstrip() for part in told)
@@ -113,7 +115,7 @@ def cell_text(cell: Found) -> str:
     'tv on all 0.0040 [0.0030, 0.0050], limit 0.0200, n 1,200 tokens'
     """
     measured = " ".join(part for part in (number(cell.value), _interval(cell)) if part)
-    limit = f"limit {number(cell.limit)}" if cell.limit is not None else ""
+    limit = f"limit {_limit(cell)}" if cell.limit is not None else ""
     n = f"n {cell.n:,} {cell.units}".rstrip()
     head = f"{cell.name} {measured}".rstrip()
     return ", ".join(part for part in (head, limit, n, cell.note) if part)
@@ -136,7 +138,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     numbers = ("", "", "", "", "")
     if cell is not None:
         n = f"{cell.n:,} {cell.units}".rstrip()
-        numbers = (line(cell.name), number(cell.value), _interval(cell), number(cell.limit), n)
+        numbers = (line(cell.name), number(cell.value), _interval(cell), _limit(cell), n)
     return (leg.name, leg.traffic, row.state, groups, *numbers)
 
 
@@ -144,6 +146,11 @@ def _interval(cell: Found) -> str:
     if cell.low is None or cell.high is None:
         return ""
     return f"[{number(cell.low)}, {number(cell.high)}]"
+
+
+def _limit(cell: Found) -> str:
+    limit = number(cell.limit)
+    return f"at least {limit}" if limit and cell.at_least else limit
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -164,6 +171,12 @@ def _status(story: Story) -> str:
     return word if story.state.status == "completed" else f"{word} on {story.leg.name}"
 
 
+def _served(story: Story) -> str:
+    route = route_of(story.course, story.state)
+    mirrored = f", {100 * route['mirror']:.3g} % are mirrored to it" if route["mirror"] else ""
+    return f"{100 * route['share']:.3g} % of the traffic now{mirrored}"
+
+
 def _waived(story: Story, now: float) -> list[str]:
     return [
         f"overridden until {when(o.expires)} by {o.actor}: {o.clause} on {o.slice} ({o.reason})"
@@ -174,6 +187,10 @@ def _waived(story: Story, now: float) -> list[str]:
 
 def _next(story: Story) -> list[str]:
     run, leg, status = story.run, story.leg, story.state.status
+    if story.state.errors and not story.state.ended:
+        once = "servanda promote again, once what failed is mended"
+        halted = [f"servanda rollback {run} --reason TEXT"] if status == "halted" else []
+        return [once, *halted]
     if status == "awaiting_approval":
         return [f"servanda approve {run} --reason TEXT"]
     if status == "running":
@@ -190,4 +207,6 @@ def _next(story: Story) -> list[str]:
         ]
     if status in ("rolled_back", "superseded"):
         return ["a mended build begins anew: servanda promote --fresh"]
+    if leg.stage != "full":
+        return [f"nothing: the promotion of this contract ends at {leg.stage}"]
     return ["servanda promote --every 5m keeps looking: what holds today may not tomorrow"]
