@@ -93,6 +93,20 @@ def test_workloads_may_be_a_list():
     assert read(listed).digest == read(WHOLE).digest
 
 
+def test_which_workload_is_the_first_is_part_of_what_is_promised():
+    """A clause that names none is judged on it, and traffic is it."""
+    chat, code = (f"  {name}: {{prompts: {name}.jsonl" for name in ("chat", "code"))
+    lines = WHOLE.splitlines(keepends=True)
+    i, j = (next(i for i, line in enumerate(lines) if line.startswith(p)) for p in (chat, code))
+    lines[i], lines[j] = lines[j], lines[i]
+
+    turned = read("".join(lines))
+
+    assert turned.all_workloads == read(WHOLE).all_workloads
+    assert turned.workload_of(turned.statistical[1]) == "code"
+    assert turned.digest != read(WHOLE).digest
+
+
 def test_the_single_workload_has_a_name_too():
     text = WHOLE.replace("workloads:", "workload: {prompts: p.jsonl}\nx-other:")
 

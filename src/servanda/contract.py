@@ -296,11 +296,15 @@ class Contract(Value):
         weights, vocabulary and prompts besides that of the contract.
         """
         data = self.model_dump(mode="json", exclude=_NOT_MEANING)
-        return {**data, "workloads": _named(data["workloads"])}
+        workloads = _named(data["workloads"])
+        # what a clause is judged on that names none, what traffic is, whose guards need no suffix
+        several = self.workload is None and len(workloads) > 1
+        first = {"first": next(iter(workloads))} if several else {}
+        return {**data, "workloads": workloads, **first}
 
     @property
     def digest(self) -> str:
-        """Of the meaning; comments and the order of keys do not count."""
+        """Of the meaning; comments do not count, and of the order of keys the first workload."""
         text = json.dumps(self.meaning, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

@@ -94,6 +94,7 @@ class Tongue:
     next_moves: Mapping[str, str]
 
 
+_KIND = "KernelContract"
 _CONTRACTS = Tongue(Contract, _NOUNS, _NEXT_MOVES)
 
 # stand-ins for required keys, so that lint can look at the rest of a broken contract
@@ -125,6 +126,7 @@ def parse(
         ContractError: everything that is wrong, in the order of the text.
     """
     data, marks, problems = read(text, file)
+    _refuse_other_kind(data, marks)
     try:
         contract = Contract.model_validate(data)
     except ValidationError as error:
@@ -139,6 +141,14 @@ def parse(
         if not problems:
             return contract.placed(marks.near), marks
     raise ContractError.all(sorted(problems, key=_place))
+
+
+def _refuse_other_kind(data: Mapping[str, Any], marks: Marks) -> None:
+    """All of a document of another kind is wrong, and one problem says so."""
+    kind = data.get("kind")
+    if isinstance(kind, str) and kind != _KIND and "kernels" not in data:
+        hint = "give the contract itself, a .kernelcontract.yaml file"
+        raise ContractError(f"this is a {kind}, not a {_KIND}", where=marks["kind",], hint=hint)
 
 
 def refused(

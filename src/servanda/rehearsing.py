@@ -83,7 +83,7 @@ def _prepared(file: Path, test: ContractTest) -> Prepared:
     path = file.parent / test.contract
     if not path.is_file():
         raise ContractError(
-            f"there is no {path}",
+            f"{path} is no file" if path.exists() else f"there is no {path}",
             where=test.where("contract"),
             hint="the path of a contract starts from the folder of its test",
         )

@@ -351,6 +351,8 @@ def contracts(draw: st.DrawFn) -> Contract:
         family[:] = [item for i, item in enumerate(family) if i not in gone]
         if draw(st.integers(0, 4)) == 0:
             family.reverse()
+    if draw(st.integers(0, 4)) == 0:
+        data["workloads"] = dict(reversed(data["workloads"].items()))
     if draw(st.booleans()):
         data["workloads"] = [{"name": n, **w} for n, w in data["workloads"].items()]
     try:

@@ -269,7 +269,8 @@ def test_the_first_workload_is_that_of_clauses_which_name_none():
     found = changes(base, Contract.model_validate(data))
 
     assert [c.what for c in found if c.name == "statistical.tv.workload"] == ["chat -> code"]
-    assert ("cosmetic", "workload") in seen(found)
+    assert ("retargeted", "workloads") in seen(found)
+    assert contract().digest != Contract.model_validate(data).digest
 
 
 def test_a_single_workload_and_one_of_that_content_are_one_that_changed_its_name():

@@ -534,8 +534,7 @@ def with_stable(folder, stages):
     """A contract that compares with a stable kernel at some stages."""
     more = "  - {id: beside, metric: tv, aggregate: mean, slices: all, "
     more += f"at_most: {{times: 3, of: stable}}, stages: {stages}}}"
-    stable = "stable: {engine: table, model: s.json}"
-    path, _ = kit.write(folder, more=more, golden=stable, limit=0.3)
+    path, _ = kit.write(folder, more=more, stable="s.json", limit=0.3)
     kit.table(folder, "s.json", {"": kit.moved(kit.BASE, 0.02)})
     contract = load(path)
     assert contract.stable is not None

@@ -12,7 +12,7 @@ from servanda.promoting.promoter import Build, promote
 from servanda.promoting.story import disagreements, story_of
 from servanda.promoting.writing import say_yes, take_back
 from servanda.run import in_process
-from servanda.rundir import Occupied
+from servanda.rundir import Busy, opened
 from tests import kit, serving
 from tests.promoting.histories import ACTOR
 
@@ -260,6 +260,15 @@ def test_measuring_that_fails_moves_nothing_and_halts_at_the_third_time(site):
     assert site.promote().leg.name == "canary-2"
 
 
+def test_a_second_promoter_is_refused_and_what_the_first_measures_has_not_failed(site):
+    story = site.reach("shadow")
+
+    with opened(site.folder / "run" / "shadow", attempt=1), pytest.raises(Busy, match="another"):
+        site.promote()
+
+    assert story_of(site.ledger, story.run) == story
+
+
 def test_a_run_that_a_person_took_back_meanwhile_is_not_moved(site):
     story = site.reach("shadow")
     site.serve(story, "shadow")
@@ -285,7 +294,7 @@ def test_a_log_that_lacks_a_request_is_no_evidence(site):
     story = site.promote()
 
     assert story.state.status == "awaiting_evidence"
-    assert "measuring failed: " in story.state.why
+    assert f"measuring failed: {site.folder / 'served.jsonl'}:101:1: " in story.state.why
 
 
 def test_rows_of_another_run_are_not_counted(site):
@@ -382,20 +391,3 @@ def test_a_stage_on_which_nothing_is_judged_is_refused_before_anything_is_measur
     )
     assert site.ledger.runs() == () and not (site.folder / "run").exists()
     assert read(str(site.path)).problems[0] == problem
-
-
-def test_a_call_that_meets_another_one_at_work_is_no_failed_measurement(site):
-    """Calls of a timer overlap when one look takes long: three of them must not halt a run."""
-    story = site.reach("shadow")
-    site.serve(story, "shadow")
-    met = []
-
-    def opening(kernel, side):
-        if side == "train":
-            with pytest.raises(Occupied, match="another servanda is measuring in"):
-                site.promote()
-            met.append(story_of(site.ledger, story.run) == story)
-        return in_process(kernel, side)
-
-    assert site.promote(open=opening, until="canary").leg.name == "canary-1"
-    assert met == [True]

@@ -102,7 +102,24 @@ def test_a_measurement_that_failed_has_no_numbers(ledger):
     row = telling.rows(story)[1]
 
     assert (row.state, row.groups, row.decided) == ("not measured", None, None)
-    assert lines(story)[-2] == ("AWAITING EVIDENCE on shadow: measuring failed: the server is gone")
+    assert lines(story)[-2:] == [
+        "AWAITING EVIDENCE on shadow: measuring failed: the server is gone",
+        "  next: servanda promote again, once what failed is mended",
+    ]
+    for _ in range(2):
+        story = look_at(ledger, story, failed, actor=ACTOR, now=1000.0)
+    assert lines(story)[-2:] == [
+        "  next: servanda promote again, once what failed is mended",
+        f"  next: servanda rollback {story.run} --reason TEXT",
+    ]
+
+
+def test_a_limit_from_below_is_shown_as_one(ledger):
+    few = cell("inconclusive", value=0.02, low=None, high=None, limit=0.1, at_least=True)
+    few = replace(few, clause="coverage")
+    story = looked(ledger, "shadow", replace(finding("shadow"), cells=(cell(), few)))
+
+    assert "coverage on all 0.0200 at least 0.1000 900 tokens" in " ".join(lines(story)[3].split())
 
 
 def test_overrides_are_shown_while_they_last(ledger):

@@ -442,7 +442,8 @@ def test_the_last_leg_completes_the_run_and_each_limit_begins_a_fresh_span():
 
     assert (state.status, state.why) == ("completed", "everything holds on full-1")
     assert (leg_of(WHOLE, state).name, state.since) == ("full-2", T0 + 9)
-    assert [e.kind for e in effects] == ["notify"]
+    assert [e.kind for e in effects] == ["route", "notify"]  # who logs has to know the leg
+    assert effects[0].body["leg"] == "full-2"
 
 
 def test_an_ended_run_is_left_as_it_is():
@@ -480,6 +481,30 @@ def test_the_cell_that_decides_is_the_one_nearest_to_its_limit():
     assert judged([far, near, unknown]) == ("holds", near)
     assert judged([far, broken, near]) == ("violated", broken)
     assert judged([]) == ("inconclusive", None)
+
+
+def test_a_limit_from_below_is_near_where_little_is_above_it():
+    upper = cell(high=0.02, limit=0.05)
+    ample = replace(
+        upper, clause="ample", value=50.0, low=45.0, high=60.0, limit=9.0, at_least=True
+    )
+    scarce = replace(ample, clause="scarce", low=9.1)
+    sampled = replace(upper, clause="coverage", value=0.01, low=None, high=None, at_least=True)
+    none = replace(sampled, clause="none", value=0.0)
+
+    assert judged([upper, ample])[1] == upper
+    assert judged([upper, ample, scarce])[1] == scarce
+    undecided = [replace(c, outcome="inconclusive") for c in (upper, sampled)]
+    assert judged(undecided)[1] == undecided[1]
+    assert judged([*undecided, replace(none, outcome="inconclusive")])[1].clause == "none"
+
+
+def test_what_may_not_be_at_all_is_far_beyond_its_limit():
+    broken = cell("violated", high=0.2)
+    never = cell("violated", clause="never", high=1.0, limit=0.0)
+
+    assert judged([broken, never]) == ("violated", never)
+    assert judged([cell(), cell(clause="never", high=0.0, limit=0.0)]) == ("holds", cell())
 
 
 @pytest.mark.parametrize(("then", "status"), [("hold", "halted"), ("wait", "awaiting_evidence")])

@@ -70,6 +70,12 @@ def test_a_precondition_is_known_as_one():
     assert [c.guard for c in look.cells] == [True]
 
 
+def test_a_limit_from_below_is_known_as_one():
+    seen = verdict(cell("holds"), cell("holds", "usable_ratio", metric="usable_ratio"))
+
+    assert [c.at_least for c in found(CONTRACT, OFFLINE, seen).cells] == [False, True]
+
+
 def test_where_nothing_was_computed_nothing_is_made_up():
     empty = cell("inconclusive", value=None, interval=None, limit=None, n=0)
 

@@ -15,6 +15,7 @@ from servanda.promotion import (
     advance,
     approve,
     begin,
+    leg_of,
     override,
     roll_back,
     route_of,
@@ -90,7 +91,10 @@ class Promotion(RuleBasedStateMachine):
         spans = state.span - before.span
         assert state.turn - before.turn == int(bool(effects) or spans > 0)
         told = [e for e in effects if e.kind == "route"]
-        assert bool(told) == (route_of(self.course, before) != route_of(self.course, state))
+        was, now = (
+            (leg_of(self.course, one).name, route_of(self.course, one)) for one in (before, state)
+        )
+        assert bool(told) == (was != now)
 
     def refused(self, act):
         try:

@@ -132,6 +132,14 @@ def test_a_series_that_cannot_be_read_is_shown_with_a_caret_at_its_character():
             "a recorded run has data",
             "remove",
         ),
+        (
+            "    expect:\n      - {after: 20,",
+            "    clock: {every: 1m, groups: 4}\n    acts: [{at: 6m, approve: a}]\n    expect:\n"
+            "      - {at: 5m,",
+            "10:17",
+            "the act is never done: the last look of the case is before it",
+            "expect something at a later time",
+        ),
         ("kind: ContractTest", "kind: ContractTests", "2:7", "kind cannot be", "ContractTest'?"),
         ("apiVersion: servanda.dev/v1alpha1", "apiVersion: v2", "1:13", "apiVersion cannot be", ""),
         ("  - name: one", "  - name: ''", "7:11", "String should have at least 1 character", ""),

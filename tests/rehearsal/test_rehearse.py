@@ -135,12 +135,13 @@ def test_limits_relative_to_noise_and_to_stable_take_series_of_their_own(tmp_pat
             )
         ]
     )
-    slices = "stable: {engine: table, model: q.json}"
     good = 'self_noise: "gap(0.05)x1900"\nstable: "gap(0.05)x1900"'
     text = case('"gap(0.05)x1900"', "{cells: {n: holds, s: holds}}", more=good)
     text += case('"gap(0.4)x1900"', "{cells: {n: violated, s: violated}}", name="b", more=good)
-    text += case('"gap(0.05)x1900"', "{cells: {n: inconclusive, s: inconclusive}}", name="c")
-    found = rehearsed(tmp_path, text, more=more, slices=slices, limit=0.3, claim="realised")
+    text += case('"gap(0.05)x1900"', "{verdict: inconclusive}", name="c")
+    found = rehearsed(
+        tmp_path, text, more=more, slices="", stable="q.json", limit=0.3, claim="realised"
+    )
     assert found.passed
     assert found.cases[2].not_given == (
         'n: write self_noise: "gap(0.001)x6000"',
@@ -214,6 +215,16 @@ def test_a_test_may_give_numbers_for_every_case(tmp_path, golden):
     assert rehearsed(tmp_path, text, golden=golden, top=top).passed
 
 
+def test_an_expectation_that_no_limit_could_fail_is_refused(tmp_path):
+    """Without data a clause is inconclusive, and a test that expects so tests nothing."""
+    noise = "  - {id: n, metric: tv, aggregate: mean, at_most: {times: 3, of: self_noise}}"
+    text = case('"gap(0.05)x100"', "{cells: {n on all: inconclusive, tv on all: inconclusive}}")
+    (problem,) = refused(tmp_path, text, more=noise).problems
+    assert problem.message == "the case has no data of 'n on all': it is inconclusive at any limit"
+    assert problem.hint == 'write self_noise: "gap(0.001)x6000"'
+    assert (problem.where.line, problem.where.column) == (11, 28)
+
+
 def test_silence_is_not_success(tmp_path):
     text = case("", "{after: 0, verdict: inconclusive, can_promote: false, actions: []}")
     found = rehearsed(tmp_path, text)
@@ -225,7 +236,6 @@ def test_silence_is_not_success(tmp_path):
 
 
 RULES = """\
-stable: {engine: table, model: q.json}
 slices: [{name: first, split: labels.first}]
 escalation:
   - {when: {clause: tv, is: violated}, do: [{divert: slice}, {page: oncall}]}
@@ -377,7 +387,7 @@ def test_a_contract_that_no_run_can_decide_is_reported_in_its_own_places(tmp_pat
 
 @pytest.mark.parametrize(
     ("contract", "message"),
-    [("none.yaml", "there is no "), ("toy.kerneltest.yaml", "kind cannot be 'ContractTest'")],
+    [("none.yaml", "there is no "), ("toy.kerneltest.yaml", "this is a ContractTest")],
 )
 def test_a_contract_that_is_none_is_refused(tmp_path, contract, message):
     found = refused(tmp_path, case('"0x40"', "{verdict: holds}"), contract=contract)

@@ -75,11 +75,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Items:
-    """A field that holds many parts, which are found again by name."""
+    """A field that holds many parts, which are found again by name.
+
+    Args:
+        first: what hangs on which of them is the first; "" where the order says nothing.
+    """
 
     why: str
     noun: str
     says: str = "item by item, by name; added, removed"
+    first: str = ""
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,12 @@ _CONTRACT: Fields = {
     "kernels": Part(""),
     "stable": Part("who serves when infer may not, and what limits may be relative to"),
     "weights": Part(""),
-    "workload": Items("the texts that promises are judged on", "workload"),
+    "workload": Items(
+        "the texts that promises are judged on",
+        "workload",
+        says="item by item, by name; added, removed; another first is retargeted",
+        first="the first is what traffic is, and what a clause is judged on that names none",
+    ),
     "workloads": With("workload", "a single one is one of several"),
     "golden": Part("the texts that numerical promises are judged on"),
     "labels": Items("labels cut live traffic", "label"),

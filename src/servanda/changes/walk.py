@@ -116,7 +116,7 @@ def _items(
                 yield there.change("retargeted", what, "all else is equal")
     for item in gone.values():
         yield _alone(_spot(spot, item, None), rule, item, spot.contracts[1])
-    yield from _order(spot, [n for n in old if n in new], [n for n in new if n in old])
+    yield from _order(spot, rule, old, new)
 
 
 def _spot(spot: Spot, old: _Item | None, new: _Item | None) -> Spot:
@@ -154,9 +154,18 @@ def _same(spot: Spot, old: _Item, new: _Item) -> Iterator[Change]:
     yield from _fields(there, old.value, new.value)
 
 
-def _order(spot: Spot, old: Collection[str], new: Collection[str]) -> Iterator[Change]:
-    if [*old] != [*new]:
-        names = " -> ".join(shown([*names]) for names in (old, new))
+def _order(spot: Spot, rule: Items, old: Collection[str], new: Collection[str]) -> Iterator[Change]:
+    """Those that both have in another order, which means something only of the first."""
+    before, after = (next(iter(names), "") for names in (old, new))
+    # where neither is in both, one was replaced by the other, and that is said there
+    if rule.first and before != after and (before in new or after in old):
+        at: Place = ("workloads",)
+        there = replace(spot, place=at, at=(at, at))
+        yield there.change("retargeted", f"{before} first -> {after} first", rule.first)
+        return
+    both = [n for n in old if n in new], [n for n in new if n in old]
+    if both[0] != both[1]:
+        names = " -> ".join(map(shown, both))
         yield spot.change("cosmetic", names, "the order says nothing")
 
 

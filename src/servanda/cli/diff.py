@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from servanda import loading, marks
+from servanda import loading
 from servanda.changes import SIDES, Difference, Side
 from servanda.changes.telling import FORMATS
 from servanda.cli.output import show
@@ -16,34 +16,6 @@ from servanda.errors import ContractError, Problem
 
 _STDIN = "-"
 _BREAKING = 1
-_KIND = "KernelContract"
-
-
-def read_alone(data: bytes, name: str) -> Contract:
-    """A contract from its bytes; the files it names need not be there.
-
-    Raises:
-        ContractError: every problem of the text; a document of another kind is one problem.
-    """
-    try:
-        return loading.parse(data, name)
-    except ContractError:
-        _refuse_other_kind(data, name)
-        raise
-
-
-def _refuse_other_kind(data: bytes, name: str) -> None:
-    try:
-        found, places, _ = marks.read(data.decode("utf-8-sig"), name)
-    except (ContractError, UnicodeDecodeError):
-        return  # it is no YAML: that is told already
-    kind = found.get("kind")
-    if isinstance(kind, str) and kind != _KIND and "kernels" not in found:
-        raise ContractError(
-            f"this is a {kind}, not a {_KIND}",
-            where=places["kind",],
-            hint="give the contract itself, a .kernelcontract.yaml file",
-        ) from None
 
 
 @click.command("diff", short_help="What one version of a contract promises more or less.")
@@ -86,8 +58,8 @@ def diff_command(old: str, new: str, side: Side, format_: str) -> None:
 
 def _read(file: str) -> Contract:
     if file == _STDIN:
-        return read_alone(sys.stdin.buffer.read(), "stdin")
-    return read_alone(loading.bytes_of(Path(file)), file)
+        return loading.parse(sys.stdin.buffer.read(), "stdin")
+    return loading.parse(loading.bytes_of(Path(file)), file)
 
 
 def _refuse_same(old: str, new: str) -> None:

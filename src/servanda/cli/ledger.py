@@ -14,7 +14,7 @@ from servanda.cli.output import clear, show
 from servanda.errors import MeasurementError
 from servanda.ledger import ChainedLedger, Entry, export, open_ledger, verify_at
 from servanda.ledger.sealing import line
-from servanda.promoting.story import disagreements
+from servanda.promoting.story import TOLD, disagreements
 
 _LONGEST = 60  # letters of what an entry says, in a table
 _SAYING = ("why", "text", "reason")  # parts of a body, or of the state in it, that are for people
@@ -127,10 +127,14 @@ def _time(at: float) -> str:
 
 
 def _what(entry: Entry) -> str:
-    """What an entry says, in one short line; whose kinds they are is not known here."""
+    """What an entry says, in one short line."""
     state = entry.body.get("state")
     places = (entry.body, state if isinstance(state, dict) else {})
     said = (place.get(name) for place in places for name in _SAYING)
+    if entry.kind == TOLD:
+        effect = str(entry.body.get("key")).removeprefix(f"{entry.run}:")
+        left_out = f" ({why})" if (why := entry.body.get("why")) else ""
+        said = (f"{effect} to {entry.body.get('sink')}{left_out}",)
     text = next((text for text in said if text and isinstance(text, str)), ", ".join(entry.body))
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -12,7 +12,6 @@ import click
 
 from servanda import loading
 from servanda.changes import Listed, Shelf, Step, shelves
-from servanda.cli.diff import read_alone
 from servanda.cli.output import show
 from servanda.contract import Contract
 from servanda.errors import ContractError
@@ -38,7 +37,7 @@ def list_command(folder: Path, format_: str) -> None:
     wrong: dict[str, ContractError] = {}
     for file in files:
         try:
-            found.append(Listed(str(file), read_alone(loading.bytes_of(file), str(file))))
+            found.append(Listed(str(file), loading.parse(loading.bytes_of(file), str(file))))
         except ContractError as error:
             wrong[str(file)] = error
     stood = shelves(found)

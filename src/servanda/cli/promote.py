@@ -21,6 +21,7 @@ from servanda.cli.runs import actor_option, code_of, print_story, run_format, to
 from servanda.contract import STAGES
 from servanda.effects import sinks_of
 from servanda.promoting import telling
+from servanda.promoting.logs import absent
 from servanda.promoting.promoter import Build, Step
 from servanda.promoting.promoter import promote as promote_build
 from servanda.promoting.story import Story
@@ -80,14 +81,17 @@ def promote(
     sinks, deadline = sinks_of(webhook, slack, command), until(max_time)
     stage = until_ if until_ in STAGES else None
     latest: list[Story] = []
+    missing: list[str] = []
 
     def above() -> str:
-        return telling.text(latest[-1], now=time.time()) if latest else ""
+        table = [telling.text(one, now=time.time()) for one in latest]
+        return "\n".join([*table, *missing])
 
     with opened(where) as store, watching(quiet, above) as watch:
 
         def stepped(step: Step) -> None:
             latest[:] = [told(store, step.story, sinks)]
+            missing[:] = _missing(step, served)
             if step.error:
                 click.echo(step.error, err=True)
             leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
@@ -96,6 +100,8 @@ def promote(
                 click.echo(f"{leg}: outside of the contract, {many:,} served: {why}", err=True)
             if not quiet and not sys.stderr.isatty():
                 click.echo(f"{leg}: {step.story.state.why}", err=True)
+                for what in missing if every is not None else ():
+                    click.echo(f"  {what}", err=True)
 
         told_late(store, contract, sinks)
         build = Build(contract, run_dir, served, fresh)
@@ -117,7 +123,19 @@ def promote(
                 break
             time.sleep(every)
     print_story(story, format_)
+    for what in missing if not story.state.ended else ():
+        click.echo(f"  {what}", err=True)
     sys.exit(0 if _reached(story, until_) else code_of(story))
+
+
+def _missing(step: Step, served: tuple[Path, ...]) -> list[str]:
+    """What a live leg waits for, and which of its requests are no evidence."""
+    looked = step.looked
+    if looked is None or looked.plan.traffic is None:
+        return []
+    waits = [*absent(served), *filter(None, [looked.waiting])]
+    outside = [f"{n:,} requests are no evidence: {why}" for why, n in looked.outside.items()]
+    return [*(f"waiting: {what}" for what in waits), *outside]
 
 
 def _reached(story: Story, until_: str | None) -> bool:

@@ -61,6 +61,17 @@ def _requests(path: Path) -> tuple[Request, ...]:
     return read_served(text, str(path))
 
 
+def absent(served: Sequence[Path]) -> tuple[str, ...]:
+    """What of a log is not there, as sentences; a new leg may well have none yet."""
+    if not served:
+        return ("no log of what infer served is given: name it with --served",)
+    return tuple(
+        f"--served {path}: {'no .jsonl file is in it' if path.is_dir() else 'nothing is there'} yet"
+        for path in served
+        if not _files([path])
+    )
+
+
 def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: ServedEngine) -> None:
     """A log that no longer says what was weighed of it, where a request vanished or changed.
 

@@ -88,8 +88,9 @@ def look(
     if not leg.live:
         return _offline(contract, leg, root, attempt, open, watch, deadline, text)
     described = _described(open, contract.kernels.infer, "infer")
+    requests = read_log(served)
     traffic = traffic_of(
-        read_log(served),
+        requests,
         contract,
         run=run,
         leg=leg.name,
@@ -125,9 +126,10 @@ def look(
         if found.evidence.rounds:
             directory.finish(json.dumps(verdict.to_dict(), indent=1))
     key = _as_offline(found.key, offline, before, compile(contract, attempt=attempt).reward)
-    return Looked(
-        verdict, plan, key, _groups(plan, evidence), _waiting(plan, evidence), traffic.outside
-    )
+    waiting = _waiting(plan, evidence)
+    if requests and not traffic.launched:
+        waiting += f"; its last one is of run {requests[-1].run!r} on {requests[-1].leg}"
+    return Looked(verdict, plan, key, _groups(plan, evidence), waiting, traffic.outside)
 
 
 def _offline(

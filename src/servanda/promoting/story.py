@@ -202,7 +202,7 @@ def _decided(body: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any
 
 
 def _refused(entry: Entry, what: str) -> LedgerError:
-    wrote = entry.body.get("servanda", "which it does not say")
+    wrote = entry.body.get("servanda", "of no version")
     return LedgerError(
         f"entry {entry.seq} (number {entry.n} of run {entry.run}) {what}",
         hint="the ledger was edited, or another version decides otherwise: it was written by "

@@ -113,7 +113,7 @@ def cell_text(cell: Found) -> str:
     'tv on all 0.0040 [0.0030, 0.0050], limit 0.0200, n 1,200 tokens'
     """
     measured = " ".join(part for part in (number(cell.value), _interval(cell)) if part)
-    limit = f"limit {number(cell.limit)}" if cell.limit is not None else ""
+    limit = f"limit {_limit(cell)}" if cell.limit is not None else ""
     n = f"n {cell.n:,} {cell.units}".rstrip()
     head = f"{cell.name} {measured}".rstrip()
     return ", ".join(part for part in (head, limit, n, cell.note) if part)
@@ -136,7 +136,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     numbers = ("", "", "", "", "")
     if cell is not None:
         n = f"{cell.n:,} {cell.units}".rstrip()
-        numbers = (line(cell.name), number(cell.value), _interval(cell), number(cell.limit), n)
+        numbers = (line(cell.name), number(cell.value), _interval(cell), _limit(cell), n)
     return (leg.name, leg.traffic, row.state, groups, *numbers)
 
 
@@ -144,6 +144,11 @@ def _interval(cell: Found) -> str:
     if cell.low is None or cell.high is None:
         return ""
     return f"[{number(cell.low)}, {number(cell.high)}]"
+
+
+def _limit(cell: Found) -> str:
+    limit = number(cell.limit)
+    return f"at least {limit}" if limit and cell.at_least else limit
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -174,6 +179,10 @@ def _waived(story: Story, now: float) -> list[str]:
 
 def _next(story: Story) -> list[str]:
     run, leg, status = story.run, story.leg, story.state.status
+    if story.state.errors and not story.state.ended:
+        once = "servanda promote again, once what failed is mended"
+        halted = [f"servanda rollback {run} --reason TEXT"] if status == "halted" else []
+        return [once, *halted]
     if status == "awaiting_approval":
         return [f"servanda approve {run} --reason TEXT"]
     if status == "running":

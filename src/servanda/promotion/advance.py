@@ -176,10 +176,12 @@ def _empty(cell: Found) -> bool:
 
 def _nearness(cell: Found) -> float:
     """How near a cell is to its limit, or how far beyond: the one to look at first."""
-    end = cell.high if cell.high is not None else cell.value
-    if end is None or not cell.limit:
+    near = cell.low if cell.at_least else cell.high
+    end = near if near is not None else cell.value
+    if end is None or cell.limit is None:
         return -math.inf
-    return end / cell.limit
+    end, limit = (cell.limit, end) if cell.at_least else (end, cell.limit)
+    return end / limit if limit else math.inf if end else -math.inf
 
 
 def _waived(state: State, cell: Found) -> bool:

@@ -47,7 +47,7 @@ def effects_of(
     """
     found: list[Effect] = []
     body = _body(course, before, after, decided)
-    if before is None or route_of(course, before) != route_of(course, after):
+    if before is None or _served(course, before) != _served(course, after):
         found.append(Effect("route", f"{after.run}:{after.turn}:route", body))
     if before is None or _told(before) != _told(after) or _waived(before, after):
         found.append(Effect("notify", f"{after.run}:{after.turn}:notify", body))
@@ -58,6 +58,11 @@ def effects_of(
         paged = {**body, "to": whom, "for": [*dict.fromkeys(rules)]}
         found.append(Effect("page", f"{after.run}:{after.turn}:page:{whom}", paged))
     return tuple(found)
+
+
+def _served(course: Sequence[Leg], state: State) -> tuple[str, dict[str, float]]:
+    """What a proxy has to know: who serves, and as which leg it logs that."""
+    return leg_of(course, state).name, route_of(course, state)
 
 
 def _told(state: State) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from servanda.clauses import CellVerdict
 from servanda.contract import Contract
 from servanda.course import Leg
 from servanda.escalation import met, watched
+from servanda.kinds import DEFAULT_GUARDS
 from servanda.promotion.values import Asked, Finding, Found
 from servanda.verdict import Verdict
 
@@ -19,13 +20,17 @@ def found(contract: Contract, leg: Leg, verdict: Verdict) -> Finding:
 
     Cells that do not exist at the stage, and those that are not enforced, do not count.
     """
+    clauses = (*DEFAULT_GUARDS, *(clause for *_, clause in contract.clauses()))
+    least = {clause.metric for clause in clauses if clause.at_least is not None}
     return Finding(
         leg=leg.name,
         key=verdict.key,
         groups=verdict.groups,
         evidence=verdict.evidence,
         cells=tuple(
-            Found.of(c) for c in verdict.cells if c.enforced and c.outcome != "not applicable"
+            Found.of(c, at_least=c.metric in least)
+            for c in verdict.cells
+            if c.enforced and c.outcome != "not applicable"
         ),
         asked=tuple(_asked(contract, verdict, early=verdict.groups < leg.first)),
     )

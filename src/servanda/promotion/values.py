@@ -33,6 +33,7 @@ class Found:
         n, units: what was counted, and of what.
         note: why, where the numbers do not say it.
         guard: whether it is a precondition, which makes a finding worse and never carries it.
+        at_least: whether the limit is one from below.
     """
 
     clause: str
@@ -46,13 +47,14 @@ class Found:
     units: str = ""
     note: str = ""
     guard: bool = False
+    at_least: bool = False
 
     @property
     def name(self) -> str:
         return f"{self.clause} on {self.slice}"
 
     @classmethod
-    def of(cls, cell: CellVerdict) -> Found:
+    def of(cls, cell: CellVerdict, *, at_least: bool = False) -> Found:
         low, high = cell.interval or (None, None)
         return cls(
             cell.clause,
@@ -66,6 +68,7 @@ class Found:
             cell.units,
             cell.note,
             cell.section == "observability",
+            at_least,
         )
 
 

@@ -143,7 +143,11 @@ def _of_case(path: tuple[str | int, ...], case: Case) -> Iterator[Finding]:
     if case.acts and case.clock is None:
         message = "acts are done to a promotion, and the case has no clock"
         yield Finding((*path, "acts"), message, "give clock: {every: 1m, groups: 200}", True)
+    ends = max((e.at or 0.0 for e in case.expect), default=0.0)
     for j, act in enumerate(case.acts):
+        if case.clock is not None and act.at > case.clock.looks(ends) * case.clock.every:
+            message = "the act is never done: the last look of the case is before it"
+            yield Finding((*path, "acts", j, "at"), message, "expect something at a later time")
         done = [name for name in _ACTS if getattr(act, name) is not None]
         if len(done) != 1:
             message = f"an act is one of {', '.join(_ACTS)}; found {len(done)}"

@@ -11,12 +11,14 @@ from servanda.clauses import CellVerdict, Outcome, worst
 from servanda.contract import Contract
 from servanda.corpus import Corpus
 from servanda.course import Leg, course_of
-from servanda.errors import ContractError
+from servanda.errors import ContractError, Problem
 from servanda.escalation import asked_for
+from servanda.lint.finding import quoted
 from servanda.plan import Plan, make_plan
 from servanda.promotion import leg_of
 from servanda.rehearsal.data import Data, Gathering, Recording, recorded_data, synthetic_data
 from servanda.rehearsal.fitting import misfits
+from servanda.rehearsal.given import NotGiven
 from servanda.rehearsal.promoted import Moment, promoted
 from servanda.rehearsal.results import CaseResult, Check, Looked, Rehearsal
 from servanda.rehearsal.values import ContractTest, Expectation
@@ -40,7 +42,7 @@ def rehearse(
 
     Raises:
         ContractError: the contract cannot be planned, in its own places; or the test speaks of
-            what the contract or the run does not have, in the test's.
+            what the contract, the run or its own case does not have, in the test's.
         EvidenceError: a recorded run is not of this contract's prompts and draws.
     """
     plan = make_plan(contract, corpora, golden)
@@ -63,6 +65,9 @@ def rehearse(
 def _answered(test: ContractTest, i: int, data: Data) -> CaseResult:
     """One case: a look at each number of prompt groups, and each expectation held against its."""
     case = test.cases[i]
+    problems = [*_vacuous(test, i, data.plan)]
+    if problems:
+        raise ContractError.all(problems)
     groups = [data.groups if e.after is None else e.after for e in case.expect]
     gathering = Gathering(data)
     verdicts = {n: judge(data.plan, gathering.after(n)) for n in sorted({*groups})}
@@ -73,6 +78,25 @@ def _answered(test: ContractTest, i: int, data: Data) -> CaseResult:
         checks = tuple(_checks(test, place, expectation, data.plan.contract, verdicts[n]))
         expectations.append(Looked(n, checks, verdicts[n], test.where(*place)))
     return CaseResult(case.name, tuple(expectations), data.not_given, test.where("cases", i))
+
+
+def _vacuous(test: ContractTest, i: int, plan: Plan) -> Iterator[Problem]:
+    """Cells that an expectation names, and whose answer hangs on nothing that the case gives."""
+    for j, expectation in enumerate(test.cases[i].expect):
+        for name in expectation.cells:
+            kinds = [
+                cell.kind for cell in plan.cells if _is_named(name, cell.clause.id, cell.cut.name)
+            ]
+            missing = [kind.reason for kind in kinds if isinstance(kind, NotGiven)]
+            if missing and len(missing) == len(kinds):
+                message = f"the case has no data of {quoted(name)}: it is inconclusive at any limit"
+                where = test.where("cases", i, "expect", j, "cells", name)
+                yield Problem(message, where, missing[0])
+
+
+def _is_named(name: str, clause: str, part: str) -> bool:
+    """Whether a name in `cells` means a cell; a clause alone means all of its cells."""
+    return name in (clause, f"{clause} on {part}")
 
 
 def _promoted(test: ContractTest, i: int, plan: Plan) -> CaseResult:
@@ -133,7 +157,7 @@ def _checks(
         where = test.where(*place, "verdict")
         yield Check("verdict", expectation.verdict, verdict.outcome, decided, where)
     for name, expected in expectation.cells.items():
-        own = [c for c in verdict.cells if name in (c.clause, f"{c.clause} on {c.slice}")]
+        own = [c for c in verdict.cells if _is_named(name, c.clause, c.slice)]
         met: list[Outcome] = [c.outcome for c in own if c.outcome != "not applicable"]
         found = worst(met) if met else "not applicable"
         yield Check(name, expected, found, _decider(own), test.where(*place, "cells", name))

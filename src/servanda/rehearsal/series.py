@@ -156,7 +156,12 @@ class Series:
             group_N: launched prompt group of each token, from 0.
         """
         values_N = np.full(len(group_N), np.nan)
-        for item, start in zip(self.items, self._starts, strict=False):
+        met = slice(0, 0)
+        if len(group_N):
+            # of many items a round meets a few
+            first, last = np.searchsorted(self._starts, [group_N.min(), group_N.max()], "right")
+            met = slice(max(first - 1, 0), last)
+        for item, start in zip(self.items[met], self._starts[met], strict=False):
             at_N = np.flatnonzero((group_N >= start) & (group_N < start + item.count))
             if not len(at_N) or item.draw == LOST:
                 continue
@@ -216,9 +221,13 @@ def _refuse(message: str, at: int, hint: str) -> NoReturn:
 def _item(word: str, at: int) -> Item:
     counted = _COUNTED.fullmatch(word)
     head, times = (counted[1], counted[2]) if counted else (word, "1")
-    if len(times) > len(str(MOST_GROUPS)) or not 1 <= int(times) <= MOST_GROUPS:
+    # by its length first: the digits of a number may be a megabyte
+    if len(times) > 2 * len(str(MOST_GROUPS)) or int(times) > MOST_GROUPS:
+        message = f"{quoted(word)} is for more than {MOST_GROUPS:,} prompt groups"
+        _refuse(message, at + len(head) + 1, "x400 is for 400; a run ends after some thousand")
+    if int(times) == 0:
         hint = "x400 says how many prompt groups show it"
-        _refuse(f"{quoted(word)} is for no number of prompt groups", at + len(head) + 1, hint)
+        _refuse(f"{quoted(word)} is for no prompt group", at + len(head) + 1, hint)
     if head == LOST:
         return Item(LOST, (), int(times))
     if call := _CALL.fullmatch(head):
