@@ -94,11 +94,8 @@ def promote(
             missing[:] = _missing(step, served)
             if step.error:
                 click.echo(step.error, err=True)
-            leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
-            outside = step.looked.outside if step.looked is not None else {}
-            for why, many in sorted(outside.items()):
-                click.echo(f"{leg}: outside of the contract, {many:,} served: {why}", err=True)
             if not quiet and not sys.stderr.isatty():
+                leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
                 click.echo(f"{leg}: {step.story.state.why}", err=True)
                 for what in missing if every is not None else ():
                     click.echo(f"  {what}", err=True)
