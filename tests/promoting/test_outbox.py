@@ -447,3 +447,16 @@ def test_what_was_decided_before_a_kill_is_told_by_whoever_comes_next(ledger):
     assert known.got == ["toy-a/1/notify", "toy-2-c/1/notify", "toy-a/2/notify"]
     assert new.got == []  # old news is not for a new receiver
     assert tell_late(ledger, "toy", [known, new], now=lambda: 9.0, wait=[].append) == ()
+
+
+def test_a_run_that_ended_untold_is_told_to_all_while_no_other_began(ledger):
+    """Killed before it told anybody: nobody goes on with that run, nor heard of it."""
+    ledger.append("toy-a", [opened("toy", "toy-a")], after=0)
+    sink = Taker("sink")
+    assert tell_late(ledger, "toy", [sink], now=lambda: 9.0, wait=[].append) == ()
+
+    ended = Record("rolled_back", "somebody", 2.0, {"state": {"status": "rolled_back"}})
+    ledger.append("toy-a", [ended], after=1)
+    found = tell_late(ledger, "toy", [sink], now=lambda: 9.0, wait=[].append)
+
+    assert [one.key for one in found] == sink.got == ["toy-a/1/notify"]

@@ -21,7 +21,7 @@ from servanda.ledger import Entry, Ledger, LedgerError, Outrun, Record
 from servanda.plain import from_plain
 from servanda.promoting.story import TOLD
 from servanda.promotion import beginning_of
-from servanda.promotion.values import Effect
+from servanda.promotion.values import ENDED, Effect
 
 ACTOR = "servanda"
 _LANES: tuple[tuple[Kind, ...], ...] = (("route",), ("notify", "page"))
@@ -80,18 +80,23 @@ def tell_late(
 ) -> tuple[Told, ...]:
     """Deliver what whoever promoted a contract before, and was killed, decided and did not tell.
 
-    Each run is told to those who heard of it before: a new receiver is not for old news.
+    Each run is told to those who heard of it before: a new receiver is not for old news.  The
+    newest one is told to all where it has ended, for nobody goes on with it.
 
     Raises:
         LedgerError: as `tell` does.
     """
-    found: list[Told] = []
+    boxes: list[_Outbox] = []
     for run in ledger.runs():
         if run.startswith(beginning_of(contract)):
             box = _Outbox(ledger, run, now)
             box.read()
             if box.contract == contract:
-                found += _told(box, [sink for sink in sinks if box.knows(sink)], wait)
+                boxes.append(box)
+    found: list[Told] = []
+    for box in boxes:
+        all_of_it = box is boxes[-1] and box.status in ENDED
+        found += _told(box, [s for s in sinks if all_of_it or box.knows(s)], wait)
     return tuple(found)
 
 
@@ -135,6 +140,7 @@ class _Outbox:
         self._told: set[tuple[str, str]] = set()  # (key, name of the sink)
         self._seq = self._n = 0
         self.contract = ""  # by name, once its first entry was read
+        self.status = ""  # of the run
 
     def read(self) -> None:
         """Take what was written since."""
@@ -182,6 +188,7 @@ class _Outbox:
                 self.contract = entry.body.get("contract", {}).get("name", "")
             if entry.kind == TOLD:
                 self._told.add((entry.body["key"], entry.body["sink"]))
+            self.status = entry.body.get("state", {}).get("status", self.status)
             for effect in _effects(entry):
                 self._effects.setdefault(effect.key, effect)
 
