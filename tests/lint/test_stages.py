@@ -66,3 +66,18 @@ def test_a_stage_that_does_not_exist_is_named_with_the_nearest_one(wrong, right)
     assert found[0].startswith(f"x.yaml:{line}:3: ")
     assert repr(wrong) in found[0]
     assert found[-1] == f"  hint: did you mean {right!r}?"
+
+
+def test_an_approval_that_nobody_is_asked_for_is_refused():
+    """A person says yes to the stage after; a promotion would be completed without a word."""
+    ends = CONTRACT.replace("  full: {}\n", "")
+
+    assert said(ends.replace("0.1]}", "0.1], approval: required}")) == [
+        "x.yaml:12:32: canary is the last stage, and a person is asked for the one after it",
+        "   12 |   canary: {steps: [0.01, 0.1], approval: required}",
+        "                                       ^",
+        "  hint: add promotion.full, or remove it: nobody asks",
+    ]
+    assert said(CONTRACT.replace("full: {}", "full: {approval: required}"))[-1] == (
+        "  hint: remove it"
+    )

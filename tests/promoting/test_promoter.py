@@ -12,7 +12,7 @@ from servanda.promoting.promoter import Build, promote
 from servanda.promoting.story import disagreements, story_of
 from servanda.promoting.writing import say_yes, take_back
 from servanda.run import in_process
-from servanda.rundir import Busy, opened
+from servanda.rundir import Occupied, opened
 from tests import kit, serving
 from tests.promoting.histories import ACTOR
 
@@ -263,7 +263,10 @@ def test_measuring_that_fails_moves_nothing_and_halts_at_the_third_time(site):
 def test_a_second_promoter_is_refused_and_what_the_first_measures_has_not_failed(site):
     story = site.reach("shadow")
 
-    with opened(site.folder / "run" / "shadow", attempt=1), pytest.raises(Busy, match="another"):
+    with (
+        opened(site.folder / "run" / "shadow", attempt=1),
+        pytest.raises(Occupied, match="another"),
+    ):
         site.promote()
 
     assert story_of(site.ledger, story.run) == story

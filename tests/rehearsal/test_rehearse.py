@@ -215,6 +215,19 @@ def test_a_test_may_give_numbers_for_every_case(tmp_path, golden):
     assert rehearsed(tmp_path, text, golden=golden, top=top).passed
 
 
+def test_what_golden_texts_show_the_corners_of_the_envelope_show_as_well(tmp_path):
+    more = "numerical:\n  - {id: drift, metric: logit_osc_nats, at_most: 1.0, slices: all}\n"
+    more += "runtime: {envelope: {batch_size: [1, 32]}}"
+    texts = {"golden": "golden: {prompts: prompts.jsonl}", "more": more, "claim": "realised"}
+    good = case('"gap(0.01)x200"', "{verdict: holds, cells: {drift: holds}}")
+    good += case('"gap(0.01)x200"', "{cells: {drift on corner batch=32: violated}}", name="b",
+                 more="golden: {logit_osc_nats: 1.5}")  # fmt: skip
+
+    found = rehearsed(tmp_path, good, top="golden: {logit_osc_nats: 0.5}", **texts)
+
+    assert found.passed and not found.cases[0].not_given
+
+
 def test_an_expectation_that_no_limit_could_fail_is_refused(tmp_path):
     """Without data a clause is inconclusive, and a test that expects so tests nothing."""
     noise = "  - {id: n, metric: tv, aggregate: mean, at_most: {times: 3, of: self_noise}}"

@@ -11,10 +11,11 @@ import click
 
 from servanda.cli.options import ledger_option
 from servanda.cli.output import clear, show
+from servanda.cli.runs import ledger_key, opened
 from servanda.errors import EvidenceError, MeasurementError
-from servanda.ledger import ChainedLedger, Entry, export, open_ledger, verify_at
+from servanda.ledger import Entry, export, verify_at
 from servanda.ledger.sealing import line
-from servanda.promoting.story import disagreements
+from servanda.promoting.story import TOLD, disagreements
 
 _LONGEST = 60  # letters of what an entry says, in a table
 _SAYING = ("why", "text", "reason")  # parts of a body, or of the state in it, that are for people
@@ -57,7 +58,7 @@ def verify_command(where: str) -> None:
 
     Exits 0 where there is none, else 1.
     """
-    found = verify_at(where, key=key())
+    found = verify_at(where, key=ledger_key())
     said = [*map(str, found.problems)]
     if found.sound:  # what was not changed may still tell what never happened
         with opened(where, reading=True) as store:
@@ -104,16 +105,6 @@ def export_command(where: str, output: Path | None) -> None:
     click.echo(f"exported {count} to {output}", err=True)
 
 
-def opened(where: str, *, reading: bool = False) -> ChainedLedger:
-    """The ledger that --ledger names, with the key of the environment."""
-    return open_ledger(where, key=key(), reading=reading)
-
-
-def key() -> bytes:
-    """SERVANDA_LEDGER_KEY; empty where nobody set one."""
-    return os.environ.get("SERVANDA_LEDGER_KEY", "").encode()
-
-
 def _row(entry: Entry) -> tuple[str, ...]:
     told = (entry.run, entry.kind, entry.actor, _what(entry), entry.hash[:8])
     return (str(entry.seq), _time(entry.at), *told)
@@ -127,10 +118,14 @@ def _time(at: float) -> str:
 
 
 def _what(entry: Entry) -> str:
-    """What an entry says, in one short line; whose kinds they are is not known here."""
+    """What an entry says, in one short line."""
     state = entry.body.get("state")
     places = (entry.body, state if isinstance(state, dict) else {})
     said = (place.get(name) for place in places for name in _SAYING)
+    if entry.kind == TOLD:
+        effect = str(entry.body.get("key")).removeprefix(f"{entry.run}:")
+        left_out = f" ({why})" if (why := entry.body.get("why")) else ""
+        said = (f"{effect} to {entry.body.get('sink')}{left_out}",)
     text = next((text for text in said if text and isinstance(text, str)), ", ".join(entry.body))
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -21,6 +21,14 @@ def promotion(contract: Contract) -> Iterator[Finding]:
             yield from _stage(("promotion", stage), stage, rule)
             if stage != "offline" and contract.stable is None:
                 yield _alone(stage)
+    last = [stage for stage in STAGES if contract.promotion.has(stage)][-1]
+    rule = getattr(contract.promotion, last)
+    if rule is not None and rule.approval == "required":
+        message = f"{last} is the last stage, and a person is asked for the one after it"
+        hint = (
+            "remove it" if last == STAGES[-1] else "add promotion.full, or remove it: nobody asks"
+        )
+        yield Finding(("promotion", last, "approval"), message, hint, key=True)
     routing = contract.routing
     written = "without_snapshot" in routing.model_fields_set
     if written and routing.without_snapshot == "stable" and contract.stable is None:

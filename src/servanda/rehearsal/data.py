@@ -14,7 +14,7 @@ from servanda.identity import EvidenceKey
 from servanda.once import weigh_once
 from servanda.plan import Plan, make_plan
 from servanda.rehearsal.fitting import width_of
-from servanda.rehearsal.given import Given, covered, golden_run, timed, without
+from servanda.rehearsal.given import Given, cornered, covered, golden_run, timed, without
 from servanda.rehearsal.series import Series
 from servanda.rehearsal.synthetic import Steered, Traffic, first_groups
 from servanda.rehearsal.values import REST, ContractTest
@@ -97,7 +97,10 @@ def synthetic_data(test: ContractTest, i: int, plan: Plan, leg: str = "", first:
     lacks = [given.lacks(cell) for cell in plan.cells]
     plan = without(plan, lacks)
     key = EvidenceKey(plan.contract.digest, plan.texts, _MADE, _MADE, _MADE)
-    measured: dict[Source, object] = {"coverage": covered(plan, given.rescored)}
+    measured: dict[Source, object] = {
+        "coverage": covered(plan, given.rescored),
+        "corners": cornered(plan, given.golden),
+    }
     if plan.loads:
         measured["timing"] = timed(plan, given.timing)
     once = weigh_once(plan, key, measured)

@@ -15,12 +15,14 @@ from servanda.clauses import (
     BoundedFact,
     Cell,
     CellVerdict,
+    CornerFact,
     Coverage,
     Fact,
     LoadOf,
     Look,
 )
 from servanda.clauses.base import Source, View, blank
+from servanda.clauses.corner import CornerRun
 from servanda.clauses.coverage import Windows
 from servanda.clauses.timing import LOOKS, RECORDED, SERVED, STABLE, TIMINGS, LoadRun
 from servanda.divergence import DIVERGENCES
@@ -86,7 +88,7 @@ class Given:
     def lacks(self, cell: Cell) -> str:
         """What has to be given for a cell to be judged; "" where nothing is missing."""
         kind, clause = cell.kind, cell.clause
-        if kind.source == "golden":
+        if kind.source in ("golden", "corners"):
             if not isinstance(kind, Fact | BoundedFact):
                 return f"a number for each golden text is no {CALIBRATION}; record a run"
             return "" if clause.metric in self.golden else f"write golden: {{{clause.metric}: ...}}"
@@ -97,7 +99,7 @@ class Given:
             return "" if level is not None else f"write timing: {{{clause.id}: ...}}"
         if kind.source == "coverage":
             return "" if self.rescored is not None else "write rescored: 0.02"
-        if kind.source in ("batches", "corners"):
+        if kind.source == "batches":
             return "it is measured on engines alone"
         return self._lacks_of_tokens(cell) if kind.source == "workload" else ""
 
@@ -144,6 +146,13 @@ def golden_run(plan: Plan, golden: Mapping[str, float]) -> GoldenRun | None:
     for name, value in golden.items():
         exact |= {column: np.full(n, value) for column in (name, f"{name}.low", f"{name}.high")}
     return GoldenRun(rows, TracePair(trace, trace), exact)
+
+
+def cornered(plan: Plan, golden: Mapping[str, float]) -> dict[str, CornerRun]:
+    """The corners of the envelope, where metrics have the values of the golden texts."""
+    exact = {name: np.full(_POSITIONS, value) for name, value in golden.items()}
+    kinds = [cell.kind for cell in plan.cells]
+    return {k.corner.name: CornerRun(exact, ()) for k in kinds if isinstance(k, CornerFact)}
 
 
 def timed(plan: Plan, timing: Mapping[str, float | Level]) -> dict[LoadOf, LoadRun]:
