@@ -29,7 +29,7 @@ from servanda.promoting.logs import absent
 from servanda.promoting.promoter import Build, Step
 from servanda.promoting.promoter import promote as promote_build
 from servanda.promoting.story import Story
-from servanda.rundir import Busy
+from servanda.rundir import Occupied
 
 _FILE = click.Path(path_type=Path)
 _THROUGH = "completed"
@@ -118,7 +118,7 @@ def promote(
                     deadline=deadline,
                     stepped=stepped,
                 )
-            except (Busy, Outrun) as error:  # somebody else is at it: this look is theirs
+            except (Occupied, Outrun) as error:  # somebody else is at it: this look is theirs
                 if every is None or (deadline is not None and deadline()):
                     raise
                 click.echo(str(error), err=True)
