@@ -1,6 +1,7 @@
 # The verbs of a promotion: what they print beside where a run stands, and how they end.
 
 import json
+from contextlib import ExitStack
 
 import pytest
 
@@ -9,6 +10,7 @@ from servanda.ledger import open_ledger
 from servanda.promoting.story import stories
 from servanda.promoting.writing import let_pass
 from servanda.promotion import Override
+from servanda.rundir import opened
 from tests import kit, serving
 from tests.promoting.test_promoter import STAGES
 
@@ -117,3 +119,17 @@ def test_a_promotion_that_ends_offline_says_so(build, call):
 
     assert code == 0
     assert out.endswith("  next: nothing: the promotion of this contract ends at offline\n")
+
+
+def test_who_keeps_looking_lets_another_promoter_finish(build, call, monkeypatch):
+    with ExitStack() as other:
+        other.enter_context(opened(build.parent / "runs" / "toy"))
+        code, _, err = call("promote", build, "--quiet")
+        assert (code, err.splitlines()[0]) == (4, "another servanda is measuring in runs/toy")
+
+        monkeypatch.setattr("time.sleep", lambda _: other.close())
+        every = ("--every", "1s", "--until", "shadow")
+        code, out, err = call("promote", build, "--quiet", *every)
+
+    assert (code, err.splitlines()[0]) == (0, "another servanda is measuring in runs/toy")
+    assert "on shadow" in out

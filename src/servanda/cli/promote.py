@@ -23,11 +23,13 @@ from servanda.cli.runs import (
 )
 from servanda.contract import STAGES
 from servanda.effects import Sink
+from servanda.ledger import Outrun
 from servanda.promoting import telling
 from servanda.promoting.logs import absent
 from servanda.promoting.promoter import Build, Step
 from servanda.promoting.promoter import promote as promote_build
 from servanda.promoting.story import Story
+from servanda.rundir import Occupied
 
 _FILE = click.Path(path_type=Path)
 _THROUGH = "completed"
@@ -105,16 +107,23 @@ def promote(
         told_late(store, contract, sinks)
         build = Build(contract, run_dir, served, fresh)
         while True:
-            story = promote_build(
-                build,
-                store,
-                actor=actor,
-                clock=time.time,
-                until=stage,
-                watch=watch,
-                deadline=deadline,
-                stepped=stepped,
-            )
+            try:
+                story = promote_build(
+                    build,
+                    store,
+                    actor=actor,
+                    clock=time.time,
+                    until=stage,
+                    watch=watch,
+                    deadline=deadline,
+                    stepped=stepped,
+                )
+            except (Occupied, Outrun) as error:  # somebody else is at it: this look is theirs
+                if every is None or (deadline is not None and deadline()):
+                    raise
+                click.echo(str(error), err=True)
+                time.sleep(every)
+                continue
             story = told(store, story, sinks)
             build = Build(contract, run_dir, served)
             over = story.state.ended or _reached(story, until_)
