@@ -82,7 +82,7 @@ def test_standard_input_is_a_file_too(tmp_path, monkeypatch):
     assert (done.exit_code, done.output.split(",")[0]) == (0, "stdin: ok")
     done = servanda("lint", "-", stdin="kind: x\n")
     assert done.exit_code == 2
-    assert done.output.startswith("stdin:1:1: a contract needs the key 'apiVersion'")
+    assert done.output.startswith("stdin:1:7: this is a x, not a KernelContract")
 
 
 def test_lint_as_json(tmp_path):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from servanda.clauses import CellVerdict, worst
-from servanda.contract import Contract
+from servanda.contract import Contract, Escalation
 
 
 def watched(when: Mapping[str, Any], cells: Sequence[CellVerdict]) -> list[CellVerdict]:
@@ -28,18 +28,38 @@ def met(when: Mapping[str, Any], of: Sequence[CellVerdict]) -> bool:
     return state == when["is"] if "is" in when else state != when["is_not"]
 
 
+def rules_met(
+    contract: Contract, cells: Sequence[CellVerdict]
+) -> Iterator[tuple[Escalation, list[CellVerdict]]]:
+    """The rules that are met, in order, each with the cells that it speaks of."""
+    for rule in contract.escalation:
+        of = watched(rule.when, cells)
+        if met(rule.when, of):
+            yield rule, of
+
+
+def action_of(do: str | Mapping[str, Any]) -> tuple[str, str]:
+    """Name and value of an action as it is written; "" where it has no value.
+
+    >>> action_of("hold"), action_of({"page": "oncall"})
+    (('hold', ''), ('page', 'oncall'))
+    """
+    if isinstance(do, str):
+        return do, ""
+    ((name, value),) = do.items()
+    return name, str(value)
+
+
 def asked_for(
     contract: Contract, cells: Sequence[CellVerdict]
 ) -> tuple[str | Mapping[str, Any], ...]:
     """The actions of every rule that is met as they are written, each once, in order."""
     found: list[str | Mapping[str, Any]] = []
-    for rule in contract.escalation:
-        if met(rule.when, watched(rule.when, cells)):
-            found += [do for do in rule.do if do not in found]
+    for rule, _ in rules_met(contract, cells):
+        found += [do for do in rule.do if do not in found]
     return tuple(found)
 
 
 def actions_of(contract: Contract, cells: Sequence[CellVerdict]) -> tuple[str, ...]:
     """Names of the actions of every rule that is met, in the order of the contract."""
-    asked = asked_for(contract, cells)
-    return tuple(dict.fromkeys(do if isinstance(do, str) else next(iter(do)) for do in asked))
+    return tuple(dict.fromkeys(action_of(do)[0] for do in asked_for(contract, cells)))

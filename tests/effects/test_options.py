@@ -4,15 +4,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from servanda.cli.options import effect_options
-from servanda.effects import sinks_of
+from servanda.cli.runs import effect_options
 
 
 @click.command()
 @effect_options
-def verb(webhook, slack, command):
+def verb(sinks):
     """Tell."""
-    for sink in sinks_of(webhook, slack, command):
+    for sink in sinks:
         click.echo(sink.name.rpartition(":")[0])
 
 

@@ -432,18 +432,18 @@ def opened(name, run):
 
 def test_what_was_decided_before_a_kill_is_told_by_whoever_comes_next(ledger):
     """A run that another one took back is nobody's to go on with, and was still not told."""
-    for run, name in (("a", "toy"), ("b", "toy"), ("c", "another")):
+    for run, name in (("toy-a", "toy"), ("toy-b", "toy"), ("toy-2-c", "toy-2")):
         ledger.append(run, [opened(name, run)], after=0)
     known, new = Taker("known"), Taker("new")
-    told(ledger, known, run="a")
-    told(ledger, known, run="c")
-    for run in ("a", "c"):
+    told(ledger, known, run="toy-a")
+    told(ledger, known, run="toy-2-c")
+    for run in ("toy-a", "toy-2-c"):
         taken = Effect("notify", f"{run}/2/notify", {"turn": 2})
         ledger.decide(taken, run=run)
 
     found = tell_late(ledger, "toy", [known, new], now=lambda: 9.0, wait=[].append)
 
-    assert [(one.sink, one.key) for one in found] == [("known", "a/2/notify")]
-    assert known.got == ["a/1/notify", "c/1/notify", "a/2/notify"]
+    assert [(one.sink, one.key) for one in found] == [("known", "toy-a/2/notify")]
+    assert known.got == ["toy-a/1/notify", "toy-2-c/1/notify", "toy-a/2/notify"]
     assert new.got == []  # old news is not for a new receiver
     assert tell_late(ledger, "toy", [known, new], now=lambda: 9.0, wait=[].append) == ()

@@ -394,20 +394,3 @@ def test_a_stage_on_which_nothing_is_judged_is_refused_before_anything_is_measur
     )
     assert site.ledger.runs() == () and not (site.folder / "run").exists()
     assert read(str(site.path)).problems[0] == problem
-
-
-def test_a_call_that_meets_another_one_at_work_is_no_failed_measurement(site):
-    """Calls of a timer overlap when one look takes long: three of them must not halt a run."""
-    story = site.reach("shadow")
-    site.serve(story, "shadow")
-    met = []
-
-    def opening(kernel, side):
-        if side == "train":
-            with pytest.raises(Occupied, match="another servanda is measuring in"):
-                site.promote()
-            met.append(story_of(site.ledger, story.run) == story)
-        return in_process(kernel, side)
-
-    assert site.promote(open=opening, until="canary").leg.name == "canary-1"
-    assert met == [True]

@@ -9,7 +9,7 @@ from servanda.changes.directions import REWRITTEN, Rule, as_text, moved, set_mov
 from servanda.changes.showing import shown
 from servanda.changes.values import Change, Kind, Spot
 from servanda.contract import Clause, Contract, Section
-from servanda.course import MIRRORED, SAMPLED
+from servanda.course import FIRST_STEP, MIRRORED, SAMPLED
 from servanda.scope import slices_of
 from servanda.slices import known
 
@@ -150,7 +150,7 @@ def _sample(old: float | None, new: float | None, spot: Spot) -> Kind:
 
 
 def _steps(old: Any, new: Any, _: Spot) -> Kind:
-    before, after = ({*(steps or (MIRRORED,))} for steps in (old, new))
+    before, after = ({*(steps or (FIRST_STEP,))} for steps in (old, new))
     return set_move(before, after)
 
 
@@ -165,7 +165,7 @@ STEPS = Rule(
     "superset is tightened",
     "one more step is one more stop before all traffic",
     _steps,
-    absent=f"[{MIRRORED:g}] (default)",
+    absent=f"[{FIRST_STEP:g}] (default)",
 )
 
 

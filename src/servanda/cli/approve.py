@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 
 import click
 
-from servanda.cli.ledger import opened
-from servanda.cli.options import effect_options, ledger_option
-from servanda.cli.runs import acting, actor_option, reason_option, run_format
-from servanda.effects import sinks_of
-from servanda.promoting.answering import named
+from servanda.cli.options import ledger_option
+from servanda.cli.runs import (
+    acting,
+    actor_option,
+    effect_options,
+    reason_option,
+    run_format,
+)
+from servanda.effects import Sink
 from servanda.promoting.writing import say_yes
 
 
@@ -22,14 +26,7 @@ from servanda.promoting.writing import say_yes
 @effect_options
 @run_format
 def approve(
-    run: str,
-    reason: str,
-    actor: str,
-    where: str,
-    webhook: tuple[str, ...],
-    slack: tuple[str, ...],
-    command: tuple[str, ...],
-    format_: str,
+    run: str, reason: str, actor: str, where: str, sinks: Sequence[Sink], format_: str
 ) -> None:
     """Say yes to the stage after the one at which RUN awaits an approval.
 
@@ -38,12 +35,10 @@ def approve(
     Exit codes: 0 done and told, 2 the call is wrong, 4 it was refused, a receiver was not told,
     or the ledger cannot be read or written.
     """
-    with opened(where) as store:
-        story = named(store, run)
-        acting(
-            store,
-            story,
-            sinks_of(webhook, slack, command),
-            lambda: say_yes(store, story, actor=actor, reason=reason, now=time.time()),
-            format_,
-        )
+    acting(
+        where,
+        run,
+        lambda store, story, now: say_yes(store, story, actor=actor, reason=reason, now=now),
+        sinks,
+        format_,
+    )

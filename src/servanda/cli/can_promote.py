@@ -9,10 +9,9 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.ledger import opened
 from servanda.cli.options import ledger_option
 from servanda.cli.output import show
-from servanda.cli.runs import run_format
+from servanda.cli.runs import opened, run_format
 from servanda.loading import load
 from servanda.promoting import telling
 from servanda.promoting.answering import can_promote as answer_of

@@ -11,8 +11,9 @@ import click
 
 from servanda.cli.options import ledger_option
 from servanda.cli.output import clear, show
+from servanda.cli.runs import ledger_key, opened
 from servanda.errors import EvidenceError, MeasurementError
-from servanda.ledger import ChainedLedger, Entry, export, open_ledger, verify_at
+from servanda.ledger import Entry, export, verify_at
 from servanda.ledger.sealing import line
 from servanda.promoting.story import TOLD, disagreements
 
@@ -57,7 +58,7 @@ def verify_command(where: str) -> None:
 
     Exits 0 where there is none, else 1.
     """
-    found = verify_at(where, key=key())
+    found = verify_at(where, key=ledger_key())
     said = [*map(str, found.problems)]
     if found.sound:  # what was not changed may still tell what never happened
         with opened(where, reading=True) as store:
@@ -102,16 +103,6 @@ def export_command(where: str, output: Path | None) -> None:
         finally:
             part.unlink(missing_ok=True)
     click.echo(f"exported {count} to {output}", err=True)
-
-
-def opened(where: str, *, reading: bool = False) -> ChainedLedger:
-    """The ledger that --ledger names, with the key of the environment."""
-    return open_ledger(where, key=key(), reading=reading)
-
-
-def key() -> bytes:
-    """SERVANDA_LEDGER_KEY; empty where nobody set one."""
-    return os.environ.get("SERVANDA_LEDGER_KEY", "").encode()
 
 
 def _row(entry: Entry) -> tuple[str, ...]:

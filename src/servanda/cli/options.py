@@ -53,39 +53,3 @@ max_time_option = click.option(
     type=DurationType(),
     help="Start no new round after this time, such as 30s or 10m; what is open stays inconclusive.",
 )
-
-
-def effect_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Who is told what a promotion decides: `webhook`, `slack` and `command`, tuples of text.
-
-    They are what `servanda.effects.sinks_of` takes.  A variable of the environment may hold
-    several URLs, with spaces between; the option, where it is given, takes its place.
-    """
-    for option in reversed(
-        (
-            click.option(
-                "--webhook",
-                metavar="URL",
-                multiple=True,
-                envvar="SERVANDA_WEBHOOK",
-                show_envvar=True,
-                help="POST every effect to URL, as JSON; may be given more than once.",
-            ),
-            click.option(
-                "--slack",
-                metavar="URL",
-                multiple=True,
-                envvar="SERVANDA_SLACK",
-                show_envvar=True,
-                help="POST what changed to an incoming webhook of Slack; so may this.",
-            ),
-            click.option(
-                "--command",
-                metavar="COMMAND",
-                multiple=True,
-                help="Run a program for every effect, with the JSON on its input; so may this.",
-            ),
-        )
-    ):
-        command = option(command)
-    return command

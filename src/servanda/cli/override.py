@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 
 import click
 
-from servanda.cli.ledger import opened
-from servanda.cli.options import DurationType, effect_options, ledger_option
-from servanda.cli.runs import acting, actor_option, reason_option, run_format
-from servanda.effects import sinks_of
-from servanda.promoting.answering import named
+from servanda.cli.options import DurationType, ledger_option
+from servanda.cli.runs import (
+    acting,
+    actor_option,
+    effect_options,
+    reason_option,
+    run_format,
+)
+from servanda.effects import Sink
+from servanda.ledger import Ledger
+from servanda.promoting.story import Story
 from servanda.promoting.writing import let_pass
 from servanda.promotion import Override
 
@@ -33,9 +39,7 @@ def override(
     reason: str,
     actor: str,
     where: str,
-    webhook: tuple[str, ...],
-    slack: tuple[str, ...],
-    command: tuple[str, ...],
+    sinks: Sequence[Sink],
     format_: str,
 ) -> None:
     """Let a cell of RUN not count until a time is over.
@@ -45,14 +49,9 @@ def override(
     Exit codes: 0 done and told, 2 the call is wrong, 4 it was refused, a receiver was not told,
     or the ledger cannot be read or written.
     """
-    with opened(where) as store:
-        story = named(store, run)
-        now = time.time()
+
+    def act(store: Ledger, story: Story, now: float) -> Story:
         given = Override(clause, slice_, actor, reason, now + ttl)
-        acting(
-            store,
-            story,
-            sinks_of(webhook, slack, command),
-            lambda: let_pass(store, story, given, now=now),
-            format_,
-        )
+        return let_pass(store, story, given, now=now)
+
+    acting(where, run, act, sinks, format_)

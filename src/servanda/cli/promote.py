@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from servanda.cli.ledger import opened
-from servanda.cli.options import (
-    DurationType,
-    effect_options,
-    ledger_option,
-    max_time_option,
-    until,
-)
+from servanda.cli.options import DurationType, ledger_option, max_time_option, until
 from servanda.cli.progress import watching
-from servanda.cli.runs import actor_option, code_of, print_story, run_format, told, told_late
+from servanda.cli.runs import (
+    actor_option,
+    code_of,
+    effect_options,
+    opened,
+    print_story,
+    run_format,
+    told,
+    told_late,
+)
 from servanda.contract import STAGES
-from servanda.effects import sinks_of
+from servanda.effects import Sink
 from servanda.promoting import telling
 from servanda.promoting.logs import absent
 from servanda.promoting.promoter import Build, Step
@@ -61,9 +64,7 @@ def promote(
     until_: str | None,
     every: float | None,
     where: str,
-    webhook: tuple[str, ...],
-    slack: tuple[str, ...],
-    command: tuple[str, ...],
+    sinks: Sequence[Sink],
     actor: str,
     max_time: float | None,
     format_: str,
@@ -79,7 +80,7 @@ def promote(
     3 it waits for evidence, for time or for a person; 4 measuring failed, the evidence expired, or
     another promoter is at it.
     """
-    sinks, deadline = sinks_of(webhook, slack, command), until(max_time)
+    deadline = until(max_time)
     stage = until_ if until_ in STAGES else None
     latest: list[Story] = []
     missing: list[str] = []
@@ -95,11 +96,8 @@ def promote(
             missing[:] = _missing(step, served)
             if step.error:
                 click.echo(step.error, err=True)
-            leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
-            outside = step.looked.outside if step.looked is not None else {}
-            for why, many in sorted(outside.items()):
-                click.echo(f"{leg}: outside of the contract, {many:,} served: {why}", err=True)
             if not quiet and not sys.stderr.isatty():
+                leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
                 click.echo(f"{leg}: {step.story.state.why}", err=True)
                 for what in missing if every is not None else ():
                     click.echo(f"  {what}", err=True)
@@ -124,17 +122,20 @@ def promote(
                 break
             time.sleep(every)
     print_story(story, format_)
-    for what in missing if not story.state.ended else ():
+    for what in missing:
         click.echo(f"  {what}", err=True)
     sys.exit(0 if _reached(story, until_) else code_of(story))
 
 
 def _missing(step: Step, served: tuple[Path, ...]) -> list[str]:
-    """What a live leg waits for."""
+    """What a live leg waits for, and which of its requests are no evidence."""
     looked = step.looked
     if looked is None or looked.plan.traffic is None:
         return []
-    return [f"waiting: {what}" for what in (*absent(served), looked.waiting) if what]
+    ended = step.story.state.ended  # it waits for nothing
+    waits = [] if ended else [*absent(served), *filter(None, [looked.waiting])]
+    outside = [f"{n:,} requests are no evidence: {why}" for why, n in looked.outside.items()]
+    return [*(f"waiting: {what}" for what in waits), *outside]
 
 
 def _reached(story: Story, until_: str | None) -> bool:

@@ -8,16 +8,19 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import click
 
 from servanda.cli.output import show
-from servanda.effects import Sink
+from servanda.effects import Sink, sinks_of
 from servanda.errors import EvidenceError
-from servanda.ledger import Ledger
+from servanda.ledger import ChainedLedger, Ledger, open_ledger
 from servanda.loading import load
 from servanda.promoting import telling
+from servanda.promoting.answering import named
 from servanda.promoting.outbox import Told, tell, tell_late
 from servanda.promoting.story import Story, refreshed
 from servanda.promotion import Status
@@ -44,6 +47,60 @@ reason_option = click.option("--reason", required=True, help="Why: the ledger ke
 run_format = click.option(
     "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
+
+
+def effect_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Who is told what a promotion decides: the command gets them as `sinks`.
+
+    A variable of the environment may hold several URLs, with spaces between; the option, where
+    it is given, takes its place.
+    """
+
+    @wraps(command)
+    def with_sinks(
+        webhook: tuple[str, ...], slack: tuple[str, ...], command: tuple[str, ...], **others: Any
+    ) -> Any:
+        return told_to(sinks=sinks_of(webhook, slack, command), **others)
+
+    told_to, found = command, with_sinks
+    for option in reversed(
+        (
+            click.option(
+                "--webhook",
+                metavar="URL",
+                multiple=True,
+                envvar="SERVANDA_WEBHOOK",
+                show_envvar=True,
+                help="POST every effect to URL, as JSON; may be given more than once.",
+            ),
+            click.option(
+                "--slack",
+                metavar="URL",
+                multiple=True,
+                envvar="SERVANDA_SLACK",
+                show_envvar=True,
+                help="POST what changed to an incoming webhook of Slack; so may this.",
+            ),
+            click.option(
+                "--command",
+                metavar="COMMAND",
+                multiple=True,
+                help="Run a program for every effect, with the JSON on its input; so may this.",
+            ),
+        )
+    ):
+        found = option(found)
+    return found
+
+
+def opened(where: str, *, reading: bool = False) -> ChainedLedger:
+    """The ledger that --ledger names, with the key of the environment."""
+    return open_ledger(where, key=ledger_key(), reading=reading)
+
+
+def ledger_key() -> bytes:
+    """SERVANDA_LEDGER_KEY; empty where nobody set one."""
+    return os.environ.get("SERVANDA_LEDGER_KEY", "").encode()
 
 
 def print_story(story: Story, format_: str) -> None:
@@ -74,24 +131,30 @@ def told_late(ledger: Ledger, contract: Path, sinks: Sequence[Sink]) -> None:
 
 
 def acting(
-    ledger: Ledger,
-    story: Story,
+    where: str,
+    run: str,
+    act: Callable[[Ledger, Story, float], Story],
     sinks: Sequence[Sink],
-    act: Callable[[], Story],
     format_: str,
 ) -> None:
-    """Do what a person asks, tell the world, and show where the run stands then.
+    """Do what a person asks of a run, tell the world, and show where the run stands then.
 
     Ends with 0, or with 4 where a receiver was not told.  An act that is refused leaves what was
     not told before to be told.
+
+    Args:
+        act: on the ledger and the run as it stood, at a time in unix seconds.
     """
-    try:
-        story = act()
-    except EvidenceError:
-        _missed(ledger, story, sinks)
-        raise
-    missed = _missed(ledger, story, sinks)
-    print_story(refreshed(ledger, story), format_)
+    with opened(where) as ledger:
+        story = named(ledger, run)
+        try:
+            story = act(ledger, story, time.time())
+        except EvidenceError:
+            _missed(ledger, story, sinks)
+            raise
+        missed = _missed(ledger, story, sinks)
+        story = refreshed(ledger, story)
+    print_story(story, format_)
     if missed:
         click.echo(
             "  hint: it is decided, and in the ledger; the same call tells it again", err=True

@@ -7,10 +7,9 @@ import time
 
 import click
 
-from servanda.cli.ledger import opened
 from servanda.cli.options import ledger_option
 from servanda.cli.output import show
-from servanda.cli.runs import print_story, run_format
+from servanda.cli.runs import opened, print_story, run_format
 from servanda.promoting import telling
 from servanda.promoting.answering import named
 from servanda.promoting.story import stories

@@ -20,6 +20,7 @@ from servanda.errors import EvidenceError, MeasurementError
 from servanda.ledger import Entry, Ledger, LedgerError, Outrun, Record
 from servanda.plain import from_plain
 from servanda.promoting.story import TOLD
+from servanda.promotion import beginning_of
 from servanda.promotion.values import Effect
 
 ACTOR = "servanda"
@@ -66,10 +67,7 @@ def tell(
         LedgerError: the ledger cannot be read or written, or an entry's effects are none.
             What was delivered just before is delivered again by the next call.
     """
-    box = _Outbox(ledger, run, now)
-    return tuple(
-        told for lane in _LANES for sink in sinks for told in _deliver(box, sink, lane, wait)
-    )
+    return _told(_Outbox(ledger, run, now), sinks, wait)
 
 
 def tell_late(
@@ -89,12 +87,18 @@ def tell_late(
     """
     found: list[Told] = []
     for run in ledger.runs():
-        entries = [*ledger.entries(run)]
-        if entries[0].body.get("contract", {}).get("name") == contract:
-            heard = {entry.body["sink"] for entry in entries if entry.kind == TOLD}
-            known = [sink for sink in sinks if sink.name in heard]
-            found += tell(ledger, run, known, now=now, wait=wait)
+        if run.startswith(beginning_of(contract)):
+            box = _Outbox(ledger, run, now)
+            box.read()
+            if box.contract == contract:
+                found += _told(box, [sink for sink in sinks if box.knows(sink)], wait)
     return tuple(found)
+
+
+def _told(box: _Outbox, sinks: Sequence[Sink], wait: Callable[[float], None]) -> tuple[Told, ...]:
+    return tuple(
+        told for lane in _LANES for sink in sinks for told in _deliver(box, sink, lane, wait)
+    )
 
 
 def _deliver(
@@ -130,10 +134,19 @@ class _Outbox:
         self._effects: dict[str, Effect] = {}  # by key, in the order of the entries
         self._told: set[tuple[str, str]] = set()  # (key, name of the sink)
         self._seq = self._n = 0
+        self.contract = ""  # by name, once its first entry was read
+
+    def read(self) -> None:
+        """Take what was written since."""
+        self._take(self._ledger.entries(self._run, since=self._seq))
+
+    def knows(self, sink: Sink) -> bool:
+        """Whether a receiver was told anything of the run, as far as it was read."""
+        return any(name == sink.name for _, name in self._told)
 
     def pending(self, sink: Sink, kinds: tuple[Kind, ...]) -> list[Effect]:
         """What it has not taken, in the order of the ledger, which is read first."""
-        self._take(self._ledger.entries(self._run, since=self._seq))
+        self.read()
         return [
             effect
             for effect in self._effects.values()
@@ -158,13 +171,15 @@ class _Outbox:
             try:
                 self._take(self._ledger.append(self._run, [record], after=after))
             except Outrun:
-                self._take(self._ledger.entries(self._run, since=self._seq))
+                self.read()
                 if self._n == after:
                     raise
 
     def _take(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             self._seq, self._n = entry.seq, entry.n
+            if entry.n == 1:
+                self.contract = entry.body.get("contract", {}).get("name", "")
             if entry.kind == TOLD:
                 self._told.add((entry.body["key"], entry.body["sink"]))
             for effect in _effects(entry):

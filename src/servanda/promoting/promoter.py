@@ -73,8 +73,8 @@ def promote(
         ContractError: the text is wrong, or its promotion has no such stage.
         EvidenceError: the run directory holds evidence of another text, the clock went back, or
             another run of this contract is under way.
+        Occupied: another promoter measures in the run directory, which is no failed measurement.
         LedgerError, MeasurementError, Interrupted: as the ledger and measuring do.
-        Occupied: another process measures in the run directory, which is no failed measurement.
     """
     contract = load(build.contract)
     text = build.contract.read_text(encoding="utf-8-sig")

@@ -9,7 +9,7 @@ from servanda.actions import ACTIONS
 from servanda.clauses import CellVerdict
 from servanda.contract import Contract
 from servanda.course import Leg
-from servanda.escalation import met, watched
+from servanda.escalation import action_of, rules_met
 from servanda.kinds import DEFAULT_GUARDS
 from servanda.promotion.values import Asked, Finding, Found
 from servanda.verdict import Verdict
@@ -37,19 +37,15 @@ def found(contract: Contract, leg: Leg, verdict: Verdict) -> Finding:
 
 
 def _asked(contract: Contract, verdict: Verdict, *, early: bool) -> Iterator[Asked]:
-    for rule in contract.escalation:
-        cells = watched(rule.when, verdict.cells)
-        if not met(rule.when, cells):
-            continue
+    for rule, cells in rules_met(contract, verdict.cells):
         meeting = [c for c in cells if _meets(rule.when, c)]
         # before the first look everything is undecided, and that is no news
         if early and all(c.outcome == "inconclusive" for c in meeting):
             continue
         for do in rule.do:
-            action, value = (do, "") if isinstance(do, str) else next(iter(do.items()))
+            action, value = action_of(do)
             if "promotion" in ACTIONS[action].doors:
-                cells = tuple(map(Found.of, meeting))
-                yield Asked(action, str(value), cells, _said(rule.when))
+                yield Asked(action, value, tuple(map(Found.of, meeting)), _said(rule.when))
 
 
 def _said(when: Mapping[str, Any]) -> str:
