@@ -36,8 +36,8 @@ ATTEMPT = "attempt-"
 _PARTIAL = ".partial"
 
 
-class Busy(MeasurementError):  # noqa: N818 - what the directory is
-    """Another process measures in the run directory: nothing failed, and it is at work."""
+class Occupied(MeasurementError):  # noqa: N818 - nothing failed
+    """Another process measures in this folder: it will say what there is to say."""
 
 
 class RunDirectory:
@@ -162,8 +162,8 @@ def opened(
     """An attempt of a run directory, the latest or a fresh one, locked against a second process.
 
     Raises:
-        Busy: another process measures in the folder.
-        MeasurementError: it cannot be used.
+        MeasurementError: the folder cannot be used.
+        Occupied: another process measures in it.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ def opened(
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Busy(
+            raise Occupied(
                 f"another servanda is measuring in {root}",
                 hint="wait for it, or choose another --run-dir",
             ) from None

@@ -62,7 +62,8 @@ class Verdict:
         groups, sequences, tokens, lost: what the closed rounds hold.
         train, infer, stable: what reports call the kernels.
         portraits: what the tokens look like: "infer", "golden", and each peer.
-        part: of alpha, for the violations of one leg of a promotion.
+        part: of alpha, for the violations of one leg of a promotion; leg: its name, "" for a
+            check by itself.
         power: which faults of the catalogue would have been caught at this size.
     """
 
@@ -85,6 +86,7 @@ class Verdict:
     stable: str = ""
     portraits: Mapping[str, Portrait] = field(default_factory=dict, compare=False)
     part: float = 1.0
+    leg: str = ""
     power: tuple[Caught, ...] = field(default=(), compare=False)
     circumstances: Circumstances = field(default=Circumstances(), compare=False)
 
@@ -191,6 +193,7 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
         lost=sum(r.lost for r in every),
         golden_tokens=golden.tokens if golden else 0,
         part=plan.part,
+        leg=plan.leg.name if plan.leg else "",
         train=str(kernels.train),
         infer=str(kernels.infer),
         stable=str(plan.stable) if plan.stable else "",

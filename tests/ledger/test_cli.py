@@ -63,8 +63,8 @@ def test_show_of_one_run(filled):
 def test_a_run_that_is_not_there(filled):
     done = servanda("show", "--run", "c", "--ledger", filled[0])
 
-    assert done.exit_code == 2
-    assert "no run is named 'c'; there are: a, b" in done.output
+    assert done.exit_code == 4  # as of every verb that names a run
+    assert "no run is named 'c'\n  hint: the ledger has: a, b" in done.output
 
 
 def test_verify_says_how_many_and_the_head(promoted):

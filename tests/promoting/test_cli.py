@@ -7,6 +7,8 @@ import pytest
 from servanda.cli.main import main
 from servanda.ledger import open_ledger
 from servanda.promoting.story import stories
+from servanda.promoting.writing import let_pass
+from servanda.promotion import Override
 from tests import kit, serving
 from tests.promoting.test_promoter import STAGES
 
@@ -50,27 +52,68 @@ def test_a_log_that_is_not_there_is_named_with_every_wait(build, call):
     ]
 
 
-def test_a_log_of_another_run_and_requests_that_are_no_evidence_are_counted(build, call):
+def test_a_log_of_another_run_is_said_to_be_one(build, call):
     call("promote", build, "--quiet")
     with open_ledger("ledger.db") as ledger:
         run = next(stories(ledger)).run
     serving.log(build.parent, serving.rows(build, "shadow", 4, run="another"))
 
-    code, out, err = call("promote", build, "--quiet", "--served", "served.jsonl")
+    code, _, err = call("promote", build, "--quiet", "--served", "served.jsonl")
+
     assert (code, err) == (
         3,
         f"  waiting: the log has no request of run '{run}' on shadow yet; "
         "its last one is of run 'another' on shadow\n",
     )
 
-    odd = serving.rows(build, "shadow", 4, run=run)
-    odd = [{**row, "sampling": {**row["sampling"], "temperature": 0.7}} for row in odd]
-    serving.log(build.parent, odd)
-    code, out, err = call(
-        "promote", build, "--served", "served.jsonl", "--format", "json", "--quiet"
-    )
 
-    assert (code, json.loads(out)["status"]) == (3, "awaiting_evidence")
-    assert err.splitlines()[-1] == (
-        "  4 requests are no evidence: asked for another sampling than the workload's"
-    )
+def test_a_rollback_that_no_router_heard_of_ends_with_4_and_is_told_by_the_same_call(build, call):
+    call("promote", build, "--quiet")
+    router = ("--command", "sh -c '[ -e up ] && cat > told.json'")
+
+    code, out, err = call("rollback", "toy", "--reason", "enough", *router)
+
+    assert (code, "ROLLED BACK on shadow: " in out) == (4, True)
+    assert "was not told" in err
+    assert err.endswith("  hint: it is decided, and in the ledger; the same call tells it again\n")
+
+    (build.parent / "up").touch()
+    code, _, err = call("rollback", "toy", "--reason", "enough", *router)
+
+    assert code == 4
+    assert "is rolled back (" in err
+    assert json.loads((build.parent / "told.json").read_text())["run"].startswith("toy-")
+
+
+def test_no_clock_keeps_traffic_where_a_person_does_not_want_it(build, call):
+    call("promote", build, "--quiet")
+    with open_ledger("ledger.db") as ledger:
+        story = next(stories(ledger))
+        later = story.state.seen + 1e6
+        let_pass(ledger, story, Override("tv", "*", "Ada", "known", 2 * later), now=later)
+
+    code, _, err = call("approve", "toy", "--reason", "well")
+    assert (code, "the clock went back by " in err) == (4, True)
+
+    code, out, _ = call("rollback", "toy", "--reason", "enough")
+
+    assert (code, "ROLLED BACK on shadow: " in out) == (0, True)
+    assert call("ledger", "verify")[0] == 0
+
+
+def test_a_folder_is_no_ledger(build, call):
+    for where in (".", "/"):
+        code, _, err = call("status", "--ledger", where)
+
+        assert code == 4
+        assert err == f"{where!r} is a folder\n  hint: name a file in it for the ledger\n"
+
+
+def test_a_promotion_that_ends_offline_says_so(build, call):
+    text = build.read_text()
+    build.write_text(text[: text.index("promotion:")])
+
+    code, out, _ = call("promote", build, "--quiet")
+
+    assert code == 0
+    assert out.endswith("  next: nothing: the promotion of this contract ends at offline\n")

@@ -37,9 +37,11 @@ def test_what_is_outside_of_the_contract_is_said_with_its_reason_and_its_number(
     said = promote(site, "--quiet")
 
     assert said.exit_code == 3
-    assert said.stderr.splitlines()[-1] == (
-        "  3 requests are no evidence: asked for another sampling than the workload's"
-    )
+    assert said.stderr.splitlines() == [
+        "shadow: outside of the contract, 3 served: asked for another sampling than the workload's",
+        "  waiting: nothing holds before 64 prompt groups, 32 closed; 5 of the 32 of the next "
+        "round arrived",
+    ]
 
 
 def test_what_was_taken_back_before_a_kill_is_told_first(site):

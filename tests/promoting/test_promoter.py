@@ -12,7 +12,7 @@ from servanda.promoting.promoter import Build, promote
 from servanda.promoting.story import disagreements, story_of
 from servanda.promoting.writing import say_yes, take_back
 from servanda.run import in_process
-from servanda.rundir import Busy, opened
+from servanda.rundir import Occupied, opened
 from tests import kit, serving
 from tests.promoting.histories import ACTOR
 
@@ -263,7 +263,10 @@ def test_measuring_that_fails_moves_nothing_and_halts_at_the_third_time(site):
 def test_a_second_promoter_is_refused_and_what_the_first_measures_has_not_failed(site):
     story = site.reach("shadow")
 
-    with opened(site.folder / "run" / "shadow", attempt=1), pytest.raises(Busy, match="another"):
+    with (
+        opened(site.folder / "run" / "shadow", attempt=1),
+        pytest.raises(Occupied, match="another"),
+    ):
         site.promote()
 
     assert story_of(site.ledger, story.run) == story
@@ -391,3 +394,20 @@ def test_a_stage_on_which_nothing_is_judged_is_refused_before_anything_is_measur
     )
     assert site.ledger.runs() == () and not (site.folder / "run").exists()
     assert read(str(site.path)).problems[0] == problem
+
+
+def test_a_call_that_meets_another_one_at_work_is_no_failed_measurement(site):
+    """Calls of a timer overlap when one look takes long: three of them must not halt a run."""
+    story = site.reach("shadow")
+    site.serve(story, "shadow")
+    met = []
+
+    def opening(kernel, side):
+        if side == "train":
+            with pytest.raises(Occupied, match="another servanda is measuring in"):
+                site.promote()
+            met.append(story_of(site.ledger, story.run) == story)
+        return in_process(kernel, side)
+
+    assert site.promote(open=opening, until="canary").leg.name == "canary-1"
+    assert met == [True]

@@ -69,7 +69,8 @@ def test_the_next_move_is_a_command_that_there_is(ledger):
     assert lines(through)[-1].startswith("  next: servanda promote --every 5m keeps looking")
 
     back = take_back(ledger, through, actor=ACTOR, reason="enough", now=1004.0)
-    assert lines(back)[-2] == "ROLLED BACK on full-1: Ada rolled back: enough"
+    assert lines(back)[-3] == "ROLLED BACK on full-1: Ada rolled back: enough"
+    assert lines(back)[-2] == "  infer serves 0 % of the traffic now, 5 % are mirrored to it"
     assert lines(back)[-1] == "  next: a mended build begins anew: servanda promote --fresh"
 
 

@@ -31,6 +31,9 @@ def approve(
     """Say yes to the stage after the one at which RUN awaits an approval.
 
     The run goes on with the next look that still holds: an approval waives nothing.
+
+    Exit codes: 0 done and told, 2 the call is wrong, 4 it was refused, a receiver was not told,
+    or the ledger cannot be read or written.
     """
     acting(
         where,

@@ -12,7 +12,7 @@ import click
 from servanda.cli.options import ledger_option
 from servanda.cli.output import clear, show
 from servanda.cli.runs import ledger_key, opened
-from servanda.errors import MeasurementError
+from servanda.errors import EvidenceError, MeasurementError
 from servanda.ledger import Entry, export, verify_at
 from servanda.ledger.sealing import line
 from servanda.promoting.story import TOLD, disagreements
@@ -44,7 +44,7 @@ def show_command(run: str | None, where: str, format_: str) -> None:
         runs = found.runs()
     if run is not None and run not in runs:
         known = ", ".join(runs) or "none"
-        raise click.BadParameter(f"no run is named {run!r}; there are: {known}")
+        raise EvidenceError(f"no run is named {run!r}", hint=f"the ledger has: {known}")
     if format_ == "json":
         show("\n".join(map(line, entries)))
     else:

@@ -45,6 +45,9 @@ def override(
     """Let a cell of RUN not count until a time is over.
 
     Every other cell is judged as ever.  Reports go on showing the overridden one.
+
+    Exit codes: 0 done and told, 2 the call is wrong, 4 it was refused, a receiver was not told,
+    or the ledger cannot be read or written.
     """
 
     def act(store: Ledger, story: Story, now: float) -> Story:

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.options import DurationType, ledger_option, max_time_option, until
+from servanda.cli.options import (
+    DurationType,
+    ledger_option,
+    max_time_option,
+    until,
+)
 from servanda.cli.progress import watching
 from servanda.cli.runs import (
     actor_option,
@@ -76,8 +81,9 @@ def promote(
     to the ledger, and then tells it.  Nothing goes forward without evidence; a violation gives
     all traffic back to stable.
 
-    Exit codes: 0 completed, or --until is reached; 1 rolled back; 3 it waits for evidence, for
-    time or for a person; 4 measuring failed, or the evidence expired.
+    Exit codes: 0 completed, or --until is reached; 1 rolled back; 2 the text or the call is wrong;
+    3 it waits for evidence, for time or for a person; 4 measuring failed, the evidence expired, or
+    another promoter is at it.
     """
     deadline = until(max_time)
     stage = until_ if until_ in STAGES else None
@@ -95,8 +101,11 @@ def promote(
             missing[:] = _missing(step, served)
             if step.error:
                 click.echo(step.error, err=True)
+            leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
+            outside = step.looked.outside if step.looked is not None else {}
+            for why, many in sorted(outside.items()):
+                click.echo(f"{leg}: outside of the contract, {many:,} served: {why}", err=True)
             if not quiet and not sys.stderr.isatty():
-                leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
                 click.echo(f"{leg}: {step.story.state.why}", err=True)
                 for what in missing if every is not None else ():
                     click.echo(f"  {what}", err=True)
@@ -121,20 +130,17 @@ def promote(
                 break
             time.sleep(every)
     print_story(story, format_)
-    for what in missing:
+    for what in missing if not story.state.ended else ():
         click.echo(f"  {what}", err=True)
     sys.exit(0 if _reached(story, until_) else code_of(story))
 
 
 def _missing(step: Step, served: tuple[Path, ...]) -> list[str]:
-    """What a live leg waits for, and which of its requests are no evidence."""
+    """What a live leg waits for."""
     looked = step.looked
     if looked is None or looked.plan.traffic is None:
         return []
-    ended = step.story.state.ended  # it waits for nothing
-    waits = [] if ended else [*absent(served), *filter(None, [looked.waiting])]
-    outside = [f"{n:,} requests are no evidence: {why}" for why, n in looked.outside.items()]
-    return [*(f"waiting: {what}" for what in waits), *outside]
+    return [f"waiting: {what}" for what in (*absent(served), looked.waiting) if what]
 
 
 def _reached(story: Story, until_: str | None) -> bool:

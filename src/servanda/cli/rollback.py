@@ -28,7 +28,11 @@ from servanda.promoting.writing import take_back
 def rollback(
     run: str, reason: str, actor: str, where: str, sinks: Sequence[Sink], format_: str
 ) -> None:
-    """Give all traffic of RUN back to stable and end it; its shadow stays, where it had one."""
+    """Give all traffic of RUN back to stable and end it; its shadow stays, where it had one.
+
+    Exit codes: 0 done and told, 2 the call is wrong, 4 it was refused, a receiver was not told,
+    or the ledger cannot be read or written.
+    """
     acting(
         where,
         run,

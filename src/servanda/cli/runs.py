@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -15,6 +16,7 @@ import click
 
 from servanda.cli.output import show
 from servanda.effects import Sink, sinks_of
+from servanda.errors import EvidenceError
 from servanda.ledger import ChainedLedger, Ledger, open_ledger
 from servanda.loading import load
 from servanda.promoting import telling
@@ -118,7 +120,7 @@ def code_of(story: Story) -> int:
 
 def told(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> Story:
     """Deliver what is to be told of a run; what cannot be delivered is said, and kept."""
-    _complain(tell(ledger, story.run, sinks, now=time.time, wait=time.sleep))
+    _missed(ledger, story, sinks)
     return refreshed(ledger, story)
 
 
@@ -126,12 +128,6 @@ def told_late(ledger: Ledger, contract: Path, sinks: Sequence[Sink]) -> None:
     """The same of all that was decided of a contract, and not told by whoever was killed then."""
     name = load(contract).metadata.name
     _complain(tell_late(ledger, name, sinks, now=time.time, wait=time.sleep))
-
-
-def _complain(tried: Sequence[Told]) -> None:
-    for one in tried:
-        if one.problem:
-            click.echo(f"{one.sink} was not told: {one.problem}", err=True)
 
 
 def acting(
@@ -143,9 +139,35 @@ def acting(
 ) -> None:
     """Do what a person asks of a run, tell the world, and show where the run stands then.
 
+    Ends with 0, or with 4 where a receiver was not told.  An act that is refused leaves what was
+    not told before to be told.
+
     Args:
         act: on the ledger and the run as it stood, at a time in unix seconds.
     """
     with opened(where) as store:
-        story = told(store, act(store, named(store, run), time.time()), sinks)
-    print_story(story, format_)
+        story = named(store, run)
+        try:
+            story = act(store, story, time.time())
+        except EvidenceError:
+            _missed(store, story, sinks)
+            raise
+        missed = _missed(store, story, sinks)
+        print_story(refreshed(store, story), format_)
+    if missed:
+        click.echo(
+            "  hint: it is decided, and in the ledger; the same call tells it again", err=True
+        )
+    sys.exit(_FAILED if missed else 0)
+
+
+def _missed(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> bool:
+    """Whether a receiver could not be told; which one is said."""
+    return _complain(tell(ledger, story.run, sinks, now=time.time, wait=time.sleep))
+
+
+def _complain(tried: Sequence[Told]) -> bool:
+    problems = [one for one in tried if one.problem]
+    for one in problems:
+        click.echo(f"{one.sink} was not told: {one.problem}", err=True)
+    return bool(problems)

@@ -19,7 +19,7 @@ from servanda.promoting.story import Story, refreshed, stories_of, story_of
 from servanda.promoting.writing import look_at, open_run, take_back
 from servanda.promotion import Finding, found, leg_of, run_name
 from servanda.run import RUNS
-from servanda.rundir import Busy, RunDirectory, latest
+from servanda.rundir import Occupied, RunDirectory, latest
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def promote(
         ContractError: the text is wrong, or its promotion has no such stage.
         EvidenceError: the run directory holds evidence of another text, the clock went back, or
             another run of this contract is under way.
-        Busy: another promoter looks at it now.
         LedgerError, MeasurementError, Interrupted: as the ledger and measuring do.
+        Occupied: another process measures in the run directory, which is no failed measurement.
     """
     contract = load(build.contract)
     text = build.contract.read_text(encoding="utf-8-sig")
@@ -153,7 +153,7 @@ def _step(
         looked = seen(leg, story.run)
         finding = found(contract, leg, looked.verdict)
         finding = replace(finding, key=looked.key)
-    except (Busy, ContractError, Interrupted, LedgerError):
+    except (ContractError, Interrupted, LedgerError, Occupied):
         raise  # none of them is a measurement that failed
     except ServandaError as failed:
         error = str(failed)

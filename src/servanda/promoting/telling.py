@@ -70,6 +70,8 @@ def text(story: Story, *, now: float) -> str:
         glyph = _GLYPH.get(row.state) or (_here(story) if here else " ")
         told += [f"{glyph} {_line(cells, widths)}"]
     told += ["", f"{_status(story)}: {story.state.why}"]
+    if story.state.ended:  # its row has the traffic that the leg would get
+        told += [f"  infer serves {_served(story)}"]
     told += [f"  {waived}" for waived in _waived(story, now)]
     told += [f"  next: {move}" for move in _next(story)]
     return "\n".join(part.rstrip() for part in told)
@@ -169,6 +171,12 @@ def _status(story: Story) -> str:
     return word if story.state.status == "completed" else f"{word} on {story.leg.name}"
 
 
+def _served(story: Story) -> str:
+    route = route_of(story.course, story.state)
+    mirrored = f", {100 * route['mirror']:.3g} % are mirrored to it" if route["mirror"] else ""
+    return f"{100 * route['share']:.3g} % of the traffic now{mirrored}"
+
+
 def _waived(story: Story, now: float) -> list[str]:
     return [
         f"overridden until {when(o.expires)} by {o.actor}: {o.clause} on {o.slice} ({o.reason})"
@@ -199,4 +207,6 @@ def _next(story: Story) -> list[str]:
         ]
     if status in ("rolled_back", "superseded"):
         return ["a mended build begins anew: servanda promote --fresh"]
+    if leg.stage != "full":
+        return [f"nothing: the promotion of this contract ends at {leg.stage}"]
     return ["servanda promote --every 5m keeps looking: what holds today may not tomorrow"]

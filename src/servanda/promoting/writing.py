@@ -97,7 +97,11 @@ def let_pass(ledger: Ledger, story: Story, given: Override, *, now: float) -> St
 
 
 def take_back(ledger: Ledger, story: Story, *, actor: str, reason: str, now: float) -> Story:
-    """Roll a run back."""
+    """Roll a run back.
+
+    The time is never before what the run saw last: no clock keeps traffic where it is not wanted.
+    """
+    now = max(now, story.state.seen)
     moved = roll_back(story.course, story.state, actor=actor, reason=reason, now=now)
     return _written(ledger, story, "rolled_back", actor, now, {"reason": reason}, moved)
 

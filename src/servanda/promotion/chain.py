@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from servanda.contract import Contract
 from servanda.course import course_of
+from servanda.errors import EvidenceError
 from servanda.identity import EvidenceKey, digest_of
 from servanda.plain import to_plain
 from servanda.plan import Plan
@@ -28,7 +29,8 @@ def advance(
         the state, and effects with a key each: an effect that is delivered twice has one key.
 
     Raises:
-        EvidenceError: the clock went back, or the verdict is of another leg.
+        EvidenceError: the clock went back, or the plan or the verdict is of another leg, or of
+            none.
     """
     course = course_of(plan.contract)
     begun: tuple[Effect, ...] = ()
@@ -36,6 +38,14 @@ def advance(
         name = run_name(plan.contract, verdict.key)
         state, begun = begin(name, verdict.key, course, now=now)
     leg = leg_of(course, state)
+    for what, name in (("plan", plan.leg.name if plan.leg else ""), ("verdict", verdict.leg)):
+        if name != leg.name:
+            raise EvidenceError(
+                f"the {what} is of {name or 'a check by itself'}, and run {state.run} is at "
+                f"{leg.name}",
+                hint="judge that leg: each has evidence and a part of alpha of its own; "
+                "compile(contract, leg=...) plans it, and course_of(contract) lists them",
+            )
     after, effects = advanced(course, state, found(plan.contract, leg, verdict), now=now)
     return after, (*begun, *effects)
 
