@@ -9,7 +9,12 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.options import DurationType, ledger_option, max_time_option, until
+from servanda.cli.options import (
+    DurationType,
+    ledger_option,
+    max_time_option,
+    until,
+)
 from servanda.cli.progress import watching
 from servanda.cli.runs import (
     actor_option,
@@ -98,8 +103,11 @@ def promote(
             missing[:] = _missing(step, served)
             if step.error:
                 click.echo(step.error, err=True)
+            leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
+            outside = step.looked.outside if step.looked is not None else {}
+            for why, many in sorted(outside.items()):
+                click.echo(f"{leg}: outside of the contract, {many:,} served: {why}", err=True)
             if not quiet and not sys.stderr.isatty():
-                leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
                 click.echo(f"{leg}: {step.story.state.why}", err=True)
                 for what in missing if every is not None else ():
                     click.echo(f"  {what}", err=True)
@@ -131,7 +139,7 @@ def promote(
                 break
             time.sleep(every)
     print_story(story, format_)
-    for what in missing:
+    for what in missing if not story.state.ended else ():
         click.echo(f"  {what}", err=True)
     sys.exit(0 if _reached(story, until_) else code_of(story))
 
