@@ -202,3 +202,19 @@ def test_a_cell_that_was_overridden_is_not_the_one_that_decided(ledger):
     look_at(ledger, story, look, actor=ACTOR, now=900.0)
 
     assert "tail on all" in answer(ledger, "canary").why
+
+
+@pytest.mark.parametrize(("leg", "stages"), [("offline", 1), ("canary-2", 3), ("full-1", 4)])
+def test_a_run_has_reached_the_stages_up_to_its_own(ledger, leg, stages):
+    story = reaching(ledger, leg)
+
+    assert [story.reached(stage) for stage in STAGES] == [True] * stages + [False] * (4 - stages)
+
+
+def test_a_halted_or_ended_run_has_reached_nothing(ledger):
+    story = reaching(ledger, "shadow")
+    undecided = finding("shadow", "inconclusive", groups=400)
+    halted = look_at(ledger, story, undecided, actor=ACTOR, now=900.0)
+    ended = take_back(ledger, halted, actor=ACTOR, reason="enough", now=901.0)
+
+    assert not any(one.reached(stage) for one in (halted, ended) for stage in STAGES)

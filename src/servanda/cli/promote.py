@@ -156,8 +156,6 @@ def _missing(step: Step, served: tuple[Path, ...]) -> list[str]:
 
 
 def _reached(story: Story, until_: str | None) -> bool:
-    if until_ is None or story.state.ended:
-        return False
     if until_ == _THROUGH:
         return story.state.status == _THROUGH
-    return until_ in [leg.stage for leg in story.course[: story.state.leg + 1]]
+    return until_ is not None and story.reached(until_)

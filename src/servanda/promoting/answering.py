@@ -99,10 +99,7 @@ def _of(story: Story, to: str, now: float) -> Answer:
     if state.valid_until is not None and now >= state.valid_until:
         why = f"{about}showed what expired {when(state.valid_until)}"
         return Answer(_WAITS, why, story)
-    reached = [leg.stage for leg in story.course[: state.leg + 1]]
-    if state.status == "halted":
-        return Answer(_WAITS, f"{about}is halted on {story.leg.name}: {state.why}{numbers}", story)
-    if to not in reached:
+    if not story.reached(to):
         status = state.status.replace("_", " ")
         why = f"{about}is {status} on {story.leg.name}: {state.why}{numbers}"
         return Answer(_WAITS, why, story)

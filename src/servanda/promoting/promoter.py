@@ -128,7 +128,7 @@ def promote(
             return story
     elif not story.looks:
         _refuse_later(ledger, contract, story)
-    while not story.state.ended and not _reached(story, until):
+    while not story.state.ended and not (until is not None and story.reached(until)):
         before = story.state.leg, story.state.span
         step = _step(contract, ledger, story, seen, actor, clock)
         story = step.story
@@ -226,10 +226,6 @@ def _refuse_later(ledger: Ledger, contract: Contract, story: Story) -> None:
             "promoted at once",
             hint=f"wait until it has ended, or roll it back: servanda rollback {runs[0]}",
         )
-
-
-def _reached(story: Story, until: str | None) -> bool:
-    return until is not None and until in [leg.stage for leg in story.course[: story.state.leg + 1]]
 
 
 def _refuse_absent(contract: Contract, course: tuple[Leg, ...], stage: str) -> None:

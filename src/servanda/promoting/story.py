@@ -68,6 +68,12 @@ class Story:
     def leg(self) -> Leg:
         return leg_of(self.course, self.state)
 
+    def reached(self, stage: str) -> bool:
+        """Whether the run is at a stage, or was and went on; nothing is where it halts or ended."""
+        if self.state.ended or self.state.status == "halted":
+            return False
+        return stage in [leg.stage for leg in self.course[: self.state.leg + 1]]
+
 
 def story_of(ledger: Ledger, run: str) -> Story | None:
     """A run's story; None where the ledger has no such run.
