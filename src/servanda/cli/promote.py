@@ -29,6 +29,7 @@ from servanda.cli.runs import (
 from servanda.contract import STAGES
 from servanda.effects import Sink
 from servanda.ledger import Outrun
+from servanda.loading import load
 from servanda.promoting import telling
 from servanda.promoting.logs import absent
 from servanda.promoting.promoter import Build, Step
@@ -87,6 +88,7 @@ def promote(
     3 it waits for evidence, for time or for a person; 4 measuring failed, the evidence expired, or
     another promoter is at it.
     """
+    load(contract)  # a contract that is wrong begins no ledger
     deadline = until(max_time)
     stage = until_ if until_ in STAGES else None
     latest: list[Story] = []
@@ -103,11 +105,8 @@ def promote(
             missing[:] = _missing(step, served)
             if step.error:
                 click.echo(step.error, err=True)
-            leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
-            outside = step.looked.outside if step.looked is not None else {}
-            for why, many in sorted(outside.items()):
-                click.echo(f"{leg}: outside of the contract, {many:,} served: {why}", err=True)
             if not quiet and not sys.stderr.isatty():
+                leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
                 click.echo(f"{leg}: {step.story.state.why}", err=True)
                 for what in missing if every is not None else ():
                     click.echo(f"  {what}", err=True)
