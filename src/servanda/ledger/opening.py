@@ -92,7 +92,10 @@ def _open(where: str, witness: Path | None, key: bytes, *, reading: bool) -> Cha
     else:
         path = Path(rest.removeprefix("/") if found else where)
         if not path.name or path.is_dir():
-            raise LedgerError(f"{where!r} is a folder", hint="name a file in it for the ledger")
+            raise LedgerError(
+                f"{path} is a folder, and a ledger is a file",
+                hint=f"name a file in it, such as {path / 'ledger.db'}",
+            )
         default = None if path.suffix == SUFFIX else path.with_name(f"{path.name}.head")
         beside = Witness(witness or default)
     head = beside.head()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from urllib.parse import parse_qsl, unquote, urlencode
 
@@ -14,26 +14,25 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
+from servanda.ledger.queries import META, TABLE, Queries
 from servanda.ledger.sealing import COLUMNS, Row
 from servanda.ledger.store import PATIENCE_S, SCHEMA, Foreign, refuse_schema
 from servanda.ledger.values import Damaged, LedgerError
 
-_PAGE = 500
-_TABLE, _META = "servanda_ledger", "servanda_ledger_meta"
 _LINE = 0x5365727661  # the advisory lock that writers of one database stand in line for
-_REFUSE = f"{_TABLE}_refuse"
+_REFUSE = f"{TABLE}_refuse"
 _LAYOUT = (
-    f"CREATE TABLE {_META} (name text PRIMARY KEY, value text NOT NULL)",
-    f"CREATE TABLE {_TABLE} (seq bigint PRIMARY KEY, run text NOT NULL, n bigint NOT NULL, "
+    f"CREATE TABLE {META} (name text PRIMARY KEY, value text NOT NULL)",
+    f"CREATE TABLE {TABLE} (seq bigint PRIMARY KEY, run text NOT NULL, n bigint NOT NULL, "
     "at double precision NOT NULL, actor text NOT NULL, kind text NOT NULL, "
     "body text NOT NULL, prev text NOT NULL, hash text NOT NULL, UNIQUE (run, n))",
     # else each page sorts the whole run
-    f"CREATE INDEX {_TABLE}_run ON {_TABLE} (run, seq)",
+    f"CREATE INDEX {TABLE}_run ON {TABLE} (run, seq)",
     f"CREATE FUNCTION {_REFUSE}() RETURNS trigger LANGUAGE plpgsql AS "
     "$$ BEGIN RAISE EXCEPTION 'a ledger is append-only'; END $$",
     *(
         statement
-        for table in (_META, _TABLE)
+        for table in (META, TABLE)
         for statement in (
             f"CREATE TRIGGER {table}_kept BEFORE UPDATE OR DELETE OR TRUNCATE ON {table} "
             f"FOR EACH STATEMENT EXECUTE FUNCTION {_REFUSE}()",
@@ -42,7 +41,6 @@ _LAYOUT = (
         )
     ),
 )
-_COLUMNS = ", ".join(COLUMNS)
 _SESSION = {
     "connect_timeout": "10",
     "keepalives_idle": "30",
@@ -52,7 +50,7 @@ _SESSION = {
 _SECRETS = ("password", "sslpassword", "passfile")
 
 
-class PostgresStore:
+class PostgresStore(Queries):
     """See `Store`.
 
     Args:
@@ -64,6 +62,8 @@ class PostgresStore:
         Foreign: there is no ledger.
         LedgerError: the server cannot be reached or refuses, or the ledger is of a newer schema.
     """
+
+    hole = "%s"
 
     def __init__(self, url: str, mark: str, *, create: bool) -> None:
         self.name = shown(url)
@@ -89,7 +89,7 @@ class PostgresStore:
                     for statement in _LAYOUT:
                         self._all(statement)
                     for pair in (("schema", SCHEMA), ("mark", mark)):
-                        self._all(f"INSERT INTO {_META} VALUES (%s, %s)", *pair)
+                        self._all(f"INSERT INTO {META} VALUES (%s, %s)", *pair)
         if not self._begun():
             raise Foreign(
                 f"there is no ledger at {self.name}",
@@ -98,35 +98,8 @@ class PostgresStore:
         refuse_schema(self.name, self.marks().get("schema"))
 
     def _begun(self) -> bool:
-        ((found,),) = self._all("SELECT to_regclass(%s) IS NOT NULL", _META)
+        ((found,),) = self._all("SELECT to_regclass(%s) IS NOT NULL", META)
         return bool(found)
-
-    def marks(self) -> Mapping[str, str]:
-        return dict(self._all(f"SELECT name, value FROM {_META}"))
-
-    def page(self, run: str | None, since: int, until: int) -> list[Row]:
-        of_run, values = ("", ()) if run is None else ("run = %s AND ", (run,))
-        query = (
-            f"SELECT {_COLUMNS} FROM {_TABLE} WHERE {of_run}seq > %s AND seq <= %s "
-            f"ORDER BY seq LIMIT {_PAGE}"
-        )
-        return self._rows(query, *values, since, until)
-
-    def at(self, seq: int) -> Row | None:
-        return next(iter(self._rows(f"SELECT {_COLUMNS} FROM {_TABLE} WHERE seq = %s", seq)), None)
-
-    def last(self, run: str | None = None) -> Row | None:
-        if run is None:
-            rows = self._rows(f"SELECT {_COLUMNS} FROM {_TABLE} ORDER BY seq DESC LIMIT 1")
-        else:
-            rows = self._rows(
-                f"SELECT {_COLUMNS} FROM {_TABLE} WHERE run = %s ORDER BY n DESC LIMIT 1", run
-            )
-        return next(iter(rows), None)
-
-    def runs(self) -> tuple[str, ...]:
-        found = self._all(f"SELECT run FROM {_TABLE} GROUP BY run ORDER BY min(seq)")
-        return tuple(run for (run,) in found)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -150,7 +123,7 @@ class PostgresStore:
         values = [tuple(getattr(row, name) for name in COLUMNS) for row in rows]
         marks = ", ".join(["%s"] * len(COLUMNS))
         # not translated here: `writing` says whether it may have been kept
-        query = f"INSERT INTO {_TABLE} VALUES ({marks})"
+        query = f"INSERT INTO {TABLE} VALUES ({marks})"
         for row in values:
             self._db.execute(query.encode(), row)
 
@@ -159,7 +132,7 @@ class PostgresStore:
             "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgenabled = 'A' "
             "AND NOT tgisinternal"
         )
-        for table in (_META, _TABLE):
+        for table in (META, TABLE):
             if (f"{table}_kept",) not in self._all(query, table):
                 yield f"the trigger that keeps {table} from being changed is gone or disabled"
 
@@ -177,9 +150,6 @@ class PostgresStore:
             if self._in_transaction:
                 raise  # `writing` translates it
             raise self._translated(error) from None
-
-    def _rows(self, query: str, *values: object) -> list[Row]:
-        return [Row(*row) for row in self._all(query, *values)]
 
     def _refuse_closed(self) -> None:
         if self._db.closed:

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from servanda.ledger.queries import META, TABLE, Queries
 from servanda.ledger.sealing import COLUMNS, Row
 from servanda.ledger.store import PATIENCE_S, SCHEMA, Foreign, refuse_schema
 from servanda.ledger.values import Damaged, LedgerError
@@ -17,37 +18,34 @@ from servanda.ledger.witness import locked
 
 T = TypeVar("T")
 
-_PAGE = 500
 _PROBLEMS = 20  # of SQLite's own, shown at most
 # what SQLite says where a file is broken, or its catalogue is
 _BROKEN = ("malformed", "no such", "unsupported file format", "corrupt")
 # a broken file also makes SQLite quote what is no text, or ask for more memory than there is
 _FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
-_TABLE, _META = "servanda_ledger", "servanda_ledger_meta"
 # name -> how it is made; the catalogue keeps these texts, and `faults` compares them
 _LAYOUT = {
-    _META: f"CREATE TABLE {_META} (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    _TABLE: f"CREATE TABLE {_TABLE} (seq INTEGER PRIMARY KEY, run TEXT NOT NULL, "
+    META: f"CREATE TABLE {META} (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    TABLE: f"CREATE TABLE {TABLE} (seq INTEGER PRIMARY KEY, run TEXT NOT NULL, "
     "n INTEGER NOT NULL, at REAL NOT NULL, actor TEXT NOT NULL, kind TEXT NOT NULL, "
     "body TEXT NOT NULL, prev TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (run, n))",
     # in the order of seq, which SQLite keeps in every index: else each page sorts the whole run
-    f"{_TABLE}_run": f"CREATE INDEX {_TABLE}_run ON {_TABLE} (run)",
+    f"{TABLE}_run": f"CREATE INDEX {TABLE}_run ON {TABLE} (run)",
     **{
         f"{table}_{verb.lower()}": f"CREATE TRIGGER {table}_{verb.lower()} BEFORE {verb} ON "
         f"{table} BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END"
-        for table in (_META, _TABLE)
+        for table in (META, TABLE)
         for verb in ("UPDATE", "DELETE")
     },
     # INSERT OR REPLACE asks no trigger of DELETE
-    f"{_TABLE}_insert": f"CREATE TRIGGER {_TABLE}_insert BEFORE INSERT ON {_TABLE} "
-    f"WHEN NEW.seq <> (SELECT coalesce(max(seq), 0) + 1 FROM {_TABLE}) OR NEW.n <> "
-    f"(SELECT coalesce(max(n), 0) + 1 FROM {_TABLE} WHERE run = NEW.run) "
+    f"{TABLE}_insert": f"CREATE TRIGGER {TABLE}_insert BEFORE INSERT ON {TABLE} "
+    f"WHEN NEW.seq <> (SELECT coalesce(max(seq), 0) + 1 FROM {TABLE}) OR NEW.n <> "
+    f"(SELECT coalesce(max(n), 0) + 1 FROM {TABLE} WHERE run = NEW.run) "
     "BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END",
 }
-_COLUMNS = ", ".join(COLUMNS)
 
 
-class SqliteStore:
+class SqliteStore(Queries):
     """See `Store`.
 
     Args:
@@ -61,6 +59,8 @@ class SqliteStore:
         Damaged: the file is broken.
         LedgerError: it cannot be opened or made, or is of a newer schema.
     """
+
+    hole = "?"
 
     def __init__(self, path: Path, mark: str, *, create: bool, reading: bool = False) -> None:
         self.name = str(path)
@@ -91,11 +91,6 @@ class SqliteStore:
     def _look(self, create: bool) -> bool:
         """Whether there is a file already, with something in it."""
         path = self._path
-        if path.is_dir():
-            raise LedgerError(
-                f"{path} is a folder, and a ledger is a file",
-                hint=f"name a file in it, such as {path / 'ledger.db'}",
-            )
         try:
             # not read here: closing any file of a database ends the locks that SQLite has on it
             begun = path.exists() and path.stat().st_size > 0
@@ -153,43 +148,16 @@ class SqliteStore:
             for statement in _LAYOUT.values():
                 self._db.execute(statement)
             rows = [("schema", SCHEMA), ("mark", mark)]
-            self._db.executemany(f"INSERT INTO {_META} VALUES (?, ?)", rows)
+            self._db.executemany(f"INSERT INTO {META} VALUES (?, ?)", rows)
 
     def _recognise(self) -> None:
         names = {name for (name,) in self._all("SELECT name FROM sqlite_master")}
-        if not {_TABLE, _META} & names:
+        if not {TABLE, META} & names:
             raise Foreign(
                 f"{self._path} is an SQLite file, and holds no ledger",
                 hint="name another place for the ledger",
             )
         refuse_schema(self.name, self.marks().get("schema"))
-
-    def marks(self) -> Mapping[str, str]:
-        return dict(self._all(f"SELECT name, value FROM {_META}"))
-
-    def page(self, run: str | None, since: int, until: int) -> list[Row]:
-        of_run, values = ("", ()) if run is None else ("run = ? AND ", (run,))
-        query = (
-            f"SELECT {_COLUMNS} FROM {_TABLE} WHERE {of_run}seq > ? AND seq <= ? "
-            f"ORDER BY seq LIMIT {_PAGE}"
-        )
-        return self._rows(query, *values, since, until)
-
-    def at(self, seq: int) -> Row | None:
-        return next(iter(self._rows(f"SELECT {_COLUMNS} FROM {_TABLE} WHERE seq = ?", seq)), None)
-
-    def last(self, run: str | None = None) -> Row | None:
-        if run is None:
-            rows = self._rows(f"SELECT {_COLUMNS} FROM {_TABLE} ORDER BY seq DESC LIMIT 1")
-        else:
-            rows = self._rows(
-                f"SELECT {_COLUMNS} FROM {_TABLE} WHERE run = ? ORDER BY n DESC LIMIT 1", run
-            )
-        return next(iter(rows), None)
-
-    def runs(self) -> tuple[str, ...]:
-        found = self._all(f"SELECT run FROM {_TABLE} GROUP BY run ORDER BY min(seq)")
-        return tuple(run for (run,) in found)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -215,7 +183,7 @@ class SqliteStore:
     def insert(self, rows: Sequence[Row]) -> None:
         values = [tuple(getattr(row, name) for name in COLUMNS) for row in rows]
         marks = ", ".join("?" * len(COLUMNS))
-        self._told(lambda: self._db.executemany(f"INSERT INTO {_TABLE} VALUES ({marks})", values))
+        self._told(lambda: self._db.executemany(f"INSERT INTO {TABLE} VALUES ({marks})", values))
 
     def faults(self) -> Iterator[str]:
         try:
@@ -238,9 +206,6 @@ class SqliteStore:
 
     def _all(self, query: str, *values: object) -> list[tuple]:
         return self._told(lambda: self._db.execute(query, values).fetchall())
-
-    def _rows(self, query: str, *values: object) -> list[Row]:
-        return [Row(*row) for row in self._all(query, *values)]
 
     def _told(self, call: Callable[[], T]) -> T:
         try:

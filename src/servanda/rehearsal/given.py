@@ -18,10 +18,10 @@ from servanda.clauses import (
     CornerFact,
     Coverage,
     Fact,
+    Later,
     LoadOf,
     Look,
 )
-from servanda.clauses.base import Source, View, blank
 from servanda.clauses.corner import CornerRun
 from servanda.clauses.coverage import Windows
 from servanda.clauses.timing import LOOKS, RECORDED, SERVED, STABLE, TIMINGS, LoadRun
@@ -39,25 +39,11 @@ _TOKENS = 16  # of each timed request
 
 
 @dataclass(frozen=True)
-class NotGiven:
+class NotGiven(Later):
     """The case has no data of the clause: inconclusive, with what it lacks."""
 
-    reason: str
-    counts: ClassVar[bool] = False
-    source: ClassVar[Source] = "none"
-    peers: ClassVar[tuple[str, ...]] = ()
-
-    def weigh(self, cell: Cell, view: View) -> None:
-        return None
-
-    def noise(self, cell: Cell, view: View) -> None:
-        return None
-
-    def floor(self, cell: Cell, parts: list[None]) -> None:
-        return None
-
     def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Look) -> CellVerdict:
-        return blank(cell, "inconclusive", f"not given: {self.reason}")
+        return super().judge(cell, rounds, floor, look).but(note=f"not given: {self.reason}")
 
 
 class NotGivenPromise(NotGiven):
