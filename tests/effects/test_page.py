@@ -13,7 +13,7 @@ from servanda.effects.slack import lines
 from servanda.identity import EvidenceKey
 from servanda.plain import to_plain
 from servanda.promotion.effects import effects_of
-from servanda.promotion.values import Effect, Found, State
+from servanda.promotion.values import Asked, Effect, Found, State
 from tests.transcripts import blocks
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "effects.md"
@@ -30,10 +30,10 @@ def test_the_json_of_the_page_has_the_keys_of_an_effect(shown):
     """And its own key is made as theirs are."""
     course = (Leg("offline"), Leg("canary", share=0.25))
     run, turn = shown["run"], shown["turn"]
-    state = State(
-        run, EvidenceKey("c", "p", "t", "i", "w"), leg=1, turn=turn, asked=("page: oncall",)
-    )
-    made = effects_of(course, None, state, Found("gradient", "all", "holds"))
+    state = State(run, EvidenceKey("c", "p", "t", "i", "w"), leg=1, turn=turn)
+    cell = Found("gradient", "all", "violated")
+    asked = (Asked("page", "oncall", (cell,), "gradient is violated"),)
+    made = effects_of(course, None, state, cell, asked)
     (effect,) = [effect for effect in made if effect.kind == shown["kind"]]
     sent = message(effect)
     assert {*sent} == {*shown} and {*to_plain(sent["decided"])} == {*shown["decided"]}
