@@ -578,3 +578,15 @@ def test_a_leg_is_measured_in_processes_of_its_own(tmp_path):
     )
 
     assert spawned.verdict.cells == at(path, served).verdict.cells
+
+
+def test_prompts_of_many_lengths_are_the_same_requests_at_every_look(tmp_path):
+    """A batch runs with prompts of like length side by side, and a log has them as they came."""
+    path, _ = kit.write(tmp_path, prompts=("a", "b c a d b", "c d", "d a b c", "a b c"))
+    rows = serving.rows(path, "shadow", 96)
+    served = serving.log(tmp_path, rows[:64])
+    first = at(path, served)
+
+    again = at(path, serving.log(tmp_path, rows[64:]))
+
+    assert (first.groups, again.groups) == (64, 96)

@@ -83,7 +83,8 @@ class ServedEngine:
                 "path": "decode",
                 "batch_size": str(self.kernel.batch_size),
                 "sampling": sampling.model_dump_json(),
-                "requests": digest_of([_asked(request) for request in requests]),
+                # in launch order, whatever order the batch has them in
+                "requests": digest_of([_asked(r) for r in sorted(requests, key=_index)]),
             },
         )
 
@@ -130,6 +131,10 @@ class ServedEngine:
             f"a log of served requests cannot {verb}",
             hint="it has what infer answered, and nothing can be asked of it",
         )
+
+
+def _index(request: Request) -> int:
+    return request.index
 
 
 def _asked(request: Request) -> list[object]:
