@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from servanda.contract import STAGES, Contract, Stage, StageRule
+from servanda.errors import ContractError
 
 MIRRORED = 0.05  # of the traffic, where a shadow says no share
 FIRST_STEP = 0.05  # of the traffic, where a canary says no steps
@@ -95,6 +96,21 @@ def course_of(contract: Contract) -> tuple[Leg, ...]:
         )
         for leg in legs
     )
+
+
+def refuse_absent(contract: Contract, stage: str) -> None:
+    """Refuse a stage that a contract's promotion does not have.
+
+    Raises:
+        ContractError: it has none of this name.
+    """
+    stages = [*dict.fromkeys(leg.stage for leg in course_of(contract))]
+    if stage not in stages:
+        raise ContractError(
+            f"the promotion of {contract.metadata.name} has no stage {stage!r}",
+            where=contract.where("promotion"),
+            hint=f"it has {', '.join(stages)}",
+        )
 
 
 def _legs(stage: Stage, rule: StageRule | None) -> list[Leg]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servanda.contract import Contract
-from servanda.course import course_of
-from servanda.errors import ContractError, EvidenceError
+from servanda.course import refuse_absent
+from servanda.errors import EvidenceError
 from servanda.ledger import Ledger
 from servanda.promoting.story import Story, stories, stories_of, story_of
 from servanda.promoting.telling import cell_text, when
@@ -51,13 +51,7 @@ def can_promote(
         ContractError: the promotion has no such stage.
         EvidenceError: several builds are meant, or the clock went back.
     """
-    stages = [*dict.fromkeys(leg.stage for leg in course_of(contract))]
-    if to not in stages:
-        raise ContractError(
-            f"the promotion of {contract.metadata.name} has no stage {to!r}",
-            where=contract.where("promotion"),
-            hint=f"it has {', '.join(stages)}",
-        )
+    refuse_absent(contract, to)
     name = contract.metadata.name
     ours = stories_of(ledger, name)
     if not ours:

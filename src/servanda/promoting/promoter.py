@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from servanda.contract import Contract
-from servanda.course import Leg, course_of
+from servanda.course import Leg, course_of, refuse_absent
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, EvidenceError, Interrupted, ServandaError
 from servanda.identity import EvidenceKey
@@ -82,7 +82,7 @@ def promote(
     for leg in course:  # a leg too short for its limits is said before any of them begins
         compile(contract, leg=leg)
     if until is not None:
-        _refuse_absent(contract, course, until)
+        refuse_absent(contract, until)
     root = build.run_dir or RUNS / contract.metadata.name
     attempt = latest(root, fresh=build.fresh)
     story = _begun(contract, root, attempt, ledger)
@@ -225,14 +225,4 @@ def _refuse_later(ledger: Ledger, contract: Contract, story: Story) -> None:
             f"run {runs[0]} of this contract began before run {story.run}: two builds cannot be "
             "promoted at once",
             hint=f"wait until it has ended, or roll it back: servanda rollback {runs[0]}",
-        )
-
-
-def _refuse_absent(contract: Contract, course: tuple[Leg, ...], stage: str) -> None:
-    stages = [*dict.fromkeys(leg.stage for leg in course)]
-    if stage not in stages:
-        raise ContractError(
-            f"the promotion of {contract.metadata.name} has no stage {stage!r}",
-            where=contract.where("promotion"),
-            hint=f"it has {', '.join(stages)}",
         )
