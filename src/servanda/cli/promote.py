@@ -88,7 +88,7 @@ def promote(
     3 it waits for evidence, for time or for a person; 4 measuring failed, the evidence expired, or
     another promoter is at it.
     """
-    load(contract)  # a contract that is wrong begins no ledger
+    name = load(contract).metadata.name  # a contract that is wrong begins no ledger
     deadline = until(max_time)
     stage = until_ if until_ in STAGES else None
     latest: list[Story] = []
@@ -111,7 +111,7 @@ def promote(
                 for what in missing if every is not None else ():
                     click.echo(f"  {what}", err=True)
 
-        told_late(store, contract, sinks)
+        told_late(store, name, sinks)
         build = Build(contract, run_dir, served, fresh)
         while True:
             try:

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,7 +17,6 @@ from servanda.cli.output import show
 from servanda.effects import Sink, sinks_of
 from servanda.errors import EvidenceError
 from servanda.ledger import ChainedLedger, Ledger, open_ledger
-from servanda.loading import load
 from servanda.promoting import telling
 from servanda.promoting.answering import named
 from servanda.promoting.outbox import Told, tell, tell_late
@@ -124,9 +122,10 @@ def told(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> Story:
     return refreshed(ledger, story)
 
 
-def told_late(ledger: Ledger, contract: Path, sinks: Sequence[Sink]) -> None:
-    """The same of all that was decided of a contract, and not told by whoever was killed then."""
-    name = load(contract).metadata.name
+def told_late(ledger: Ledger, name: str, sinks: Sequence[Sink]) -> None:
+    """The same of all that was decided of a contract, by its name, before whoever did it was
+    killed.
+    """
     _complain(tell_late(ledger, name, sinks, now=time.time, wait=time.sleep))
 
 
