@@ -170,12 +170,12 @@ class _Shallow(Composer):
 
 
 def read(
-    text: str, file: str, *, noun: str = "contract"
-) -> tuple[dict[str, Any], Marks, list[Problem]]:
+    text: str, file: str, *, noun: str = "contract", listed: bool = False
+) -> tuple[Any, Marks, list[Problem]]:
     """Plain data, places, and what is wrong in the text without stopping the reading.
 
     Args:
-        noun: what the text is, for messages.
+        noun: what the text is, for messages; listed: it is a list, and not a mapping.
 
     Raises:
         ContractError: no data can be had: syntax, more than one document, endless aliases.
@@ -191,7 +191,7 @@ def read(
     node = _compose(source)
     if node is None or (isinstance(node, ScalarNode) and node.value == ""):
         source.refuse(0, f"the {noun} is empty", "begin with apiVersion: and kind:")
-    if not isinstance(node, MappingNode):
+    if not isinstance(node, SequenceNode if listed else MappingNode):
         found = "a list" if isinstance(node, SequenceNode) else "text"
         message = f"a {noun} is a mapping, found {found}"
         source.refuse(node.start_mark.index, message, "begin with apiVersion: and kind:")

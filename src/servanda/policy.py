@@ -24,9 +24,54 @@ class Escalation(Value):
 class Routing(Value):
     """How a slice of live traffic leaves the infer kernel, and how it comes back."""
 
+    mode: Literal["observe", "enforce"] = Field(
+        "observe",
+        description="observe: every decision says what would be done, and nothing is; enforce: it "
+        "is done.",
+    )
+    share: Number = Field(
+        1.0, ge=0, le=1, description="Of the traffic of an active slice that infer serves."
+    )
     enter_evidence: Number = Field(1000, gt=1, description="Evidence at which a slice leaves.")
     leave_evidence: Number = Field(20, gt=1, description="Evidence at which it comes back.")
+    horizon: Whole = Field(
+        10_000,
+        ge=1,
+        description="Scored requests of a slice in which a false alarm after a good past is as "
+        "unlikely as a false leave at all.",
+    )
+    keys: Whole = Field(
+        20, ge=1, description="Distinct users that the evidence needs before a slice leaves."
+    )
     dwell: Duration = Field(900.0, description="How long it stays away at least.")
+    longest_dwell: Duration = Field(
+        86_400.0, description="How long at most: each relapse doubles the dwell."
+    )
+    moves_per_hour: Whole = Field(
+        6, ge=1, description="After so many changes of route a slice stays on stable, and a page."
+    )
+    most_diverted: Number = Field(
+        0.3, gt=0, le=1, description="Of all traffic that slices may take to stable by themselves."
+    )
+    stable_in_flight: Whole | None = Field(
+        None,
+        ge=1,
+        description="Requests that stable can answer at a time; where it is not known, nothing is "
+        "diverted.",
+    )
+    sample: Number = Field(
+        0.01, gt=0, le=1, description="Of what infer answers that is re-scored while all is well."
+    )
+    sample_near: Number = Field(
+        0.2, gt=0, le=1, description="The same where a decision is near, at most."
+    )
+    mirror: Number = Field(
+        0.1, gt=0, le=1, description="Of a diverted slice's requests that infer is asked as well."
+    )
+    budget: Number = Field(
+        0.5, gt=0, description="Seconds of the train kernel that re-scoring may take, a second."
+    )
+    expires: Duration = Field(600.0, description="After which a route that nobody renews ends.")
     without_snapshot: Literal["stable", "infer"] = Field(
         "stable",
         description="Who serves while no route is known; infer where there is no stable kernel.",

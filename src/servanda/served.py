@@ -98,7 +98,7 @@ def read_served(text: str, file: str) -> tuple[Request, ...]:
         shown = line if len(line) <= _SHOWN else line[: _SHOWN - 3] + "..."
         where = Where(file, number, 1, shown)
         try:
-            requests.append(_request(parsed(line), where))
+            requests.append(request_of(parsed(line), where))
         except json.JSONDecodeError as error:
             if number < len(lines):
                 message = f"not JSON: {error.msg} at column {error.colno}"
@@ -113,7 +113,12 @@ def read_served(text: str, file: str) -> tuple[Request, ...]:
     return tuple(requests)
 
 
-def _request(data: dict[str, Any], where: Where) -> Request:
+def request_of(data: dict[str, Any], where: Where | None = None) -> Request:
+    """The request of one line, as JSON has it.
+
+    Raises:
+        Wrong: it is none.
+    """
     for key in data:
         if key not in _KNOWN and not key.startswith("x-"):
             raise Wrong(f"a line has no key {key!r}", did_you_mean(key, _KNOWN))
@@ -141,6 +146,11 @@ def _request(data: dict[str, Any], where: Where) -> Request:
         where=where,
     )
     return _lost(request, data) if data.get("lost") is not None else _answered(request, data)
+
+
+def unanswered(data: dict[str, Any], why: str) -> dict[str, Any]:
+    """The line of the same request without its answer."""
+    return {**{key: value for key, value in data.items() if key not in _ANSWER}, "lost": why}
 
 
 def _lost(request: Request, data: dict[str, Any]) -> Request:

@@ -54,6 +54,58 @@ class Traffic:
         return f"requests of {self.leg}"
 
 
+class Entrance:
+    """Which requests are evidence, one after another in launch order.
+
+    Args:
+        context: of the infer kernel, tokens; None where there is no limit.
+        most: seeds that are remembered, the latest ones; None: all of them.
+        seeds: that earlier requests had, oldest first.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        context: int | None = None,
+        *,
+        most: int | None = None,
+        seeds: Iterable[int] = (),
+    ) -> None:
+        workloads = contract.all_workloads.values()
+        self.workload = next(iter(workloads), Workload())  # type: ignore[call-arg]
+        envelope = contract.runtime.envelope
+        self._span = (envelope and envelope.prompt_tokens) or (0, math.inf)
+        width = self.workload.sampling.max_new_tokens
+        self._room = math.inf if context is None else context - width
+        self._most = most
+        self.seeds = dict.fromkeys(seeds)  # in their order, which a set has not
+
+    def outside(self, request: Request, *, prompt: bool = True) -> str:
+        """Why a request is no evidence; "" where it is.  By what was known at its launch.
+
+        Args:
+            prompt: whether anybody knows its prompt.
+        """
+        low, high = self._span
+        why = _sampled(request, self.workload)
+        seed = request.sampling.get("seed")
+        if not why and seed is not None:
+            why = self._repeated(seed)
+        if not why and prompt and not low <= len(request.prompt) <= high:
+            why = ENVELOPE
+        if not why and prompt and len(request.prompt) > self._room:
+            why = CONTEXT
+        return why
+
+    def _repeated(self, seed: int) -> str:
+        if seed in self.seeds:
+            return SEED  # its noise is not its own
+        self.seeds[seed] = None
+        if self._most is not None and len(self.seeds) > self._most:
+            del self.seeds[next(iter(self.seeds))]
+        return ""
+
+
 def traffic_of(
     requests: Iterable[Request],
     contract: Contract,
@@ -79,12 +131,8 @@ def traffic_of(
     launched = tuple(r for r in requests if (r.run, r.leg) == (run, leg))
     _refuse_gaps(launched)
     _refuse_others(launched, fingerprint)
-    workload = next(iter(contract.all_workloads.values()), Workload())  # type: ignore[call-arg]
-    envelope = contract.runtime.envelope
-    span = envelope.prompt_tokens if envelope is not None else None
-    low, high = span or (0, math.inf)
-    room = math.inf if context is None else context - workload.sampling.max_new_tokens
-    seeds: set[int] = set()
+    entrance = Entrance(contract, context)
+    samples = entrance.workload.samples
     outside: Counter[str] = Counter()
     groups: list[list[Request]] = []
     last: str | None = None
@@ -92,24 +140,20 @@ def traffic_of(
         if request.group is None or request.group != last:
             groups.append([])
         last = request.group
-        why = _sampled(request, workload, seeds)
-        if not why and not low <= len(request.prompt) <= high:
-            why = ENVELOPE
-        if not why and len(request.prompt) > room:
-            why = CONTEXT
-        if not why and len(groups[-1]) == workload.samples:
+        why = entrance.outside(request)
+        if not why and len(groups[-1]) == samples:
             why = SAMPLES
         if why:
             outside[why] += 1
         else:
             groups[-1].append(request)
-    if last is not None and len(groups[-1]) < workload.samples:
+    if last is not None and len(groups[-1]) < samples:
         groups.pop()  # the next request may belong to it
     whole = tuple(tuple(group) for group in groups if group)
     return Traffic(run, leg, launched, whole, dict(outside))
 
 
-def _sampled(request: Request, workload: Workload, seeds: set[int]) -> str:
+def _sampled(request: Request, workload: Workload) -> str:
     """Why what a request asked for is not what the workload declares; "" where it is."""
     asked, declared = request.sampling, workload.sampling
     others = (v for name, v in asked.items() if name not in _OF_ITS_OWN)
@@ -125,11 +169,6 @@ def _sampled(request: Request, workload: Workload, seeds: set[int]) -> str:
             return SAMPLING
     if asked["max_new_tokens"] > declared.max_new_tokens:
         return TOKENS
-    seed = asked.get("seed")
-    if seed is not None and seed in seeds:
-        return SEED  # its noise is not its own
-    if seed is not None:
-        seeds.add(seed)
     return ""
 
 

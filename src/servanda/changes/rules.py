@@ -249,9 +249,22 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
             "do": clause.ACTIONS,
         },
         Routing: {
+            "mode": ranked("observe", "enforce", why="what breaks is taken from infer"),
+            "share": lower("infer serves less of what is sound"),
             "enter_evidence": lower("a slice is taken from infer on less evidence"),
             "leave_evidence": higher("it comes back on more evidence"),
+            "horizon": lower("a fault after a good past is seen on less evidence"),
+            "keys": lower("fewer users are enough to take a slice from infer"),
             "dwell": higher("it stays away for longer", time=True),
+            "longest_dwell": higher("what breaks again and again stays away for longer", time=True),
+            "moves_per_hour": lower("a slice that moves to and fro is left with stable sooner"),
+            "most_diverted": higher("more of the traffic may be taken from infer"),
+            "stable_in_flight": higher("stable can take more of the traffic", absent=0.0),
+            "sample": higher("more of what infer answers is scored again"),
+            "sample_near": higher("more is scored where a decision is near"),
+            "mirror": higher("more is seen of a slice that was taken from infer"),
+            "budget": higher("train may score more"),
+            "expires": lower("a route that nobody renews ends sooner", time=True),
             "without_snapshot": ranked(
                 "infer", "stable", why="while no route is known, nothing vouches for infer"
             ),

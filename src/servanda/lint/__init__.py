@@ -13,6 +13,7 @@ from servanda.lint.clauses import clauses
 from servanda.lint.escalation import escalation
 from servanda.lint.kernels import kernels
 from servanda.lint.learning import learning
+from servanda.lint.routing import routing
 from servanda.lint.runtime import RUNTIME_METRICS, envelope
 from servanda.lint.slices import slices
 from servanda.lint.stages import promotion
@@ -49,6 +50,7 @@ def check(
         *envelope(contract),
         *escalation(contract),
         *promotion(contract),
+        *routing(contract),
     ]
     broken = {path for path in broken if path}
     problems = [

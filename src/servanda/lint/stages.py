@@ -1,4 +1,4 @@
-# Lint of the stages: of a promotion, of a clause, and of the routing between them.
+# Lint of the stages: of a promotion, and of a clause.
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ONLY = {"steps": ("canary",), "share": ("shadow",), "sample": STAGES[1:]}
 
 
 def promotion(contract: Contract) -> Iterator[Finding]:
-    """Sizes and shares of the stages; what happens to traffic without a route."""
+    """Sizes and shares of the stages, and who answers while they last."""
     for stage in STAGES:
         rule = getattr(contract.promotion, stage)
         if rule is not None:
@@ -29,12 +29,6 @@ def promotion(contract: Contract) -> Iterator[Finding]:
             "remove it" if last == STAGES[-1] else "add promotion.full, or remove it: nobody asks"
         )
         yield Finding(("promotion", last, "approval"), message, hint, key=True)
-    routing = contract.routing
-    written = "without_snapshot" in routing.model_fields_set
-    if written and routing.without_snapshot == "stable" and contract.stable is None:
-        message = "without a snapshot traffic goes to stable, and there is no stable: kernel"
-        hint = "declare stable:, or write without_snapshot: infer"
-        yield Finding(("routing", "without_snapshot"), message, hint)
 
 
 def _alone(stage: str) -> Finding:

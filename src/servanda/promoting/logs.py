@@ -30,10 +30,11 @@ def read_log(served: Sequence[Path]) -> tuple[Request, ...]:
         EvidenceError: lines that are no requests.
         MeasurementError: a file cannot be read.
     """
-    return tuple(request for path in _files(served) for request in _requests(path))
+    return tuple(request for path in files_of(served) for request in _requests(path))
 
 
-def _files(served: Sequence[Path]) -> list[Path]:
+def files_of(served: Sequence[Path]) -> list[Path]:
+    """The files of a log, in the order of their names."""
     found: list[Path] = []
     for path in served:
         found += path.glob(f"*{_SUFFIX}") if path.is_dir() else [path] if path.exists() else []
@@ -68,7 +69,7 @@ def absent(served: Sequence[Path]) -> tuple[str, ...]:
     return tuple(
         f"--served {path}: {'no .jsonl file is in it' if path.is_dir() else 'nothing is there'} yet"
         for path in served
-        if not _files([path])
+        if not files_of([path])
     )
 
 

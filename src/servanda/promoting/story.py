@@ -32,6 +32,7 @@ from servanda.promotion import (
 )
 
 TOLD = "told"  # an effect that was delivered: it changes nothing
+GATEWAY = "gateway-opened"  # the first entry of a run that no promotion wrote
 _WORDS = {"why", "asked"}  # parts of a state that are texts for people
 _ROUTED = ("share", "mirror", "sample", "status", "leg", "to")  # what programs read of an effect
 
@@ -76,14 +77,16 @@ class Story:
 
 
 def story_of(ledger: Ledger, run: str) -> Story | None:
-    """A run's story; None where the ledger has no such run.
+    """A run's story; None where the ledger has no such run of a promotion.
 
     Raises:
         LedgerError: an entry does not follow from those before it, or cannot be read.
     """
     entries = ledger.entries(run)
     first = next(entries, None)
-    return retold(itertools.chain([first], entries)) if first is not None else None
+    if first is None or first.kind == GATEWAY:
+        return None
+    return retold(itertools.chain([first], entries))
 
 
 def refreshed(ledger: Ledger, story: Story) -> Story:
@@ -217,6 +220,7 @@ def _refused(entry: Entry, what: str) -> LedgerError:
 
 
 __all__ = [
+    "GATEWAY",
     "TOLD",
     "Look",
     "Story",

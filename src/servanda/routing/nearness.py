@@ -1,0 +1,134 @@
+# What evidence costs, and how near a cell is to a decision.
+#
+# Leaving infer has two prices, and either is enough.  The plain one, enter_evidence x K, is
+# paid by the evidence since the state began: with all K cells within their limits, one stay
+# ends falsely with a chance of at most 1 / enter_evidence.  A good past stands against it, so
+# Shiryaev and Roberts' sum has one of its own, enter_evidence x K x horizon: within `horizon`
+# scored requests it is reached falsely with the same chance, and however long the past was.
+#
+# Coming back costs leave_evidence x K of every cell, on requests of the probation alone.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from servanda.routing.state import Rules, SliceState, Track, Watched
+from servanda.stats import GroupRatio
+from servanda.stats.log_moment import log_mean_exp
+
+SUSPICIOUS = 1 / 4  # of a price: more is sampled, so that it is soon paid or gone
+CALM = 1 / 16
+_LATELY = 100  # requests
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """The evidence of one cell against one price.
+
+    Args:
+        process: "since", of all requests since the state began; "alarm", Shiryaev and Roberts';
+            "back", that the cell is within its limit.
+        log_evidence, log_price: nats.
+        near: 0 of no evidence, 1 where the price is paid, at most 1.
+    """
+
+    cell: Watched
+    process: str
+    log_evidence: float
+    log_price: float
+    near: float
+
+    @property
+    def paid(self) -> bool:
+        return self.log_evidence >= self.log_price
+
+    @property
+    def excess(self) -> float:
+        """Nats beyond the price; below it, less than 0."""
+        return self.log_evidence - self.log_price
+
+
+def added(track: Track, one: GroupRatio, limit: float, chance: float) -> Track:
+    """The track after one more request.
+
+    Args:
+        one: of its tokens; without a prompt group, the request did not meet the cell.
+        chance: with what probability the request was scored.
+    """
+    if not one.n:
+        return track
+    above = one.above_growth(limit)
+    unseen = one.missing / max(1, one.known + one.missing)
+    late, late_tokens = track.late + one.total, track.late_tokens + one.known
+    if late <= limit * late_tokens:
+        late, late_tokens = 0.0, 0
+    return Track(
+        n=track.n + 1,
+        missing=track.missing + one.missing,
+        above=tuple((above + track.above).tolist()),
+        below=tuple((one.below_growth(limit) + track.below).tolist()),
+        alarm=tuple((np.logaddexp(0.0, track.alarm) + above).tolist()),
+        total=track.total + one.total,
+        tokens=track.tokens + one.known,
+        late=late,
+        late_tokens=late_tokens,
+        weighted=track.weighted + one.total / chance,
+        weights=track.weights + one.known / chance,
+        hidden=track.hidden + (unseen - track.hidden) / _LATELY,
+    )
+
+
+def leaving(rules: Rules, cell: Watched, track: Track) -> Weighed:
+    """The evidence that the cell is beyond its limit, of the process that is nearer its price."""
+    policy = rules.policy
+    price = math.log(policy.enter_evidence * rules.cells)
+    if not track.n:
+        return Weighed(cell, "since", 0.0, price, 0.0)
+    since = log_mean_exp(np.array(track.above))
+    first = Weighed(cell, "since", since, price, _near(since, price))
+    alarm = log_mean_exp(np.array(track.alarm))
+    dear = price + math.log(policy.horizon)
+    # a mean at its limit makes S grow like the number of requests: that much is no suspicion
+    usual = math.log(min(track.n, policy.horizon))
+    near = 1.0 if alarm >= dear else _near(alarm - math.log(track.n), dear - usual)
+    second = Weighed(cell, "alarm", alarm, dear, near)
+    return max(first, second, key=lambda w: (w.paid, w.near))
+
+
+def returning(rules: Rules, cell: Watched, track: Track) -> Weighed:
+    """The evidence that the cell is within its limit."""
+    price = math.log(rules.policy.leave_evidence * rules.cells)
+    found = log_mean_exp(np.array(track.below)) if track.n else 0.0
+    return Weighed(cell, "back", found, price, _near(found, price))
+
+
+def weighed(rules: Rules, state: SliceState) -> tuple[Weighed, ...]:
+    """The evidence that each cell of a slice is beyond its limit, the nearest decision first."""
+    found = (leaving(rules, c, state.tracks.get(c.clause, Track())) for c in rules.on(state.name))
+    return tuple(sorted(found, key=lambda w: (w.paid, w.near, w.excess), reverse=True))
+
+
+def slowest(rules: Rules, state: SliceState) -> Weighed | None:
+    """The cell of a slice that is farthest from showing that it is within its limit."""
+    found = [returning(rules, c, state.tracks.get(c.clause, Track())) for c in rules.on(state.name)]
+    return min(found, key=lambda w: w.near, default=None)
+
+
+def mean(track: Track) -> float:
+    """The estimate of the mean of x, by inverse chance of being scored; NaN without a token."""
+    return track.weighted / track.weights if track.weights > 0 else math.nan
+
+
+def late_mean(track: Track) -> float:
+    """The mean of x since it began to lie above the limit, or else over all of the track.
+
+    For people, beside an alarm: it is picked by what it shows, and no certificate.
+    """
+    return track.late / track.late_tokens if track.late_tokens else mean(track)
+
+
+def _near(log_evidence: float, log_price: float) -> float:
+    return min(1.0, max(0.0, log_evidence / log_price))
