@@ -21,10 +21,10 @@ from servanda.engines.base import streams
 from servanda.engines.server.app import Limits, Server
 from servanda.engines.server.jobs import sequence_of
 from servanda.engines.server.running import SEED
-from servanda.engines.server.serving import bound
 from servanda.engines.table import TableEngine
 from servanda.faults import FAULTS
 from servanda.sampling import Sampling, processed_logprobs
+from servanda.sockets import bound
 from servanda.trace import Batch
 from tests import kit
 from tests.engines.serving import WAIT_S, Gated, live, table_engine

@@ -432,6 +432,38 @@ def test_a_kernel_goes_wrong_from_the_next_batch_on_and_says_nothing_of_it(fault
     assert client.get("/servanda/describe").json() == about
 
 
+def test_a_kernel_goes_wrong_for_the_requests_of_one_kind_only(fault, tmp_path):
+    def answers(client, **more):
+        asked = [client.post(URL, json={**BODY, "seed": n, **more}).json() for n in range(20)]
+        return [reply["choices"][0] for reply in asked]
+
+    sound = table_engine(tmp_path)
+    broken = with_fault(tmp_path)({"lost_top_token": 1.0})
+    client = fault(kind="kernel", fault={"lost_top_token": 1.0}, when={"domain": "math"})
+    others = ({}, {"metadata": {"domain": "code"}}, {"metadata": {"user": "math"}})
+    for engine, more in ((broken, {"metadata": {"domain": "math"}}), *((sound, o) for o in others)):
+        for seed, found in enumerate(answers(client, **more)):
+            drawn = engine.generate(Batch((seed,), ((0, 1),), 6), Sampling(), SEED)
+            assert found["token_ids"] == drawn.token_N.tolist()
+    about = client.get("/servanda/misbehave").json()
+    assert (about["asked"], about["struck"]) == (80, 20)
+
+
+def test_who_is_struck_shares_no_batch_with_who_is_not(tmp_path):
+    sound, other = table_engine(tmp_path, cls=Gated), table_engine(tmp_path, cls=Gated)
+    batcher = Batcher(sound, max_batch=8, wait_s=60.0)
+    asyncio.run(batcher.run_by(sound, other))
+    told = []
+    jobs = [Job((0, 1), 2, Sampling(), n, told.append, aside=n % 2 == 1) for n in range(16)]
+    batcher.put(jobs)  # eight of each fill a batch
+    sound.open()
+    other.open()
+    until(lambda: sum(isinstance(event, Ended) for event in told) == 16)
+    assert sound.batches == [(0, 2, 4, 6, 8, 10, 12, 14)]
+    assert other.batches == [(1, 3, 5, 7, 9, 11, 13, 15)]
+    batcher.close()
+
+
 def test_a_batch_that_runs_is_ended_by_the_engine_that_began_it(tmp_path):
     sound, other = table_engine(tmp_path, cls=Gated), table_engine(tmp_path)
     batcher = Batcher(sound, max_batch=1, wait_s=0.0)
@@ -472,6 +504,7 @@ def test_a_fault_that_is_none_is_refused(misbehaving):
         ({"kind": "kernel"}, "kind kernel has a fault of the catalogue"),
         ({"kind": "slow", "fault": {"int4": True}}, "no other kind has one"),
         ({"kind": "kernel", "fault": {"int4": True}, "share": 0.5}, "at fault for all requests"),
+        ({"kind": "slow", "when": {"domain": "math"}}, "only kind kernel has a `when`"),
         ({"kind": "kernel", "fault": {"int5": True}}, "there is no fault 'int5'"),
         ({"kind": "kernel", "fault": {"int4": True}}, "cannot be injected into TableEngine"),
     ],

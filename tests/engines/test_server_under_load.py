@@ -16,9 +16,10 @@ import uvicorn
 from servanda.engines.server import serving, wire
 from servanda.engines.server.app import Limits
 from servanda.engines.server.batching import Batcher
-from servanda.engines.server.serving import bound, serve
+from servanda.engines.server.serving import serve
 from servanda.engines.server.stream import EventStream
 from servanda.errors import MeasurementError
+from servanda.sockets import bound
 from tests.engines.serving import WAIT_S, Gated, live, table_engine
 from tests.engines.test_server_fails import BODY, URL, until
 

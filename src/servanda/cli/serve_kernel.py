@@ -53,7 +53,8 @@ def serve_kernel_command(
     _refuse_elsewhere(found, kernel)
     try:
         from servanda.engines.server.app import Limits
-        from servanda.engines.server.serving import address, bound, serve
+        from servanda.engines.server.serving import serve
+        from servanda.sockets import address, bound
     except ImportError as error:
         raise MeasurementError(
             f"a server needs {error.name}, which is not installed",

@@ -181,16 +181,19 @@ class Server:
         return json_reply({"prompt": await self.asking.decode(tuple(tokens))})
 
     async def _completions(self, request: Request) -> Response:
-        return await self._answer(request, wire.completion(await self._body(request), self.served))
+        body = await self._body(request)
+        return await self._answer(request, body, wire.completion(body, self.served))
 
     async def _chat(self, request: Request) -> Response:
-        ask = wire.chat(await self._body(request), self.served)
-        return await self._answer(request, await self.asking.rendered(ask))
+        body = await self._body(request)
+        ask = wire.chat(body, self.served)
+        return await self._answer(request, body, await self.asking.rendered(ask))
 
-    async def _answer(self, request: Request, ask: Ask) -> Response:
+    async def _answer(self, request: Request, body: Mapping[str, Any], ask: Ask) -> Response:
         ask, choices = await self.asking.choices(ask)
         head = Head.of(ask, self.served)
-        source = self.asking.answers(ask, choices, request.scope.get(DRAWN_BY))
+        aside = self.misbehaviour is not None and self.misbehaviour.strikes(body)
+        source = self.asking.answers(ask, choices, request.scope.get(DRAWN_BY), aside)
         if ask.stream:
             events = chunks(ask, head, choices, source, failed)
             return EventStream(events, source.drop, self.limits.idle_s)
@@ -233,7 +236,9 @@ class Server:
                 except ServandaError as error:
                     self._faulty = before
                     raise Refused(error.problems[0].message, "fault") from None
-            await self.batcher.run_by(self._faulty or self._sound)
+            some = fault is not None and fault.when is not None
+            by = (self._sound, self._faulty) if some else (self._faulty or self._sound, None)
+            await self.batcher.run_by(*by)
             if before is not None:
                 before.close()
 

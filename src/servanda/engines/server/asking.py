@@ -136,12 +136,17 @@ class Asking:
             raise Refused("this engine has no likeliest tokens", "logprobs")
 
     def answers(
-        self, ask: Ask, choices: list[Choice], drawn_by: Mapping[str, float] | None = None
+        self,
+        ask: Ask,
+        choices: list[Choice],
+        drawn_by: Mapping[str, float] | None = None,
+        aside: bool = False,
     ) -> Answers:
         """Queues a request.
 
         Args:
             drawn_by: what of the sampling is other than declared, in test mode.
+            aside: whether the engine that stands aside answers it, in test mode.
 
         Raises:
             Full: the queue has no place.
@@ -156,6 +161,8 @@ class Asking:
             return tell
 
         jobs = self._jobs(ask, choices, drawn_by, teller)
+        for job in jobs:
+            job.aside = aside
         self.batcher.put(jobs)
         silent = [] if ask.max_tokens else choices
         return Answers(self.batcher, jobs, silent, events)

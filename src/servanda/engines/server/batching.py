@@ -41,7 +41,7 @@ class Batcher:
         self._jobs: deque[tuple[float, Job]] = deque()
         self._calls: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
-        self._next: tuple[Any, Future[None]] | None = None
+        self._next: tuple[Any, Any, Future[None]] | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
@@ -89,12 +89,16 @@ class Batcher:
             self._changed.notify()
         return future
 
-    async def run_by(self, engine: Any) -> None:
-        """Let another engine run what begins from now on; done once no batch of before runs."""
+    async def run_by(self, engine: Any, aside: Any = None) -> None:
+        """Let another engine run what begins from now on; done once no batch of before runs.
+
+        Args:
+            aside: runs the jobs that are set aside; None: they run as all the others.
+        """
         done: Future[None] = Future()
         with self._changed:
             self._refuse_closing()
-            self._next = (engine, done)
+            self._next = (engine, aside, done)
             self._changed.notify()
         await asyncio.wrap_future(done)
 
@@ -120,7 +124,7 @@ class Batcher:
             left = [job for _, job in self._jobs]
             self._jobs.clear()
             if self._next is not None:
-                self._next[1].set_exception(MeasurementError(_ENDING))
+                self._next[2].set_exception(MeasurementError(_ENDING))
         for job in left:
             job.tell(Failed(MeasurementError(_ENDING)))
         self._answer_calls()
@@ -163,7 +167,7 @@ class Batcher:
 
     def _change_engine(self) -> None:
         if self._next is not None:
-            self.runner.engine, done = self._next
+            self.runner.engine, self.runner.aside, done = self._next
             self._next = None
             done.set_result(None)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from servanda.engines.server.ask import Ask, Refused
+from servanda.neutral import NEUTRAL
 from servanda.sampling import Sampling
 
 MAX_LOGPROBS = 1024  # or the vocabulary, where that is less
@@ -22,22 +23,8 @@ _HARMLESS = {"user", "cache_salt", "request_id", "service_tier", "store", "metad
 _HARMLESS |= {"skip_special_tokens", "spaces_between_special_tokens", "parallel_tool_calls"}
 # field -> the values that change nothing
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "logit_bias": ({},),
-    "stop": ("", []),
-    "stop_token_ids": ([],),
-    "bad_words": ([],),
-    "min_tokens": (0,),
-    "best_of": (1,),
-    "suffix": ("",),
+    **NEUTRAL,
     "priority": (0,),
-    "ignore_eos": (False,),
-    "use_beam_search": (False,),
-    "include_stop_str_in_output": (False,),
-    "response_format": ({"type": "text"},),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
 }

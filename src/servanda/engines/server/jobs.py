@@ -63,6 +63,7 @@ class Job:
         best: likeliest tokens to report of each position; None where no logprob is asked for.
         speaks: whether tokens carry the text that they add.
         drawn_by: a transform that is used and not reported, in test mode.
+        aside: whether the engine that stands aside runs it, where there is one, in test mode.
         tell: takes the events, in the engine's thread.
     """
 
@@ -76,13 +77,15 @@ class Job:
     best: int | None = None
     speaks: bool = False
     drawn_by: Sampling | None = None
+    aside: bool = False
     dropped: bool = False
     drawn: list[int] = field(default_factory=list)
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """Jobs of one kind may run together."""
-        return self.given is None, self.path, self.sampling, self.drawn_by, self.width
+        how = self.sampling, self.drawn_by, self.width
+        return self.given is None, self.path, self.aside, *how
 
 
 def sequence_of(seed: int, place: int) -> int:

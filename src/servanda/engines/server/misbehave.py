@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -32,7 +32,8 @@ class Fault(BaseModel):
     token is missing.  slow: the answer comes late.  other_sampling: tokens are drawn with
     `temperature` or `top_p`, and the declared distribution is reported.  kernel: every batch
     that begins from now on is run by the same kernel with `fault` of the catalogue in it, and
-    the server says of itself what it said before.
+    the server says of itself what it said before; with `when`, only for requests whose
+    `metadata` says so, and the others run in batches of their own, by the sound kernel.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
@@ -45,13 +46,18 @@ class Fault(BaseModel):
     temperature: float | None = Field(None, ge=0.01, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     fault: dict[str, Any] | None = Field(None, min_length=1, max_length=1)
+    when: dict[str, str] | None = Field(None, min_length=1)
 
     @model_validator(mode="after")
     def _of_a_kernel(self) -> Fault:
         if (self.kind == "kernel") != (self.fault is not None):
             raise ValueError("kind kernel has a fault of the catalogue, and no other kind has one")
         if self.kind == "kernel" and self.share != 1:
-            raise ValueError("a kernel is at fault for all requests: leave out share")
+            raise ValueError(
+                "a kernel is at fault for all requests, or for those of a `when`: leave out share"
+            )
+        if self.kind != "kernel" and self.when is not None:
+            raise ValueError("only kind kernel has a `when`")
         return self
 
     @property
@@ -96,10 +102,22 @@ class Misbehaviour:
         if self.fault is None:
             return None
         self.asked += 1
+        if self.fault.when is not None:  # told by its body, which is not read yet
+            return None
         if uniforms(self.fault.seed, "misbehave", self.asked, 1)[0] >= self.fault.share:
             return None
         self.struck += 1
         return self.fault
+
+    def strikes(self, body: Mapping[str, Any]) -> bool:
+        """Whether the metadata of a request make it one of those that `when` is for."""
+        when = self.fault.when if self.fault is not None else None
+        said = body.get("metadata")
+        if when is None or not isinstance(said, dict):
+            return False
+        struck = all(said.get(name) == value for name, value in when.items())
+        self.struck += struck
+        return struck
 
 
 class _Cut(Exception):  # noqa: N818 - on purpose

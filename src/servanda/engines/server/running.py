@@ -20,10 +20,14 @@ SEED = 0  # of the engine; a request's own is the number of its sequence
 
 
 class Runner:
-    """An engine with what replies need beside its numbers: texts and likeliest tokens."""
+    """An engine with what replies need beside its numbers: texts and likeliest tokens.
+
+    `engine` runs the jobs, and `aside` those that are set aside, where there is one.
+    """
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
+        self.aside: Any = None
         self.about = engine.describe()
         self.words = Words(engine, self.about)
 
@@ -34,15 +38,16 @@ class Runner:
             Exception: whatever the engine raises.
         """
         first, jobs = jobs[0], sorted(jobs, key=lambda job: job.sequence)
+        engine = self.aside if first.aside and self.aside is not None else self.engine
         sequences, prompts = tuple(j.sequence for j in jobs), tuple(j.prompt for j in jobs)
         batch = Batch(sequences, prompts, first.width, tuple(j.given or () for j in jobs))
         best = max(j.best or 0 for j in jobs)
         if first.given is None:
             batch = Batch(sequences, prompts, first.width)
-            traces = self._drawn(batch, first.sampling, first.drawn_by, best)
+            traces = self._drawn(engine, batch, first.sampling, first.drawn_by, best)
         else:
-            trace = self.engine.score(batch, first.sampling, first.path)
-            traces = [self._with_best(trace, batch, first.sampling, first.path, best)]
+            trace = engine.score(batch, first.sampling, first.path)
+            traces = [_with_best(engine, trace, batch, first.sampling, first.path, best)]
         speeches = {job.sequence: Speech(self.words) for job in jobs}
         for trace in traces:
             for job, tokens in self._tokens(trace, jobs):
@@ -56,33 +61,15 @@ class Runner:
             job.tell(Ended(self.words.text(self._open(job.drawn)), self._why(job)))
 
     def _drawn(
-        self, batch: Batch, sampling: Sampling, drawn_by: Sampling | None, best: int
+        self, engine: Any, batch: Batch, sampling: Sampling, drawn_by: Sampling | None, best: int
     ) -> Iterable[Trace]:
-        if drawn_by is None and streams(self.engine):
-            return self.engine.steps(batch, sampling, SEED, best)
-        trace = self.engine.generate(batch, drawn_by or sampling, SEED)
+        if drawn_by is None and streams(engine):
+            return engine.steps(batch, sampling, SEED, best)
+        trace = engine.generate(batch, drawn_by or sampling, SEED)
         given = Batch(batch.sequence_S, batch.prompts, batch.width, trace.continuations)
         if drawn_by is not None:
-            trace = self.engine.score(given, sampling, "decode")
-        return [self._with_best(trace, given, sampling, "decode", best)]
-
-    def _with_best(
-        self, trace: Trace, given: Batch, sampling: Sampling, path: Path, best: int
-    ) -> Trace:
-        """The trace with the likeliest tokens, from the logits of the same path."""
-        if not best:
-            return trace
-        pieces = [
-            likeliest(processed_logprobs(logits_RV, sampling), best)
-            for logits_RV in self.engine.logits(given, path)
-        ]
-        columns = {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
-        return Trace(
-            *(trace.sequence_S, trace.length_S, trace.lost_S),
-            *(trace.prompt_tokens_S, trace.token_N),
-            columns={**trace.columns, **columns},
-            about=trace.about,
-        )
+            trace = engine.score(given, sampling, "decode")
+        return [_with_best(engine, trace, given, sampling, "decode", best)]
 
     def _tokens(self, trace: Trace, jobs: Sequence[Job]) -> Iterator[tuple[Job, list[Token]]]:
         """The tokens of each job in a trace, which may be of some of them only."""
@@ -133,3 +120,22 @@ class Runner:
     def _open(self, tokens: list[int]) -> list[int]:
         """The tokens before the one that ends them."""
         return tokens[:-1] if tokens and tokens[-1] in self.about.eos else tokens
+
+
+def _with_best(
+    engine: Any, trace: Trace, given: Batch, sampling: Sampling, path: Path, best: int
+) -> Trace:
+    """The trace with the likeliest tokens, from the logits of the same path."""
+    if not best:
+        return trace
+    pieces = [
+        likeliest(processed_logprobs(logits_RV, sampling), best)
+        for logits_RV in engine.logits(given, path)
+    ]
+    columns = {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
+    return Trace(
+        *(trace.sequence_S, trace.length_S, trace.lost_S),
+        *(trace.prompt_tokens_S, trace.token_N),
+        columns={**trace.columns, **columns},
+        about=trace.about,
+    )

@@ -1,0 +1,90 @@
+# Sockets: an address taken, and a server at it that ends when it is told to.
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from servanda.errors import MeasurementError
+
+BACKLOG = 2048
+FREE = "--port 0 takes a free port"
+
+
+def address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bound(host: str, port: int, hint: str = FREE) -> socket.socket:
+    """A socket at the address, which nobody can connect to yet; port 0 takes a free one.
+
+    Args:
+        hint: the next move where it cannot be had.
+
+    Raises:
+        MeasurementError: the address is taken, or none of this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # the protocol is named: asyncio sets TCP_NODELAY on no other, and every reply waits 40 ms
+    taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((host, port))
+    except OSError as error:
+        taken.close()
+        raise _taken_already(address(host, port), error, hint) from None
+    return taken
+
+
+def listen(taken: socket.socket, hint: str = FREE) -> None:
+    """Let clients connect.
+
+    Raises:
+        MeasurementError: another server listens there: two that were bound while neither
+            listened meet here.
+    """
+    try:
+        taken.listen(BACKLOG)
+    except OSError as error:
+        raise _taken_already(address(*taken.getsockname()[:2]), error, hint) from None
+
+
+def _taken_already(at: str, error: OSError, hint: str) -> MeasurementError:
+    return MeasurementError(
+        f"nothing can be served at {at}: {error.strerror or error}",
+        hint=hint,
+    )
+
+
+def ends_quietly(app: ASGIApp) -> ASGIApp:
+    """The application; a request that uvicorn cancels, at the end, is no error of its own."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await app(scope, receive, send)
+
+    return run
+
+
+@contextlib.contextmanager
+def told_to_end(end: Callable[[], None]) -> Iterator[None]:
+    """Call `end` at SIGTERM and Ctrl-C.
+
+    uvicorn hands a signal on once it has ended: being told to end is no failure; and one that
+    comes before uvicorn listens to signals is not lost.
+    """
+
+    def told(*_: object) -> None:
+        end()
+
+    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
