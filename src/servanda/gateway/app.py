@@ -1,0 +1,197 @@
+# The application: which paths there are, who may ask, and how a client is told what is wrong.
+#
+# Pure ASGI: a stream is not wrapped by anything.
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from servanda.gateway.answering import Answering
+from servanda.gateway.config import Config
+from servanda.gateway.exchange import Exchange, Gone
+from servanda.gateway.follow import Follower
+from servanda.gateway.gateway import Gateway
+from servanda.gateway.passing import Passing
+from servanda.gateway.patience import Patience
+from servanda.gateway.refusing import Refused, refuse, whole
+from servanda.gateway.upstreams import Server
+
+ASKED = frozenset(("/v1/completions", "/v1/chat/completions"))
+# of the leader: what steers a gateway is on another listener
+_LEADERS = re.compile(r"/v1/(follow|status|route|admin)(/|$)")
+# a path that some server would read as another one
+_ODD_RAW = re.compile(r"[^\x21-\x7e]|[\\?#;]|%(?![0-9a-fA-F]{2})")
+_ODD_PATH = re.compile(r"//|/\.{1,2}(/|$)|[\x00-\x1f\x7f\\%?#;\ufffd]")
+_ALLOWED_BY_KEY = "give a key of role client as `Authorization: Bearer KEY`"
+
+
+def app(config: Config, gateway: Gateway | None = None) -> ASGIApp:
+    """The gateway as an ASGI application; it begins and ends with the server's lifespan.
+
+    Args:
+        gateway: that answers; by default one of this configuration.
+    """
+    return App(gateway or Gateway(config))
+
+
+class App:
+    """A gateway behind its paths.
+
+    Attributes:
+        in_flight: requests that are being answered.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self._limits = gateway.config.limits
+        self._total_s = max(pool.total_s for pool in gateway.config.pools.values())
+        keys = gateway.config.keys
+        self._keys = keys if keys is not None and keys.clients else None
+        self._answer, self._pass = Answering(gateway), Passing(gateway)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.in_flight = 0
+        self._of_key: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self.gateway.open()
+        except Exception as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            raise
+        leader = self.gateway.config.leader
+        clock = self.gateway.clock
+        follower = Follower(self.gateway, Server("leader", leader, clock) if leader else None)
+        following = asyncio.ensure_future(follower.run())
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        follower.stop(following)
+        await asyncio.gather(following, return_exceptions=True)
+        await self.gateway.settle()
+        await follower.close()
+        await self.gateway.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path == "/healthz":
+            await whole(send, 200, [(b"content-type", b"text/plain")], b"ok\n")
+            return
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        patience = Patience(self._total_s, self._loop)
+        x = Exchange(scope, receive, send, patience, self._limits)
+        entered = False
+        try:
+            self._admit(x)
+            self.in_flight += 1
+            self._of_key[x.holder] += 1
+            entered = True
+            if path in ASKED:
+                if scope["method"] != "POST":
+                    raise Refused(405, f"{path} takes POST", "method")
+                await self._answer(x, path)
+            elif path == "/v1/models" and scope["method"] == "GET":
+                await self._pass.models(x)
+            else:
+                self._refuse_unknown(path, scope)
+                await self._pass(x)
+        except Refused as refused:
+            await self._refused(x, refused)
+        except Gone:
+            pass
+        except asyncio.CancelledError:
+            await self._ended(x)
+        finally:
+            x.patience.done()
+            if entered:
+                self.in_flight -= 1
+                self._of_key[x.holder] -= 1
+                if not self._of_key[x.holder]:
+                    del self._of_key[x.holder]
+
+    def _admit(self, x: Exchange) -> None:
+        """Who asks, and whether there is room for it.
+
+        Raises:
+            Refused: not that.
+        """
+        limits = self._limits
+        target = len(x.scope["raw_path"]) + len(x.scope["query_string"])
+        if x.head.size + target > limits.header_bytes:
+            raise Refused(
+                431, f"the headers have {limits.header_bytes:,} bytes at most", "headers_too_large"
+            )
+        if self._keys is not None:
+            given = x.head.authorization
+            holder = self._keys.who(given.decode("latin-1") if given is not None else None)
+            if holder is None or not holder.may("ask"):
+                raise Refused(401, f"no such key: {_ALLOWED_BY_KEY}", "invalid_api_key")
+            x.holder = holder.name
+            if self._of_key[x.holder] >= limits.in_flight_per_key:
+                raise Refused(
+                    429,
+                    f"{limits.in_flight_per_key} requests of this key are being answered: wait "
+                    "for one of them",
+                    "too_many_requests",
+                    retry_s=1,
+                )
+        if self.in_flight >= limits.in_flight:
+            raise Refused(
+                429,
+                f"{limits.in_flight} requests are being answered, and no more are taken: try again",
+                "too_many_requests",
+                retry_s=1,
+            )
+        length = x.head.length
+        if length is not None and length.isdigit() and int(length) > limits.body_bytes:
+            raise Refused(
+                413, f"a body has {limits.body_bytes:,} bytes at most: send less", "too_large"
+            )
+
+    def _refuse_unknown(self, path: str, scope: Scope) -> None:
+        """Paths that are no business of users.
+
+        Raises:
+            Refused: it is one.
+        """
+        raw = scope["raw_path"].decode("latin-1")
+        odd = _ODD_PATH.search(path) or _ODD_RAW.search(raw)
+        if odd or not path.startswith("/v1/") or _LEADERS.match(path):
+            raise Refused(404, "there is no such path: ask under /v1", "not_found")
+
+    async def _refused(self, x: Exchange, refused: Refused) -> None:
+        self.gateway.counts.answered("none", f"{refused.status // 100}xx")
+        if x.begun:
+            x.cut()
+        else:
+            await refuse(x.send, refused, tuple(x.more))
+
+    async def _ended(self, x: Exchange) -> None:
+        """A wait that took too long, a client that has gone, or a server that ends."""
+        why = x.patience.why
+        if why == "gone":
+            return
+        x.patience.again()
+        if why == "":
+            refused = Refused(503, "the gateway ends; try again", "ending", retry_s=1)
+            await (x.give_up(refused) if x.begun else self._refused(x, refused))
+        elif x.begun:
+            x.cut()
+        elif why == "body":
+            seconds = f"{self._limits.body_s:g} s"
+            await self._refused(x, Refused(408, f"the body did not come within {seconds}", "slow"))
+        else:
+            await self._refused(x, Refused(504, "there was no answer in time", "timeout"))

@@ -1,0 +1,251 @@
+# Capture: the ids and logprobs of a sampled answer, taken out of the reply that a client gets.
+#
+# What the client did not ask for is left out of its reply; everything else of it stays as it
+# was, byte for byte within each field.  A reply that is none is passed on as it came.
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from servanda.gateway.events import DONE, Splitter, data_of, with_data
+from servanda.gateway.evidence import Wish
+
+Answer = dict[str, Any]  # of a row: what came back, or {"lost": why}
+_NAME = "token_id:"
+_IDS = ("token_ids", "prompt_token_ids")
+_MOST_ID = 2**31 - 1
+_SLACK = 1e-5  # a softmax in float32 may exceed 1 by rounding
+_UNKNOWN = -9999.0  # what servers write where they mean -inf
+_objects = msgspec.json.Decoder(dict[str, Raw]).decode
+_lists = msgspec.json.Decoder(list[dict[str, Raw]]).decode
+
+
+class Capture:
+    """One sampled reply, as it passes.
+
+    Args:
+        line_bytes: of one event of a stream, at most.
+
+    Attributes:
+        whole: whether the last of the answer came.
+    """
+
+    def __init__(self, wish: Wish, line_bytes: int) -> None:
+        self._wish, self._split, self._line_bytes = wish, Splitter(), line_bytes
+        self._prompt: Any = None
+        self._ids: list[Any] = []
+        self._logps: list[Any] = []
+        self._tops: list[Any] = []
+        self._finish: Any = None
+        self._fingerprint: Any = None
+        self.whole = False
+        self._broken = ""
+
+    def reply(self, body: bytes) -> bytes:
+        """A reply that is not streamed, as the client gets it."""
+        found = self._stripped(body)
+        self.whole = True
+        return body if found is None else found
+
+    def feed(self, part: bytes) -> bytes:
+        """Part of a stream; what the client gets of it now.
+
+        From an event on that is longer than is kept, it gets the stream as it is.
+        """
+        if self._broken == "overlong":
+            return part
+        told = b"".join(map(self._event, self._split.feed(part)))
+        if self._split.held > self._line_bytes:
+            self._broken = "overlong"
+            told += self._split.rest()
+        return told
+
+    def rest(self) -> bytes:
+        """What the client gets at the end of a stream."""
+        left = self._split.rest()
+        return self._event(left) if left else b""
+
+    def _event(self, event: bytes) -> bytes:
+        data = data_of(event)
+        if data is None:
+            return event
+        if data.strip() == DONE:
+            self.whole = True
+            return event
+        found = self._stripped(data)
+        return event if found is None else with_data(event, found)
+
+    def _stripped(self, data: bytes) -> bytes | None:
+        """JSON without what the client did not ask for; None where nothing of it is there."""
+        try:
+            reply = _raw(data)
+            choices = _choices(reply["choices"]) if "choices" in reply else []
+        except (ValueError, msgspec.MsgspecError, RecursionError):
+            self._broken = "malformed"
+            return None
+        if "error" in reply:
+            self._broken = self._broken or "error"
+        self._fingerprint = _value(reply, "system_fingerprint") or self._fingerprint
+        changed = self._take_ids(reply)
+        for choice in choices:
+            changed |= self._choice(choice)
+        if not changed:
+            return None
+        if choices:
+            return msgspec.json.encode({**reply, "choices": choices})
+        return msgspec.json.encode(reply)
+
+    def _choice(self, choice: dict[str, Raw]) -> bool:
+        """Take an answer, or the next part of it; returns whether the client gets less of it."""
+        self._finish = _value(choice, "finish_reason") or self._finish
+        logprobs = _value(choice, "logprobs")
+        self._ids += _listed(_value(choice, "token_ids"))
+        if isinstance(logprobs, dict):
+            self._take(logprobs)
+        changed = self._take_ids(choice)
+        if not self._wish.logprobs and logprobs is not None:
+            choice["logprobs"] = Raw(b"null")
+            changed = True
+        return changed
+
+    def _take(self, logprobs: Mapping[str, Any]) -> None:
+        if self._wish.chat:
+            steps = [s for s in _listed(logprobs.get("content")) if isinstance(s, dict)]
+            self._logps += [step.get("logprob") for step in steps]
+            self._tops += [
+                {one.get("token"): one.get("logprob") for one in _listed(step.get("top_logprobs"))}
+                for step in steps
+            ]
+        else:
+            self._logps += _listed(logprobs.get("token_logprobs"))
+            self._tops += _listed(logprobs.get("top_logprobs"))
+
+    def _take_ids(self, part: dict[str, Raw]) -> bool:
+        prompt = _value(part, "prompt_token_ids")
+        self._prompt = self._prompt if prompt is None else prompt
+        there = False if self._wish.ids else any(name in part for name in _IDS)
+        if there:
+            for name in _IDS:
+                part.pop(name, None)
+        return there
+
+    @property
+    def prompt(self) -> list[int] | None:
+        """The prompt as the pool ran it; None where it did not say."""
+        return self._prompt if _are_ids(self._prompt) else None
+
+    @property
+    def odd(self) -> str:
+        """What is wrong with the answer that needs no statistics; "" for nothing."""
+        if any(not _is_number(value) for value in self._logps):
+            return "unknown logprob"
+        if self._finish == "length" and not self._ids and not self._logps:
+            return "empty answer"
+        return "malformed" if self._broken == "malformed" else ""
+
+    def answer(self) -> Answer:
+        """The answer as a row has it, or why there is none."""
+        tokens, logps = self._ids, [_logprob(value) for value in self._logps]
+        if self._broken or not self.whole:
+            return {"lost": self._broken or "cut"}
+        if self._finish not in ("stop", "length"):
+            return {"lost": f"ended by {self._finish}"[:80]}
+        most = self._wish.sampling["max_new_tokens"]
+        if not _are_ids(tokens) or len(logps) != len(tokens) or len(tokens) > most:
+            return {"lost": "without ids and logprobs"}
+        if self.prompt is None:
+            return {"lost": "without the prompt's ids"}
+        if any(value is not None and value > _SLACK for value in logps):
+            return {"lost": "malformed"}
+        found: Answer = {"token_ids": tokens, "logprobs": logps, "finish": self._finish}
+        best = self._best()
+        if best is not None:
+            found["best"] = best
+        if isinstance(self._fingerprint, str):
+            found["fingerprint"] = self._fingerprint
+        return found
+
+    def _best(self) -> list[list[list[Any]]] | None:
+        """The likeliest tokens of each step; None where they are not told apart by ids."""
+        k = self._wish.best
+        if not k or len(self._tops) != len(self._ids):
+            return None
+        found = []
+        for step in self._tops:
+            pairs = _pairs(step)
+            if pairs is None or len(pairs) < k:
+                return None
+            found.append(pairs[:k])
+        return found
+
+
+def _pairs(step: Any) -> list[list[Any]] | None:
+    """[token id, logprob] of a step, best first; an unknown one is the last."""
+    if not isinstance(step, dict):
+        return None
+    pairs = []
+    for name, value in step.items():
+        if not isinstance(name, str) or not name.startswith(_NAME):
+            return None
+        digits = name[len(_NAME) :]
+        if not digits.isdecimal():
+            return None
+        pairs.append([int(digits), _logprob(value)])
+    return sorted(pairs, key=lambda p: (math.inf if p[1] is None else -p[1], p[0]))
+
+
+def _raw(data: bytes) -> dict[str, Raw]:
+    try:
+        return _objects(data)
+    except msgspec.DecodeError:
+        return _apart(json.loads(data))  # NaN is no JSON, and some servers write it
+
+
+def _choices(data: Raw) -> list[dict[str, Raw]]:
+    try:
+        return _lists(data)
+    except msgspec.DecodeError:
+        return [_apart(choice) for choice in json.loads(bytes(data))]
+
+
+def _apart(found: Any) -> dict[str, Raw]:
+    if not isinstance(found, dict):
+        raise ValueError("no object")
+    return {name: Raw(json.dumps(value).encode()) for name, value in found.items()}
+
+
+def _value(part: Mapping[str, Raw], name: str) -> Any:
+    raw = part.get(name)
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return json.loads(bytes(raw))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and value is not True
+
+
+def _logprob(value: Any) -> float | None:
+    """Nats; None where nobody knows it."""
+    return float(value) if _is_number(value) and value > _UNKNOWN else None
+
+
+def _are_ids(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(i) is int and 0 <= i <= _MOST_ID for i in value)
+    )

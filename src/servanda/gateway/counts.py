@@ -1,0 +1,125 @@
+# Counts: what a gateway did since its start, in plain numbers.  The leader adds gateways up.
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from servanda.routing.values import Decision, Pool
+
+# upper bounds of the buckets of overhead, seconds; one more bucket holds what is above them
+BOUNDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0)
+WHOLE = "all"
+
+
+@dataclass
+class Overhead:
+    """Seconds of requests that were not spent waiting for an upstream or a client.
+
+    Args:
+        buckets: how many lie in each, not added up.
+    """
+
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+    sum: float = 0.0
+    count: int = 0
+
+    def add(self, seconds: float) -> None:
+        self.buckets[bisect_left(BOUNDS, seconds)] += 1
+        self.sum += seconds
+        self.count += 1
+
+
+@dataclass
+class Counts:
+    """Cumulative since the gateway's start, unless said; mirrored requests are in no other count.
+
+    Args:
+        decisions: "slice\\tpool\\treason" -> requests; the slice is the most specific one.
+        would: "slice\\tpool" -> requests that would go there, if every slice acted.
+        statuses: "pool\\tstatus" -> replies: 2xx, 4xx, 5xx, or connect, timeout, broken, gone.
+        sampled, dropped: requests that were sampled, and those of them that were given up.
+        mirrored, mirror_dropped: that infer was asked for nobody, and was not for want of room.
+        launched: slice -> requests that infer was sent; every slice of a request.
+        in_flight: pool -> requests now; peak: the most since the last report.
+        slice_in_flight: slice -> requests at infer, the mean since the last report.
+        pools: pool -> "closed", or "open" where its circuit breaker lets nothing through.
+        reflexes: kind -> how often something was wrong that needs no statistics.
+    """
+
+    decisions: dict[str, int] = field(default_factory=dict)
+    would: dict[str, int] = field(default_factory=dict)
+    statuses: dict[str, int] = field(default_factory=dict)
+    overhead: Overhead = field(default_factory=Overhead)
+    sampled: int = 0
+    dropped: int = 0
+    mirrored: int = 0
+    mirror_dropped: int = 0
+    launched: dict[str, int] = field(default_factory=dict)
+    in_flight: dict[str, int] = field(default_factory=lambda: {"infer": 0, "stable": 0})
+    peak: dict[str, int] = field(default_factory=lambda: {"infer": 0, "stable": 0})
+    slice_in_flight: dict[str, float] = field(default_factory=dict)
+    pools: dict[str, str] = field(default_factory=dict)
+    reflexes: dict[str, int] = field(default_factory=dict)
+
+    def decided(self, decision: Decision) -> None:
+        name = next((one for one in decision.slices if one != WHOLE), WHOLE)
+        add(self.decisions, f"{name}\t{decision.pool or 'refused'}\t{decision.reason}")
+        add(self.would, f"{name}\t{decision.would or 'refused'}")
+
+    def answered(self, pool: str, status: str) -> None:
+        add(self.statuses, f"{pool}\t{status}")
+
+    def begun(self, pool: Pool) -> None:
+        now = self.in_flight[pool] = self.in_flight[pool] + 1
+        if now > self.peak[pool]:
+            self.peak[pool] = now
+
+    def ended(self, pool: Pool) -> None:
+        self.in_flight[pool] -= 1
+
+    def report(self) -> dict[str, Any]:
+        """Everything, as JSON has it; what is since the last report begins anew."""
+        told = asdict(self)
+        self.peak = dict(self.in_flight)
+        return told
+
+
+def add(counts: dict[str, int], key: str) -> None:
+    counts[key] = counts.get(key, 0) + 1
+
+
+class Presence:
+    """How many requests of each slice infer answers at a time, as a mean over time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._since = clock, clock()
+        self._now: dict[str, int] = {}
+        self._area: dict[str, float] = {}
+        self._moved: dict[str, float] = {}
+
+    def move(self, slices: tuple[str, ...], by: int) -> None:
+        """Requests of these slices begin (1) or end (-1)."""
+        at = self._clock()
+        for name in slices:
+            self._settle(name, at)
+            self._now[name] = self._now.get(name, 0) + by
+
+    def means(self) -> dict[str, float]:
+        """Since the last call."""
+        at = self._clock()
+        span = at - self._since
+        for name in [*self._now]:
+            self._settle(name, at)
+        found = {name: area / span if span > 0 else 0.0 for name, area in self._area.items()}
+        self._since, self._area = at, {}
+        self._now = {name: n for name, n in self._now.items() if n}
+        self._moved = dict.fromkeys(self._now, at)
+        return found
+
+    def _settle(self, name: str, at: float) -> None:
+        since = self._moved.get(name, at)
+        self._area[name] = self._area.get(name, 0.0) + self._now.get(name, 0) * (at - since)
+        self._moved[name] = at

@@ -1,0 +1,68 @@
+# Server-sent events of a sampled stream, taken apart without losing a byte.
+#
+# Lines end by \n, \r\n or \r; an event ends by an empty line; a line that begins with ":" is a
+# comment; the `data` lines of an event are one text (HTML, 9.2).
+
+from __future__ import annotations
+
+import re
+
+_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
+_LINE = re.compile(rb"\r\n|\n|\r")
+DONE = b"[DONE]"
+
+
+class Splitter:
+    """Parts of a stream in, whole events out; together they are the bytes that came in."""
+
+    def __init__(self) -> None:
+        self._held, self._looked = bytearray(), 0
+
+    @property
+    def held(self) -> int:
+        """Bytes of an event that has not ended."""
+        return len(self._held)
+
+    def feed(self, part: bytes) -> list[bytes]:
+        """The events that end in this part, each with the empty line that ends it."""
+        self._held += part
+        found: list[bytes] = []
+        at = 0
+        while True:
+            match = _END.search(self._held, max(at, self._looked))
+            # a \r that ends what came may be the first half of \r\n
+            if match is None or (match.end() == len(self._held) and self._held[-1:] == b"\r"):
+                break
+            found.append(bytes(self._held[at : match.end()]))
+            at = self._looked = match.end()
+        del self._held[:at]
+        self._looked = max(0, len(self._held) - 3)
+        return found
+
+    def rest(self) -> bytes:
+        """What no empty line ended."""
+        left, self._held = bytes(self._held), bytearray()
+        return left
+
+
+def data_of(event: bytes) -> bytes | None:
+    """The text of an event; None where it has no `data`."""
+    found = [
+        line[6:] if line.startswith(b"data: ") else line[5:]
+        for line in _LINE.split(event)
+        if line.startswith(b"data:") or line == b"data"
+    ]
+    return b"\n".join(found) if found else None
+
+
+def with_data(event: bytes, data: bytes) -> bytes:
+    """The event with another text; its other lines are as they were."""
+    parts = re.split(rb"(\r\n|\n|\r)", event)
+    written, kept = False, []
+    for line, end in zip(parts[::2], [*parts[1::2], b""], strict=True):
+        if line.startswith(b"data:") or line == b"data":
+            if written:
+                continue
+            line, written = (end or b"\n").join(b"data: " + one for one in _LINE.split(data)), True
+        kept.append(line + end)
+    return b"".join(kept)

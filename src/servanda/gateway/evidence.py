@@ -1,0 +1,192 @@
+# Evidence: which requests can be it, and how they are asked for token ids and logprobs.
+#
+# What is looked at is what a user asked for, before anything is sent (law 5).  A field that
+# nobody here knows may change the draw: such a request is served and counted, and not sampled.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from servanda.gateway.asked import Asked
+from servanda.gateway.config import TELLS_IDS, Upstream
+from servanda.neutral import NEUTRAL
+
+NOT_TO_ITS_TASTE = (400, 422)  # perhaps what was added to a request
+_ALLOWED = re.compile(rb"max allowed: ([0-9]{1,6})")  # vLLM's words for too many logprobs
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
+# of no consequence for what is drawn, or said in the reply itself
+_HARMLESS = frozenset(
+    (
+        *("model", "stream", "stream_options", "user", "metadata", "store", "service_tier"),
+        *("prompt_cache_key", "prompt_cache_retention", "safety_identifier", "cache_salt"),
+        *("request_id", "priority", "parallel_tool_calls", "verbosity"),
+        *("skip_special_tokens", "spaces_between_special_tokens"),
+        *("logprobs", "top_logprobs", "return_token_ids", "return_tokens_as_token_ids"),
+        *("prompt", "messages", "max_tokens", "max_completion_tokens", *_SAMPLING),
+        *("add_special_tokens", "add_generation_prompt", "continue_final_message"),
+        *("chat_template_kwargs", "documents"),
+    )
+)
+# field -> values that change nothing
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {**NEUTRAL, "n": (1,), "echo": (False,), "tools": ([],)}
+# what a request that nobody waits for must not do again
+_NOT_TWICE = ("tools", "tool_choice", "functions", "function_call", "store", "user", "metadata")
+_STREAMED = ("stream", "stream_options")
+_MOST = 2**63 - 1  # of a number that others can read too
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_objects = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How a request is asked, so that its answer is evidence.
+
+    Args:
+        body: what is sent instead of the client's.
+        sampling: as the log of served requests has it.
+        best: likeliest tokens that were asked for; 0: none that can be told apart.
+        ids, logprobs: whether the client asked for them itself.
+    """
+
+    body: bytes
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    best: int = 0
+    ids: bool = False
+    logprobs: bool = False
+    chat: bool = False
+
+
+def wish_of(asked: Asked, pool: Upstream, best: int, *, mirrored: bool = False) -> Wish | None:
+    """How a request is asked for evidence; None where it can be none.
+
+    Args:
+        best: likeliest tokens that the pool gives at most.
+        mirrored: nobody waits for it: it is not streamed, and has no effect beside its answer.
+    """
+    if pool.dialect not in TELLS_IDS:
+        return None
+    try:
+        fields = _objects(asked.body)
+        values = {name: _plain(raw) for name, raw in fields.items() if name not in _TEXTS}
+        sampling = _sampling(asked, fields, values)
+    except _UNREADABLE:
+        return None  # the pool will say so
+    if pool.served and values.get("model") not in (None, "", pool.served):
+        return None
+    if sampling is None or not _plainly_shown(values, asked.chat):
+        return None
+    wanted = values.get("logprobs")
+    own = wanted is True if asked.chat else wanted is not None
+    ids = values.get("return_token_ids") is True
+    more: dict[str, Any] = {"return_token_ids": True}
+    k = 0
+    if not own:
+        limit = sampling.get("top_k")
+        k = min(best, limit) if isinstance(limit, int) and limit > 0 else best
+        more |= {"logprobs": True, "top_logprobs": k} if asked.chat else {"logprobs": k}
+        more["return_tokens_as_token_ids"] = True
+    elif values.get("return_tokens_as_token_ids") is True:
+        found = values.get("top_logprobs") if asked.chat else wanted
+        k = found if isinstance(found, int) else 0
+    kept = _once(fields) if mirrored else fields
+    body = msgspec.json.encode({**kept, **more})
+    return Wish(body, sampling, k, ids, own, asked.chat)
+
+
+def mirrored(asked: Asked) -> bytes | None:
+    """A request that infer is asked as well, for nobody; None where it cannot be read."""
+    try:
+        return msgspec.json.encode(_once(_objects(asked.body)))
+    except _UNREADABLE:
+        return None
+
+
+def _once(fields: Mapping[str, Raw]) -> dict[str, Raw]:
+    left_out = (*_NOT_TWICE, *_STREAMED)
+    return {name: raw for name, raw in fields.items() if name not in left_out}
+
+
+_TEXTS = ("prompt", "messages", "documents", "metadata")
+_SWITCHES = ("stream", "return_token_ids", "return_tokens_as_token_ids")
+
+
+def _plainly_shown(values: Mapping[str, Any], chat: bool) -> bool:
+    """Whether it is clear what the client wants to see: servers read "yes" as true, and 1."""
+    shown = values.get("logprobs")
+    if chat:
+        clear = isinstance(shown, bool | None)
+        clear &= shown is True or values.get("top_logprobs") is None
+    else:
+        clear = shown is None or type(shown) is int
+    return clear and all(isinstance(values.get(name), bool | None) for name in _SWITCHES)
+
+
+def _sampling(
+    asked: Asked, fields: Mapping[str, Raw], values: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """What was asked for, as a row has it; None where it is no evidence."""
+    for name, value in values.items():
+        if name in _HARMLESS or value is None:
+            continue
+        if name not in _NEUTRAL or not any(_same(value, v) for v in _NEUTRAL[name]):
+            return None
+    if not (_texts_only(fields.get("messages")) if asked.chat else _one_prompt(asked)):
+        return None
+    given = values.get("max_tokens")
+    most = values.get("max_completion_tokens", given) if asked.chat else given
+    if type(most) is not int or not 1 <= most <= _MOST:
+        return None
+    found: dict[str, Any] = {"max_new_tokens": most}
+    for name in _SAMPLING:
+        value = values.get(name)
+        if value is None:
+            continue
+        whole = name in ("top_k", "seed")
+        if type(value) is not int and (whole or type(value) is not float):
+            return None
+        if not -_MOST <= value <= _MOST:
+            return None
+        found[name] = value
+    return found
+
+
+def _one_prompt(asked: Asked) -> bool:
+    return asked.prompt.startswith(b'"') or asked.known_tokens is not None
+
+
+def _texts_only(messages: Raw | None) -> bool:
+    """Whether nothing but texts is in a chat: what an image becomes, ids do not say."""
+    found = _plain(messages) if messages is not None else None
+    if not isinstance(found, list) or not found:
+        return False
+    for message in found:
+        content = message.get("content") if isinstance(message, dict) else 0
+        if isinstance(content, list):
+            if any(not isinstance(p, dict) or p.get("type") != "text" for p in content):
+                return False
+        elif content is not None and not isinstance(content, str):
+            return False
+    return True
+
+
+def _plain(raw: Raw) -> Any:
+    return msgspec.json.decode(raw)
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def allowed(text: bytes, best: int) -> int:
+    """How many likeliest tokens a pool gives, by what it says where it refuses.
+
+    A client's own words may stand in there: it is true once a request for so many has an answer.
+    """
+    match = _ALLOWED.search(text)
+    return min(best, int(match[1])) if match else best

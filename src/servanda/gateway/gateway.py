@@ -1,0 +1,205 @@
+# The gateway: what all requests share, and what one of them is decided by.
+#
+# It does no statistics.  It follows a snapshot until that expires, and acts by itself only
+# where a pool does not answer, or answers with what is no number.
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from servanda.gateway.asked import Asked
+from servanda.gateway.breaker import Breaker
+from servanda.gateway.capture import Answer
+from servanda.gateway.config import Config
+from servanda.gateway.counts import Counts, add
+from servanda.gateway.launches import Launches, Row
+from servanda.gateway.log import Log
+from servanda.gateway.refusing import Refused
+from servanda.gateway.sessions import Sessions
+from servanda.gateway.tokens import Tokens
+from servanda.gateway.upstreams import Server, servers
+from servanda.routing.router import Router
+from servanda.routing.values import Decision, Known, Pool, Snapshot
+from servanda.split import pseudonym
+
+_ODD_IN_A_ROW = 3  # sampled answers without sense, after which infer rests
+_ODD_REST_S = 30.0
+
+
+class Gateway:
+    """One gateway of one process.
+
+    Args:
+        now: unix seconds; clock: steady ones.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config, self.now, self.clock = config, now, clock
+        self.started = now()
+        self.counts = Counts()
+        self.router = Router(None, config.without)
+        self.servers: dict[str, Server] = servers(config.pools, clock)
+        self.senses = Breaker(clock, _ODD_IN_A_ROW, _ODD_REST_S, trials=None)
+        limits = config.limits
+        self.sessions = Sessions(limits.sessions, limits.session_s, clock)
+        self.tokens = Tokens(limits, self.counter)
+        log = Log(config.log) if config.log is not None else None
+        self.log = log
+        self.launches = Launches(config.name, limits, self.counts, log, clock=clock, now=now)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._prefix, self._last = secrets.token_hex(6), 0
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        return self.router.snapshot
+
+    async def open(self) -> None:
+        for server in self.servers.values():
+            await server.open()
+
+    async def settle(self) -> None:
+        """End what is under way for nobody; rows without an answer are lost."""
+        while self._tasks:  # what ends may ask for its prompt's ids
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.launches.end()
+
+    async def close(self) -> None:
+        if self.log is not None:
+            self.log.close()
+        for server in self.servers.values():
+            await server.close()
+
+    def take(self, snapshot: Snapshot) -> bool:
+        """Follow a snapshot; False where a later one is followed already."""
+        if self.snapshot is not None and snapshot.version <= self.snapshot.version:
+            return False
+        self.router = Router(snapshot, self.config.without)
+        return True
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that no client waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being done that no client waits for."""
+        return bool(self._tasks)
+
+    def number(self) -> str:
+        """An id that no request had before; it is not the client's, who could send one twice."""
+        self._last += 1
+        return f"{self._prefix}-{self._last:x}"
+
+    async def known(
+        self, asked: Asked, request: str, holder: str, session: str, route: str
+    ) -> Known:
+        """What is known of a request before it is sent anywhere.
+
+        Args:
+            holder: whose key it came with; "" where users need none.
+            session: what the client calls its session; "" where it names none.
+        """
+        router = self.router
+        tokens = await self.tokens.count(asked) if router.counts_tokens else asked.known_tokens
+        sources = router.snapshot.labels if router.snapshot is not None else self.config.labels
+        # what a client names is its own: nobody shares a session with another's key
+        if session:
+            sticky = f"session {holder} {session}"
+        elif asked.user:
+            sticky = f"user {holder} {asked.user}"
+        else:
+            words = asked.conversation()
+            sticky = f"chat {holder} {words}" if words else f"key {holder}" if holder else request
+        return Known(
+            request=request,
+            sticky=sticky,
+            labels=asked.labels(sources, holder, route) if sources else {},
+            prompt_tokens=tokens,
+            session=self.sessions.pool(sticky) if session else None,
+        )
+
+    def whose(self, asked: Asked, holder: str, session: str, address: str) -> str:
+        """A keyed hash of who asked: evidence of one user is not that of many."""
+        who = f"key {holder}" if holder else f"user {session or asked.user or address}"
+        snapshot = self.snapshot
+        salt = bytes.fromhex(snapshot.salt) if snapshot is not None else b""
+        return pseudonym(salt, who)
+
+    def enter(self, pool: Pool) -> Pool:
+        """The pool that answers: the one that was decided, or stable where infer is broken.
+
+        Raises:
+            Refused: there is none.
+        """
+        server = self.servers.get(pool)
+        if server is None:
+            raise Refused(
+                503,
+                f"the route sends this request to {pool}, and this gateway has no such pool; "
+                "name one, or let infer serve without",
+                "no_pool",
+                retry_s=5,
+            )
+        if pool == "infer" and "stable" in self.servers and not self.senses.enter():
+            return self.enter("stable")
+        if server.breaker.enter():
+            return pool
+        if pool == "infer" and "stable" in self.servers:
+            return self.enter("stable")
+        raise Refused(503, f"{pool} does not answer; try again", "pool_down", server.breaker.wait_s)
+
+    def counter(self) -> Server | None:
+        """Whom to ask for tokens: a pool that is well, stable first."""
+        for name in ("stable", "infer"):
+            server = self.servers.get(name)
+            if server is not None and server.breaker.state == "closed":
+                return server
+        return None
+
+    def sensed(self, odd: str) -> None:
+        """What a sampled answer of infer looked like; "" for an answer that has sense."""
+        if odd:
+            add(self.counts.reflexes, odd)
+            self.senses.failed()
+        else:
+            self.senses.well()
+
+    def resolve(self, row: Row, asked: Asked, answer: Answer, prompt: list[int] | None) -> None:
+        """Close a row, asking for its prompt's ids where the answer did not bring them."""
+        if prompt is not None:
+            self.launches.resolve(row, answer, prompt)
+        else:
+            self.beside(self._resolve(row, asked, answer))
+
+    async def _resolve(self, row: Row, asked: Asked, answer: Answer) -> None:
+        prompt = None
+        try:
+            prompt = await self.tokens.ids(asked)
+        finally:
+            self.launches.resolve(row, answer, prompt)
+
+    def launch(self, decision: Decision, known: Known, key: str, sampling: Any) -> Row | None:
+        return self.launches.launch(decision, self.snapshot, sampling, known.labels, key)
+
+    def report(self) -> dict[str, Any]:
+        """The counts, as the leader is told."""
+        self.counts.pools = {
+            name: "closed" if server.breaker.state == "closed" else "open"
+            for name, server in self.servers.items()
+        }
+        self.counts.slice_in_flight = self.launches.present()
+        return self.counts.report()

@@ -1,0 +1,126 @@
+# Headers: which of a client's go to an upstream, and which of an upstream's come back.
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+Header = tuple[bytes, bytes]
+
+# of one connection, and no other's business (RFC 9110, 7.6.1)
+_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"http2-settings",
+    )
+)
+# which would let a client choose where it lands, or say for the gateway what it is not
+_OURS = frozenset(
+    (
+        b"host",
+        b"content-length",
+        b"expect",
+        b"x-forwarded-host",
+        b"x-forwarded-server",
+        b"x-original-url",
+        b"x-rewrite-url",
+        b"x-http-method-override",
+    )
+)
+# the date is that of the reply that the client gets; another address would go past us
+_NOT_BACK = _HOP | {b"date", b"alt-svc"}
+_BEGIN = (b"x-servanda-", b"proxy-", b"x-mirror-", b"x-envoy-")
+_LEFT_OUT = _HOP | _OURS
+SESSIONS = (b"x-session-id", b"x-user-id", b"x-tenant-id")  # in the order of vLLM's router
+_READ = frozenset((b"authorization", b"content-length", b"transfer-encoding", *SESSIONS))
+_USUAL = (b"", b"close", b"keep-alive")  # of a connection: no header of its own is named
+_NAME_BYTES = 256  # of a session's name
+
+
+def sent(headers: Iterable[Header], key: str, keeps: bool) -> list[tuple[str, str]]:
+    """A client's headers, as an upstream gets them.
+
+    Args:
+        key: the upstream's; keeps: whether the client's own is passed on where there is none.
+    """
+    found, named = [], b""
+    for name, value in headers:
+        if name in _LEFT_OUT or name.startswith(_BEGIN):
+            if name == b"connection":
+                named = value
+            continue
+        if name == b"authorization" and (key or not keeps):
+            continue
+        found.append((name.decode("latin-1"), value.decode("latin-1")))
+    if key:
+        found.append(("authorization", f"Bearer {key}"))
+    if named.lower() not in _USUAL:
+        more = {part.decode("latin-1") for part in _parts(named)}
+        found = [(name, value) for name, value in found if name not in more]
+    return found
+
+
+def returned(headers: Iterable[Header], *, rewritten: bool = False) -> list[Header]:
+    """An upstream's headers, as the client gets them.
+
+    Args:
+        rewritten: whether its body is another one, and no longer has that length or digest.
+    """
+    found, named = [], b""
+    for raw, value in headers:
+        name = raw.lower()
+        if name in _NOT_BACK or name.startswith(_BEGIN):
+            if name == b"connection":
+                named = value
+            continue
+        if rewritten and name in (b"content-length", b"etag", b"content-md5", b"digest"):
+            continue
+        found.append((name, value))
+    if named.lower() not in _USUAL:
+        more = _parts(named)
+        found = [(name, value) for name, value in found if name not in more]
+    return found
+
+
+def _parts(named: bytes) -> set[bytes]:
+    return {part.strip() for part in named.lower().split(b",")}
+
+
+class Head(NamedTuple):
+    """What a gateway itself reads of a request's headers.
+
+    Args:
+        size: bytes of all of them.
+        length, chunked: of the body; neither where there is none.
+        session: what the client calls its session; "" where it names none.
+    """
+
+    size: int
+    authorization: bytes | None
+    length: bytes | None
+    chunked: bool
+    session: str
+
+
+def read(headers: Iterable[Header]) -> Head:
+    """The head, in one pass; of a header that is there twice, the last one."""
+    size, found = 0, {}
+    for name, value in headers:
+        size += len(name) + len(value) + 4
+        if name in _READ:
+            found[name] = value
+    session = b""
+    if found:
+        session = next((value for name in SESSIONS if (value := found.get(name))), b"")
+    return Head(
+        size,
+        found.get(b"authorization"),
+        found.get(b"content-length"),
+        b"transfer-encoding" in found,
+        session[:_NAME_BYTES].decode("latin-1"),
+    )

@@ -1,0 +1,66 @@
+# Refusals: errors as OpenAI's clients read them.  Each says what to do.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import msgspec
+from starlette.types import Send
+
+Header = tuple[bytes, bytes]
+_TYPES: Mapping[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    502: "upstream_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class Refused(Exception):  # noqa: N818 - what a client is told, as a word
+    """A request that gets an error for an answer.
+
+    Args:
+        code: a word for programs; retry_s: after which it may be sent again.
+    """
+
+    def __init__(self, status: int, message: str, code: str, retry_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.retry_s = status, message, code, retry_s
+
+    @property
+    def body(self) -> bytes:
+        kind = _TYPES.get(self.status, "server_error")
+        error = {"message": self.message, "type": kind, "param": None, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+    @property
+    def event(self) -> bytes:
+        """The same in the middle of a stream."""
+        return b"data: " + self.body + b"\n\n"
+
+
+async def refuse(send: Send, refused: Refused, more: tuple[Header, ...] = ()) -> None:
+    body = refused.body
+    headers = [(b"content-type", b"application/json"), *more]
+    if refused.retry_s is not None:
+        headers.append((b"retry-after", str(refused.retry_s).encode()))
+    if refused.status in (408, 413, 431):
+        headers.append((b"connection", b"close"))  # the rest of the request is not read
+    await whole(send, refused.status, headers, body)
+
+
+async def whole(send: Send, status: int, headers: list[Header], body: bytes) -> None:
+    """A reply in one piece."""
+    headers.append((b"content-length", str(len(body)).encode()))
+    start: MutableMapping[str, Any] = {"type": "http.response.start"}
+    await send({**start, "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

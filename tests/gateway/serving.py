@@ -1,0 +1,265 @@
+# A gateway and its upstreams on real sockets, each in a thread of its own.
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections import deque
+
+import httpx2
+import uvicorn
+
+from servanda.gateway.app import App
+from servanda.gateway.config import Config, Limits, Upstream
+from servanda.gateway.gateway import Gateway
+from servanda.gateway.listening import Bounded
+from servanda.routing.values import SliceRoute, Snapshot
+from servanda.slices import Cut
+
+WAIT_S = 60  # for what comes at once, unless the test is red
+FOREVER = 4e9
+NOBODY = Upstream("http://127.0.0.1:9")  # a leader that is not there: rows wait for it
+SALT = "00" * 16
+
+
+class Loop:
+    """An event loop in a thread."""
+
+    def __enter__(self):
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        return self
+
+    def run(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(WAIT_S)
+
+    def __exit__(self, *_):
+        async def cancelled():
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        self.run(cancelled())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class Request:
+    """What a fake upstream was sent."""
+
+    def __init__(self, head, body):
+        first, *lines = head.decode("latin-1").split("\r\n")
+        self.method, self.target, _ = first.split(" ")
+        self.headers = {}
+        for line in lines:
+            name, _, value = line.partition(":")
+            self.headers[name.lower()] = value.strip()
+        self.body = body
+        self.closed = threading.Event()
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+
+class Fake:
+    """A scripted upstream: bare sockets, one script a request.
+
+    A script is an async function of (request, writer); None closes the connection.
+    """
+
+    def __init__(self, script=None):
+        self.script, self.scripts = script or reply({"ok": True}), deque()
+        self.requests = []
+        self.arrived = threading.Semaphore(0)
+
+    def __enter__(self):
+        self._loop = Loop().__enter__()
+        self._server = self._loop.run(asyncio.start_server(self._connected, "127.0.0.1", 0))
+        port = self._server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        return self
+
+    def __exit__(self, *_):
+        self._loop.loop.call_soon_threadsafe(self._server.close)
+        self._loop.__exit__()
+
+    @property
+    def last(self):
+        return self.requests[-1]
+
+    async def _connected(self, reader, writer):
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n"))[:-4]
+                request = Request(head, b"")
+                length = int(request.headers.get("content-length", 0))
+                if request.headers.get("transfer-encoding") == "chunked":
+                    request.body = await _chunks(reader)
+                elif length:
+                    request.body = await reader.readexactly(length)
+                self.requests.append(request)
+                self.arrived.release()
+                script = self.scripts.popleft() if self.scripts else self.script
+                task = asyncio.ensure_future(script(request, writer))
+                gone = asyncio.ensure_future(_gone(reader))
+                await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+                if not task.done():
+                    request.closed.set()
+                    task.cancel()
+                    return
+                gone.cancel()
+                await asyncio.gather(gone, return_exceptions=True)
+                if isinstance(task.exception(), ConnectionError):
+                    request.closed.set()
+                task.result()
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError, Broken):
+            pass
+        finally:
+            writer.close()
+
+
+class Broken(Exception):  # noqa: N818 - what a script does
+    """A script that ends its connection."""
+
+
+async def _gone(reader):
+    while not reader.at_eof() and reader.exception() is None:
+        with contextlib.suppress(AssertionError):
+            await reader._wait_for_data("gone")
+
+
+async def _chunks(reader):
+    found = b""
+    while size := int((await reader.readline()).strip(), 16):
+        found += await reader.readexactly(size)
+        await reader.readline()
+    await reader.readline()
+    return found
+
+
+def reply(data, status=200, media="application/json", **headers):
+    """A script that answers with a body of a known length."""
+    body = data if isinstance(data, bytes) else json.dumps(data).encode()
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: {media}\r\ncontent-length: {len(body)}\r\n"
+    head += "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+
+    async def script(request, writer):
+        writer.write(head.encode() + b"\r\n" + body)
+
+    return script
+
+
+def stream(*parts, end=True, then=None):
+    """A script that answers with a chunked stream of events, part by part."""
+
+    async def script(request, writer):
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
+        )
+        for part in parts:
+            if callable(part):
+                await part()
+                continue
+            writer.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
+            await writer.drain()
+        if then is not None:
+            await then()
+        if not end:
+            raise Broken
+        writer.write(b"0\r\n\r\n")
+
+    return script
+
+
+async def hang(request=None, writer=None):
+    await asyncio.Event().wait()
+
+
+async def drop(request, writer):
+    raise Broken
+
+
+class Running:
+    """A gateway that serves on a real socket.
+
+    Attributes:
+        gateway: itself; client: of its address.
+    """
+
+    def __init__(self, config, server=uvicorn.Server, **options):
+        self._config, self._server, self._options = config, server, options
+
+    def __enter__(self):
+        self.gateway = Gateway(self._config)
+        self.app = App(self.gateway)
+        ready = threading.Event()
+
+        class Announcing(self._server):
+            async def startup(self, sockets=None):
+                await super().startup(sockets)
+                ready.set()
+
+        options = {"timeout_graceful_shutdown": 1, "log_level": "critical", **self._options}
+        options |= {"http": Bounded, "ws": "none", "access_log": False, "server_header": False}
+        config = uvicorn.Config(self.app, **options)
+        self._taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._taken.bind(("127.0.0.1", 0))
+        self.port = self._taken.getsockname()[1]
+        self._running = Announcing(config)
+        self._thread = threading.Thread(target=self._running.run, kwargs={"sockets": [self._taken]})
+        self._thread.start()
+        assert ready.wait(WAIT_S)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.client = httpx2.Client(base_url=self.url, timeout=WAIT_S)
+        return self
+
+    def idle(self):
+        """The gateway, once nothing is under way: rows and counts come after the last byte."""
+        eventually(lambda: not self.app.in_flight and not self.gateway.busy)
+        return self.gateway
+
+    def __exit__(self, *_):
+        self.client.close()
+        self._running.should_exit = True
+        self._thread.join()
+        self._taken.close()
+
+
+def eventually(condition):
+    """Wait for what comes at once, unless the test is red."""
+    never, turns = threading.Event(), WAIT_S * 1000
+    while not condition():
+        never.wait(0.001)
+        turns -= 1
+        assert turns, "it never came"
+
+
+def config(infer, stable=None, **more):
+    """A configuration of two fakes, or of their urls."""
+    urls = [getattr(one, "url", one) for one in (infer, stable)]
+    limits = more.pop("limits", Limits())
+    waits = more.pop("waits", {})
+    pools = {"infer": Upstream(urls[0], **waits)}
+    if stable is not None:
+        pools["stable"] = Upstream(urls[1], **waits)
+    return Config(**pools, limits=limits, **{"without": "stable" if stable else "infer", **more})
+
+
+def snapshot(*slices, version=1, **more):
+    whole = more.pop("whole", SliceRoute(Cut("all", ()), sample=0.0))
+    given = {"contract": "c", "name": "toy", "valid_until": FOREVER, "salt": SALT, **more}
+    return Snapshot(version=version, slices=(*slices, whole), **given)
+
+
+def everything(**more):
+    """The slice of all requests."""
+    return SliceRoute(Cut("all", ()), **more)

@@ -1,0 +1,218 @@
+# Events of a sampled stream: whatever the parts are that they come in.
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servanda.gateway.capture import Capture
+from servanda.gateway.events import Splitter, data_of, with_data
+from servanda.gateway.evidence import Wish
+
+ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
+LINES = st.sampled_from(
+    [b"data: x", b"data:", b"data", b": comment", b"event: e", b"id: 7", b"data: [DONE]", b"odd"]
+)
+
+
+def parts_of(data, cuts):
+    at = sorted({min(cut, len(data)) for cut in cuts})
+    return [data[a:b] for a, b in zip([0, *at], [*at, len(data)], strict=True)]
+
+
+CUTS = st.lists(st.integers(0, 400), max_size=12)
+
+
+def events_of(text):
+    """Events by the definition: decode line by line, and end one at every empty line."""
+    lines = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    found, held = [], []
+    for line in lines:
+        if line:
+            held.append(line)
+        elif held:
+            found.append(held)
+            held = []
+    return found
+
+
+@given(st.lists(st.tuples(st.lists(LINES, max_size=3), ENDS), max_size=5), CUTS)
+def test_what_comes_out_is_what_came_in(events, cuts):
+    stream = b"".join(b"".join(line + end for line in lines) + end for lines, end in events)
+    split = Splitter()
+
+    found = [event for part in parts_of(stream, cuts) for event in split.feed(part)]
+    rest = split.rest()
+
+    assert b"".join(found) + rest == stream
+    assert [one for event in (*found, rest) for one in events_of(event)] == events_of(stream)
+    assert all(len(events_of(event)) <= 1 for event in found)
+
+
+def test_an_event_without_an_end_is_not_kept():
+    event, long = b'data: {"choices":[]}\n\n', b"data: " + b"x" * 200
+    capture = Capture(Wish(b"", {"max_new_tokens": 4}), line_bytes=100)
+
+    assert [capture.feed(part) for part in (event + long[:50], long[50:], b"x" * 999)] == [
+        event,
+        long,
+        b"x" * 999,
+    ]
+    assert (capture.rest(), capture.answer()) == (b"", {"lost": "overlong"})
+    assert not capture.odd
+
+
+@pytest.mark.parametrize(
+    ("event", "data"),
+    [
+        (b"data: a\n\n", b"a"),
+        (b"data:a\r\n\r\n", b"a"),
+        (b"data:  a\n\n", b" a"),
+        (b"data: a\ndata: b\n\n", b"a\nb"),
+        (b"data\n\n", b""),
+        (b": c\nid: 1\n\n", None),
+        (b"database: x\n\n", None),
+        (b"event: e\rdata: a\r\r", b"a"),
+    ],
+)
+def test_the_text_of_an_event(event, data):
+    assert data_of(event) == data
+
+
+def test_another_text_leaves_the_other_lines_as_they_were():
+    event = b": c\r\ndata: {\r\nid: 7\r\ndata: }\r\n\r\n"
+
+    assert with_data(event, b"[]") == b": c\r\ndata: []\r\nid: 7\r\n\r\n"
+
+
+def chunk(text, ids=None, logprobs=None, prompt=None, finish=None, chat=False, **more):
+    """An event of a reply; with what was asked for beside it, or without."""
+    choice = {"index": 0, "finish_reason": finish, "logprobs": logprobs}
+    choice |= {"delta": {"content": text}} if chat else {"text": text}
+    if ids is not None:
+        choice["token_ids"] = ids
+    if prompt is not None:
+        choice["prompt_token_ids"] = prompt
+    return {"id": "c1", "choices": [choice], **more}
+
+
+TEXTS = st.text(max_size=4)
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=4), st.booleans(), ENDS, CUTS, st.booleans())
+def test_a_sampled_stream_reads_as_one_that_was_not(texts, chat, end, cuts, cr_inside):
+    last = len(texts) - 1
+    full, plain = [b": hello" + end + end], [b": hello" + end + end]
+    for i, text in enumerate(texts):
+        finish = "stop" if i == last else None
+        top = {"token_id:7": -0.5, "token_id:8": -0.9}
+        logprobs = {"tokens": ["token_id:7"], "token_logprobs": [-0.5], "top_logprobs": [top]}
+        if chat:
+            listed = [{"token": name, "logprob": value} for name, value in top.items()]
+            step = {"token": "token_id:7", "logprob": -0.5, "top_logprobs": listed}
+            logprobs = {"content": [step]}
+        with_ids = chunk(text, [7], logprobs, [1, 2] if not i else None, finish, chat)
+        without = chunk(text, finish=finish, chat=chat)
+        for events, event in ((full, with_ids), (plain, without)):
+            said = json.dumps(event, indent=1 if cr_inside else None).encode()
+            lines = b"".join(b"data: " + line + end for line in said.split(b"\n"))
+            events.append(lines + end)
+    for events in (full, plain):
+        events.append(b"data: [DONE]" + end + end)
+    capture = Capture(Wish(b"", {"max_new_tokens": 8}, best=2, chat=chat), 10_000)
+
+    stream = b"".join(full)
+    told = b"".join(capture.feed(part) for part in parts_of(stream, cuts)) + capture.rest()
+
+    def read(stream):
+        found = [data_of(b"\n".join(event) + b"\n\n") for event in events_of(stream)]
+        return [json.loads(one) if one and one[:1] == b"{" else one for one in found]
+
+    assert read(told) == read(b"".join(plain))
+    assert capture.answer() == {
+        "token_ids": [7] * len(texts),
+        "logprobs": [-0.5] * len(texts),
+        "best": [[[7, -0.5], [8, -0.9]]] * len(texts),
+        "finish": "stop",
+    }
+    assert capture.prompt == [1, 2]
+
+
+@given(st.binary(max_size=200), CUTS)
+def test_bytes_that_are_no_stream_of_ours_pass_as_they_are(stream, cuts):
+    capture = Capture(Wish(b"", {"max_new_tokens": 8}), 10_000)
+
+    told = b"".join(capture.feed(part) for part in parts_of(stream, cuts)) + capture.rest()
+
+    assert told == stream
+    assert "lost" in capture.answer()
+
+
+@pytest.mark.parametrize("nan", ["NaN", "null", "Infinity"])
+def test_a_logprob_that_is_no_number_is_odd_and_unknown(nan):
+    body = '{"choices":[{"index":0,"text":"a","finish_reason":"length","token_ids":[3],'
+    body += f'"prompt_token_ids":[1],"logprobs":{{"token_logprobs":[{nan}]}}}}]}}'
+    capture = Capture(Wish(b"", {"max_new_tokens": 1}), 10_000)
+
+    told = json.loads(capture.reply(body.encode()))
+
+    assert told["choices"] == [
+        {"index": 0, "text": "a", "finish_reason": "length", "logprobs": None}
+    ]
+    assert capture.odd == "unknown logprob"
+    assert capture.answer() == {"token_ids": [3], "logprobs": [None], "finish": "length"}
+
+
+def test_nothing_at_all_that_ended_by_its_length_is_odd():
+    body = {"choices": [{"index": 0, "text": "", "finish_reason": "length", "token_ids": []}]}
+    capture = Capture(Wish(b"", {"max_new_tokens": 1}), 10_000)
+    capture.reply(json.dumps(body).encode())
+
+    assert capture.odd == "empty answer"
+    assert capture.answer() == {"lost": "without ids and logprobs"}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"finish_reason": "tool_calls"}, "ended by tool_calls"),
+        ({"finish_reason": None}, "ended by None"),
+        ({"token_ids": [3, 4]}, "without ids and logprobs"),
+        ({"token_ids": [-1]}, "without ids and logprobs"),
+        ({"token_ids": [2**31]}, "without ids and logprobs"),
+        ({"token_ids": None}, "without ids and logprobs"),
+        ({"prompt_token_ids": None}, "without the prompt's ids"),
+        ({"prompt_token_ids": []}, "without the prompt's ids"),
+        ({"logprobs": {"token_logprobs": [0.1]}}, "malformed"),
+        ({"logprobs": None}, "without ids and logprobs"),
+    ],
+)
+def test_an_answer_that_a_row_could_not_hold_is_lost(change, why):
+    choice = {
+        "index": 0,
+        "text": "a",
+        "finish_reason": "stop",
+        "token_ids": [3],
+        "prompt_token_ids": [1],
+        "logprobs": {"token_logprobs": [-0.1]},
+    }
+    capture = Capture(Wish(b"", {"max_new_tokens": 1}), 10_000)
+    capture.reply(json.dumps({"choices": [{**choice, **change}]}).encode())
+
+    assert capture.answer() == {"lost": why}
+
+
+def test_a_stream_that_was_cut_is_lost():
+    capture = Capture(Wish(b"", {"max_new_tokens": 4}), 10_000)
+    capture.feed(b"data: " + json.dumps(chunk("a", [3], finish="stop")).encode() + b"\n\n")
+
+    assert capture.answer() == {"lost": "cut"}
+
+
+def test_an_error_in_a_stream_is_lost_and_passed_on():
+    capture = Capture(Wish(b"", {"max_new_tokens": 4}), 10_000)
+    event = b'data: {"error": {"message": "x"}}\n\n'
+
+    assert capture.feed(event) == event
+    assert capture.answer() == {"lost": "error"}

@@ -1,0 +1,579 @@
+# What happens to a user when something breaks: a pool, a client, the gateway itself.
+
+import asyncio
+import json
+import socket
+import struct
+import threading
+from typing import ClassVar
+
+import pytest
+
+from servanda.gateway.breaker import Breaker
+from servanda.gateway.config import Limits
+from servanda.gateway.sessions import Sessions
+from tests.gateway.serving import (
+    NOBODY,
+    WAIT_S,
+    Fake,
+    Running,
+    config,
+    drop,
+    eventually,
+    everything,
+    hang,
+    reply,
+    snapshot,
+    stream,
+)
+
+ASK = {"model": "m", "prompt": [1, 2], "max_tokens": 4}
+EVENT = b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
+PATH = "/v1/completions"
+
+
+@pytest.fixture
+def pools():
+    with Fake(reply({"by": "infer"})) as infer, Fake(reply({"by": "stable"})) as stable:
+        yield infer, stable
+
+
+@pytest.fixture
+def running(pools):
+    """Infer serves everything, and every request is sampled."""
+    with Running(config(*pools, leader=NOBODY)) as running:
+        running.gateway.take(snapshot(whole=everything(sample=1.0)))
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def no_client_stays():
+    yield
+    while Client.known:
+        Client.known.pop().socket.close()
+
+
+def post(running, **more):
+    return running.client.post(PATH, json={**ASK, **more})
+
+
+def rows(running):
+    return [json.loads(row) for row in running.idle().launches.waiting()]
+
+
+class Client:
+    """A user on a bare socket."""
+
+    known: ClassVar[list] = []
+
+    def __init__(self, running, path=PATH, **more):
+        self.socket = socket.create_connection(("127.0.0.1", running.port), timeout=WAIT_S)
+        self.known.append(self)
+        body = json.dumps({**ASK, **more}).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        self.socket.sendall(head.encode() + body)
+
+    def reset(self):
+        """Hang up without a word (RST)."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+    def read_until(self, mark):
+        found = b""
+        while mark not in found:
+            part = self.socket.recv(65_536)
+            assert part, found
+            found += part
+        return found
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/responses"])
+def test_a_client_that_hangs_up_in_a_stream_ends_it_upstream_at_once(pools, running, path):
+    infer, stable = pools
+    infer.script = stable.script = stream(EVENT, hang)
+    client = Client(running, path, stream=True)
+    client.read_until(EVENT)
+
+    client.reset()
+
+    (request,) = infer.requests + stable.requests
+    assert request.closed.wait(WAIT_S)
+    assert running.idle().counts.in_flight == {"infer": 0, "stable": 0}
+
+
+def test_a_client_that_hangs_up_before_its_answer_ends_it_upstream_at_once(pools, running):
+    pools[0].script = hang
+    client = Client(running)
+    assert pools[0].arrived.acquire(timeout=WAIT_S)
+
+    client.reset()
+
+    assert pools[0].last.closed.wait(WAIT_S)
+    assert not pools[1].requests
+    (row,) = rows(running)
+    assert row["lost"] == "gone"
+    assert running.gateway.counts.statuses == {"infer\tgone": 1}
+
+
+def test_a_client_that_hangs_up_within_the_first_moment_ends_it_upstream_too(pools, running):
+    pools[0].script = pools[1].script = hang
+    for path in (PATH, "/v1/responses"):
+        for way in (Client.reset, lambda client: client.socket.shutdown(socket.SHUT_RDWR)):
+            way(Client(running, path))
+
+    eventually(lambda: not running.app.in_flight)
+    for request in [*pools[0].requests, *pools[1].requests]:
+        assert request.closed.wait(WAIT_S)
+    assert set(running.gateway.counts.in_flight.values()) == {0}
+
+
+def test_a_client_that_hangs_up_in_the_middle_of_its_body_costs_nothing(pools, running):
+    for path in (PATH, "/v1/responses"):
+        client = Client(running, path)
+        client.socket.sendall(b"POST " + path.encode() + b" HTTP/1.1\r\ncontent-length: 9\r\n\r\n{")
+        client.reset()
+
+    eventually(lambda: not running.app.in_flight)
+    assert running.gateway.report()["pools"] == {"infer": "closed", "stable": "closed"}
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def test_who_leaves_once_the_answer_is_whole_leaves_evidence(pools, running):
+    choice = {"index": 0, "text": "a", "finish_reason": "stop", "token_ids": [3]}
+    choice |= {"prompt_token_ids": [1, 2], "logprobs": {"token_logprobs": [-0.5]}}
+    event = b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+    pools[0].script = stream(event, DONE, hang)
+    client = Client(running, stream=True)
+    client.read_until(DONE)
+
+    client.reset()
+
+    assert pools[0].last.closed.wait(WAIT_S)
+    (row,) = rows(running)
+    assert row["token_ids"] == [3]
+    assert running.gateway.counts.statuses == {"infer\t2xx": 1}
+
+
+def test_a_pool_is_not_blamed_for_clients_that_read_nothing_at_the_end(pools):
+    infer, _ = pools
+    infer.script = stream(b"data: " + b"x" * (8 << 20) + b"\n\n")
+    waits = {"idle_s": 0.05}
+    with Running(config(*pools, limits=Limits(stall_s=0.1), waits=waits)) as running:
+        running.gateway.take(snapshot())
+        for n in range(6):
+            Client(running, stream=True)
+            eventually(lambda n=n: len(infer.requests) == n + 1 and not running.app.in_flight)
+
+        assert running.gateway.report()["pools"]["infer"] == "closed"
+        assert running.gateway.counts.statuses == {"infer\tgone": 6}
+
+
+def test_a_pool_is_not_blamed_for_streams_that_are_long(pools):
+    infer, _ = pools
+
+    async def slowly():
+        await asyncio.sleep(0.02)
+
+    infer.script = stream(*[EVENT, slowly] * 1000)
+    with Running(config(*pools, waits={"total_s": 0.1})) as running:
+        running.gateway.take(snapshot())
+        for _ in range(6):
+            assert b"timeout" in post(running, stream=True).content
+
+        assert running.idle().report()["pools"]["infer"] == "closed"
+        assert running.gateway.counts.statuses == {"infer\ttimeout": 6}
+
+
+def test_what_a_client_makes_infer_say_does_not_change_what_others_are_asked(pools, running):
+    infer, _ = pools
+    infer.script = reply({"error": "role 'max allowed: 0' is unknown"}, status=400)
+
+    assert post(running).status_code == 400
+    assert running.idle().servers["infer"].best == 8
+
+
+def test_a_packed_stream_that_breaks_is_cut_and_not_written_into(pools, running):
+    running.gateway.take(snapshot(version=2))
+
+    async def packed(request, writer):
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip\r\n"
+            b"transfer-encoding: chunked\r\n\r\n2\r\n\x1f\x8b\r\n"
+        )
+        await writer.drain()
+        await drop(request, writer)
+
+    pools[0].script = packed
+    client = Client(running, stream=True)
+    found = b""
+    try:
+        while part := client.socket.recv(65_536):
+            found += part
+    except ConnectionResetError:
+        pass
+
+    assert b"error" not in found and not found.endswith(b"0\r\n\r\n")
+
+
+def test_a_packed_reply_to_a_sampled_request_is_asked_for_again_as_the_client_did(pools, running):
+    infer, _ = pools
+    infer.scripts.append(reply(b"\x1f\x8b", content_encoding="gzip"))
+    infer.script = reply(b"\x1f\x8b plain", content_encoding="gzip")
+    body = json.dumps(ASK).encode()
+    client = Client(running)
+
+    assert b"plain" in client.read_until(b"plain")
+    assert infer.last.body == body
+    assert [row["lost"] for row in rows(running)] == ["packed"]
+    assert running.gateway.counts.reflexes["refused sample"] == 1
+
+
+@pytest.mark.parametrize("sample", [0.0, 1.0])
+def test_an_upstream_that_dies_in_mid_stream_ends_it_with_an_error(pools, running, sample):
+    infer, stable = pools
+    running.gateway.take(snapshot(whole=everything(sample=sample), version=2))
+    infer.script = stream(EVENT, EVENT[:20], end=False)
+
+    told = post(running, stream=True).content
+
+    events = [json.loads(one[6:]) for one in told.split(b"\n\n") if one.endswith(b"}")]
+    assert events[0] == json.loads(EVENT[6:])
+    assert events[-1] == {
+        "error": {
+            "message": "infer broke its reply off; try again",
+            "type": "upstream_error",
+            "param": None,
+            "code": "broken",
+        }
+    }
+    assert not stable.requests  # nobody goes on with another kernel's words
+    assert running.idle().counts.statuses == {"infer\tbroken": 1}
+
+
+def test_a_long_reply_that_breaks_off_is_not_a_whole_one(pools, running):
+    async def half(request, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 200000\r\n\r\n" + b"x" * 100_000)
+        await drop(request, writer)
+
+    pools[1].script = half
+    client = Client(running, "/v1/responses")
+    found = b""
+    try:
+        while part := client.socket.recv(65_536):
+            found += part
+    except ConnectionResetError:
+        pass
+
+    assert len(found) < 200_000
+
+
+@pytest.mark.parametrize("script", [drop, reply({}, status=500), reply({}, status=503)])
+@pytest.mark.parametrize("sample", [0.0, 1.0])
+def test_where_infer_fails_before_the_first_byte_stable_answers(pools, running, script, sample):
+    infer, stable = pools
+    running.gateway.take(snapshot(whole=everything(sample=sample), version=2))
+    infer.script = script
+    body = json.dumps(ASK).encode()
+
+    answer = running.client.post(PATH, content=body)
+
+    assert answer.json() == {"by": "stable"}
+    assert stable.last.body == body
+    lost = [row["lost"] for row in rows(running)]
+    assert lost == ([] if not sample else ["broken" if script is drop else "5xx"])
+
+
+def test_where_nobody_listens_stable_answers(pools):
+    with Running(config(NOBODY.url, pools[1])) as running:
+        running.gateway.take(snapshot())
+
+        assert post(running).json() == {"by": "stable"}
+        assert running.idle().counts.statuses == {"infer\tconnect": 1, "stable\t2xx": 1}
+
+
+def test_where_infer_says_nothing_in_time_stable_answers(pools):
+    infer, stable = pools
+    infer.script = hang
+    with Running(config(infer, stable, waits={"first_byte_s": 0.05})) as running:
+        running.gateway.take(snapshot())
+
+        assert post(running).json() == {"by": "stable"}
+        assert infer.last.closed.wait(WAIT_S)
+
+
+def test_a_request_is_tried_twice_at_most(pools, running):
+    infer, stable = pools
+    infer.script = stable.script = drop
+
+    answer = post(running)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "broken")
+    assert answer.headers["retry-after"] == "1"
+    assert (len(infer.requests), len(stable.requests)) == (1, 1)
+
+
+def test_what_stable_fails_at_infer_is_not_asked(pools, running):
+    infer, stable = pools
+    running.gateway.take(snapshot(whole=everything(share=0.0, acts=True), version=2))
+    stable.script = reply({"error": "no"}, status=503)
+
+    answer = post(running)
+
+    assert (answer.status_code, answer.json()) == (503, {"error": "no"})
+    assert not infer.requests
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422, 429])
+def test_what_a_pool_refuses_is_the_users_to_know(pools, running, status):
+    running.gateway.take(snapshot(version=2))
+    pools[0].script = reply({"error": "no"}, status=status)
+
+    answer = post(running)
+
+    assert (answer.status_code, answer.json()) == (status, {"error": "no"})
+    assert not pools[1].requests
+
+
+def test_no_request_outlives_its_time(pools):
+    infer, stable = pools
+    infer.script = stable.script = hang
+    with Running(config(infer, stable, waits={"total_s": 0.05})) as running:
+        running.gateway.take(snapshot())
+
+        answer = post(running)
+
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+        assert infer.last.closed.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("waits", [{"total_s": 0.2}, {"idle_s": 0.05}])
+def test_no_stream_outlives_its_time(pools, waits):
+    infer, stable = pools
+    infer.script = stream(EVENT, hang)
+    with Running(config(infer, stable, waits=waits)) as running:
+        running.gateway.take(snapshot())
+
+        told = post(running, stream=True).content
+
+        assert told.startswith(EVENT)
+        assert json.loads(told.removeprefix(EVENT)[6:])["error"]["code"] == "timeout"
+        assert infer.last.closed.wait(WAIT_S)
+
+
+def test_a_client_that_reads_nothing_is_given_up(pools):
+    infer, _ = pools
+    sent = []
+
+    async def endless(request, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+        while True:
+            writer.write(b"data: " + b"x" * 65_536 + b"\n\n")
+            sent.append(1)
+            await writer.drain()
+
+    infer.script = endless
+    with Running(config(*pools, limits=Limits(stall_s=0.1))) as running:
+        running.gateway.take(snapshot())
+        Client(running, stream=True)
+
+        assert infer.arrived.acquire(timeout=WAIT_S)
+        assert infer.last.closed.wait(WAIT_S)
+        assert len(sent) < 500  # what nobody reads is not read from upstream either
+
+
+def test_no_more_requests_are_taken_than_there_is_room_for(pools):
+    infer, _ = pools
+    infer.script = hang
+    with Running(config(*pools, limits=Limits(in_flight=2))) as running:
+        running.gateway.take(snapshot())
+        clients = [Client(running) for _ in range(2)]
+        for _ in clients:
+            assert infer.arrived.acquire(timeout=WAIT_S)
+
+        answer = post(running)
+
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert answer.json()["error"]["message"] == (
+            "2 requests are being answered, and no more are taken: try again"
+        )
+        for client in clients:
+            client.reset()
+        running.idle()
+        infer.script = reply({"by": "infer"})
+        assert post(running).is_success
+
+
+def test_a_pool_that_fails_again_and_again_is_left_alone(pools, running):
+    infer, stable = pools
+    running.gateway.take(snapshot(version=2))
+    infer.script = drop
+    for _ in range(9):
+        assert post(running).json() == {"by": "stable"}
+
+    assert len(infer.requests) == 5
+    assert running.gateway.report()["pools"] == {"infer": "open", "stable": "closed"}
+    stable.script = drop
+    for _ in range(5):
+        assert post(running).status_code == 502
+    answer = post(running)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "pool_down")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_breaker_opens_rests_tries_once_and_closes():
+    clock = Clock()
+    breaker = Breaker(clock, failures=3, rest_s=5.0)
+    for _ in range(2):
+        breaker.failed()
+    breaker.well()
+    for _ in range(3):
+        assert breaker.enter()
+        breaker.failed()
+    assert (breaker.state, breaker.enter(), breaker.wait_s) == ("open", False, 5)
+    clock.now = 5.0
+    assert breaker.state == "half-open"
+    assert [breaker.enter(), breaker.enter()] == [True, False]
+    breaker.left()
+    assert breaker.enter()
+    breaker.failed()
+    clock.now = 14.0
+    assert breaker.state == "open"  # twice as long
+    clock.now = 15.0
+    assert breaker.enter()
+    breaker.well()
+    assert breaker.state == "closed" and breaker.enter() and breaker.enter()
+
+
+def test_a_trial_that_does_not_end_keeps_nobody_from_trying_for_ever():
+    clock = Clock()
+    breaker = Breaker(clock, failures=1, rest_s=5.0)
+    breaker.failed()
+    clock.now = 5.0
+
+    assert [breaker.enter(), breaker.enter()] == [True, False]
+    clock.now = 10.0
+    assert breaker.enter()
+
+
+def test_a_breaker_rests_no_longer_than_a_minute():
+    clock = Clock()
+    breaker = Breaker(clock, failures=1, rest_s=5.0)
+    breaker.failed()
+    for _ in range(10):
+        clock.now += 60.0
+        assert breaker.enter()
+        breaker.failed()
+    clock.now += 60.0
+    assert breaker.state == "half-open"
+
+
+def test_sessions_are_few_and_do_not_last_for_ever():
+    clock = Clock()
+    sessions = Sessions(2, 10.0, clock)
+    sessions.put("a", "infer")
+    clock.now = 5.0
+    sessions.put("b", "stable")
+    sessions.put("a", "infer")
+    sessions.put("c", "infer")
+
+    assert [sessions.pool(s) for s in "abc"] == ["infer", None, "infer"]
+    clock.now = 15.0
+    assert [sessions.pool(s) for s in "ac"] == [None, None]
+    assert len(sessions) == 0
+
+
+def test_a_session_stays_on_its_pool_and_another_key_has_none_of_it(running):
+    given = {"x-session-id": "s1"}
+    running.client.post(PATH, json=ASK, headers=given)
+    running.gateway.take(snapshot(whole=everything(share=0.0, acts=True), version=2))
+
+    answers = [running.client.post(PATH, json=ASK, headers=h).json() for h in (given, {})]
+
+    assert answers == [{"by": "infer"}, {"by": "stable"}]
+    critical = everything(share=0.0, acts=True, critical=True)
+    running.gateway.take(snapshot(whole=critical, version=3))
+    assert running.client.post(PATH, json=ASK, headers=given).json() == {"by": "stable"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"x-session-id": "s"}, {}),
+        ({"x-user-id": "s"}, {}),
+        ({}, {"user": "u"}),
+        ({}, {"prompt_cache_key": "u"}),
+        ({}, {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}),
+    ],
+    ids=str,
+)
+def test_what_belongs_together_is_split_together(running, headers, body):
+    running.gateway.take(snapshot(whole=everything(share=0.5, acts=True), base=0.5, version=2))
+    path = "/v1/chat/completions" if "messages" in body else PATH
+    told = set()
+    for i in range(12):
+        more = {**body}
+        if "messages" in body:
+            more["messages"] = [*body["messages"], {"role": "assistant", "content": str(i)}]
+        told.add(running.client.post(path, json={**ASK, **more}, headers=headers).json()["by"])
+
+    assert len(told) == 1
+
+
+def test_what_does_not_belong_together_is_not(running):
+    running.gateway.take(snapshot(whole=everything(share=0.5, acts=True), base=0.5, version=2))
+
+    assert {post(running).json()["by"] for _ in range(40)} == {"infer", "stable"}
+
+
+def test_requests_under_way_end_when_the_gateway_is_told_to(pools):
+    infer, stable = pools
+    gate = threading.Event()
+
+    async def opened():
+        while not gate.is_set():
+            await asyncio.sleep(0.001)
+
+    infer.script = stream(EVENT, opened, EVENT)
+    running = Running(config(infer, stable), timeout_graceful_shutdown=WAIT_S).__enter__()
+    running.gateway.take(snapshot())
+    client = Client(running, stream=True)
+    client.read_until(EVENT)
+    running._running.should_exit = True
+    eventually(lambda: _refused(running.port))
+    gate.set()
+
+    told = client.read_until(b"0\r\n\r\n")
+
+    assert EVENT in told
+    running.__exit__()
+
+
+def test_a_stream_that_does_not_end_in_time_is_told_so(pools):
+    infer, stable = pools
+    infer.script = stream(EVENT, hang)
+    running = Running(config(infer, stable)).__enter__()
+    running.gateway.take(snapshot())
+    client = Client(running, stream=True)
+    client.read_until(EVENT)
+
+    running.__exit__()
+
+    assert b"the gateway ends; try again" in client.read_until(b"0\r\n\r\n")
+
+
+def _refused(port):
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return True
+    return False

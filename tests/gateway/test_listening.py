@@ -1,0 +1,160 @@
+# The listener: what a stranger may send before anybody looks at it.
+
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from servanda.errors import MeasurementError
+from servanda.gateway import listening
+from servanda.gateway.listening import HEAD_BYTES, Listening, bound
+
+WAIT_S = 30  # for what comes at once, unless the test is red
+
+
+async def sizes(scope, receive, send):
+    """Answers with how many bytes of body came."""
+    if scope["type"] == "lifespan":
+        for phase in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{phase}.complete"})
+        return
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size, more = size + len(message["body"]), message["more_body"]
+    body = str(size).encode()
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextlib.contextmanager
+def listens():
+    """A connection to a listener in a thread."""
+    ready = threading.Event()
+    with bound("127.0.0.1", 0, "--port") as taken:
+        server = Listening(sizes, taken, grace_s=1, ready=ready.set)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            assert ready.wait(WAIT_S)
+            with socket.create_connection(taken.getsockname(), timeout=WAIT_S) as connection:
+                yield connection
+        finally:
+            server.end()
+            thread.join(WAIT_S)
+
+
+@pytest.fixture(autouse=True)
+def _no_signals(monkeypatch):
+    monkeypatch.setattr(listening.signal, "signal", lambda *_: None)  # a thread has none
+
+
+@pytest.fixture
+def connection():
+    with listens() as found:
+        yield found
+
+
+def all_of(connection):
+    """Everything until the other side closes."""
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(65_536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def test_a_head_in_pieces_is_read_as_one(connection):
+    for piece in (b"POST / HT", b"TP/1.1\r\nhost: a\r\ncontent-le", b"ngth: 3\r\n", b"\r\nab"):
+        connection.sendall(piece)
+    connection.sendall(b"c")
+    assert connection.recv(4096).endswith(b"\r\n\r\n3")
+
+
+def test_a_head_without_an_end_is_cut(connection):
+    connection.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n")
+    with contextlib.suppress(ConnectionError):
+        for n in range(2 * HEAD_BYTES // 1024):
+            connection.sendall(b"x-%d: " % n + b"y" * 1015 + b"\r\n")
+    assert all_of(connection).startswith(b"HTTP/1.1 431")
+
+
+def test_a_line_without_an_end_is_cut(connection):
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(b"GET /")
+        for _ in range(2 * HEAD_BYTES // 1024):
+            connection.sendall(b"a" * 1024)
+    assert all_of(connection)[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400")
+
+
+def test_a_large_body_is_no_large_head(connection):
+    body = b"z" * (4 * HEAD_BYTES)
+    head = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+    for _ in range(3):  # the next head comes with the end of the body before it
+        connection.sendall(head + body)
+    connection.sendall(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+    answers = all_of(connection)
+    assert answers.count(b"200 OK") == 4 and answers.count(str(len(body)).encode()) >= 3
+
+
+def test_what_follows_a_body_in_chunks_is_bounded(connection):
+    connection.sendall(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
+    connection.sendall(b"3\r\nabc\r\n0\r\n")
+    with contextlib.suppress(ConnectionError):
+        for n in range(8 * HEAD_BYTES // 1024):
+            connection.sendall(b"x-%d: " % n + b"y" * 1015 + b"\r\n")
+    assert all_of(connection).startswith(b"HTTP/1.1 431")
+
+
+def test_a_short_trailer_is_read_over(connection):
+    connection.sendall(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
+    connection.sendall(b"3\r\nabc\r\n0\r\nx-sum: 1\r\n\r\n")
+    assert connection.recv(4096).endswith(b"\r\n\r\n3")
+
+
+def test_a_body_of_many_chunks_is_no_trailer(connection):
+    connection.sendall(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
+    for _ in range(4 * HEAD_BYTES // 1024):
+        connection.sendall(b"400\r\n" + b"z" * 1024 + b"\r\n")
+    connection.sendall(b"0\r\n\r\n")
+    assert connection.recv(4096).endswith(b"\r\n\r\n%d" % (4 * HEAD_BYTES))
+
+
+def test_a_head_that_takes_too_long_is_cut(monkeypatch):
+    monkeypatch.setattr(listening, "HEAD_S", 0.05)
+    with listens() as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nhost")
+        assert all_of(connection) == b""
+
+
+def test_who_connects_and_says_nothing_is_cut(monkeypatch):
+    monkeypatch.setattr(listening, "HEAD_S", 0.05)
+    with listens() as connection:
+        assert all_of(connection) == b""
+
+
+def test_a_second_head_has_as_much_time_as_the_first(monkeypatch):
+    monkeypatch.setattr(listening, "HEAD_S", 0.5)
+    with listens() as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert connection.recv(4096).endswith(b"\r\n\r\n0")
+        connection.sendall(b"GET / HT")
+        assert all_of(connection) == b""
+
+
+def test_two_do_not_listen_at_one_address():
+    taken = r"nothing can be served at 127\.0\.0\.1:"
+    with (
+        bound("127.0.0.1", 0, "--port") as first,
+        pytest.raises(MeasurementError, match=taken) as refused,
+    ):
+        bound(*first.getsockname(), "--admin")
+    assert "--admin takes another address" in str(refused.value)
+
+
+def test_an_address_of_another_machine_is_refused():
+    with pytest.raises(MeasurementError, match=r"nothing can be served at 192\.0\.2\.1:0"):
+        bound("192.0.2.1", 0, "--port")
