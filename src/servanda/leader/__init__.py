@@ -1,0 +1,1 @@
+# The leader: scores what gateways sampled, keeps the evidence, and makes the routes they follow.

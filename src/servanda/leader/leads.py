@@ -1,0 +1,223 @@
+# The process of a leader: what it is told at its start, and what it says while it leads.
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from servanda.effects import sinks_of
+from servanda.errors import ServandaError
+from servanda.gateway.keys import Keys, Role
+from servanda.gateway.listening import Listening, bound
+from servanda.leader.leading import Leader
+from servanda.leader.saying import story, transition
+from servanda.leader.standing import Standing
+from servanda.leader.web.app import app
+from servanda.loading import load
+from servanda.plain import from_plain
+from servanda.sockets import address
+
+_LOOK_S = 0.5  # between two looks at what became of it
+_GRACE_S = 5  # what requests under way have, once it is told to end
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a leader is told at its start.
+
+    Args:
+        host, port: of its listener.
+        held: (name, role, key) of holders beside those of the file `keys`.
+        webhook, slack, command: who is told of pages.
+        urls: (kernel, url) of the pools as gateways were told of them.
+    """
+
+    contract: str
+    state: str
+    ledger: str
+    host: str
+    port: int
+    keys: str | None = None
+    held: tuple[tuple[str, Role, str], ...] = field(default=(), repr=False)
+    webhook: tuple[str, ...] = field(default=(), repr=False)
+    slack: tuple[str, ...] = field(default=(), repr=False)
+    command: tuple[str, ...] = field(default=(), repr=False)
+    urls: tuple[tuple[str, str], ...] = ()
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Leading:
+    """A leader behind its listener, in this process.
+
+    Args:
+        say: takes a line for people; bound: the listener's URL, before anything is opened;
+            ready: called once gateways are heard.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        say: Say,
+        bound_at: Say = lambda _: None,
+        ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._settings, self._say = settings, say
+        self._bound_at, self._ready = bound_at, ready
+        self._reload, self._ended = threading.Event(), threading.Event()
+        self._listening: Listening | None = None
+        self._moves, self._problems = 0, tuple[str, ...]()
+
+    def reload(self, *_: object) -> None:
+        """Read the contract again, soon; from any thread, and by a signal."""
+        self._reload.set()
+
+    def end(self) -> None:
+        """From any thread."""
+        self._ended.set()
+        if self._listening is not None:
+            self._listening.end()
+
+    def run(self) -> None:
+        """Lead until SIGTERM, Ctrl-C or `end`.
+
+        Raises:
+            ContractError: the contract or the keys are wrong.
+            MeasurementError: the address is taken, or the state cannot be opened.
+        """
+        told = self._settings
+        keys = keys_of(told)
+        if keys.warning:
+            self._say(f"! {keys.warning}")
+        with bound(told.host, told.port, "--admin") as taken:
+            self._bound_at(f"http://{address(told.host, taken.getsockname()[1])}")
+            leader = Leader(
+                Path(told.contract),
+                state=Path(told.state),
+                ledger=told.ledger,
+                clock=time.time,
+                sinks=sinks_of(told.webhook, told.slack, told.command),
+            )
+            watching = threading.Thread(target=self._watch, args=(leader,), daemon=True)
+            try:
+                standing = leader.standing()
+                self._moves = standing.moves
+                for line in story(standing, load(told.contract)):
+                    self._say(line)
+                self._listening = Listening(
+                    app(leader, keys), taken, grace_s=_GRACE_S, ready=self._ready
+                )
+                watching.start()
+                if not self._ended.is_set():
+                    self._listening.run()
+            finally:
+                self._ended.set()
+                if watching.is_alive():
+                    watching.join()
+                leader.close()
+
+    def _watch(self, leader: Leader) -> None:
+        """Say what changes, and take over a contract that was written anew."""
+        file = Path(self._settings.contract)
+        seen = written(file)
+        while not self._ended.wait(_LOOK_S):
+            self._tell(leader.standing())
+            now = written(file)
+            # a file that is not there is just being written anew
+            if now not in (seen, None) or self._reload.is_set():
+                seen = now or seen
+                self._reload.clear()
+                self._take_over(leader)
+
+    def _tell(self, standing: Standing) -> None:
+        new = [one for one in standing.transitions if one.number > self._moves]
+        unseen = standing.moves - self._moves - len(new)
+        if unseen > 0:
+            self._say(f"{unseen} changes came too fast to be told here: the ledger has them")
+        for one in new:
+            self._say(transition(one))
+        self._moves = max(self._moves, standing.moves)
+        for problem in standing.problems:
+            if problem not in self._problems:
+                self._say(f"! {problem}")
+        self._problems = standing.problems
+
+    def _take_over(self, leader: Leader) -> None:
+        refused = leader.reload(actor="serve")
+        if refused:
+            self._say(f"the contract is not taken over, and the one before stays:\n{refused}")
+            self._problems = (*self._problems, refused)  # it is said
+            return
+        contract = load(self._settings.contract)
+        name, version = contract.metadata.name, contract.metadata.version
+        self._say(f"{name} {version} is followed from now on ({contract.digest[:8]})")
+        now = {"infer": contract.kernels.infer.url, "stable": getattr(contract.stable, "url", None)}
+        for pool, url in self._settings.urls:
+            if now[pool] not in (url, None):
+                self._say(
+                    f"  {pool} is another server there: gateways ask it once they are started anew"
+                )
+
+
+def written(file: Path) -> tuple[int, int, int] | None:
+    """What changes when a file is written; None where there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def keys_of(settings: Settings) -> Keys:
+    """The keys of the file, and those that were made for this start.
+
+    Raises:
+        ContractError: the file is wrong.
+    """
+    keys = Keys.read(Path(settings.keys)) if settings.keys else Keys.of()
+    return keys.plus(*settings.held)
+
+
+def main() -> None:
+    """A leader as the child of whoever started it.
+
+    Its settings are the first line on standard input; `reload` may follow, and the end of the
+    input, which is also the end of the parent however that came, is its own.  Standard output
+    is JSON lines: {"at": URL}, {"ready": true}, {"say": text}, {"failed": text, "code": n}.
+    """
+    out, lock = sys.stdout, threading.Lock()
+
+    def tell(**event: Any) -> None:
+        with lock, contextlib.suppress(OSError):  # nobody listens any more
+            print(json.dumps(event), file=out, flush=True)
+
+    settings = from_plain(Settings, json.loads(sys.stdin.readline()))
+    leading = Leading(
+        settings,
+        say=lambda line: tell(say=line),
+        bound_at=lambda url: tell(at=url),
+        ready=lambda: tell(ready=True),
+    )
+
+    def obey() -> None:
+        for line in sys.stdin:
+            if line.strip() == "reload":
+                leading.reload()
+        leading.end()
+
+    threading.Thread(target=obey, daemon=True).start()
+    try:
+        leading.run()
+    except ServandaError as error:
+        tell(failed=str(error), code=error.exit_code)
+        sys.exit(error.exit_code)

@@ -1,0 +1,340 @@
+# What Prometheus is told of a leader and of the gateways that follow it.
+#
+# Labels come from the contract and from the words of this file alone, so that nobody who sends
+# a request can make a series.  What gateways count starts at 0 with each of their processes;
+# what ended ones had counted is kept, so that no counter here ever falls.
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
+from threading import Lock
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from servanda import __version__
+from servanda.gateway.counts import BOUNDS
+from servanda.leader.standing import CellStanding, GatewayStanding, Standing
+from servanda.leader.web.words import met
+from servanda.routing.values import STATUSES
+
+_POOLS = ("infer", "stable", "refused")
+_PLAIN_REASONS = ("share", "split", "session", "outside", "expired", "no snapshot")
+REASONS = (*_PLAIN_REASONS, "pinned", *STATUSES, "other")
+_OUTCOMES = ("scored", "dropped", "error")
+# of a transition: a status, a pin, or more than is shown between two looks
+_STEPS = (*STATUSES, "pinned", "other", "unseen")
+
+_Series = tuple[str, str, str]
+
+
+class Metrics:
+    """The registry of one leader.
+
+    Args:
+        standing: how things stand now.
+    """
+
+    def __init__(self, standing: Callable[[], Standing]) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Figures(standing))
+
+    def told(self, accept: str = "") -> tuple[bytes, str]:
+        """The text for a scraper that accepts these types, and its own type."""
+        encode, kind = choose_encoder(accept)
+        return encode(self._registry), kind
+
+
+class _Figures(Collector):
+    def __init__(self, standing: Callable[[], Standing]) -> None:
+        self._standing = standing
+        self._one_at_a_time = Lock()
+        self._decisions = _Ended(_decided)
+        self._overhead = _Ended(lambda counts: _spent(counts.get("overhead")))
+        self._steps: Counter[tuple[str, str]] = Counter()
+        self._last_step = 0
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # registering asks nobody how things stand
+
+    def collect(self) -> Iterator[Metric]:
+        with self._one_at_a_time:
+            yield from self._families(self._standing())
+
+    def _families(self, standing: Standing) -> Iterator[Metric]:
+        yield from _about(standing)
+        yield from _samples(standing)
+        yield from _cells(standing)
+        known = {one.name for one in standing.slices} | {"all"}
+        decided = CounterMetricFamily(
+            "servanda_route_decisions",
+            "Requests by most specific slice, pool and reason, of all gateways.",
+            labels=("contract", "slice", "pool", "reason"),
+        )
+        for (slice_, pool, reason), n in sorted(self._decisions.of(standing.gateways).items()):
+            if slice_ in known:
+                decided.add_metric((standing.name, slice_, pool, reason), n)
+        yield decided
+        yield _histogram(
+            "servanda_gateway_overhead_seconds",
+            "Seconds of a request that were not spent waiting for an upstream.",
+            standing.name,
+            _merged(self._overhead.of(standing.gateways)),
+        )
+        yield self._transitions(standing)
+
+    def _transitions(self, standing: Standing) -> Metric:
+        new = [t for t in standing.transitions if t.number > self._last_step]
+        if standing.moves > self._last_step:
+            self._steps.update((_step(t.before), _step(t.after)) for t in new)
+            unseen = standing.moves - self._last_step - len(new)
+            if self._last_step and unseen > 0:
+                self._steps["unseen", "unseen"] += unseen
+            self._last_step = standing.moves
+        family = CounterMetricFamily(
+            "servanda_transitions",
+            "Changes of slices, acted on or not.",
+            labels=("contract", "from", "to"),
+        )
+        for (before, after), n in sorted(self._steps.items()):
+            family.add_metric((standing.name, before, after), n)
+        return family
+
+
+class _Ended:
+    """Counts of gateways, with those of processes that have ended.
+
+    Args:
+        read: from what a gateway counts.
+    """
+
+    def __init__(self, read: Callable[[Mapping[str, Any]], Counter[Any]]) -> None:
+        self._read = read
+        self._ended: Counter[Any] = Counter()
+        self._running: dict[tuple[str, float], Counter[Any]] = {}
+
+    def of(self, gateways: Iterable[GatewayStanding]) -> Counter[Any]:
+        now = {(one.name, one.start): self._read(one.counts) for one in gateways}
+        for which, counts in self._running.items():
+            if which not in now:
+                self._ended.update(counts)
+        self._running = now
+        total = Counter(self._ended)
+        for counts in now.values():
+            total.update(counts)
+        return total
+
+
+def _decided(counts: Mapping[str, Any]) -> Counter[_Series]:
+    found: Counter[_Series] = Counter()
+    for key, n in _numbers(counts.get("decisions")):
+        slice_, _, rest = key.partition("\t")
+        pool, _, reason = rest.partition("\t")
+        found[slice_, pool if pool in _POOLS else "other", _reason(reason)] += n
+    return found
+
+
+def _reason(text: str) -> str:
+    """A reason without the name of the slice, which is a label of its own.
+
+    >>> _reason("long quarantined"), _reason("long pinned"), _reason("share"), _reason("?")
+    ('quarantined', 'pinned', 'share', 'other')
+    """
+    if text in _PLAIN_REASONS:
+        return text
+    last = text.rpartition(" ")[2]
+    return last if last in REASONS else "other"
+
+
+def _spent(told: Any) -> Counter[float | str]:
+    """Bound of a bucket -> requests in it, and the sum of their seconds.
+
+    Args:
+        told: {"buckets": {bound: n}, "sum": s}; or a list for the bounds of a gateway's counts.
+    """
+    found: Counter[float | str] = Counter()
+    if isinstance(told, Mapping):
+        buckets = told.get("buckets")
+        if isinstance(buckets, list | tuple):
+            buckets = dict(zip((*BOUNDS, math.inf), buckets, strict=False))
+        for bound, n in _numbers(buckets):
+            found[_bound(bound)] += n
+        found.update(dict(_numbers({"sum": told.get("sum")})))
+    return found
+
+
+def _bound(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf
+
+
+def _numbers(told: Any) -> Iterator[tuple[str, Any]]:
+    """What is a count among what somebody told."""
+    if isinstance(told, Mapping):
+        for key, n in told.items():
+            number = isinstance(n, int | float) and not isinstance(n, bool)
+            if number and math.isfinite(n) and n >= 0:
+                yield str(key), n
+
+
+def _merged(spent: Counter[Any]) -> tuple[dict[float, float], float]:
+    """Buckets by bound, not yet added up, and the sum."""
+    return {bound: n for bound, n in spent.items() if bound != "sum"}, spent["sum"]
+
+
+def _histogram(
+    name: str, says: str, contract: str, found: tuple[dict[float, float], float]
+) -> Metric:
+    family = HistogramMetricFamily(name, says, labels=("contract",))
+    buckets, total = found
+    if buckets:
+        bounds = sorted({*buckets, math.inf})
+        added = accumulate(buckets.get(bound, 0) for bound in bounds)
+        texts = ["+Inf" if math.isinf(bound) else repr(bound) for bound in bounds]
+        family.add_metric((contract,), [*zip(texts, added, strict=True)], total)
+    return family
+
+
+def _step(text: str) -> str:
+    """One word for where a slice was or came to.
+
+    >>> _step("active"), _step("active, pinned to stable"), _step("gone")
+    ('active', 'pinned', 'other')
+    """
+    return text if text in _STEPS else "pinned" if ", pinned to " in text else "other"
+
+
+def _about(standing: Standing) -> Iterator[Metric]:
+    info = GaugeMetricFamily(
+        "servanda_info",
+        "1; what is followed, and by which version of servanda.",
+        labels=("contract", "version", "digest", "mode"),
+    )
+    info.add_metric((standing.name, __version__, standing.contract, standing.mode), 1)
+    yield info
+    gauges: tuple[tuple[str, str, float | None], ...] = (
+        (
+            "infer_weight_ratio",
+            "Share of all traffic that infer serves where no slice says otherwise.",
+            standing.base,
+        ),
+        ("diverted_ratio", "Share of all traffic that slices keep from infer.", standing.diverted),
+        ("snapshot_version", "Number of the route that gateways are to follow.", standing.version),
+        (
+            "snapshot_age_seconds",
+            "Since that route was made.",
+            max(0.0, standing.now - standing.made) if standing.made else None,
+        ),
+        (
+            "snapshot_valid_seconds",
+            "Until it ends, unless it is renewed.",
+            standing.valid_until - standing.now,
+        ),
+        ("problems", "Things that somebody should look at.", len(standing.problems)),
+    )
+    for name, says, value in gauges:
+        family = GaugeMetricFamily(f"servanda_{name}", says, labels=("contract",))
+        if value is not None:
+            family.add_metric((standing.name,), value)
+        yield family
+
+
+def _samples(standing: Standing) -> Iterator[Metric]:
+    scoring = standing.scoring
+    family = CounterMetricFamily(
+        "servanda_samples",
+        "Sampled requests: scored, dropped for want of room, or without a number.",
+        labels=("contract", "outcome"),
+    )
+    for outcome, n in zip(
+        _OUTCOMES, (scoring.scored, scoring.dropped, scoring.missing), strict=True
+    ):
+        family.add_metric((standing.name, outcome), n)
+    yield family
+    depth = GaugeMetricFamily(
+        "servanda_rescore_queue_depth", "Samples that wait to be scored.", labels=("contract",)
+    )
+    depth.add_metric((standing.name,), scoring.queued)
+    yield depth
+    seconds = CounterMetricFamily(
+        "servanda_rescore_engine_seconds",
+        "Seconds of the train kernel that scoring took.",
+        labels=("contract",),
+    )
+    seconds.add_metric((standing.name,), scoring.seconds)
+    yield seconds
+    yield _histogram(
+        "servanda_rescore_lag_seconds",
+        "Between the launch of a request and its evidence.",
+        standing.name,
+        _merged(_spent(scoring.lags)),
+    )
+
+
+_OF_CELLS: tuple[tuple[str, str, Callable[[CellStanding], float | None]], ...] = (
+    (
+        "verdict",
+        "0 the limit is kept, 1 not decided, 3 it is broken.",
+        lambda cell: _verdict(cell),
+    ),
+    ("estimate", "Of the metric, in its own unit.", lambda cell: cell.value),
+    (
+        "bound_lower",
+        "Two standard errors below the estimate.",
+        lambda cell: cell.interval and cell.interval[0],
+    ),
+    (
+        "bound_upper",
+        "Two standard errors above the estimate.",
+        lambda cell: cell.interval and cell.interval[1],
+    ),
+    ("limit", "What the contract allows.", lambda cell: cell.limit),
+    ("log_evidence", "Nats, against the limit.", lambda cell: cell.log_evidence),
+    ("log_price", "Nats at which a slice leaves infer.", lambda cell: cell.log_price),
+)
+
+
+def _verdict(cell: CellStanding) -> int:
+    if cell.nearness >= 1:
+        return 3
+    return 0 if met(cell) else 1
+
+
+def _cells(standing: Standing) -> Iterator[Metric]:
+    for name, says, value_of in _OF_CELLS:
+        family = GaugeMetricFamily(
+            f"servanda_clause_{name}", says, labels=("contract", "clause", "slice")
+        )
+        for one in standing.slices:
+            for cell in one.cells:
+                value = value_of(cell)
+                if value is not None and not math.isnan(value):
+                    family.add_metric((standing.name, cell.clause, one.name), value)
+        yield family
+    states = GaugeMetricFamily(
+        "servanda_slice_state",
+        "1 for the state that a slice is in.",
+        labels=("contract", "slice", "state"),
+    )
+    acts = GaugeMetricFamily(
+        "servanda_slice_acts", "Whether that state is acted on.", labels=("contract", "slice")
+    )
+    for one in standing.slices:
+        for status in STATUSES:
+            states.add_metric((standing.name, one.name, status), one.status == status)
+        acts.add_metric((standing.name, one.name), one.acts)
+    yield states
+    yield acts

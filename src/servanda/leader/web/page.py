@@ -1,0 +1,288 @@
+# The page of a leader: how things stand, on one screen.  Served whole, and again as a fragment
+# for the script that keeps it fresh; without the script the browser loads it anew.
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from servanda.gateway.keys import Holder
+from servanda.leader.standing import CellStanding, GatewayStanding, SliceStanding, Standing
+from servanda.leader.web import figures, words
+from servanda.leader.web.spark import HEIGHT, WIDTH, Part, Spark, served, spark
+from servanda.report.words import line, percent
+from servanda.routing.state import Transition
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_RANK = {"quarantined": 0, "probation": 1, "suspect": 2, "recovering": 3, "active": 4}
+_MOVES = 12  # of the latest decisions
+_TYPES = {"css": "text/css", "js": "text/javascript"}
+
+
+@dataclass(frozen=True)
+class Asset:
+    """A file that the page loads; its address changes with its content."""
+
+    data: bytes
+    media_type: str
+
+    @property
+    def tag(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A slice on the page.
+
+    Args:
+        share: of the traffic; now: who serves it; meant: who would, by what was decided.
+        served, would: who served it, and who would have.
+        cell: the one that is nearest to its price; rest: the others.
+    """
+
+    one: SliceStanding
+    name: str
+    share: str
+    glyph: str
+    state: str
+    tone: str
+    since: str
+    why: list[str]
+    now: str
+    meant: str
+    served: tuple[Part, ...]
+    would: tuple[Part, ...]
+    total: str
+    cell: CellStanding | None
+    rest: tuple[CellStanding, ...]
+    spark: Spark | None
+
+    @property
+    def pinned(self) -> bool:
+        return self.one.pin is not None
+
+
+@dataclass(frozen=True)
+class Move:
+    """A decision of the past."""
+
+    at: str
+    stamp: str
+    slice: str
+    text: str
+    tone: str
+    numbers: str
+    reason: str
+
+
+def _assets() -> Mapping[str, Asset]:
+    folder = resources.files("servanda.leader.web") / "assets"
+    names = ("page.css", "page.js")
+    return {
+        name: Asset((folder / name).read_bytes(), _TYPES[name.rpartition(".")[2]]) for name in names
+    }
+
+
+ASSETS: Mapping[str, Asset] = _assets()
+
+
+def page(standing: Standing, holder: Holder) -> str:
+    """The whole page.
+
+    Args:
+        holder: who looks at it: pins are offered to whoever may pin.
+    """
+    return _template("page.html").render(**view(standing, holder))
+
+
+def fragment(standing: Standing, holder: Holder) -> str:
+    """What changes of the page."""
+    return _template("fragment.html").render(**view(standing, holder))
+
+
+@lru_cache(maxsize=2)
+def _template(name: str) -> Any:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("servanda.leader.web"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template(name)
+
+
+def _printable(value: Any) -> Any:
+    """Texts without control characters, which HTML has no way to hold; markup as it is."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return _CONTROL.sub("\ufffd", value)
+
+
+def view(standing: Standing, holder: Holder) -> dict[str, Any]:
+    """Everything that the page shows, by the names that its templates use."""
+    return {
+        "s": standing,
+        "head": words.headline(standing),
+        "rows": rows(standing),
+        "left_out": [
+            (line(one.clause, 60), words.place(one.slice), line(one.why, 200))
+            for one in standing.left_out
+        ],
+        "moves": [_move(t, standing.now) for t in reversed(standing.transitions[-_MOVES:])],
+        "pools": _pools(standing),
+        "scoring": _scoring(standing),
+        "gateways": [_gateway(one, standing) for one in standing.gateways],
+        "problems": [line(problem, 400) for problem in standing.problems],
+        "name": line(standing.name, 80),
+        "digest": standing.contract.removeprefix("sha256:")[:8],
+        "run": " ".join(filter(None, (line(standing.run, 40), line(standing.leg, 40)))),
+        "holder": holder,
+        "may_pin": holder.may("pin"),
+        "now": figures.clock(standing.now, standing.now),
+        "now_stamp": figures.stamp(standing.now),
+        "assets": ASSETS,
+        "spark_width": WIDTH,
+        "spark_height": HEIGHT,
+        "measured": figures.measured,
+        "evidence": figures.evidence,
+        "limit": words.limit,
+        "counted": figures.counted,
+        "nearest": words.nearest,
+        "returns": words.returns,
+        "percent": percent,
+        "line": line,
+    }
+
+
+def rows(standing: Standing) -> tuple[Row, ...]:
+    """Worst first, the whole traffic last."""
+
+    def order(one: SliceStanding) -> tuple[bool, bool, int, float]:
+        cell = words.worst(one)
+        near = cell.nearness if cell is not None else -1.0
+        return one.name == "all", one.pin is None, _RANK[one.status], -near
+
+    return tuple(_row(one, standing) for one in sorted(standing.slices, key=order))
+
+
+def _row(one: SliceStanding, standing: Standing) -> Row:
+    glyph, state, tone = words.state(one)
+    cell = words.worst(one)
+    total = sum(one.served.values())
+    return Row(
+        one=one,
+        name=words.place(one.name, 120),
+        share=percent(one.share),
+        glyph=glyph,
+        state=state,
+        tone=tone,
+        since=figures.duration(standing.now - one.since) if one.since else "",
+        why=words.why(one, standing.now),
+        now=words.now(one, standing.base),
+        meant=words.meant(one),
+        served=served(one.served),
+        would=served(one.would) if dict(one.would) != dict(one.served) else (),
+        total=f"{total:,}" if total else "",
+        cell=cell,
+        rest=tuple(c for c in one.cells if c is not cell),
+        spark=spark(one, cell, standing.now),
+    )
+
+
+def _move(t: Transition, now: float) -> Move:
+    numbers = []
+    if t.cell is not None and t.value == t.value:
+        numbers.append(f"{figures.measured(t.value)}, limit {figures.figure(t.limit)}")
+    if t.log_evidence == t.log_evidence:
+        numbers.append(
+            f"evidence {figures.evidence(t.log_evidence)} of {figures.evidence(t.log_price)}"
+        )
+    if t.n:
+        numbers.append(f"{figures.counted(t.n, 'request')}, {figures.counted(t.keys, 'key')}")
+    before, after = line(t.before, 40), line(t.after, 40)
+    verb = "" if t.acted or after.partition(",")[0] in ("active", "suspect") else "would be "
+    who = f"{line(t.actor, 40)}: " if t.actor != "servanda" else ""
+    return Move(
+        at=figures.clock(t.at, now),
+        stamp=figures.stamp(t.at),
+        slice=words.place(t.slice, 60),
+        text=f"{before} → {verb}{after}" if before != after else after,
+        tone=words.TONE.get(t.after.partition(",")[0], "bad"),
+        numbers=" · ".join(numbers),
+        reason=who + line(t.reason, 300),
+    )
+
+
+def _pools(standing: Standing) -> list[dict[str, Any]]:
+    totals = _totals(standing)
+    bars = {part.pool: part for part in served(totals)}
+    found = []
+    for name, pool in standing.pools.items():
+        flight = f"{pool.in_flight:,} in flight, {pool.peak:,} at most"
+        if pool.headroom is not None:
+            flight += f" of {pool.most:,}: room for {pool.headroom:,}"
+        elif name == "stable":
+            flight += "; how much it can take is not known"
+        found.append(
+            {
+                "name": name,
+                "requests": f"{totals.get(name, 0):,}",
+                "bar": bars.get(name),
+                "flight": flight,
+                "open": pool.open,
+            }
+        )
+    return found
+
+
+def _totals(standing: Standing) -> dict[str, int]:
+    """Requests by pool, of all gateways: each lies in one most specific slice."""
+    totals: dict[str, int] = {}
+    for gateway in standing.gateways:
+        told = gateway.counts.get("decisions")
+        for key, n in (told if isinstance(told, Mapping) else {}).items():
+            parts = str(key).split("\t")
+            if len(parts) == 3 and isinstance(n, int):
+                totals[parts[1]] = totals.get(parts[1], 0) + n
+    return totals
+
+
+def _scoring(standing: Standing) -> dict[str, Any]:
+    s = standing.scoring
+    ran = max(standing.now - standing.began, 1.0) if standing.began else None
+    facts = [f"{s.scored:,} scored", f"{s.missing:,} missing", f"{s.dropped:,} dropped"]
+    facts += [f"{n:,} {line(why, 40)}" for why, n in s.outside.items() if n]
+    facts += [f"{s.restarts:,} restarts"] if s.restarts else []
+    queue = f"{s.queued:,} of {s.room:,} wait" if s.room else f"{s.queued:,} wait"
+    if s.lag_s is not None:
+        queue += f", {figures.duration(s.lag_s)} behind"
+    took = f"{s.seconds:.2g} s" if s.seconds < 60 else figures.duration(s.seconds)
+    spent = f"{took} of the train kernel"
+    if ran is not None:
+        spent += f", {s.seconds / ran:.2g} s a second"
+    if s.budget:
+        spent += f" of {s.budget:.2g} allowed"
+    return {"alive": s.alive, "facts": " · ".join(facts), "queue": queue, "spent": spent}
+
+
+def _gateway(one: GatewayStanding, standing: Standing) -> dict[str, Any]:
+    silent = standing.now - one.heard
+    return {
+        "name": line(one.name, 60),
+        "heard": f"{figures.duration(silent)} ago" if silent >= 1 else "now",
+        "late": silent > 10,
+        "version": one.version,
+        "old": one.version < standing.version,
+        "behind": one.behind,
+        "skew": f"{one.skew_s:+.1f} s" if abs(one.skew_s) >= 1 else "",
+        "up": figures.duration(standing.now - one.start),
+    }

@@ -1,0 +1,100 @@
+# How things stand at a leader, as text for a terminal.
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from servanda.leader.standing import SliceStanding, Standing
+from servanda.leader.web import figures, words
+from servanda.report.words import columns, line, percent
+
+_HEAD = ("slice", "share", "value", "limit", "stable", "served by", "state")
+_RIGHT = (1, 2, 3, 4)  # numbers
+_WIDEST = 40  # of a column; a longer name is cut
+
+
+def text(standing: Standing, url: str) -> str:
+    """Problems, one sentence, what it rests on, a row a slice, and the next move."""
+    head = words.headline(standing)
+    told = [f"! {line(problem, 300)}" for problem in standing.problems]
+    told += [f"{head.glyph} {head.text}", _where(standing), _pools(standing), _scored(standing), ""]
+    ordered = sorted(standing.slices, key=lambda one: (one.name == "all", -_rank(one)))
+    table = [list(_HEAD), *(_cells(one, standing) for one in ordered)]
+    widths = [min(max(map(columns, column)), _WIDEST) for column in zip(*table, strict=True)]
+    told += [f"  {_line(table[0], widths)}"]
+    for one, cells in zip(ordered, table[1:], strict=True):
+        glyph, _, _ = words.state(one)
+        told += [f"{glyph} {_line(cells, widths)}"]
+        told += [f"    {why}" for why in words.why(one, standing.now)]
+    told += ["", f"mode: {standing.mode}.{_next(standing, url)}"]
+    return "\n".join(part.rstrip() for part in told)
+
+
+def _rank(one: SliceStanding) -> float:
+    cell = words.worst(one)
+    return 10.0 * words.gone(one) + (cell.nearness if cell is not None else -1.0)
+
+
+def _where(standing: Standing) -> str:
+    run = " ".join(filter(None, (line(standing.run, 40), line(standing.leg, 40))))
+    digest = standing.contract.removeprefix("sha256:")[:8]
+    parts = [line(standing.name, 80), f"contract {digest}", f"route {standing.version}", run]
+    return " · ".join(filter(None, parts))
+
+
+def _pools(standing: Standing) -> str:
+    parts = []
+    for name, pool in standing.pools.items():
+        told = f"{name} {pool.in_flight} in flight"
+        if pool.headroom is not None:
+            told += f", room for {pool.headroom}"
+        parts.append(f"{told}, held to be broken" if pool.open else told)
+    parts.append(figures.counted(len(standing.gateways), "gateway"))
+    return " · ".join(parts)
+
+
+def _scored(standing: Standing) -> str:
+    scoring = standing.scoring
+    parts = [words.headline(standing).more, f"{scoring.queued:,} wait"]
+    if scoring.dropped:
+        parts.append(f"{scoring.dropped:,} dropped")
+    keys = max((one.keys for one in standing.slices), default=0)
+    parts.append(f"keys {keys:,}")
+    return " · ".join(parts)
+
+
+def _cells(one: SliceStanding, standing: Standing) -> list[str]:
+    _, state, _ = words.state(one)
+    cell = words.worst(one)
+    numbers = ["", "", ""]
+    if cell is not None:
+        stable = figures.measured(cell.stable) if cell.stable is not None else ""
+        numbers = [figures.measured(cell.value), words.limit(cell), stable]
+        evidence, price = words.nearest(cell)
+        if math.isfinite(price) and one.scored:
+            state += f"  e {figures.evidence(evidence)} of {figures.evidence(price)}"
+            state += (
+                f", {figures.counted(one.scored, 'request')}, {figures.counted(one.keys, 'key')}"
+            )
+    serves = words.now(one, standing.base)
+    if words.meant(one) != serves and not words.moved(one) and one.pin is None:
+        serves += f" (would be {words.meant(one)})"
+    return [words.place(one.name), percent(one.share), *numbers, serves, state]
+
+
+def _line(cells: list[str], widths: list[int]) -> str:
+    told = []
+    for i, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        pad = " " * max(0, width - columns(cell))
+        told.append(pad + cell if i in _RIGHT else cell + pad)
+    return "  ".join(told)
+
+
+def _next(standing: Standing, url: str) -> str:
+    would = [one for one in standing.slices if words.gone(one) and not words.moved(one)]
+    if not would:
+        return ""
+    name = shlex.quote(line(would[0].name))
+    act = f"servanda pin {name} --to enforce --ttl 24h --reason TEXT --gateway {url}"
+    return f" To let it act: {act}"

@@ -1,0 +1,250 @@
+# The words for how things stand, shared by the page and by `servanda status --gateway`.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from servanda.contract import WHOLE
+from servanda.leader.standing import CellStanding, SliceStanding, Standing
+from servanda.leader.web import figures
+from servanda.report.words import line, percent
+
+GLYPH = {"active": "✓", "suspect": "?", "quarantined": "✗", "probation": "✗", "recovering": "↗"}
+TONE = {"active": "good", "suspect": "open", "recovering": "open"}
+_THE_WHOLE, _THE_OTHER = "the whole traffic", "the other slice"
+_MANY, _ONE = ("keep", "are"), ("keeps", "is")
+_OURS = (_THE_WHOLE, "the other ", "all ", "none of ")  # beginnings that are no names
+_SHOWN = 3  # names in a sentence
+_LONGEST = 40  # characters of one
+
+
+@dataclass(frozen=True)
+class Headline:
+    """How things stand in one sentence, and what belongs to it.
+
+    Args:
+        tone: good, open, bad or plain.
+    """
+
+    glyph: str
+    tone: str
+    text: str
+    more: str
+
+
+def headline(standing: Standing) -> Headline:
+    """What is diverted or would be; else whether the contract is kept, as far as is known."""
+    away = [s for s in standing.slices if gone(s)]
+    real = [s for s in away if moved(s)]
+    would = [s for s in away if not moved(s)]
+    held = [s for s in standing.slices if breaks(s)]
+    more = _more(standing)
+    if away or held:
+        parts = []
+        if real:
+            parts.append(f"{_named(real)} {_be(real)} served by stable.")
+        if would:
+            parts.append(f"{_named(would)} would be served by stable.")
+        if held:
+            verbs = (
+                "breaks its limit and stays" if len(held) == 1 else "break their limits and stay"
+            )
+            parts.append(f"{_named(held)} {verbs} on infer.")
+        parts.append(_rest(standing, [*away, *held]))
+        return Headline("✗", "bad", " ".join(map(_begun, filter(None, parts))), more)
+    unknown = [s for s in standing.slices if s.cells and not s.scored]
+    watched = [s for s in standing.slices if s.cells]
+    if not watched:
+        return Headline("?", "open", "No slice of this contract is watched here.", more)
+    if len(unknown) == len(watched):
+        return Headline("?", "open", "No slice has evidence yet; infer serves.", more)
+    doubted = [s for s in standing.slices if s.status != "active"]
+    if doubted:
+        states = {s.status for s in doubted}
+        state = states.pop() if len(states) == 1 else "suspect or recovering"
+        return Headline("?", "open", _begun(f"{_named(doubted)} {_be(doubted)} {state}."), more)
+    known = [s for s in watched if s.scored]
+    if unknown:
+        has = "has" if len(unknown) == 1 else "have"
+        text = _sound(known, f"{len(known)} of {len(watched)} slices")
+        return Headline("?", "open", f"{text}; {_named(unknown)} {has} no evidence yet.", more)
+    if len(watched) == 1:
+        text = _sound(watched, _named(watched), _ONE)
+    elif all(map(kept, watched)):
+        text = f"all {len(watched)} slices keep the contract"
+    else:
+        text = f"none of {len(watched)} slices is suspect"
+    return Headline("✓", "good", f"{_begun(text)}.", more)
+
+
+def _sound(slices: list[SliceStanding], called: str, verbs: tuple[str, str] = _MANY) -> str:
+    """What is known of slices that nobody doubts: that they keep the contract only once their
+    evidence says so.
+
+    Args:
+        verbs: "keep" and "are", as the name asks for them.
+    """
+    keep, are = verbs
+    if not all(map(kept, slices)):
+        return f"{called} {are} not suspect"
+    return f"{called} {keep} the contract"
+
+
+def kept(one: SliceStanding) -> bool:
+    """Whether the evidence is there that every limit of a slice is kept."""
+    return all(map(met, one.cells))
+
+
+def met(cell: CellStanding) -> bool:
+    """Whether the evidence that a limit is kept has paid the price of coming back."""
+    return cell.log_below >= cell.log_leave_price
+
+
+def gone(one: SliceStanding) -> bool:
+    """Whether it was decided that stable serves a slice, acted on or not."""
+    if one.pin is not None and one.pin.to in ("stable", "infer"):
+        return one.pin.to == "stable"
+    return one.status in ("quarantined", "probation")
+
+
+def moved(one: SliceStanding) -> bool:
+    """Whether what was decided of a slice is done."""
+    return one.acts or (one.pin is not None and one.pin.to == "stable")
+
+
+def returns(one: SliceStanding) -> bool:
+    """Whether a slice has left, so that evidence may bring it back."""
+    return one.status not in ("active", "suspect")
+
+
+def breaks(one: SliceStanding) -> bool:
+    """Whether a price is paid and the slice stays nevertheless."""
+    paid = any(cell.nearness >= 1 for cell in one.cells)
+    return paid and one.status == "suspect" and not gone(one)
+
+
+def _begun(sentence: str) -> str:
+    """A name begins a sentence as it is written; our own words with a capital."""
+    return sentence[0].upper() + sentence[1:] if sentence.startswith(_OURS) else sentence
+
+
+def _be(slices: list[SliceStanding]) -> str:
+    return "is" if len(slices) == 1 else "are"
+
+
+def _rest(standing: Standing, away: list[SliceStanding]) -> str:
+    rest = [s for s in standing.slices if s not in away and s.cells]
+    calm = [s for s in rest if s.status == "active" and s.scored]
+    if not rest:
+        return ""
+    if len(calm) == len(rest) == 1:
+        return f"{_sound(calm, _THE_OTHER, _ONE)}."
+    if len(calm) == len(rest):
+        return f"{_sound(calm, f'the other {len(calm)} slices')}."
+    if not calm:
+        return f"{len(rest)} other{'s' * (len(rest) > 1)} {_be(rest)} not decided."
+    return f"{_sound(calm, f'{len(calm)} of {len(rest)} other slices')}."
+
+
+def _named(slices: list[SliceStanding]) -> str:
+    names = [_THE_WHOLE if s.name == WHOLE else place(s.name) for s in slices[:_SHOWN]]
+    more = len(slices) - len(names)
+    if more:
+        names.append(f"{more} more")
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _more(standing: Standing) -> str:
+    """The line under the sentence: how much was scored, and what it costs."""
+    scoring = standing.scoring
+    launched = sum(_total(g.counts.get("launched"), WHOLE) for g in standing.gateways)
+    of = f" of {launched:,}" if launched else ""
+    parts = [f"scored {scoring.scored:,}{of} requests"]
+    if standing.diverted:
+        parts.append(f"{percent(standing.diverted)} of all traffic diverted")
+    if standing.base != 1:
+        parts.append(f"infer has {percent(standing.base)} of the rest")
+    return " · ".join(parts)
+
+
+def _total(told: object, key: str) -> int:
+    found = told.get(key) if isinstance(told, dict) else None
+    return found if isinstance(found, int) else 0
+
+
+def place(name: str, longest: int = _LONGEST) -> str:
+    """A slice as people call it."""
+    return "whole traffic" if name == WHOLE else line(name, longest)
+
+
+def state(one: SliceStanding) -> tuple[str, str, str]:
+    """Glyph, words and tone of where a slice stands."""
+    if one.pin is not None and one.pin.to in ("stable", "infer"):
+        return "●", f"pinned to {one.pin.to}", "bad" if one.pin.to == "stable" else "open"
+    if not one.cells:
+        return "–", "not watched", "plain"
+    if one.status == "active" and not one.scored:
+        return "?", "no evidence yet", "open"
+    if breaks(one):
+        return "✗", "breaks its limit", "bad"
+    would = "" if one.acts or one.status in ("active", "suspect") else "would be "
+    return GLYPH[one.status], f"{would}{one.status}", TONE.get(one.status, "bad")
+
+
+def why(one: SliceStanding, now: float) -> list[str]:
+    """What is to be said of a slice's state, each as a sentence without its full stop."""
+    found = []
+    if one.pin is not None:
+        until = figures.duration(max(0.0, one.pin.expires - now))
+        who, reason = line(one.pin.actor, _LONGEST), line(one.pin.reason, 200)
+        verb = f"{one.pin.to} by {who}" if one.pin.to in ("enforce", "observe") else f"by {who}"
+        found.append(f"{verb}, for {until} more: {reason}")
+    if one.held:
+        found.append(line(one.held, 200))
+    if one.relapses:
+        found.append(f"{one.relapses} relapse{'s' * (one.relapses > 1)}")
+    return found
+
+
+def worst(one: SliceStanding) -> CellStanding | None:
+    """The cell of a slice that is nearest to its price."""
+    if not one.cells:
+        return None
+    return max(one.cells, key=lambda cell: (cell.nearness, excess(cell)))
+
+
+def excess(cell: CellStanding) -> float:
+    if cell.value is None or math.isnan(cell.value) or not cell.limit:
+        return 0.0
+    return abs(cell.value / cell.limit)
+
+
+def nearest(cell: CellStanding) -> tuple[float, float]:
+    """Log evidence against the limit and its log price, of the bet that is nearer to it."""
+    bets = ((cell.log_evidence, cell.log_price), (cell.log_alarm, cell.log_alarm_price))
+    return max(bets, key=lambda bet: bet[0] / bet[1] if 0 < bet[1] < math.inf else -math.inf)
+
+
+def now(one: SliceStanding, base: float) -> str:
+    """Who serves a slice now."""
+    share = base
+    if one.pin is not None and one.pin.to in ("stable", "infer"):
+        share = float(one.pin.to == "infer")
+    elif one.acts:
+        share = min(one.route, base)
+    if share in (0.0, 1.0):
+        return "infer" if share else "stable"
+    return f"infer {percent(share)}"
+
+
+def meant(one: SliceStanding) -> str:
+    """Who would serve it by what was decided of it."""
+    return (
+        "infer" if one.route >= 1 else "stable" if one.route <= 0 else f"infer {percent(one.route)}"
+    )
+
+
+def limit(cell: CellStanding) -> str:
+    """The limit as people write it."""
+    return figures.figure(cell.limit)

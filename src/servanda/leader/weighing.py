@@ -1,0 +1,137 @@
+# Weighing: what one scored request says of each watched cell.  Pure: two traces go in.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.clauses import Certificate, View
+from servanda.columns import columns
+from servanda.corpus import Prompt
+from servanda.leader.watching import Watching
+from servanda.served import Request
+from servanda.stats import GroupRatio
+from servanda.trace import Trace, TracePair, align, some
+
+Statistics = Mapping[tuple[str, str], GroupRatio]
+_AGAIN = 16  # one row in so many is scored once more
+
+
+def statistics_of(
+    watching: Watching, requests: Sequence[Request], pair: TracePair
+) -> tuple[Statistics, ...]:
+    """Of each request, the cells that it meets.
+
+    Args:
+        pair: both kernels on the requests, in their order; one that was lost, or that train
+            has no number for, has missing tokens.
+    """
+    view = view_of(watching, requests, pair)
+    found: list[dict[tuple[str, str], GroupRatio]] = [{} for _ in requests]
+    for name, cell in watching.cells.items():
+        assert isinstance(cell.kind, Certificate)
+        units = cell.kind.units(cell, view)
+        weights, groups = units.x_U, len(requests)
+        total_G = np.bincount(units.group_U, weights=weights, minlength=groups).astype(np.float64)
+        known_G = np.bincount(units.group_U, minlength=len(requests))
+        missing_G = units.missing_G
+        for row in np.flatnonzero((known_G > 0) | (missing_G > 0)).tolist():
+            one = slice(row, row + 1)
+            parts = (total_G[one], known_G[one], missing_G[one].astype(np.int64))
+            found[row][name] = GroupRatio(cell.capacity, 1, *parts)
+    return tuple(found)
+
+
+def nothing_of(watching: Watching, slices: Collection[str]) -> Statistics:
+    """Of a request whose prompt nobody knows: all the room that it had is missing."""
+    none = np.zeros(1)
+    return {
+        name: GroupRatio(cell.capacity, 1, none, none.astype(np.int64), np.array([cell.capacity]))
+        for name, cell in watching.cells.items()
+        if cell.cut.name in slices
+    }
+
+
+class SelfNoise:
+    """Train against itself: one row in so many is scored once more, in the next batch.
+
+    `waiting`: requests that the next batch is to have besides its own.
+    """
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._first: list[tuple[Request, Trace]] = []
+        self._noise: dict[tuple[str, str], tuple[float, int]] = {}
+
+    @property
+    def waiting(self) -> list[Request]:
+        return [request for request, _ in self._first]
+
+    @property
+    def floors(self) -> dict[tuple[str, str], float]:
+        """The mean of x of each cell that was met."""
+        return {name: total / n for name, (total, n) in self._noise.items() if n}
+
+    def compared(self, watching: Watching, scores: Mapping[int, NDArray[np.float64]]) -> None:
+        """Take the second scores: those of the first that waits as -1, of the next as -2, ..."""
+        for i, (request, first) in enumerate(self._first):
+            logp = scores.get(-1 - i)
+            if logp is None:
+                continue
+            pair = align(replace(first, columns={"logp": logp}), first)
+            view = replace(view_of(watching, [request], pair), itself=True)
+            for name, cell in watching.cells.items():
+                assert isinstance(cell.kind, Certificate)
+                total, n = cell.kind.noise(cell, view)[0]
+                before = self._noise.get(name, (0.0, 0))
+                self._noise[name] = (before[0] + total, before[1] + n)
+        self._first = []
+
+    def chosen(
+        self,
+        infer: Trace,
+        requests: Mapping[int, Request],
+        scores: Mapping[int, NDArray[np.float64]],
+    ) -> None:
+        """Choose among the rows of a batch that were scored, by their number alone."""
+        for row, request in requests.items():
+            self._seen += 1
+            if self._seen % _AGAIN == 1:
+                one = some(infer, [row])
+                asked = replace(request, tokens=one.continuations[0], best=())
+                self._first.append((asked, replace(one, columns={"logp": scores[row]})))
+
+
+def view_of(watching: Watching, requests: Sequence[Request], pair: TracePair) -> View:
+    """Requests as the clauses see them: each a prompt group of its own."""
+    trace: Trace = pair.infer
+    prompts = [
+        Prompt(line=row, token_ids=request.prompt, labels=dict(request.labels))
+        for row, request in enumerate(requests)
+    ]
+    tokens_S = trace.prompt_tokens_S.tolist()
+    group_S = np.arange(len(requests))
+    may_meet = {
+        cut: np.array(
+            [cut.may_meet(p, n) for p, n in zip(prompts, tokens_S, strict=True)], dtype=bool
+        )
+        for cut in watching.cuts
+    }
+    return View(
+        pair=pair,
+        columns=columns(pair, prompts, watching.fields),
+        group_N=np.repeat(group_S, trace.length_S),
+        group_S=group_S,
+        launched=len(requests),
+        width=watching.width,
+        may_meet=may_meet,
+    )
+
+
+def unscored(infer: Trace) -> Trace:
+    """Train's trace of requests that it has no number for: every token is missing."""
+    return replace(infer, columns={"logp": np.full(len(infer.token_N), math.nan)})
