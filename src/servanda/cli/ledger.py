@@ -13,6 +13,7 @@ from servanda.cli.options import ledger_option
 from servanda.cli.output import clear, show
 from servanda.cli.runs import ledger_key, opened
 from servanda.errors import EvidenceError, MeasurementError
+from servanda.leader import history
 from servanda.ledger import Entry, export, verify_at
 from servanda.ledger.sealing import line
 from servanda.promoting.story import TOLD, disagreements
@@ -62,7 +63,8 @@ def verify_command(where: str) -> None:
     said = [*map(str, found.problems)]
     if found.sound:  # what was not changed may still tell what never happened
         with opened(where, reading=True) as store:
-            said += [problem.message for problem in disagreements(store)]
+            problems = (*disagreements(store), *history.disagreements(store))
+            said += [problem.message for problem in problems]
     for problem in said:
         show(f"✗ {problem}")
     entries = "1 entry" if found.entries == 1 else f"{found.entries} entries"

@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, ...]] = {
         *("diff", "list", "test"),
     ),
     "Promote": ("promote", "can-promote", "approve", "override", "rollback", "status", "ledger"),
+    "Gateway": ("serve", "audit", "pin"),
     "Pieces": ("measure",),
     "Servers": ("selftest", "serve-kernel"),
     "See it": ("demo", "bench"),

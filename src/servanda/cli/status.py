@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import click
 
 from servanda.cli.options import ledger_option
 from servanda.cli.output import show
+from servanda.cli.pin import asking, gateway_option, key_option
 from servanda.cli.runs import opened, print_story, run_format
+from servanda.leader.recalling import recalled, text
+from servanda.plain import to_plain
 from servanda.promoting import telling
 from servanda.promoting.answering import named
 from servanda.promoting.story import stories
@@ -18,18 +22,45 @@ from servanda.promoting.story import stories
 @click.command(short_help="Where runs stand, and who serves.")
 @click.argument("run", required=False)
 @ledger_option
+@gateway_option
+@key_option
 @run_format
-def status(run: str | None, where: str, format_: str) -> None:
-    """Show where RUN stands; without a name, every run that has not ended."""
-    with opened(where, reading=True) as store:
+def status(
+    run: str | None, where: str, gateway: str | None, key_file: Path | None, format_: str
+) -> None:
+    """Show where RUN stands; without a name, every run that has not ended.
+
+    Of a run of `servanda serve` or `audit` it is a line, from what the ledger holds.  With
+    --gateway: how things stand at a gateway's leader now, a row a slice.
+    """
+    if gateway is not None:
         if run is not None:
+            raise click.UsageError("give RUN or --gateway\n  hint: its slices have no run")
+        _gateway(gateway, key_file, format_)
+        return
+    with opened(where, reading=True) as store:
+        gateways = [one for one in recalled(store) if run in (None, one.run)]
+        if run is not None and not gateways:
             print_story(named(store, run), format_)
             return
-        found = [story for story in stories(store) if not story.state.ended]
+        found = [story for story in stories(store) if run is None and not story.state.ended]
     now = time.time()
     if format_ == "json":
-        show(json.dumps([telling.data(story, now=now) for story in found], indent=1))
-    elif found:
-        show("\n\n".join(telling.text(story, now=now) for story in found))
+        data = [telling.data(story, now=now) for story in found]
+        data += [{"status": "routing", **to_plain(one)} for one in gateways]
+        show(json.dumps(data, indent=1))
+        return
+    told = [telling.text(story, now=now) for story in found]
+    told += ["\n".join(map(text, gateways))] if gateways else []
+    show("\n\n".join(told) or "no run is under way")
+
+
+def _gateway(url: str, key_file: Path | None, format_: str) -> None:
+    from servanda.leader.web import telling as slices
+
+    leader = asking(url, key_file)
+    standing = leader.standing()
+    if format_ == "json":
+        show(json.dumps(to_plain(standing), indent=1))
     else:
-        show("no run is under way")
+        show(slices.text(standing, leader.url))

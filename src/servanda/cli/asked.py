@@ -1,0 +1,160 @@
+# Whom a gateway asks: the pools of its contract, and a leader that somebody else started.
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from servanda.contract import Contract, Kernel
+from servanda.errors import ContractError, EvidenceError, MeasurementError
+from servanda.slices import LABEL
+
+if TYPE_CHECKING:
+    from servanda.gateway.config import Config, Dialect, Upstream
+
+LEADER_KEY = "SERVANDA_GATEWAY_KEY"
+_POOL_KEYS = {"infer": "SERVANDA_INFER_KEY", "stable": "SERVANDA_STABLE_KEY"}
+_ANSWERS_S = 5.0
+Say = Callable[[str], None]
+
+
+def urls_of(contract: Contract, infer: str | None, stable: str | None) -> dict[str, str]:
+    """Where each pool is.
+
+    Raises:
+        ContractError: nobody says where one is, or the contract has no such pool.
+    """
+    if stable is not None and contract.stable is None:
+        raise ContractError(
+            "the contract has no stable kernel, and --stable says where it is",
+            hint="add stable: {engine: openai_http, url: ...} to it",
+        )
+    pools: dict[str, tuple[Kernel | None, str | None, tuple[str, ...]]] = {
+        "infer": (contract.kernels.infer, infer, ("kernels", "infer")),
+        "stable": (contract.stable, stable, ("stable",)),
+    }
+    found: dict[str, str] = {}
+    for pool, (kernel, given, place) in pools.items():
+        url = given or (kernel.url if kernel is not None else None)
+        if url is not None:
+            found[pool] = url
+        elif kernel is not None:
+            raise ContractError(
+                f"{pool} is {kernel}, and no server of it is named: a gateway passes requests on",
+                where=contract.where(*place),
+                hint=f"write {{engine: openai_http, url: ...}}, or give --{pool} URL",
+            )
+    return found
+
+
+def config_of(contract: Contract, urls: Mapping[str, str], say: Say) -> Config:
+    """A gateway of the contract, as far as the contract and its servers say.
+
+    Raises:
+        ContractError: the pools are one, or one has no URL.
+    """
+    from servanda.gateway.config import Config
+
+    pools: dict[str, Upstream] = {}
+    models: dict[str, str] = {}
+    for pool, url in urls.items():
+        pools[pool], models[pool] = _pool(contract, pool, url, say)
+    if "stable" not in pools:
+        say("! there is no stable kernel: nothing can be diverted, and nothing is asked twice")
+    names = " and ".join(f"{pool} calls its model {name!r}" for pool, name in models.items())
+    if len({*models.values()} - {""}) > 1:
+        say(f"! {names}: a request that names its model is known to one of them alone")
+    fields = [s.split for s in contract.slices if s.split and s.split.startswith(LABEL)]
+    for label in sorted({field.removeprefix(LABEL) for field in fields} - {*contract.labels}):
+        say(
+            f"! no request has the label {label}: labels: does not say where it is, and no "
+            "slice of it has any traffic"
+        )
+    return Config(
+        infer=pools["infer"],
+        stable=pools.get("stable"),
+        without=contract.routing.without_snapshot if "stable" in pools else "infer",
+        labels={label: source.source for label, source in contract.labels.items()},
+    )
+
+
+def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
+    """A leader that is to be followed; one that is not there yet may come.
+
+    Raises:
+        ContractError: it refuses the key, or leads another contract.
+        MeasurementError: it is no leader.
+    """
+    import httpx2
+
+    from servanda.gateway.config import Upstream
+    from servanda.routing.values import snapshot_of
+
+    key = os.environ.get(LEADER_KEY, "")
+    role = "it is the key of a holder with the role gateway in the leader's --keys"
+    if not key:
+        raise ContractError(
+            f"the leader at {url} asks gateways for a key, and {LEADER_KEY} is empty",
+            hint=f"export it: {role}",
+        )
+    try:
+        found = Upstream(url, key)
+    except ContractError:
+        raise ContractError(
+            f"--leader is {url!r}",
+            hint="write http://HOST:PORT, as `servanda serve --leader-only` says of its page",
+        ) from None
+    at, headers = f"{found.base}/v1/route/snapshot", {"authorization": f"Bearer {key}"}
+    try:
+        reply = httpx2.get(at, headers=headers, timeout=_ANSWERS_S, trust_env=False)
+    except httpx2.HTTPError as error:
+        say(f"! the leader at {url} does not answer yet, and is asked on: {type(error).__name__}")
+        return found
+    if reply.status_code in (401, 403):
+        raise ContractError(f"the leader at {url} refuses the key of {LEADER_KEY}", hint=role)
+    try:
+        led = snapshot_of(reply.json())
+    except (EvidenceError, ValueError):
+        raise MeasurementError(
+            f"{url} is no leader: status {reply.status_code} at /v1/route/snapshot",
+            hint="the admin listener is meant, which says page at its start",
+        ) from None
+    if led.name != contract.metadata.name:
+        raise ContractError(
+            f"the leader at {url} leads {led.name}, and this is {contract.metadata.name}",
+            hint="start the gateway with the contract of its leader",
+        )
+    if led.contract != contract.digest:
+        say(f"! the leader follows another text of {led.name}: {led.contract[:8]}")
+    return found
+
+
+def _pool(contract: Contract, pool: str, url: str, say: Say) -> tuple[Upstream, str]:
+    """A pool, and what it calls its model; "" where it did not say."""
+    from servanda.gateway.config import Upstream
+
+    kernel = contract.kernels.infer if pool == "infer" else contract.stable
+    assert kernel is not None
+    dialect, model = _met(kernel, pool, url, say)
+    key = os.environ.get(_POOL_KEYS[pool], "")
+    return Upstream(url, key, dialect, served=model), model
+
+
+def _met(kernel: Kernel, pool: str, url: str, say: Say) -> tuple[Dialect, str]:
+    """What kind of server it is; one that is not there yet does not keep users waiting."""
+    from servanda.engines.http.dialects import found_out
+    from servanda.engines.http.transport import Limits, Transport
+
+    transport = Transport(url, 1, Limits(connect_s=2.0, read_s=5.0, tries=1, first_tries=1))
+    dialect: Any
+    try:
+        speaker, server = found_out(transport, kernel.dialect, kernel.served)
+        return speaker.name, server.served  # type: ignore[return-value]
+    except MeasurementError as error:
+        dialect = kernel.dialect or "vllm"
+        told = "" if kernel.dialect else f"; it is taken to be of dialect {dialect}"
+        say(f"! {pool} does not answer yet, and is asked all the same{told}: {error.args[0]}")
+        return dialect, ""
+    finally:
+        transport.close()

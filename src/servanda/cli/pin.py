@@ -1,0 +1,93 @@
+# `servanda pin`: a person's word about a slice, at a gateway's leader.
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from servanda.cli.options import DurationType
+from servanda.cli.output import show
+from servanda.errors import ContractError
+from servanda.report.words import line
+
+_LONGEST_S = 30 * 86_400.0
+
+gateway_option = click.option(
+    "--gateway",
+    metavar="URL",
+    help="The admin listener of `servanda serve`, such as http://127.0.0.1:8081.",
+)
+key_option = click.option(
+    "--key-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Holds the key to ask with.  [default: $SERVANDA_ADMIN_KEY]",
+)
+
+
+@click.command(short_help="Say who serves a slice, for a while.")
+@click.argument("slice_", metavar="SLICE")
+@click.option(
+    "--to",
+    type=click.Choice(["stable", "infer", "enforce", "observe"]),
+    help="Who serves it; or whether what is decided of it is acted on.",
+)
+@click.option("--ttl", type=DurationType(), help="How long, such as 24h; 30d at most.")
+@click.option("--release", is_flag=True, help="End its pin instead.")
+@click.option("--reason", required=True, help="Why: the ledger keeps it.")
+@gateway_option
+@key_option
+def pin(
+    slice_: str,
+    to: str | None,
+    ttl: float | None,
+    release: bool,
+    reason: str,
+    gateway: str | None,
+    key_file: Path | None,
+) -> None:
+    """Say who serves SLICE until a time is over, whatever was decided of it.
+
+    stable or infer: who serves it.  enforce or observe: decisions about it are acted on, or are
+    only told, whatever the mode of the contract.  The ledger keeps who holds the key, and why.
+
+    Exit codes: 0 done, 2 the call is wrong, 4 it was refused, or nobody answers there.
+    """
+    if release == (to is not None) or release == (ttl is not None):
+        raise click.UsageError("give --to with --ttl, or --release\n  hint: --to stable --ttl 24h")
+    if ttl is not None and not 0 < ttl <= _LONGEST_S:
+        raise ContractError(
+            "--ttl: a pin holds for 30 days at most, and longer than 0 s",
+            hint="pin again when it ends, or change the contract",
+        )
+    leader = asking(gateway, key_file)
+    if to is not None and ttl is not None:
+        moved = leader.pin(slice_, to, ttl, reason)
+    else:
+        moved = leader.unpin(slice_, reason)
+    for one in moved or [{}]:
+        show(_told(one, slice_))
+
+
+def asking(gateway: str | None, key_file: Path | None) -> Any:
+    """The leader that --gateway names.
+
+    Raises:
+        ContractError: it is no URL, or there is no key to ask with.
+    """
+    if gateway is None:
+        raise click.UsageError("--gateway is missing\n  hint: --gateway http://127.0.0.1:8081")
+    from servanda.leader.web.asking import Asking, key_from
+
+    return Asking(gateway, key_from(key_file, os.environ))
+
+
+def _told(one: dict[str, Any], slice_: str) -> str:
+    if not one:
+        return f"{line(slice_, 80)}: as it was"
+    keys = ("slice", "before", "after", "actor", "reason")
+    name, before, after, actor, reason = (line(str(one.get(key, "")), 200) for key in keys)
+    return f"{name}: {before} → {after} ({actor}: {reason})"

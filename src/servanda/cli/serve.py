@@ -1,0 +1,289 @@
+# `servanda serve`: the gateway of a contract, and the leader whose routes it follows.
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from servanda.cli.asked import config_of, leader_of, urls_of
+from servanda.cli.options import ledger_option
+from servanda.contract import Contract
+from servanda.errors import MeasurementError
+from servanda.loading import load
+
+if TYPE_CHECKING:
+    from servanda.gateway.keys import Role
+    from servanda.leader.leads import Settings
+
+    Made = tuple[tuple[str, Role, str], ...]  # name, role and key of holders
+
+_FILE = click.Path(path_type=Path)
+_OWN = ("127.0.0.1", "localhost", "::1")
+_READY_S = 30.0  # after which the gateway goes on without its leader
+_saying = threading.RLock()  # a signal may say something in between
+
+
+@click.command(short_help="Serve users by a contract: split, sample, score again, divert.")
+@click.argument("contract", type=_FILE)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where users ask.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
+@click.option(
+    "--admin",
+    metavar="HOST:PORT",
+    default="127.0.0.1:8081",
+    show_default=True,
+    help="Where the leader listens: the page, status, metrics, pins, other gateways.",
+)
+@click.option("--infer", metavar="URL", help="Of the kernel under test.  [default: the contract's]")
+@click.option("--stable", metavar="URL", help="Of the stable kernel.  [default: the contract's]")
+@click.option("--keys", type=_FILE, help="Who may do what.  [default: made for this start]")
+@click.option("--state", type=_FILE, help="The leader's folder.  [default: runs/NAME-gateway]")
+@click.option("--log", type=_FILE, help="A folder, for the log of the requests that were sampled.")
+@click.option(
+    "--name",
+    default=socket.gethostname,
+    show_default="this machine's",
+    help="Of this gateway, among those of one leader.",
+)
+@click.option("--show", is_flag=True, help="Replies say in a header which pool answered.")
+@click.option("--leader", metavar="URL", help="Follow this leader, and start none.")
+@click.option("--leader-only", is_flag=True, help="Lead gateways, and serve no user.")
+@click.option(
+    "--webhook",
+    metavar="URL",
+    multiple=True,
+    envvar="SERVANDA_WEBHOOK",
+    show_envvar=True,
+    help="POST every page to URL, as JSON; may be given more than once.",
+)
+@click.option(
+    "--slack",
+    metavar="URL",
+    multiple=True,
+    envvar="SERVANDA_SLACK",
+    show_envvar=True,
+    help="POST it to an incoming webhook of Slack; so may this.",
+)
+@click.option(
+    "--command",
+    metavar="COMMAND",
+    multiple=True,
+    help="Run a program for it, with the JSON on its input; so may this.",
+)
+@ledger_option
+def serve(
+    contract: Path,
+    host: str,
+    port: int,
+    admin: str,
+    infer: str | None,
+    stable: str | None,
+    keys: Path | None,
+    state: Path | None,
+    log: Path | None,
+    name: str,
+    show: bool,
+    leader: str | None,
+    leader_only: bool,
+    where: str,
+    **told: tuple[str, ...],
+) -> None:
+    """Serve users of the kernels of CONTRACT, and keep asking which requests infer may have.
+
+    The gateway speaks OpenAI's API.  Its leader, a process beside it, lets the train kernel score
+    a sample of what infer answers, and decides slice by slice who serves.  It needs pip install
+    'servanda[gateway]'.  Ctrl-C ends it; SIGHUP, or a new text in the file, lets it read CONTRACT
+    again.
+
+    Exit codes: 0 it was told to end; 2 the text or the call is wrong; 4 it could not start.
+    """
+    if leader is not None and leader_only:
+        raise click.UsageError("--leader follows a leader, and --leader-only is one: give one")
+    _refuse_missing()
+    from servanda.leader.leads import Settings
+
+    found = load(contract)
+    urls = {} if leader_only else urls_of(found, infer, stable)
+    admin_host, admin_port = _split(admin)
+    folder = state or Path("runs") / f"{found.metadata.name}-gateway"
+    settings = Settings(
+        contract=str(contract),
+        state=str(folder),
+        ledger=where,
+        host=admin_host,
+        port=admin_port,
+        keys=str(keys) if keys else None,
+        urls=tuple(urls.items()),
+        webhook=told["webhook"],
+        slack=told["slack"],
+        command=told["command"],
+    )
+    made: Made = ()
+    if leader is None and keys is None:
+        made = _made("admin", "gateway") if leader_only else _made("admin")
+        settings = replace(settings, held=made)
+    with contextlib.suppress(KeyboardInterrupt), _ended_by(signal.SIGTERM):
+        if leader_only:
+            _lead(settings, made)
+        else:
+            _serve(found, settings, made, (host, port), leader, name=name, log=log, shows=show)
+    sys.exit(0)
+
+
+def _refuse_missing() -> None:
+    try:
+        import servanda.gateway.app
+        import servanda.gateway.listening
+        import servanda.leader.web.app  # noqa: F401 - what is missing is said before all else
+    except ImportError as error:
+        raise MeasurementError(
+            f"a gateway needs {error.name}, which is not installed",
+            hint="pip install 'servanda[gateway]'",
+        ) from None
+
+
+def _split(admin: str) -> tuple[str, int]:
+    host, _, port = admin.rpartition(":")
+    if ":" not in admin or not port.isdigit() or int(port) > 65535:
+        raise click.UsageError(f"--admin is HOST:PORT, not {admin!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _made(*roles: Role) -> Made:
+    """Keys for this start."""
+    return tuple((role, role, secrets.token_urlsafe(32)) for role in roles)
+
+
+def _write(made: Made, settings: Settings) -> None:
+    """Keep keys where their owner alone can read them.
+
+    Not before there is a leader: one that has the folder already goes by the keys in it.
+
+    Raises:
+        MeasurementError: they cannot be written.
+    """
+    if not made:
+        return
+    lines = [f'- {{name: {name}, role: {role}, key: "{key}"}}\n' for name, role, key in made]
+    file = Path(settings.state) / "keys.yaml"
+    try:
+        file.unlink(missing_ok=True)
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            out.writelines(lines)
+    except OSError as error:
+        raise MeasurementError(
+            f"{file} cannot be written: {error.strerror or error}",
+            hint="--state names another folder, and --keys a file of keys",
+        ) from None
+
+
+def _lead(settings: Settings, made: Made) -> None:
+    from servanda.leader.leads import Leading
+
+    def ready() -> None:
+        _write(made, settings)
+        _say("it leads  (Ctrl-C ends it)")
+
+    leading = Leading(
+        settings, say=_say, bound_at=lambda url: _say_leader(settings, url), ready=ready
+    )
+    with _reloading(leading.reload):
+        leading.run()
+
+
+def _serve(
+    contract: Contract,
+    settings: Settings,
+    made: Made,
+    at: tuple[str, int],
+    leader: str | None,
+    **told: Any,
+) -> None:
+    """Serve users.
+
+    Args:
+        leader: that somebody else started; None: one is started here.
+        told: further fields of the gateway's Config.
+    """
+    from servanda.gateway.app import app
+    from servanda.gateway.config import Upstream
+    from servanda.gateway.keys import Keys
+    from servanda.gateway.listening import Listening, bound
+    from servanda.leader.starting import Supervised
+    from servanda.sockets import address
+
+    keys = Keys.read(Path(settings.keys)) if settings.keys else Keys.of()
+    urls = dict(settings.urls)
+    with bound(*at, "--host or --port") as taken, contextlib.ExitStack() as ending:
+        config = replace(config_of(contract, urls, _say), keys=keys, **told)
+        if leader is None:
+            key = secrets.token_urlsafe(32)
+            held = (*settings.held, (f"gateway-{secrets.token_hex(4)}", "gateway", key))
+            supervised = Supervised(replace(settings, held=held), _say)
+            ending.callback(supervised.close)
+            followed = Upstream(supervised.start(), key)
+            if not supervised.wait(_READY_S):
+                _say(f"the leader is not ready after {_READY_S:g} s: users need not wait for it")
+            _write(made, settings)
+            ending.enter_context(_reloading(supervised.reload))
+        else:
+            followed = leader_of(leader, contract, _say)
+            ending.enter_context(_reloading(lambda *_: _say(f"{leader} reads the contract")))
+
+        def ready() -> None:
+            if leader is None:
+                _say_leader(settings, followed.url)
+            here = address(at[0], taken.getsockname()[1])
+            asked = " and ".join(f"{pool} at {url}" for pool, url in urls.items())
+            _say(f"users ask at http://{here}/v1, and it asks {asked}  (Ctrl-C ends it)")
+            if at[0] not in _OWN and not keys.clients:
+                _say(f"! {at[0]} is for all who can reach this machine, and no key is asked for")
+
+        own = app(replace(config, leader=followed))
+        Listening(own, taken, grace_s=int(config.limits.drain_s), ready=ready).run()
+        _say("no more requests are taken")
+
+
+@contextlib.contextmanager
+def _reloading(reload: Any) -> Iterator[None]:
+    """SIGHUP lets a contract be read again."""
+    before = signal.signal(signal.SIGHUP, lambda *_: reload())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@contextlib.contextmanager
+def _ended_by(number: signal.Signals) -> Iterator[None]:
+    """The signal is as Ctrl-C, also while nothing is served yet."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _say_leader(settings: Settings, url: str) -> None:
+    keys = settings.keys or f"{Path(settings.state) / 'keys.yaml'}, made for this start"
+    _say(f"page {url}/  (keys: {keys})")
+
+
+def _say(line: str) -> None:
+    with _saying, contextlib.suppress(OSError):  # nobody listens any more
+        click.echo(line)

@@ -1,0 +1,20 @@
+# A leader killed at many moments: no row is lost, none counts twice, and the ledger verifies.
+
+import pytest
+
+from tests.leader import killed, leads
+from tests.leader.test_kills import expected
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_leader_that_is_killed_counts_every_row_once(tmp_path, seed):
+    path = leads.contract(tmp_path, q=leads.FAULTY, routing=leads.ACTING)
+    rows = leads.rows(path, 240, seed=seed)
+    said = killed.survived(path, rows, kills=12, seed=seed)
+    assert said[-1] == "done"
+    assert killed.samples(path) == expected(rows)
+    kinds, wrong = killed.ledger(path)
+    assert wrong == []
+    assert kinds.count("routed") > 0
