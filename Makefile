@@ -10,7 +10,7 @@ OTHER_PYTHONS ?= 3.10 3.12 3.13
 JOBS ?= 2
 SHARED := --numprocesses $(JOBS) --dist loadfile
 
-.PHONY: demo test check test-all test-engines test-rl test-slow truth theory experiment experiment-full \
+.PHONY: demo demo-gateway test check test-all test-gateway test-engines test-rl test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
 
 $(VENV)/.demo: pyproject.toml constraints.txt
@@ -20,11 +20,20 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) --constraint constraints.txt --editable '.[transformers,onnx,serve,postgres,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[transformers,onnx,serve,gateway,postgres,dev]'
 	@touch $@
 
 demo: $(VENV)/.demo  ## two real kernels, one of which breaks its contract on a hidden slice
 	$(BIN)/servanda demo
+
+$(VENV)/.gateway: $(VENV)/.demo
+	$(PIP) --constraint constraints.txt --editable '.[transformers,serve,gateway]'
+	@touch $@
+
+GATEWAY := runs/gateway
+demo-gateway: $(VENV)/.gateway  ## two servers, users, and a slice that goes wrong, leaves, and comes back: five minutes
+	rm -rf $(GATEWAY)
+	$(BIN)/python examples/gateway/run.py --out $(GATEWAY)
 
 test: $(VENV)/.dev  ## the default suite, minutes
 	$(BIN)/python -m pytest $(SHARED)
@@ -36,6 +45,10 @@ check: $(VENV)/.dev  ## style and types
 
 examples: $(VENV)/.dev  ## every example contract and slow transcript of the documents, on real kernels
 	$(BIN)/python -m pytest tests/slow/test_examples.py tests/slow/test_docs_slow.py
+
+test-gateway: $(VENV)/.dev  ## real processes and a real browser: serve, a promotion over it, the page; two minutes
+	$(BIN)/python -m pytest $(SHARED) tests/slow/test_gateway_serve.py \
+	  tests/slow/test_gateway_promotion.py tests/slow/test_gateway_page.py
 
 test-slow: $(VENV)/.dev  ## the truth of verdicts and of procedures, fifty kills, every example: about an hour
 	$(BIN)/python -m pytest tests/slow
@@ -75,6 +88,9 @@ truth: $(VENV)/.dev  ## measures how often verdicts are wrong; writes docs/expla
 	$(BIN)/python -m pytest tests/slow/test_truth.py
 	$(BIN)/python -m benchmarks.truth --write
 
+routing: $(VENV)/.dev  ## how often routing is wrong, and how soon it is right; writes docs/explanation/routing.md, five minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.routing --write
+
 theory: $(VENV)/.dev  ## the tables of docs/explanation/{falsification,assumptions,ratio_and_gradient}.md, five minutes
 	$(BIN)/servanda bench theory --format markdown -o docs/explanation/falsification.md
 	$(BIN)/python -m benchmarks.assumptions --write
@@ -104,7 +120,7 @@ test-all: test
 	  python=$$([ -n "$$found" ] && echo "$$(pyenv prefix $$found)/bin/python" || echo python$$version); \
 	  $$python -m venv $$venv; \
 	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check \
-	    --constraint constraints-$$version.txt --editable '.[postgres,dev]'; \
+	    --constraint constraints-$$version.txt --editable '.[gateway,postgres,dev]'; \
 	  $$venv/bin/python -m pytest $(SHARED) --doctest-ignore-import-errors; \
 	done
 

@@ -1,0 +1,1 @@
+# What the gateway costs beside a bare pass-through, and what becomes of it under faults.

@@ -1,0 +1,3 @@
+from benchmarks.gateway.run import main
+
+main()

@@ -1,0 +1,1 @@
+# What becomes of users, rows and decisions when something breaks.

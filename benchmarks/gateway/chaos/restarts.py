@@ -1,0 +1,91 @@
+# A gateway that is told to end, and one that is killed.
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass, field
+
+from benchmarks.gateway.chaos.asking import settled
+from benchmarks.gateway.chaos.finding import Finding, during, scenario, well
+from benchmarks.gateway.deployment import Deployment
+from benchmarks.gateway.traffic import Outcome, Spell
+
+_SLOW_S = 0.5  # of every answer, so that there is always somebody under way
+_MOMENT_S = 0.15  # between an event here and what a client made of it, on a busy machine
+
+
+@dataclass
+class _Restart:
+    """Ends a deployment, and starts it a second later.
+
+    Args:
+        told: just before the signal; gone: just after it; back: when all is there again.
+    """
+
+    d: Deployment
+    how: int
+    codes: list[int | None] = field(default_factory=list)
+    told: float = 0.0
+    gone: float = 0.0
+    back: float = 0.0
+
+    def __call__(self) -> None:
+        self.told = time.monotonic()
+        self.codes.append(self.d.stop(self.how))
+        self.gone = self.d.signalled
+        time.sleep(1.0)
+        self.d.start()
+        self.back = time.monotonic()
+
+
+async def _under(found: Finding, d: Deployment, how: int) -> tuple[Outcome, _Restart]:
+    again = _Restart(d, how)
+    for pool in ("infer", "stable"):
+        d.behave(pool, "slow", seconds=_SLOW_S)
+    own = await during(found, d, 10.0, (1.5, again))
+    for pool in ("infer", "stable"):
+        d.behave(pool)
+    # whoever met nobody came while nothing listened, and nobody else had to
+    out = [one for one in own.spells if one.fate == "nobody" and not _while_down(one, again)]
+    found.check(not out, f"{len(out)} met nobody although something listened")
+    return own, again
+
+
+def _while_down(one: Spell, again: _Restart) -> bool:
+    return again.told - _MOMENT_S <= one.began <= again.back
+
+
+def _silence(own: Outcome, again: _Restart) -> str:
+    last = max((one.began for one in own.spells if one.fate == "nobody"), default=again.told)
+    return f"nothing listened for {last - again.told:.1f} s"
+
+
+@scenario("SIGTERM under traffic, and a start 1 s later")
+async def restarted(d: Deployment, found: Finding) -> None:
+    own, again = await _under(found, d, signal.SIGTERM)
+    found.check(again.codes == [0], f"it ended with {again.codes}")
+    under_way = [one for one in own.under_way(again.told) if one.began < again.told - _MOMENT_S]
+    answered = [one for one in under_way if one.fate == "answered"]
+    found.check(bool(under_way), "nobody was under way")
+    found.check(len(answered) == len(under_way), "not all that were under way were answered")
+    cut = [one for one in own.spells if one.fate == "broken" and not _while_down(one, again)]
+    found.check(not cut, f"{len(cut)} were cut off before or afterwards")
+    found.notes.append(f"all {len(under_way)} that were under way were answered")
+    found.notes.append(_silence(own, again))
+    await settled(d)
+    await well(found, d)
+
+
+@scenario("the gateway was killed under traffic, and started again 1 s later")
+async def gateway_killed(d: Deployment, found: Finding) -> None:
+    own, again = await _under(found, d, signal.SIGKILL)
+    under_way = own.under_way(again.told)
+    cut = [one for one in own.spells if one.fate == "broken"]
+    # a process that was killed takes a moment to vanish, and somebody may still reach it then
+    others = [one for one in cut if one.began > again.gone + _MOMENT_S or one.ended < again.told]
+    found.check(not others, f"{len(others)} were cut off that were not under way")
+    found.notes.append(f"{len(under_way)} were under way, and {len(cut)} were cut off")
+    found.notes.append(_silence(own, again))
+    await settled(d)
+    await well(found, d)

@@ -1,0 +1,37 @@
+"""The gateway alone, as `servanda serve` starts it beside a leader.
+
+python -m benchmarks.gateway.proxy --port 9004 --infer URL --stable URL --leader URL
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from servanda.gateway.app import app
+from servanda.gateway.config import Config, Upstream
+from servanda.gateway.listening import Listening, bound
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--infer", required=True)
+    parser.add_argument("--stable", required=True)
+    parser.add_argument("--leader", required=True)
+    parser.add_argument("--leader-key", default="")
+    parser.add_argument("--first-byte", type=float, default=300.0, help="seconds of a pool")
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds between two parts")
+    options = parser.parse_args()
+    waits = {"first_byte_s": options.first_byte, "idle_s": options.idle}
+    config = Config(
+        infer=Upstream(options.infer, **waits),
+        stable=Upstream(options.stable, **waits),
+        leader=Upstream(options.leader, key=options.leader_key),
+        name="proxy",
+    )
+    with bound("127.0.0.1", options.port, "--port") as taken:
+        Listening(app(config), taken, grace_s=5).run()
+
+
+if __name__ == "__main__":
+    main()
