@@ -19,7 +19,7 @@ from servanda.engines.server.batching import Batcher
 from servanda.engines.server.serving import serve
 from servanda.engines.server.stream import EventStream
 from servanda.errors import MeasurementError
-from servanda.sockets import bound
+from servanda.sockets import address, bound
 from tests.engines.serving import WAIT_S, Gated, live, table_engine
 from tests.engines.test_server_fails import BODY, URL, until
 
@@ -192,7 +192,7 @@ def test_two_servers_that_start_together_at_one_port_are_one_and_an_error(tmp_pa
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
 def test_an_address_of_six_words_is_written_in_brackets():
-    assert serving.address("::1", 80) == "[::1]:80"
+    assert address("::1", 80) == "[::1]:80"
     with bound("::1", 0) as taken:
         taken.listen()
         port = taken.getsockname()[1]

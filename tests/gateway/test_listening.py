@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from servanda import sockets
 from servanda.errors import MeasurementError
 from servanda.gateway import listening
 from servanda.gateway.listening import HEAD_BYTES, Listening, bound
@@ -49,7 +50,7 @@ def listens():
 
 @pytest.fixture(autouse=True)
 def _no_signals(monkeypatch):
-    monkeypatch.setattr(listening.signal, "signal", lambda *_: None)  # a thread has none
+    monkeypatch.setattr(sockets.signal, "signal", lambda *_: None)  # a thread has none
 
 
 @pytest.fixture
