@@ -168,7 +168,11 @@ class Serving(Program):
         self.infer, self.stable = urls
         self.contract = self.folder / "toy.kernelcontract.yaml"
         self.write(mode=mode, limit=limit)
-        given = ["serve", self.contract.name, "--port", 0, "--admin", "127.0.0.1:0", "--show"]
+        given = ["serve", self.contract.name]
+        if "--leader-only" not in words:
+            given += ["--port", 0, "--show"]
+        if "--leader" not in words:
+            given += ["--admin", "127.0.0.1:0", "--state", "state", "--ledger", "ledger.db"]
         if keys:
             file = self.folder / "keys.yaml"
             rows = [f"- {{name: user-{n}, role: client, key: {key(n)}}}" for n in range(USERS)]
@@ -176,8 +180,7 @@ class Serving(Program):
             file.touch(0o600)
             file.write_text("\n".join(rows))
             given += ["--keys", file.name]
-        given += ["--state", "state", "--ledger", "ledger.db", *words]
-        super().__init__(*given, cwd=folder, **environ)
+        super().__init__(*given, *words, cwd=folder, **environ)
 
     def write(self, **more):
         more = {"mode": "enforce", "limit": 0.1, **self.given, **more}

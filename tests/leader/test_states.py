@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from servanda.errors import ContractError, MeasurementError
 from servanda.leader.store import Store
 from servanda.plain import to_plain
 from servanda.routing.values import Pin
@@ -157,9 +158,20 @@ def test_a_slice_that_vanishes_and_comes_back_begins_active_and_the_ledger_can_b
     assert told(driven.path.parent) == []
 
 
-def test_two_leaders_do_not_lead_from_one_folder(driven):
-    from servanda.errors import MeasurementError
+def test_a_leader_of_another_contract_does_not_go_on_from_the_folder(driven):
+    driven.to("quarantined")
+    driven.leader.close()
+    text = driven.path.read_text()
+    driven.path.write_text(text.replace("name: toy", "name: other"))
+    with pytest.raises(ContractError, match="is the state of toy, and this is other") as refused:
+        leads.leader(driven.path, driven.clock)
+    assert "name another --state" in str(refused.value)
+    driven.path.write_text(text)
+    driven.leader = leads.leader(driven.path, driven.clock)
+    assert driven.status == "quarantined"
 
+
+def test_two_leaders_do_not_lead_from_one_folder(driven):
     with pytest.raises(MeasurementError, match="in use by another leader"):
         leads.leader(driven.path, driven.clock)
 

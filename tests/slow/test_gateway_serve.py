@@ -1,5 +1,6 @@
 # `servanda serve` as a person starts it: the processes, what they say, and how they end.
 
+import contextlib
 import os
 import signal
 import stat
@@ -27,6 +28,17 @@ def total(serving):
 def ask_once(serving):
     with httpx2.Client(base_url=serving.url, timeout=WAIT_S) as client:
         return ask(client, "a")[1]
+
+
+@contextlib.contextmanager
+def misbehaving(url, fault):
+    """A server with a fault, and how often it struck."""
+    at = f"{url}/servanda/misbehave"
+    httpx2.post(at, json=fault).raise_for_status()
+    try:
+        yield lambda: httpx2.get(at).json()["struck"]
+    finally:
+        httpx2.delete(at).raise_for_status()
 
 
 def all_taken(gateway):
@@ -114,19 +126,27 @@ def test_a_contract_whose_pools_moved_says_that_gateways_keep_the_old_ones(urls,
         assert serving.end() == 0
 
 
+def test_a_pool_has_the_time_that_the_call_gives_it(urls, tmp_path):
+    """Stable answers what infer is too slow for; without another pool the client is told."""
+    slow = {"kind": "slow", "seconds": 5.0}
+    waits = ("--first-byte", "200ms")
+    with Serving(tmp_path, urls, *waits) as serving, misbehaving(urls[0], slow) as infer:
+        url = serving.url
+        with httpx2.Client(base_url=url, timeout=WAIT_S) as client:
+            until(lambda: ask(client, "a") == ("a", 200, "stable") and infer(), "stable answers")
+            with misbehaving(urls[1], slow):
+                assert ask(client, "a")[1] == 504
+        assert serving.end() == 0
+
+
 def test_told_to_end_it_answers_who_is_under_way(urls, tmp_path):
     slow = {"kind": "slow", "seconds": 1.0}
     with Serving(tmp_path, urls) as serving:
         url = serving.begun()
-        httpx2.post(f"{urls[0]}/servanda/misbehave", json=slow).raise_for_status()
-        try:
-            with Users(url, teams="a", at_a_time=1) as users:
-                asked = f"{urls[0]}/servanda/misbehave"
-                until(lambda: httpx2.get(asked).json()["struck"], "infer is asked")
-                serving.process.send_signal(signal.SIGTERM)
-                until(lambda: users.met, "the answer comes")
-        finally:
-            httpx2.delete(f"{urls[0]}/servanda/misbehave").raise_for_status()
+        with misbehaving(urls[0], slow) as infer, Users(url, teams="a", at_a_time=1) as users:
+            until(infer, "infer is asked")
+            serving.process.send_signal(signal.SIGTERM)
+            until(lambda: users.met, "the answer comes")
         assert users.met[0][1:] == (200, "infer")
         assert serving.process.wait(WAIT_S) == 0
         assert "no more requests are taken" in serving.text
@@ -252,7 +272,8 @@ def test_a_leader_is_met_before_it_is_followed(urls, tmp_path, monkeypatch):
 
 
 def refused(tmp_path, *words):
-    done = CliRunner().invoke(main, ["serve", *map(str, words), "--state", str(tmp_path / "s")])
+    own = [] if "--leader" in words else ["--state", tmp_path / "s"]
+    done = CliRunner().invoke(main, ["serve", *map(str, [*words, *own])])
     return done.exit_code, done.output
 
 
@@ -314,6 +335,19 @@ def test_a_leader_is_followed_with_a_key_or_not_at_all(contract, tmp_path, monke
     assert code == 2 and "SERVANDA_GATEWAY_KEY is empty" in said
     code, said = refused(tmp_path, contract.contract, *at, "--leader-only")
     assert code == 2 and "--leader follows a leader, and --leader-only is one" in said
+
+
+def test_what_would_say_nothing_is_refused(contract, tmp_path):
+    leader = ("--leader", "http://127.0.0.1:9")
+    code, said = refused(tmp_path, contract.contract, *leader, "--admin", "h:1", "--slack", "x")
+    assert code == 2 and "was told this at its own start: leave out --admin, --slack" in said
+    code, said = refused(tmp_path, contract.contract, "--leader-only", "--timeout", "1h", "--show")
+    assert code == 2 and "--leader-only serves no user: leave out --show, --timeout" in said
+    for option in ("--first-byte", "--timeout"):
+        code, said = refused(tmp_path, contract.contract, option, "0s")
+        assert code == 2 and "--first-byte and --timeout are longer than nothing" in said
+        code, said = refused(tmp_path, contract.contract, option, "soon")
+        assert code == 2 and "a duration is a number and ms, s, m, h or d" in said
 
 
 def test_what_is_not_installed_is_said_with_the_pip_line(contract, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from servanda.contract import Contract, Kernel
@@ -16,7 +17,20 @@ if TYPE_CHECKING:
 LEADER_KEY = "SERVANDA_GATEWAY_KEY"
 _POOL_KEYS = {"infer": "SERVANDA_INFER_KEY", "stable": "SERVANDA_STABLE_KEY"}
 _ANSWERS_S = 5.0
+_ROW_S = 60.0  # that a sample may need beyond its request
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Waits:
+    """How long a request may take, in seconds.
+
+    Args:
+        first_byte_s: until the reply begins; total_s: until it has ended.
+    """
+
+    first_byte_s: float
+    total_s: float
 
 
 def urls_of(contract: Contract, infer: str | None, stable: str | None) -> dict[str, str]:
@@ -48,18 +62,18 @@ def urls_of(contract: Contract, infer: str | None, stable: str | None) -> dict[s
     return found
 
 
-def config_of(contract: Contract, urls: Mapping[str, str], say: Say) -> Config:
+def config_of(contract: Contract, urls: Mapping[str, str], waits: Waits, say: Say) -> Config:
     """A gateway of the contract, as far as the contract and its servers say.
 
     Raises:
         ContractError: the pools are one, or one has no URL.
     """
-    from servanda.gateway.config import Config
+    from servanda.gateway.config import Config, Limits
 
     pools: dict[str, Upstream] = {}
     models: dict[str, str] = {}
     for pool, url in urls.items():
-        pools[pool], models[pool] = _pool(contract, pool, url, say)
+        pools[pool], models[pool] = _pool(contract, pool, url, waits, say)
     if "stable" not in pools:
         say("! there is no stable kernel: nothing can be diverted, and nothing is asked twice")
     names = " and ".join(f"{pool} calls its model {name!r}" for pool, name in models.items())
@@ -76,6 +90,7 @@ def config_of(contract: Contract, urls: Mapping[str, str], say: Say) -> Config:
         stable=pools.get("stable"),
         without=contract.routing.without_snapshot if "stable" in pools else "infer",
         labels={label: source.source for label, source in contract.labels.items()},
+        limits=Limits(row_s=waits.total_s + _ROW_S),
     )
 
 
@@ -130,7 +145,7 @@ def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
     return found
 
 
-def _pool(contract: Contract, pool: str, url: str, say: Say) -> tuple[Upstream, str]:
+def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> tuple[Upstream, str]:
     """A pool, and what it calls its model; "" where it did not say."""
     from servanda.gateway.config import Upstream
 
@@ -138,7 +153,15 @@ def _pool(contract: Contract, pool: str, url: str, say: Say) -> tuple[Upstream, 
     assert kernel is not None
     dialect, model = _met(kernel, pool, url, say)
     key = os.environ.get(_POOL_KEYS[pool], "")
-    return Upstream(url, key, dialect, served=model), model
+    found = Upstream(
+        url,
+        key,
+        dialect,
+        served=model,
+        first_byte_s=waits.first_byte_s,
+        total_s=waits.total_s,
+    )
+    return found, model
 
 
 def _met(kernel: Kernel, pool: str, url: str, say: Say) -> tuple[Dialect, str]:

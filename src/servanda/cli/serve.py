@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from servanda.cli.asked import config_of, leader_of, urls_of
-from servanda.cli.options import ledger_option
+from servanda.cli.asked import Waits, config_of, leader_of, urls_of
+from servanda.cli.options import DurationType, ledger_option
 from servanda.contract import Contract
 from servanda.errors import MeasurementError
 from servanda.loading import load
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path)
 _OWN = ("127.0.0.1", "localhost", "::1")
 _READY_S = 30.0  # after which the gateway goes on without its leader
+# what says nothing to a gateway that follows, and nothing to a leader that serves nobody
+_OF_LEADERS = ("admin", "state", "webhook", "slack", "command", "where")
+_OF_GATEWAYS = ("host", "port", "infer", "stable", "log", "name", "show", "first_byte", "timeout")
 _saying = threading.RLock()  # a signal may say something in between
 
 
@@ -55,6 +59,20 @@ _saying = threading.RLock()  # a signal may say something in between
     default=socket.gethostname,
     show_default="this machine's",
     help="Of this gateway, among those of one leader.",
+)
+@click.option(
+    "--first-byte",
+    type=DurationType(),
+    default=300.0,
+    show_default="5m",
+    help="Longest wait for the first byte of a reply; of one that is not streamed, for all of it.",
+)
+@click.option(
+    "--timeout",
+    type=DurationType(),
+    default=600.0,
+    show_default="10m",
+    help="Longest life of a request, its stream included.",
 )
 @click.option("--show", is_flag=True, help="Replies say in a header which pool answered.")
 @click.option("--leader", metavar="URL", help="Follow this leader, and start none.")
@@ -93,6 +111,8 @@ def serve(
     state: Path | None,
     log: Path | None,
     name: str,
+    first_byte: float,
+    timeout: float,
     show: bool,
     leader: str | None,
     leader_only: bool,
@@ -110,6 +130,12 @@ def serve(
     """
     if leader is not None and leader_only:
         raise click.UsageError("--leader follows a leader, and --leader-only is one: give one")
+    if leader is not None:
+        _refuse_given(_OF_LEADERS, "--leader follows a leader that was told this at its own start")
+    elif leader_only:
+        _refuse_given(_OF_GATEWAYS, "--leader-only serves no user")
+    if not (first_byte > 0 and timeout > 0):
+        raise click.UsageError("--first-byte and --timeout are longer than nothing")
     _refuse_missing()
     from servanda.leader.leads import Settings
 
@@ -137,8 +163,23 @@ def serve(
         if leader_only:
             _lead(settings, made)
         else:
-            _serve(found, settings, made, (host, port), leader, name=name, log=log, shows=show)
+            waits = Waits(first_byte, timeout)
+            own = {"name": name, "log": log, "shows": show}
+            _serve(found, settings, made, (host, port), leader, waits, **own)
     sys.exit(0)
+
+
+def _refuse_given(names: tuple[str, ...], why: str) -> None:
+    """Refuse options that would say nothing; one from the environment is meant for others too."""
+    context = click.get_current_context()
+    options = {one.name: one.opts[0] for one in context.command.params}
+    given = [
+        options[name]
+        for name in names
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"{why}: leave out {', '.join(given)}")
 
 
 def _refuse_missing() -> None:
@@ -208,6 +249,7 @@ def _serve(
     made: Made,
     at: tuple[str, int],
     leader: str | None,
+    waits: Waits,
     **told: Any,
 ) -> None:
     """Serve users.
@@ -226,7 +268,7 @@ def _serve(
     keys = Keys.read(Path(settings.keys)) if settings.keys else Keys.of()
     urls = dict(settings.urls)
     with bound(*at, "--host or --port") as taken, contextlib.ExitStack() as ending:
-        config = replace(config_of(contract, urls, _say), keys=keys, **told)
+        config = replace(config_of(contract, urls, waits, _say), keys=keys, **told)
         if leader is None:
             key = secrets.token_urlsafe(32)
             held = (*settings.held, (f"gateway-{secrets.token_hex(4)}", "gateway", key))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from servanda.errors import EvidenceError, MeasurementError
+from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.identity import digest_of
 from servanda.leader import history
 from servanda.leader.intake import Start
@@ -40,12 +40,14 @@ class Kept:
         leader: the name of the store in the ledger; salt: key of the split, hex.
         version: of the last snapshot; o: number of the last record for the ledger.
         since: version of the first snapshot whose rows are evidence.
-        contract: digest; kernels: of each, as far as they said who they are.
+        name: of the contract; contract: its digest.
+        kernels: digest of each, as far as they said who they are.
         opened: digest of what the ledger was told is followed.
     """
 
     leader: str
     salt: str
+    name: str
     version: int = 0
     o: int = 0
     since: int = 0
@@ -81,6 +83,10 @@ class Core:
 
     Args:
         actor: in the ledger, of what nobody asked for.
+
+    Raises:
+        ContractError: the folder is another contract's.
+        MeasurementError: it cannot be used.
     """
 
     def __init__(self, folder: Path, watching: Watching, *, now: float, actor: str) -> None:
@@ -91,14 +97,20 @@ class Core:
         self.absorbed = 0
         self.lag_s: float | None = None
         self.lags = Lags()
+        name = watching.contract.metadata.name
         try:
             kept = self.store.meta("kept")
             if kept is None:
-                self.kept = Kept(secrets.token_hex(8), secrets.token_hex(16))
+                self.kept = Kept(secrets.token_hex(8), secrets.token_hex(16), name)
                 self.state = begin(self.rules, now=now)
                 shown: Any = []
             else:
                 self.kept = from_plain(Kept, kept)
+                if self.kept.name != name:
+                    raise ContractError(
+                        f"{self.store.path} is the state of {self.kept.name}, and this is {name}",
+                        hint="a history belongs to one contract: name another --state",
+                    )
                 same = self.kept.contract == watching.contract.digest
                 state = from_plain(RoutingState, self.store.meta("state"))
                 self.state = rebase(self.rules, state, now=now, keep=same)

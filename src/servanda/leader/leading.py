@@ -58,7 +58,7 @@ class Leader:
         room: rows that wait for train at most; beyond, the oldest are missing.
 
     Raises:
-        ContractError: the contract cannot be followed.
+        ContractError: the contract cannot be followed, or the state is of another one.
         MeasurementError: the state folder cannot be used.
     """
 
