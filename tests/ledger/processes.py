@@ -41,14 +41,18 @@ def append_for_ever(where, witness, run, child, told):
                 raise
 
 
-def forked(work):
-    """(process id, the end of a pipe that it writes to) of a child that does the work."""
+def forked(work, ours=()):
+    """(process id, the end of a pipe that it writes to) of a child that does the work.
+
+    `ours` are pipes of this process alone: whoever holds an end of one keeps it from ending.
+    """
     reads, writes = os.pipe()
     child = os.fork()
     if child:
         os.close(writes)
         return child, reads
-    os.close(reads)
+    for pipe in (reads, *ours):
+        os.close(pipe)
     try:
         work(writes)
         os._exit(0)
@@ -62,6 +66,13 @@ def drained(reads):
         return pipe.read()
 
 
+def heard(reads, most):
+    """Up to so many bytes of a child that is well."""
+    said = os.read(reads, most)
+    assert said and b"!" not in said, said + drained(reads)
+    return said
+
+
 def killed(where, witness, kills, seed):
     """The batches that were acknowledged by children that were killed, one after the other."""
     rng, acknowledged = random.Random(seed), []
@@ -71,8 +82,8 @@ def killed(where, witness, kills, seed):
             lambda told, child=child: append_for_ever(where, witness, "run", child, told)
         )
         said = b""
-        while len(said) < reach and b"!" not in said:
-            said += os.read(reads, reach - len(said))
+        while len(said) < reach:
+            said += heard(reads, reach - len(said))
         time.sleep(delay)  # spreads the kills over one write; nothing depends on how long it is
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
@@ -93,8 +104,7 @@ def terminated(where, witness, kills, seed):
         for _ in range(kills):
             reach = len(said) + rng.randint(0, _MOST_BYTES)
             while len(said) < reach:
-                said += os.read(reads, reach - len(said))
-                assert b"!" not in said, said + drained(reads)
+                said += heard(reads, reach - len(said))
             time.sleep(rng.uniform(0, rng.choice(_DELAYS_S)))
             db.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -111,33 +121,36 @@ def raced(where, witness, processes, rounds, shared):
 
     All append at once, to one run behind the same entry, or each to a run of its own.
     """
-    children = []
+    children, ours = [], []
     for child in range(processes):
         waits, opens = os.pipe()
+        ours.append(opens)
         run = "one" if shared else f"own {child}"
 
         def work(told, child=child, waits=waits, run=run):
             with open_ledger(where, witness=witness) as ledger:
                 for turn in range(rounds):
                     os.write(told, b".")
-                    os.read(waits, 1)
+                    if not os.read(waits, 1):
+                        return  # whoever asked is gone
                     try:
                         ledger.append(run, [record(f"{child}.{turn}")], after=turn)
                         os.write(told, b"w")
                     except Outrun:
                         os.write(told, b"l")
 
-        children.append((*forked(work), opens))
+        process, reads = forked(work, ours)
+        ours.append(reads)
+        children.append((process, reads, opens))
         os.close(waits)
     results = [""] * processes
     for _ in range(rounds):
         for _, reads, _ in children:
-            assert os.read(reads, 1) == b".", drained(reads)
+            assert heard(reads, 1) == b"."
         for _, _, opens in children:
             os.write(opens, b"g")
         for i, (_, reads, _) in enumerate(children):
-            results[i] += os.read(reads, 1).decode()
-            assert results[i][-1] in "wl", drained(reads)
+            results[i] += heard(reads, 1).decode()
     for process, _, _ in children:
         os.waitpid(process, 0)
     return results

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from servanda.ledger import open_ledger, verify
@@ -78,6 +79,25 @@ def test_of_those_who_append_behind_the_same_entry_one_wins(where, swift_path):
         for child, letters in enumerate(results)
         if letters[turn] == "w"
     ]
+
+
+def test_of_those_who_begin_a_ledger_at_once_one_does(cluster):
+    """All of them saw that there is none, and stand in line to begin it."""
+    import psycopg
+
+    from servanda.ledger.postgres import LINE
+
+    where, n = cluster.place(), 3
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    with psycopg.connect(cluster.url, autocommit=True) as db, ThreadPoolExecutor(n) as pool:
+        db.execute("SELECT pg_advisory_lock(%s)", (LINE,))
+        opened = [pool.submit(open_ledger, where) for _ in range(n)]
+        while db.execute(waiting).fetchone() != (n,):
+            assert not any(one.done() for one in opened), opened
+        db.execute("SELECT pg_advisory_unlock(%s)", (LINE,))
+        for one in opened:
+            with one.result() as ledger:
+                assert verify(ledger).problems == ()
 
 
 def test_runs_that_grow_at_once_make_one_chain(where, swift_path):

@@ -19,7 +19,7 @@ from servanda.ledger.sealing import COLUMNS, Row
 from servanda.ledger.store import PATIENCE_S, SCHEMA, Foreign, refuse_schema
 from servanda.ledger.values import Damaged, LedgerError
 
-_LINE = 0x5365727661  # the advisory lock that writers of one database stand in line for
+LINE = 0x5365727661  # the advisory lock that writers of one database stand in line for
 _REFUSE = f"{TABLE}_refuse"
 _LAYOUT = (
     f"CREATE TABLE {META} (name text PRIMARY KEY, value text NOT NULL)",
@@ -98,8 +98,9 @@ class PostgresStore(Queries):
         refuse_schema(self.name, self.marks().get("schema"))
 
     def _begun(self) -> bool:
-        ((found,),) = self._all("SELECT to_regclass(%s) IS NOT NULL", META)
-        return bool(found)
+        # not by to_regclass: who stood in line would be told from a cache what was so before it
+        query = "SELECT 1 FROM pg_catalog.pg_class WHERE relname = %s AND pg_table_is_visible(oid)"
+        return bool(self._all(query, META))
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -111,7 +112,7 @@ class PostgresStore(Queries):
                     "SELECT set_config('synchronous_commit', 'on', true) "
                     "WHERE current_setting('synchronous_commit') = 'off'"
                 )
-                self._db.execute("SELECT pg_advisory_xact_lock(%s)", (_LINE,))
+                self._db.execute("SELECT pg_advisory_xact_lock(%s)", (LINE,))
                 self._in_transaction = True
                 yield
         except psycopg.Error as error:
