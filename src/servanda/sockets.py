@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 
+import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from servanda.errors import MeasurementError
@@ -69,6 +70,28 @@ def ends_quietly(app: ASGIApp) -> ASGIApp:
             await app(scope, receive, send)
 
     return run
+
+
+class Announcing(uvicorn.Server):
+    """A server that says when it begins and when it ends, in its own loop.
+
+    Args:
+        ready: called once requests are taken; ending: once no more are.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, ready: Callable[[], None], ending: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._ready, self._ending = ready, ending
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._ending()
+        await super().shutdown(sockets)
 
 
 @contextlib.contextmanager

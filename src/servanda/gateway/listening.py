@@ -98,26 +98,6 @@ class Bounded(HttpToolsProtocol):
             self._late = None
 
 
-class _Server(uvicorn.Server):
-    def __init__(
-        self, config: uvicorn.Config, ready: Callable[[], None], ending: Callable[[], None]
-    ) -> None:
-        super().__init__(config)
-        self._ready, self._ending = ready, ending
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        # modules live as long as the process: to look at all of them for garbage takes tens of
-        # milliseconds each time, in which everybody waits
-        gc.collect()
-        gc.freeze()
-        self._ready()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._ending()
-        await super().shutdown(sockets)
-
-
 class Listening:
     """An application at a socket, until it is told to end.
 
@@ -150,7 +130,15 @@ class Listening:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=grace_s,
         )
-        self._server = _Server(config, ready, ending)
+
+        def begun() -> None:
+            # modules live as long as the process: to look at all of them for garbage takes tens
+            # of milliseconds each time, in which everybody waits
+            gc.collect()
+            gc.freeze()
+            ready()
+
+        self._server = sockets.Announcing(config, begun, ending)
 
     def end(self) -> None:
         """Take no more requests, and end once those under way have; from any thread."""

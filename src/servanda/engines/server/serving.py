@@ -10,26 +10,10 @@ import uvicorn
 
 from servanda.engines.base import Engine
 from servanda.engines.server.app import Faulty, Limits, Server
-from servanda.sockets import ends_quietly, listen, told_to_end
+from servanda.sockets import Announcing, ends_quietly, listen, told_to_end
 
 _GRACE_S = 3  # what requests under way have left, once the server is told to end
 _LAST_S = 1  # then what clients have to read that it ends
-
-
-class _Announcing(uvicorn.Server):
-    def __init__(
-        self, config: uvicorn.Config, ready: Callable[[], None], ending: Callable[[], None]
-    ) -> None:
-        super().__init__(config)
-        self._ready, self._ending = ready, ending
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().call_later(_GRACE_S, self._ending)
-        await super().shutdown(sockets)
 
 
 def serve(
@@ -61,7 +45,11 @@ def serve(
         ws="none",
         timeout_graceful_shutdown=_GRACE_S + _LAST_S,
     )
-    running = _Announcing(config, ready, server.batcher.end)
+
+    def ending() -> None:
+        asyncio.get_running_loop().call_later(_GRACE_S, server.batcher.end)
+
+    running = Announcing(config, ready, ending)
 
     def end() -> None:
         running.should_exit = True
