@@ -80,7 +80,10 @@ class Announcing(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, ready: Callable[[], None], ending: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        ready: Callable[[], None],
+        ending: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(config)
         self._ready, self._ending = ready, ending

@@ -103,7 +103,7 @@ class Listening:
 
     Args:
         grace_s: what requests under way have left then.
-        ready: called once requests are taken; ending: once no more are.
+        ready: called once requests are taken.
     """
 
     def __init__(
@@ -113,7 +113,6 @@ class Listening:
         *,
         grace_s: int,
         ready: Callable[[], None] = lambda: None,
-        ending: Callable[[], None] = lambda: None,
     ) -> None:
         self._taken = taken
         config = uvicorn.Config(
@@ -138,7 +137,7 @@ class Listening:
             gc.freeze()
             ready()
 
-        self._server = sockets.Announcing(config, begun, ending)
+        self._server = sockets.Announcing(config, begun)
 
     def end(self) -> None:
         """Take no more requests, and end once those under way have; from any thread."""
