@@ -7,6 +7,8 @@ from click.testing import CliRunner
 
 from servanda.cli.main import main
 
+pytest.importorskip("torch")
+
 DRILL = """
 from tests.preflight.toys import pair
 
@@ -24,7 +26,6 @@ def ran(*words):
 
 @pytest.fixture
 def file(tmp_path):
-    pytest.importorskip("torch")
     (tmp_path / "mine.py").write_text(DRILL)
     return tmp_path / "mine.py"
 

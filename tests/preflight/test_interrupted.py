@@ -11,6 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 from servanda.errors import Interrupted, MeasurementError

@@ -5,6 +5,8 @@
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+
 from servanda.faults.sync import SYNC_FAULTS
 from servanda.preflight.naming import CAUSES
 from tests.preflight.drills import drilled, expected, wrong

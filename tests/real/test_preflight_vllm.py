@@ -11,6 +11,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 import transformers
 from safetensors.torch import load_file, save_file

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+
 from servanda.contract import Kernel
 from servanda.engines.transformers import TransformersEngine
 from servanda.engines.worker import spawn

@@ -1,6 +1,9 @@
 # The drills of docs/explanation/experiment.md, drilled again.
 
 import pytest
+
+pytest.importorskip("torch")
+
 from benchmarks.experiment.drilled import drilled
 from benchmarks.experiment.drills import read_drills
 

@@ -2,6 +2,9 @@
 # that works.  docs/how-to/preflight.md has the numbers, from benchmarks/preflight.py.
 
 import pytest
+
+pytest.importorskip("torch")
+
 from benchmarks.preflight import clean
 
 from tests.preflight.drills import BROKEN, WORKING, drilled, expected, wrong

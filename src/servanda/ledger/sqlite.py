@@ -220,9 +220,11 @@ class SqliteStore(Queries):
                 f"{self._path} is no SQLite file",
                 hint="name another place for the ledger; an exported one ends in .jsonl",
             )
-        if not isinstance(error, sqlite3.Error) or any(word in text for word in _BROKEN):
+        # the plain kind is of what is corrupt; before Python 3.11 it may come without a word
+        corrupt = not isinstance(error, sqlite3.Error) or type(error) is sqlite3.DatabaseError
+        if corrupt or any(word in text for word in _BROKEN):
             return Damaged(
-                f"{self._path} is damaged: {text}",
+                f"{self._path} is damaged: {text or 'SQLite cannot read it'}",
                 hint="`servanda ledger verify` says what can still be read; restore a copy",
             )
         if "locked" in text:
