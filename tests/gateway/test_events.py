@@ -48,6 +48,9 @@ def test_what_comes_out_is_what_came_in(events, cuts):
     assert b"".join(found) + rest == stream
     assert [one for event in (*found, rest) for one in events_of(event)] == events_of(stream)
     assert all(len(events_of(event)) <= 1 for event in found)
+    capture = Capture(Wish(b"", {"max_new_tokens": 4}), 10_000)
+    told = b"".join(map(capture.feed, parts_of(stream, cuts))) + capture.rest()
+    assert told == stream
 
 
 def test_an_event_without_an_end_is_not_kept():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,8 @@ from servanda.gateway.evidence import Wish
 Answer = dict[str, Any]  # of a row: what came back, or {"lost": why}
 _NAME = "token_id:"
 _IDS = ("token_ids", "prompt_token_ids")
-_MOST_ID = 2**31 - 1
+_MOST_ID, _DIGITS = 2**31 - 1, 10
+_LARGEST = sys.float_info.max
 _SLACK = 1e-5  # a softmax in float32 may exceed 1 by rounding
 _UNKNOWN = -9999.0  # what servers write where they mean -inf
 _objects = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -61,6 +63,7 @@ class Capture:
         if self._broken == "overlong":
             return part
         told = b"".join(map(self._event, self._split.feed(part)))
+        told += self._split.between()
         if self._split.held > self._line_bytes:
             self._broken = "overlong"
             told += self._split.rest()
@@ -86,15 +89,15 @@ class Capture:
         try:
             reply = _raw(data)
             choices = _choices(reply["choices"]) if "choices" in reply else []
+            if "error" in reply:
+                self._broken = self._broken or "error"
+            self._fingerprint = _value(reply, "system_fingerprint") or self._fingerprint
+            changed = self._take_ids(reply)
+            for choice in choices:
+                changed |= self._choice(choice)
         except (ValueError, msgspec.MsgspecError, RecursionError):
             self._broken = "malformed"
             return None
-        if "error" in reply:
-            self._broken = self._broken or "error"
-        self._fingerprint = _value(reply, "system_fingerprint") or self._fingerprint
-        changed = self._take_ids(reply)
-        for choice in choices:
-            changed |= self._choice(choice)
         if not changed:
             return None
         if choices:
@@ -118,10 +121,7 @@ class Capture:
         if self._wish.chat:
             steps = [s for s in _listed(logprobs.get("content")) if isinstance(s, dict)]
             self._logps += [step.get("logprob") for step in steps]
-            self._tops += [
-                {one.get("token"): one.get("logprob") for one in _listed(step.get("top_logprobs"))}
-                for step in steps
-            ]
+            self._tops += [dict(map(_likely, _listed(step.get("top_logprobs")))) for step in steps]
         else:
             self._logps += _listed(logprobs.get("token_logprobs"))
             self._tops += _listed(logprobs.get("top_logprobs"))
@@ -155,7 +155,7 @@ class Capture:
         if self._broken or not self.whole:
             return {"lost": self._broken or "cut"}
         if self._finish not in ("stop", "length"):
-            return {"lost": f"ended by {self._finish}"[:80]}
+            return {"lost": _text(f"ended by {self._finish}"[:80])}
         most = self._wish.sampling["max_new_tokens"]
         if not _are_ids(tokens) or len(logps) != len(tokens) or len(tokens) > most:
             return {"lost": "without ids and logprobs"}
@@ -168,7 +168,7 @@ class Capture:
         if best is not None:
             found["best"] = best
         if isinstance(self._fingerprint, str):
-            found["fingerprint"] = self._fingerprint
+            found["fingerprint"] = _text(self._fingerprint)
         return found
 
     def _best(self) -> list[list[list[Any]]] | None:
@@ -185,6 +185,19 @@ class Capture:
         return found
 
 
+def _likely(one: Any) -> tuple[str, Any]:
+    """A likely token's name, and its logprob; no name of ours where it is none."""
+    if not isinstance(one, dict):
+        return "", None
+    name = one.get("token")
+    return name if isinstance(name, str) else "", one.get("logprob")
+
+
+def _text(value: str) -> str:
+    """Text that a row can hold: half a character of UTF-16 is none."""
+    return value.encode(errors="replace").decode()
+
+
 def _pairs(step: Any) -> list[list[Any]] | None:
     """[token id, logprob] of a step, best first; an unknown one is the last."""
     if not isinstance(step, dict):
@@ -194,7 +207,7 @@ def _pairs(step: Any) -> list[list[Any]] | None:
         if not isinstance(name, str) or not name.startswith(_NAME):
             return None
         digits = name[len(_NAME) :]
-        if not digits.isdecimal():
+        if not digits.isdecimal() or len(digits) > _DIGITS or int(digits) > _MOST_ID:
             return None
         pairs.append([int(digits), _logprob(value)])
     return sorted(pairs, key=lambda p: (math.inf if p[1] is None else -p[1], p[0]))
@@ -235,7 +248,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and value is not True
+    return type(value) in (int, float) and abs(value) <= _LARGEST
 
 
 def _logprob(value: Any) -> float | None:

@@ -9,6 +9,7 @@ import re
 
 _END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 _LINE = re.compile(rb"\r\n|\n|\r")
+_BETWEEN = re.compile(rb"(?:(?::[^\r\n]*)?(?:\r\n|\n|\r))+")
 DONE = b"[DONE]"
 
 
@@ -37,6 +38,16 @@ class Splitter:
             at = self._looked = match.end()
         del self._held[:at]
         self._looked = max(0, len(self._held) - 3)
+        return found
+
+    def between(self) -> bytes:
+        """Whole lines of comments at what is held: by them a server says that it is there."""
+        match = _BETWEEN.match(self._held)
+        if match is None:
+            return b""
+        found = bytes(match[0])
+        del self._held[: len(found)]
+        self._looked = max(0, self._looked - len(found))
         return found
 
     def rest(self) -> bytes:

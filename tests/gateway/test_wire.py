@@ -1,0 +1,126 @@
+# What goes over the wire: bytes of headers, bodies that are sent once, connections that end.
+
+import asyncio
+import contextlib
+import json
+import socket
+
+import pytest
+
+from tests.gateway.serving import (
+    NOBODY,
+    WAIT_S,
+    Fake,
+    Running,
+    config,
+    everything,
+    reply,
+    snapshot,
+    stream,
+)
+
+ASK = {"model": "m", "prompt": [1, 2], "max_tokens": 4}
+EVENT = b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+PATH = "/v1/completions"
+
+
+@pytest.fixture
+def pools():
+    with Fake(reply({"by": "infer"})) as infer, Fake(reply({"by": "stable"})) as stable:
+        yield infer, stable
+
+
+@pytest.fixture
+def running(pools):
+    """Infer serves everything, and every request is sampled."""
+    with Running(config(*pools, leader=NOBODY)) as running:
+        running.gateway.take(snapshot(whole=everything(sample=1.0)))
+        yield running
+
+
+def rows(running):
+    return [json.loads(row) for row in running.idle().launches.waiting()]
+
+
+@contextlib.contextmanager
+def connected(running):
+    with socket.create_connection(("127.0.0.1", running.port), timeout=WAIT_S) as client:
+        yield client
+
+
+def request(*lines, body=b"", path=PATH):
+    body = body or json.dumps(ASK).encode()
+    head = [f"POST {path} HTTP/1.1".encode(), b"host: x", b"content-length: %d" % len(body)]
+    return b"\r\n".join([*head, *lines, b"", body])
+
+
+def all_of(client):
+    """Everything until the other side closes."""
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := client.recv(65_536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def until(client, mark):
+    found = b""
+    while mark not in found:
+        part = client.recv(65_536)
+        assert part, found
+        found += part
+    return found
+
+
+def choice(**more):
+    one = {"index": 0, "text": "a", "finish_reason": "stop", "token_ids": [3]}
+    one |= {"prompt_token_ids": [1, 2], "logprobs": {"token_logprobs": [-0.5]}}
+    return {**one, **more}
+
+
+ODD = [
+    {"logprobs": {"content": [{"logprob": -1.0, "token": "a", "top_logprobs": ["a"]}]}},
+    {"logprobs": {"content": [{"logprob": -1.0, "top_logprobs": [{"token": []}]}]}},
+    {"logprobs": {"token_logprobs": [10**400]}},
+    {"logprobs": {"token_logprobs": [-1.0], "top_logprobs": [{"token_id:" + "9" * 30: -1.0}]}},
+    {"logprobs": {"token_logprobs": [-1.0], "top_logprobs": [{"token_id:" + "9" * 5000: -1.0}]}},
+    {"finish_reason": "\ud800"},
+    {"finish_reason": ["stop"]},
+]
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
+def test_whatever_a_sampled_reply_holds_it_reaches_its_client(path, streams, odd):
+    data = json.dumps({"choices": [choice(**odd)]}).encode()
+    script = stream(b"data: " + data + b"\n\n", DONE) if streams else reply(data)
+    ask = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+    ask = ask if "chat" in path else ASK
+    waits = {"best": 1}
+    with (
+        Fake(script) as infer,
+        Running(config(infer, leader=NOBODY, waits=waits)) as running,
+    ):
+        running.gateway.take(snapshot(whole=everything(sample=1.0)))
+
+        answer = running.client.post(path, json={**ask, "stream": streams})
+
+        assert answer.status_code == 200
+        text = answer.content.split(b"\n\n")[0].removeprefix(b"data: ")
+        (told,) = json.loads(text)["choices"]
+        assert (told["text"], told["finish_reason"]) == ("a", odd.get("finish_reason", "stop"))
+        (row,) = rows(running)  # and no later one waits for it
+        assert row["index"] == 0
+
+
+def test_a_comment_between_events_of_a_sampled_stream_is_not_held_back(pools, running):
+    gate = asyncio.Event()
+    pools[0].script = stream(EVENT, b": still there\n", gate.wait, b"\n", DONE)
+    with connected(running) as client:
+        client.sendall(request())
+        until(client, b": still there\n")
+        pools[0]._loop.loop.call_soon_threadsafe(gate.set)
+
+        until(client, DONE)
