@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from servanda.gateway.patience import Patience
 from tests.gateway.serving import (
     NOBODY,
     WAIT_S,
@@ -14,6 +15,7 @@ from tests.gateway.serving import (
     Running,
     config,
     everything,
+    hang,
     reply,
     snapshot,
     stream,
@@ -124,3 +126,21 @@ def test_a_comment_between_events_of_a_sampled_stream_is_not_held_back(pools, ru
         pools[0]._loop.loop.call_soon_threadsafe(gate.set)
 
         until(client, DONE)
+
+
+def test_a_cancellation_that_somebody_swallowed_comes_with_the_next_wait():
+    """As `asyncio.wait_for` does before Python 3.12, where its work ends in the same turn."""
+
+    async def asks():
+        patience = Patience(WAIT_S, asyncio.get_running_loop())
+        patience.wait_for("body", 0.0)
+        with contextlib.suppress(asyncio.CancelledError):
+            await hang()
+        with pytest.raises(asyncio.CancelledError):
+            patience.wait_for("reply", WAIT_S)
+        patience.again()
+        patience.wait_for("reply", WAIT_S)
+        patience.done()
+        return patience.why
+
+    assert asyncio.run(asks()) == ""

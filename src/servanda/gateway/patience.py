@@ -39,7 +39,14 @@ class Patience:
         self.why: Why = ""
 
     def wait_for(self, what: Wait, seconds: float) -> None:
-        """What is waited for from now on, and how long at most."""
+        """What is waited for from now on, and how long at most.
+
+        Raises:
+            CancelledError: it has ended.  Before Python 3.12 a `wait_for` whose work is done in
+                the same turn swallows that, and nothing would end the request any more.
+        """
+        if self.why:
+            raise asyncio.CancelledError
         self._wait, now = what, self._loop.time()
         self._until = until = min(now + seconds, self._end)
         if self._timer is None:
