@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from servanda.gateway import listening
 from servanda.gateway.patience import Patience
 from tests.gateway.serving import (
     NOBODY,
@@ -115,6 +116,21 @@ def test_whatever_a_sampled_reply_holds_it_reaches_its_client(path, streams, odd
         assert (told["text"], told["finish_reason"]) == ("a", odd.get("finish_reason", "stop"))
         (row,) = rows(running)  # and no later one waits for it
         assert row["index"] == 0
+
+
+@pytest.mark.parametrize("more", [b"\r\n", b"x"])
+def test_a_connection_that_says_less_than_a_request_is_not_kept(pools, running, monkeypatch, more):
+    """Of a body that nobody waits for any longer, or behind one."""
+    monkeypatch.setattr(listening, "HEAD_S", 0.05)
+    with connected(running) as client:
+        if more == b"x":
+            client.sendall(b"POST /none HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n")
+        else:
+            client.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert until(client, b"\r\n\r\n")
+        client.sendall(more)
+
+        all_of(client)
 
 
 def test_a_comment_between_events_of_a_sampled_stream_is_not_held_back(pools, running):

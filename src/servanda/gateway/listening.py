@@ -72,7 +72,8 @@ class Bounded(HttpToolsProtocol):
         if max(self._head, 0 if self._in_head else self._after) > HEAD_BYTES:
             self.transport.write(_TOO_LARGE)
             self.transport.close()
-        elif self._in_head and self._late is None:
+        elif self._late is None and (self._in_head or self.cycle.response_complete):
+            # what is left of a body that was answered already has no more time than a head
             self._late = self.loop.call_later(HEAD_S, self.transport.close)
 
     def on_header(self, name: bytes, value: bytes) -> None:
