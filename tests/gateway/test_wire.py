@@ -76,6 +76,48 @@ def until(client, mark):
     return found
 
 
+@pytest.mark.parametrize("value", ["café".encode(), "café".encode("latin-1")])
+def test_a_header_in_utf8_comes_upstream_as_the_bytes_that_it_was(pools, running, value):
+    heard = []
+
+    async def script(request, writer):
+        heard.append(request.headers["x-title"].encode("latin-1"))
+        await reply({})(request, writer)
+
+    pools[0].script = script
+    with connected(running) as client:
+        client.sendall(request(b"x-title: " + value, b"connection: close"))
+        all_of(client)
+
+    assert heard == ["café".encode()]  # other bytes have no form there but this one
+
+
+def test_headers_that_two_connections_name_stay_here(pools, running):
+    with connected(running) as client:
+        named = (b"connection: x-secret", b"x-secret: 1", b"connection: close")
+        client.sendall(request(*named))
+        all_of(client)
+
+    assert "x-secret" not in pools[0].last.headers
+
+
+def test_a_connection_that_names_authorization_leaves_the_upstreams_key(pools):
+    with Running(config(pools[0], waits={"key": "theirs"})) as running:
+        running.client.post(PATH, json=ASK, headers={"connection": "authorization"})
+
+    assert pools[0].last.headers["authorization"] == "Bearer theirs"
+
+
+def test_headers_that_two_connections_upstream_name_stay_there(pools, running):
+    async def script(request, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-hop: 1\r\n")
+        writer.write(b"connection: x-hop\r\nconnection: keep-alive\r\n\r\n{}")
+
+    pools[0].script = script
+
+    assert "x-hop" not in running.client.post(PATH, json=ASK).headers
+
+
 def choice(**more):
     one = {"index": 0, "text": "a", "finish_reason": "stop", "token_ids": [3]}
     one |= {"prompt_token_ids": [1, 2], "logprobs": {"token_logprobs": [-0.5]}}
@@ -142,6 +184,17 @@ def test_a_comment_between_events_of_a_sampled_stream_is_not_held_back(pools, ru
         pools[0]._loop.loop.call_soon_threadsafe(gate.set)
 
         until(client, DONE)
+
+
+def test_a_digest_of_the_body_that_came_is_not_said_of_another_one(pools, running):
+    said = {"content-digest": "sha-256=:x:", "repr-digest": "sha-256=:x:"}
+    named = {name.replace("-", "_"): value for name, value in said.items()}
+    pools[0].script = reply({"choices": [choice()]}, **named)
+
+    answer = running.client.post(PATH, json=ASK, headers={**said, "content-md5": "x"})
+
+    assert not said.keys() & {*answer.headers}
+    assert not {*said, "content-md5"} & {*pools[0].last.headers}
 
 
 def test_a_cancellation_that_somebody_swallowed_comes_with_the_next_wait():

@@ -24,6 +24,8 @@ from servanda.routing.values import Decision, Known, Pool
 
 _BROKEN = (500, 502, 503, 504)  # of a pool, where another one may do better
 _WAITS = ("reply", "part", "total")  # that a pool lets end
+# of a client's headers, what a sampled request says otherwise
+_OF_ITS_OWN = frozenset(("accept-encoding", *named.OF_A_BODY))
 _REFUSED: Mapping[str, Callable[[str], Refused]] = {
     "connect": lambda pool: Refused(502, f"{pool} cannot be reached; try again", "no_upstream", 1),
     "broken": lambda pool: Refused(502, f"{pool} broke its reply off; try again", "broken", 1),
@@ -172,7 +174,7 @@ class _One:
         x, about = self._x, server.about
         headers = named.sent(x.headers, about.key, keeps=not x.holder)
         if wish is not None:
-            headers = [(name, value) for name, value in headers if name != "accept-encoding"]
+            headers = [(name, value) for name, value in headers if name not in _OF_ITS_OWN]
             headers.append(("accept-encoding", "identity"))
         x.patience.wait_for("reply", about.first_byte_s)
         x.pause()

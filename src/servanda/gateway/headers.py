@@ -34,6 +34,9 @@ _OURS = frozenset(
 )
 # the date is that of the reply that the client gets; another address would go past us
 _NOT_BACK = _HOP | {b"date", b"alt-svc"}
+# of a body's very bytes
+OF_A_BODY = ("content-md5", "digest", "content-digest", "repr-digest")
+_NO_LONGER = frozenset((b"content-length", b"etag", *(name.encode() for name in OF_A_BODY)))
 _BEGIN = (b"x-servanda-", b"proxy-", b"x-mirror-", b"x-envoy-")
 _LEFT_OUT = _HOP | _OURS
 SESSIONS = (b"x-session-id", b"x-user-id", b"x-tenant-id")  # in the order of vLLM's router
@@ -52,16 +55,16 @@ def sent(headers: Iterable[Header], key: str, keeps: bool) -> list[tuple[str, st
     for name, value in headers:
         if name in _LEFT_OUT or name.startswith(_BEGIN):
             if name == b"connection":
-                named = value
+                named = named + b"," + value if named else value
             continue
         if name == b"authorization" and (key or not keeps):
             continue
-        found.append((name.decode("latin-1"), value.decode("latin-1")))
-    if key:
-        found.append(("authorization", f"Bearer {key}"))
+        found.append((name.decode("latin-1"), text(value)))
     if named.lower() not in _USUAL:
         more = {part.decode("latin-1") for part in _parts(named)}
         found = [(name, value) for name, value in found if name not in more]
+    if key:
+        found.append(("authorization", f"Bearer {key}"))
     return found
 
 
@@ -76,15 +79,23 @@ def returned(headers: Iterable[Header], *, rewritten: bool = False) -> list[Head
         name = raw.lower()
         if name in _NOT_BACK or name.startswith(_BEGIN):
             if name == b"connection":
-                named = value
+                named = named + b"," + value if named else value
             continue
-        if rewritten and name in (b"content-length", b"etag", b"content-md5", b"digest"):
+        if rewritten and name in _NO_LONGER:
             continue
         found.append((name, value))
     if named.lower() not in _USUAL:
         more = _parts(named)
         found = [(name, value) for name, value in found if name not in more]
     return found
+
+
+def text(value: bytes) -> str:
+    """Bytes of a head, as aiohttp writes them again: in UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def _parts(named: bytes) -> set[bytes]:
