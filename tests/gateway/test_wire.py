@@ -175,6 +175,17 @@ def test_a_connection_that_says_less_than_a_request_is_not_kept(pools, running, 
         all_of(client)
 
 
+def test_what_another_path_fails_at_does_not_make_a_pool_well(pools, running):
+    infer, stable = pools
+    running.gateway.take(snapshot(whole=everything(share=0.0, acts=True), version=2))
+    infer.script = stable.script = reply({}, status=503)
+    for _ in range(6):
+        running.client.post(PATH, json=ASK)
+        running.client.get("/v1/models")
+
+    assert running.idle().report()["pools"]["stable"] == "open"
+
+
 def test_a_comment_between_events_of_a_sampled_stream_is_not_held_back(pools, running):
     gate = asyncio.Event()
     pools[0].script = stream(EVENT, b": still there\n", gate.wait, b"\n", DONE)

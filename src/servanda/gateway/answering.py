@@ -19,10 +19,9 @@ from servanda.gateway.gateway import Gateway
 from servanda.gateway.launches import Row
 from servanda.gateway.mirroring import Mirror
 from servanda.gateway.refusing import Header, Refused
-from servanda.gateway.upstreams import ClientError, Failed, Response, Server, read
+from servanda.gateway.upstreams import BROKEN, ClientError, Failed, Response, Server, read
 from servanda.routing.values import Decision, Known, Pool
 
-_BROKEN = (500, 502, 503, 504)  # of a pool, where another one may do better
 _WAITS = ("reply", "part", "total")  # that a pool lets end
 # of a client's headers, what a sampled request says otherwise
 _OF_ITS_OWN = frozenset(("accept-encoding", *named.OF_A_BODY))
@@ -166,7 +165,7 @@ class _One:
                 await passed(self._x, response, headers, server.about.idle_s)
         finally:
             response.close()
-        if response.status not in _BROKEN:
+        if response.status not in BROKEN:
             server.breaker.well()
         self._gateway.counts.answered(pool, f"{response.status // 100}xx")
 
@@ -190,7 +189,7 @@ class _One:
             Refused: it leads elsewhere.
         """
         status = response.status
-        if status in _BROKEN:
+        if status in BROKEN:
             if pool == "infer" and "stable" in self._gateway.servers:
                 raise Failed("5xx")
             server.breaker.failed()

@@ -11,7 +11,7 @@ from servanda.gateway import headers as named
 from servanda.gateway.exchange import Exchange, Gone, passed
 from servanda.gateway.gateway import Gateway
 from servanda.gateway.refusing import Refused
-from servanda.gateway.upstreams import Failed, Server
+from servanda.gateway.upstreams import BROKEN, Failed, Server
 from servanda.routing.values import Pool
 
 
@@ -86,7 +86,10 @@ class Passing:
                     raise Refused(
                         502, f"{pool} answers with a redirect: correct its url", "redirect"
                     )
-                server.breaker.well()
+                if response.status in BROKEN:  # perhaps at this path alone
+                    server.breaker.left()
+                else:
+                    server.breaker.well()
                 found = named.returned(response.raw_headers)
                 await passed(x, response, found, server.about.idle_s)
             finally:

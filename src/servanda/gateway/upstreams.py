@@ -18,6 +18,7 @@ from servanda.routing.values import Pool
 
 _ASKED = frozenset(("/v1/completions", "/v1/chat/completions"))
 _AT_ONCE = 1 << 18
+BROKEN = (500, 502, 503, 504)  # of a pool, where another one may do better
 _SKIPPED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # none but the client's
 
 
