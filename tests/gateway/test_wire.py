@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from servanda.gateway import listening
+from servanda.gateway.config import Limits
 from servanda.gateway.patience import Patience
 from tests.gateway.serving import (
     NOBODY,
@@ -74,6 +75,22 @@ def until(client, mark):
         assert part, found
         found += part
     return found
+
+
+@pytest.mark.parametrize("sample", [0.0, 1.0])
+def test_the_first_part_of_a_stream_has_as_long_as_a_first_byte(pools, sample):
+    """A server that queues sends its head at once, and its first token once it is its turn."""
+
+    async def queued():
+        await asyncio.sleep(0.2)
+
+    pools[0].script = stream(queued, EVENT, DONE)
+    with Running(config(*pools, waits={"idle_s": 0.05})) as running:
+        running.gateway.take(snapshot(whole=everything(sample=sample)))
+
+        told = running.client.post(PATH, json={**ASK, "stream": True}).content
+
+        assert told == EVENT + DONE
 
 
 @pytest.mark.parametrize("value", ["café".encode(), "café".encode("latin-1")])
@@ -160,6 +177,19 @@ def test_whatever_a_sampled_reply_holds_it_reaches_its_client(path, streams, odd
         assert row["index"] == 0
 
 
+def test_a_large_sampled_reply_that_nobody_reads_is_given_up(pools):
+    body = json.dumps({"choices": [choice(text="x" * (24 << 20))]}).encode()
+    pools[0].script = reply(body)
+    with Running(config(*pools, limits=Limits(stall_s=0.1), leader=NOBODY)) as running:
+        running.gateway.take(snapshot(whole=everything(sample=1.0)))
+        with connected(running) as client:
+            client.sendall(request())
+            assert pools[0].arrived.acquire(timeout=WAIT_S)
+            running.idle()
+
+            assert len(all_of(client)) < 24 << 20
+
+
 @pytest.mark.parametrize("more", [b"\r\n", b"x"])
 def test_a_connection_that_says_less_than_a_request_is_not_kept(pools, running, monkeypatch, more):
     """Of a body that nobody waits for any longer, or behind one."""
@@ -197,6 +227,19 @@ def test_a_comment_between_events_of_a_sampled_stream_is_not_held_back(pools, ru
         until(client, DONE)
 
 
+def test_a_sampled_reply_that_is_too_long_to_be_read_whole_passes_as_it_is(pools):
+    data = json.dumps({"choices": [choice(text="x" * 300_000)]}).encode()
+    pools[0].script = reply(data)
+    with Running(config(*pools, limits=Limits(reply_bytes=1000), leader=NOBODY)) as running:
+        running.gateway.take(snapshot(whole=everything(sample=1.0)))
+
+        told = running.client.post(PATH, json=ASK)
+
+        assert told.content == data and not pools[1].requests
+        assert [row["lost"] for row in rows(running)] == ["overlong"]
+        assert running.gateway.counts.statuses == {"infer\t2xx": 1}
+
+
 def test_a_digest_of_the_body_that_came_is_not_said_of_another_one(pools, running):
     said = {"content-digest": "sha-256=:x:", "repr-digest": "sha-256=:x:"}
     named = {name.replace("-", "_"): value for name, value in said.items()}
@@ -206,6 +249,13 @@ def test_a_digest_of_the_body_that_came_is_not_said_of_another_one(pools, runnin
 
     assert not said.keys() & {*answer.headers}
     assert not {*said, "content-md5"} & {*pools[0].last.headers}
+
+
+def test_a_row_that_was_led_elsewhere_says_so(pools, running):
+    pools[0].script = reply({}, status=302, location="http://127.0.0.1:9/")
+
+    assert running.client.post(PATH, json=ASK).status_code == 502
+    assert [row["lost"] for row in rows(running)] == ["status 302"]
 
 
 def test_a_cancellation_that_somebody_swallowed_comes_with_the_next_wait():

@@ -154,15 +154,17 @@ class _One:
             response = await self._sent(server, self._asked.body, None)
             if response.status == 200:  # else it may be the client's own words that it says
                 server.best = allowed(said, server.best)
+        if wish is not None and response.status != 200:
+            self._lost, wish = f"status {response.status}", None
         try:
             self._met(server, pool, response)
-            if wish is not None and response.status == 200:
+            if wish is not None and (response.content_length or 0) <= self._x.limits.reply_bytes:
                 await self._captured(server, response, wish)
             else:
                 if wish is not None:
-                    self._lost = f"status {response.status}"
+                    self._lost = "overlong"
                 headers = self._shown(named.returned(response.raw_headers), pool)
-                await passed(self._x, response, headers, server.about.idle_s)
+                await passed(self._x, response, headers, server.about)
         finally:
             response.close()
         if response.status not in BROKEN:
@@ -217,7 +219,7 @@ class _One:
             return
         await x.start(response, headers)
         x.pause()
-        x.patience.wait_for("part", server.about.idle_s)
+        x.patience.wait_for("part", server.about.first_byte_s)
         try:
             async for data in response.content.iter_any():
                 told = capture.feed(data)

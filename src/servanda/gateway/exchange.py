@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from servanda.gateway.config import Limits
+from servanda.gateway.config import Limits, Upstream
 from servanda.gateway.headers import Head, read
 from servanda.gateway.patience import Patience
 from servanda.gateway.refusing import Header, Refused
@@ -98,7 +98,11 @@ class Exchange:
         self.begun = True
         self.patience.wait_for("client", self.limits.stall_s)
         await self.send(_start(status, [*headers, *self.more]))
-        await self.send({"type": "http.response.body", "body": body})
+        if len(body) > _WHOLE:  # more than a connection takes at once: it is waited for
+            await self.part(body)
+            await self.end()
+        else:
+            await self.send({"type": "http.response.body", "body": body})
 
     async def start(self, response: Response, headers: list[Header]) -> None:
         """The head of a reply whose parts come one by one."""
@@ -146,7 +150,7 @@ def is_packed(response: Response) -> bool:
     return response.headers.get("content-encoding", "identity").lower() != "identity"
 
 
-async def passed(x: Exchange, response: Response, headers: list[Header], idle_s: float) -> None:
+async def passed(x: Exchange, response: Response, headers: list[Header], about: Upstream) -> None:
     """Send a reply on, byte for byte.
 
     Raises:
@@ -166,8 +170,8 @@ async def passed(x: Exchange, response: Response, headers: list[Header], idle_s:
             return
         await x.start(response, headers)
         x.pause()
-        patience = x.patience
-        patience.wait_for("part", idle_s)
+        patience, idle_s = x.patience, about.idle_s
+        patience.wait_for("part", about.first_byte_s)  # a head is often sent before its turn
         async for data in content.iter_any():
             await x.part(data)
             patience.wait_for("part", idle_s)

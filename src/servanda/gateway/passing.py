@@ -91,7 +91,7 @@ class Passing:
                 else:
                     server.breaker.well()
                 found = named.returned(response.raw_headers)
-                await passed(x, response, found, server.about.idle_s)
+                await passed(x, response, found, server.about)
             finally:
                 response.close()
             gateway.counts.answered(pool, f"{response.status // 100}xx")
