@@ -190,6 +190,17 @@ def test_a_large_sampled_reply_that_nobody_reads_is_given_up(pools):
             assert len(all_of(client)) < 24 << 20
 
 
+def test_a_client_that_asked_for_more_and_hangs_up_ends_what_it_asked_first(pools, running):
+    pools[0].script = stream(EVENT, hang)
+    with connected(running) as client:
+        client.sendall(request())
+        until(client, EVENT)
+        client.sendall(request())
+
+    assert pools[0].requests[0].closed.wait(WAIT_S)
+    assert running.idle().counts.statuses == {"infer\tgone": 1}
+
+
 @pytest.mark.parametrize("more", [b"\r\n", b"x"])
 def test_a_connection_that_says_less_than_a_request_is_not_kept(pools, running, monkeypatch, more):
     """Of a body that nobody waits for any longer, or behind one."""
@@ -249,6 +260,30 @@ def test_a_digest_of_the_body_that_came_is_not_said_of_another_one(pools, runnin
 
     assert not said.keys() & {*answer.headers}
     assert not {*said, "content-md5"} & {*pools[0].last.headers}
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/files/a"])
+def test_a_status_that_is_none_is_a_reply_that_broke(pools, running, path):
+    pools[0].script = pools[1].script = reply({}, status=699)
+
+    answer = running.client.post(path, json=ASK)
+
+    assert answer.status_code == 502 and answer.json()["error"]["type"] == "upstream_error"
+    assert running.idle().counts.statuses["stable\tbroken"] == 1
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/files/a"])
+def test_a_reply_of_nothing_has_no_length(pools, running, path):
+    async def odd(request, writer):
+        writer.write(b"HTTP/1.1 204 X\r\ncontent-length: 5\r\n\r\n")
+
+    pools[0].script = pools[1].script = odd
+
+    answer = running.client.post(path, json=ASK)
+
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert "content-length" not in answer.headers
+    assert sum(running.idle().counts.statuses.values()) == 1
 
 
 def test_a_row_that_was_led_elsewhere_says_so(pools, running):

@@ -158,7 +158,7 @@ async def passed(x: Exchange, response: Response, headers: list[Header], about: 
     """
     length = response.content_length
     content = response.content
-    if response.status == 304:  # its length is that of a body that does not come
+    if response.status in (204, 304):  # a length is that of a body that does not come
         headers = [(name, value) for name, value in headers if name != b"content-length"]
         length = 0
     try:

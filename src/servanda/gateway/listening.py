@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from servanda import sockets
 from servanda.errors import MeasurementError
@@ -18,6 +18,7 @@ from servanda.errors import MeasurementError
 HEAD_BYTES = 64 << 10  # of a request's line and headers
 HEAD_S = 30.0  # from a connection, or the head's first byte, to its last
 KEEP_ALIVE_S = 75  # longer than the usual pause of a client's pool
+_AHEAD = 8  # requests that a connection sends before the first of them is answered
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
 
 
@@ -52,6 +53,7 @@ class Bounded(HttpToolsProtocol):
         self._in_head, self._head = True, 0  # bytes of it, where it came in pieces
         self._after = 0  # bytes since the body's last
         self._late: asyncio.TimerHandle | None = None
+        self._earlier: list[RequestResponseCycle] = []  # requests before the last, unanswered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -60,6 +62,9 @@ class Bounded(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._in_time()
         super().connection_lost(exc)
+        for cycle in self._earlier:  # uvicorn tells the last one alone
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         before = self._in_head
@@ -91,7 +96,12 @@ class Bounded(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head, self._head, self._after = False, 0, 0
         self._in_time()
+        before = self.cycle
         super().on_headers_complete()
+        if before is not None and not before.response_complete:
+            self._earlier = [c for c in self._earlier if not c.response_complete] + [before]
+            if len(self._earlier) <= _AHEAD:  # else nobody would hear that the client hangs up
+                self.flow.resume_reading()
 
     def _in_time(self) -> None:
         if self._late is not None:

@@ -98,7 +98,8 @@ class Server:
             raise Failed("connect") from None
         except (aiohttp.ClientError, OSError):
             raise Failed("broken") from None
-        if response.status == 101:  # nobody asked for another protocol
+        # nobody asked for another protocol, and beyond 599 there is no status
+        if not 200 <= response.status < 600:
             response.close()
             raise Failed("broken")
         return response
