@@ -177,6 +177,36 @@ def test_whatever_a_sampled_reply_holds_it_reaches_its_client(path, streams, odd
         assert row["index"] == 0
 
 
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_server_that_gives_no_logprobs_is_not_one_that_says_nothing(pools, path, streams):
+    words = {"text": "so many"}
+    ask = ASK
+    if "chat" in path:
+        words = {"delta" if streams else "message": {"role": "assistant", "content": "so many"}}
+        ask = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+    data = json.dumps({"choices": [{"index": 0, "finish_reason": "length", **words}]}).encode()
+    pools[0].script = stream(b"data: " + data + b"\n\n", DONE) if streams else reply(data)
+    with Running(config(*pools, leader=NOBODY)) as running:
+        running.gateway.take(snapshot(whole=everything(sample=1.0)))
+        for _ in range(4):
+            running.client.post(path, json={**ask, "stream": streams}).raise_for_status()
+
+        assert len(pools[0].requests) == 4
+        assert {row["lost"] for row in rows(running)} == {"without ids and logprobs"}
+
+
+def test_a_mirrored_reply_that_is_packed_is_lost_and_nothing_odd(pools, running):
+    pools[0].script = reply(b"\x1f\x8b", content_encoding="gzip")
+    away = everything(share=0.0, mirror=1.0, sample=1.0, acts=True)
+    running.gateway.take(snapshot(whole=away, version=2))
+
+    running.client.post(PATH, json=ASK).raise_for_status()
+
+    assert [row["lost"] for row in rows(running)] == ["packed"]
+    assert "malformed" not in running.gateway.counts.reflexes
+
+
 def test_a_large_sampled_reply_that_nobody_reads_is_given_up(pools):
     body = json.dumps({"choices": [choice(text="x" * (24 << 20))]}).encode()
     pools[0].script = reply(body)

@@ -19,6 +19,7 @@ from servanda.gateway.evidence import Wish
 
 Answer = dict[str, Any]  # of a row: what came back, or {"lost": why}
 _NAME = "token_id:"
+_WORDS = ("text", "message", "delta")
 _IDS = ("token_ids", "prompt_token_ids")
 _MOST_ID, _DIGITS = 2**31 - 1, 10
 _LARGEST = sys.float_info.max
@@ -47,6 +48,7 @@ class Capture:
         self._finish: Any = None
         self._fingerprint: Any = None
         self.whole = False
+        self._said = False  # whether there is any text
         self._broken = ""
 
     def reply(self, body: bytes) -> bytes:
@@ -107,6 +109,7 @@ class Capture:
     def _choice(self, choice: dict[str, Raw]) -> bool:
         """Take an answer, or the next part of it; returns whether the client gets less of it."""
         self._finish = _value(choice, "finish_reason") or self._finish
+        self._said = self._said or any(_says(_value(choice, name)) for name in _WORDS)
         logprobs = _value(choice, "logprobs")
         self._ids += _listed(_value(choice, "token_ids"))
         if isinstance(logprobs, dict):
@@ -145,7 +148,7 @@ class Capture:
         """What is wrong with the answer that needs no statistics; "" for nothing."""
         if any(not _is_number(value) for value in self._logps):
             return "unknown logprob"
-        if self._finish == "length" and not self._ids and not self._logps:
+        if self._finish == "length" and not (self._said or self._ids or self._logps):
             return "empty answer"
         return "malformed" if self._broken == "malformed" else ""
 
@@ -183,6 +186,13 @@ class Capture:
                 return None
             found.append(pairs[:k])
         return found
+
+
+def _says(part: Any) -> bool:
+    """Whether a text, or a message of a chat, has anything in it."""
+    if isinstance(part, dict):
+        return any(value for name, value in part.items() if name != "role")
+    return bool(part)
 
 
 def _likely(one: Any) -> tuple[str, Any]:

@@ -10,6 +10,7 @@ import asyncio
 from servanda.gateway.asked import Asked
 from servanda.gateway.capture import Capture
 from servanda.gateway.evidence import NOT_TO_ITS_TASTE, Wish, allowed, mirrored, wish_of
+from servanda.gateway.exchange import is_packed
 from servanda.gateway.gateway import Gateway
 from servanda.gateway.launches import Row
 from servanda.gateway.upstreams import Failed, read
@@ -69,7 +70,9 @@ class Mirror:
             if wish is not None and status in NOT_TO_ITS_TASTE:
                 status, text, wish = await self._fewer(asked, path, wish, status, text)
             lost = f"status {status}"
-            if status == 200 and wish is not None:
+            if status == 200 and text is None:
+                lost = "packed"
+            elif status == 200 and text is not None and wish is not None:
                 capture = Capture(wish, gateway.config.limits.line_bytes)
                 capture.reply(text)
         except asyncio.TimeoutError:
@@ -87,11 +90,11 @@ class Mirror:
                 gateway.resolve(row, asked, answer, capture.prompt if capture else None)
 
     async def _fewer(
-        self, asked: Asked, path: str, wish: Wish, status: int, text: bytes
-    ) -> tuple[int, bytes, Wish]:
+        self, asked: Asked, path: str, wish: Wish, status: int, text: bytes | None
+    ) -> tuple[int, bytes | None, Wish]:
         """Ask once more for as few likeliest tokens as infer says that it gives."""
         server = self._gateway.servers["infer"]
-        best = allowed(text, server.best)
+        best = allowed(text or b"", server.best)
         less = wish_of(asked, server.about, best, mirrored=True) if best < server.best else None
         if less is None:
             return status, text, wish
@@ -102,7 +105,8 @@ class Mirror:
             server.best = best
         return status, text, less
 
-    async def _answer(self, path: str, body: bytes) -> tuple[int, bytes]:
+    async def _answer(self, path: str, body: bytes) -> tuple[int, bytes | None]:
+        """Status and body; None where that is packed, though nobody asked for it."""
         gateway = self._gateway
         server, limits = gateway.servers["infer"], gateway.config.limits
         headers = [("content-type", "application/json"), ("accept-encoding", "identity"), _MARK]
@@ -117,4 +121,4 @@ class Mirror:
             server.breaker.failed()
         else:
             server.breaker.well()
-        return response.status, text
+        return response.status, None if is_packed(response) else text
