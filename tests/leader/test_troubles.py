@@ -3,7 +3,7 @@
 import json
 import resource
 import sqlite3
-from threading import Event
+from threading import Event, Thread
 
 import pytest
 
@@ -209,3 +209,39 @@ def test_a_model_that_takes_long_to_load_is_not_killed_for_it(tmp_path):
     one._asked_at = 0.0
     one.start()
     assert one.alive
+
+
+def test_a_train_engine_that_loads_for_another_contract_keeps_no_route_from_being_renewed(
+    tmp_path, clock
+):
+    """A model may take longer to load than a route lasts."""
+    path = leads.contract(tmp_path, routing=leads.ACTING)
+    text = path.read_text()
+    loading, loaded = Event(), Event()
+
+    def slow(kernel, side):
+        if side == "train" and "another" in path.read_text():
+            loading.set()
+            assert loaded.wait(60)
+        return leads.here(kernel, side)
+
+    leader = leads.leader(path, clock, open=slow)
+    before = leader.snapshot
+    path.write_text(text.replace("train: {", "train: {title: another, ", 1))
+    reload = Thread(target=leader.reload, kwargs={"actor": "ann"})
+    reload.start()
+    try:
+        assert loading.wait(60)
+        clock.now += 400
+        looked = Thread(target=leader._work.settle, daemon=True)
+        looked.start()
+        looked.join(30)
+        assert leader.snapshot.valid_until > before.valid_until
+        pinned = leader.pin("first=a", "stable", 60, actor="ann", reason="x")
+        assert [one.after for one in pinned] == ["active, pinned to stable"]
+    finally:
+        loaded.set()
+        reload.join()
+    assert leader.standing().reload == ""
+    assert leads.status(leader, "first=a").pin is not None
+    leader.close()

@@ -174,21 +174,22 @@ class Work:
         Raises:
             ServandaError: it cannot be; the one before is followed as it was.
         """
-        with self._scores, self.commits:
+        with self._scores:
             old, new = self.watching.contract, watching.contract
             scorer, same = self._new_scorer(watching), old.kernels.train == new.kernels.train
             scorer.adopt(self.scorer, engine=same)
             try:
-                scorer.start()
-                keep = old.digest == new.digest
-                self.insist(self.core.follow(watching, keep=keep, now=self._clock()))
+                scorer.start()  # it may load for longer than a route lasts: others keep and look
+                with self.commits:
+                    keep = old.digest == new.digest
+                    self.insist(self.core.follow(watching, keep=keep, now=self._clock()))
+                    before, self.scorer, self.watching = self.scorer, scorer, watching
+                    scorer.since = self.core.kept.since
+                    self.problem = ""
             except BaseException:
                 self.scorer.adopt(scorer, engine=same)
                 scorer.end()
                 raise
-            before, self.scorer, self.watching = self.scorer, scorer, watching
-            scorer.since = self.core.kept.since
-            self.problem = ""
             before.end()
             self.settle()
 
