@@ -378,6 +378,17 @@ def test_the_same_meaning_keeps_its_evidence_and_another_begins_anew(tmp_path, c
     assert told(tmp_path) == []
 
 
+def test_whom_a_rule_pages_is_followed_at_once_though_no_route_changes(tmp_path, clock):
+    path = leads.contract(tmp_path, q=leads.FAULTY, routing=leads.ACTING)
+    leader = leads.leader(path, clock)
+    path.write_text(path.read_text().replace("page: oncall", "page: night"))
+    assert leader.reload(actor="ann") == ""
+    leads.drive(leader, clock, leads.rows(path, 240))
+    left = [one for one in leader.standing().transitions if one.after == "quarantined"]
+    assert {one.pages for one in left} == {("night",)}
+    leader.close()
+
+
 def test_another_kernel_behind_the_same_text_begins_anew_after_a_restart(tmp_path, clock):
     path = leads.contract(tmp_path)
     leader = leads.leader(path, clock)

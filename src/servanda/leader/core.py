@@ -220,7 +220,7 @@ class Core:
         quiet = replace(state, clock=0.0) == replace(self.state, clock=0.0)
         same = quiet and not new and not records and kept == self.kept
         if same and not change.scored and not self._lost:
-            self.state = state
+            self.state, self.rules = state, rules  # whom rules page may be all that changed
             return True
         outbox = {kept.o + i: to_plain(record) for i, record in enumerate(records, start=1)}
         kept = replace(kept, o=kept.o + len(records), version=kept.version + new)
