@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+from servanda.contract import Contract
 from servanda.effects import Sink
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, ServandaError
@@ -117,6 +118,11 @@ class Leader:
         taken, made = self._work.offer(said), self._core.snapshot
         shown = to_plain(made) if made.version > said.version else None
         return {"taken": taken, "version": made.version, "snapshot": shown}
+
+    @property
+    def contract(self) -> Contract:
+        """What is followed now."""
+        return self._core.rules.contract
 
     @property
     def snapshot(self) -> Snapshot:

@@ -20,7 +20,6 @@ from servanda.leader.leading import Leader
 from servanda.leader.saying import story, transition
 from servanda.leader.standing import Standing
 from servanda.leader.web.app import app
-from servanda.loading import load
 from servanda.plain import from_plain
 from servanda.sockets import address
 
@@ -76,7 +75,8 @@ class Leading:
         self._bound_at, self._ready = bound_at, ready
         self._reload, self._ended = threading.Event(), threading.Event()
         self._listening: Listening | None = None
-        self._moves, self._problems = 0, tuple[str, ...]()
+        self._moves, self._problems, self._bug = 0, tuple[str, ...](), ""
+        self._seen: tuple[int, int, int] | None = None
 
     def reload(self, *_: object) -> None:
         """Read the contract again, soon; from any thread, and by a signal."""
@@ -112,7 +112,7 @@ class Leading:
             try:
                 standing = leader.standing()
                 self._moves = standing.moves
-                for line in story(standing, load(told.contract)):
+                for line in story(standing, leader.contract):
                     self._say(line)
                 self._listening = Listening(
                     app(leader, keys), taken, grace_s=_GRACE_S, ready=self._ready
@@ -128,16 +128,24 @@ class Leading:
 
     def _watch(self, leader: Leader) -> None:
         """Say what changes, and take over a contract that was written anew."""
-        file = Path(self._settings.contract)
-        seen = written(file)
+        self._seen = written(Path(self._settings.contract))
         while not self._ended.wait(_LOOK_S):
-            self._tell(leader.standing())
-            now = written(file)
-            # a file that is not there is just being written anew
-            if now not in (seen, None) or self._reload.is_set():
-                seen = now or seen
-                self._reload.clear()
-                self._take_over(leader)
+            try:
+                self._look(leader)
+            except Exception as error:  # a bug of ours, after which nothing would be taken over
+                bug = f"a bug of servanda: {type(error).__name__}: {error}"
+                if bug != self._bug:
+                    self._say(f"! {bug}")
+                self._bug = bug
+
+    def _look(self, leader: Leader) -> None:
+        self._tell(leader.standing())
+        now = written(Path(self._settings.contract))
+        # a file that is not there is just being written anew
+        if now not in (self._seen, None) or self._reload.is_set():
+            self._seen = now or self._seen
+            self._reload.clear()
+            self._take_over(leader)
 
     def _tell(self, standing: Standing) -> None:
         new = [one for one in standing.transitions if one.number > self._moves]
@@ -158,7 +166,7 @@ class Leading:
             self._say(f"the contract is not taken over, and the one before stays:\n{refused}")
             self._problems = (*self._problems, refused)  # it is said
             return
-        contract = load(self._settings.contract)
+        contract = leader.contract  # and not the file, which may be another one by now
         name, version = contract.metadata.name, contract.metadata.version
         self._say(f"{name} {version} is followed from now on ({contract.digest[:8]})")
         now = {"infer": contract.kernels.infer.url, "stable": getattr(contract.stable, "url", None)}
