@@ -245,3 +245,32 @@ def test_a_train_engine_that_loads_for_another_contract_keeps_no_route_from_bein
     assert leader.standing().reload == ""
     assert leads.status(leader, "first=a").pin is not None
     leader.close()
+
+
+def test_a_store_that_hangs_keeps_no_gateway_waiting_for_whoever_looks(
+    tmp_path, clock, monkeypatch
+):
+    leader = leads.leader(leads.contract(tmp_path), clock)
+    asked, answers, heard = Event(), Event(), Event()
+
+    def behind():
+        asked.set()
+        assert answers.wait(60)
+        return 0
+
+    def follow():
+        leader.follow(leads.message([]))
+        heard.set()
+
+    monkeypatch.setattr(leader._core.store, "behind", behind)
+    looking, following = Thread(target=leader.standing), Thread(target=follow)
+    looking.start()
+    assert asked.wait(60)
+    following.start()
+    try:
+        assert heard.wait(30)
+    finally:
+        answers.set()
+        looking.join()
+        following.join()
+    leader.close()

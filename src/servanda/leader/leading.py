@@ -259,6 +259,7 @@ class Leader:
         """How things stand now."""
         now, work, core = self._clock(), self._work, self._core
         contract, policy, made = core.rules.contract, core.rules.policy, core.snapshot
+        behind = self._behind()  # a disk may take its time, and gateways do not wait for it
         with work.lock:
             gateways = work.gateways
             shares = gateways.shares(now)
@@ -293,7 +294,7 @@ class Leader:
                 gateways=gateways.standing(core.taken, Counter(work.intake.starts())),
                 scoring=self._scored(),
                 ledger_where=self._ledger.rpartition("@")[2],
-                ledger_behind=self._behind(),
+                ledger_behind=behind,
                 ledger=self._teller.problem,
                 store=core.problem,
                 reload=self._reload,
