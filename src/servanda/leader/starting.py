@@ -138,7 +138,9 @@ class Supervised:
         """Take what it said; whether it is ready now."""
         try:
             event = json.loads(line)
-        except ValueError:  # a library that prints
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):  # a library that prints
             self._say(line.rstrip("\n"))
             return False
         if "at" in event:
