@@ -45,6 +45,21 @@ def test_a_gateway_that_begins_again_counts_from_nothing():
     assert gateways.rates(1021.0) == pytest.approx({"all": 10.0, "tools": 2.5})
 
 
+def test_a_gateway_whose_clock_went_back_while_it_was_away_is_heard_again():
+    gateways = Gateways()
+    report(gateways, 1000.0, 1000, start=5000.0)
+    report(gateways, 1011.0, 0, start=1010.0)
+    report(gateways, 1021.0, 100, start=1010.0)
+    assert gateways.rates(1021.0) == pytest.approx({"all": 10.0, "tools": 2.5})
+
+
+def test_a_count_beyond_any_number_is_none():
+    gateways = Gateways()
+    report(gateways, 1000.0, 0, peak={"infer": 10**400, "stable": 2})
+    assert gateways.facts(1000.0, {}).stable_in_flight == 2.0
+    assert gateways.pools(1000.0, None)["infer"].peak == 0
+
+
 def test_peaks_of_gateways_add_up_and_one_that_is_silent_answers_nobody():
     gateways = Gateways()
     report(gateways, 1000.0, 0, name="a")

@@ -96,6 +96,18 @@ def test_a_gateway_that_waits_for_a_slow_answer_is_waited_for_as_long_as_it_is_h
     assert taken(intake, now=NOW + 300) == [("a", 0), ("b", 0)]
 
 
+def test_a_gateway_whose_clock_went_back_while_it_was_away_is_waited_for():
+    intake = Intake({})
+    intake.offer(("a", NOW + 3600), 0, [], now=NOW, launched=9)
+    for second in (60, 120):
+        now = NOW + second
+        intake.offer(("a", NOW), 0, [], now=now, launched=1)
+        intake.offer(("b", 1.0), 0, [row(now - 1)], now=now, launched=1)
+        assert taken(intake, now=now) == []
+    intake.offer(("a", NOW), 0, [row(now - 70)], now=now, launched=1)
+    assert taken(intake, now=now) == [("a", 0), ("b", 0)]
+
+
 def test_nobody_waits_for_a_gateway_that_launched_nothing():
     intake = Intake({})
     intake.offer(("a", 1.0), 0, [], now=NOW)

@@ -19,6 +19,7 @@ ALIVE_S = 10.0  # after which a gateway that says nothing answers nobody
 _KEPT_S = 86_400.0
 _MOST = 64  # gateways that are remembered
 _EVERY_S = 1.0  # between two reports that are remembered
+_LARGEST = 2**53  # of a count
 _POOLS = ("infer", "stable")
 
 
@@ -65,7 +66,9 @@ class Gateways:
             latest: when its last row was launched, by its own clock; None: it has none.
         """
         one = self._known.get(name)
-        if one is None or start > one.start:
+        # one that begins again while its clock went back is the same gateway all the same
+        silent = one is not None and start != one.start and now - one.heard > ALIVE_S
+        if one is None or start > one.start or silent:
             one = self._known[name] = _Gateway(start)
             for old in sorted(self._known, key=lambda n: self._known[n].heard)[:-_MOST]:
                 if old != name:
@@ -220,7 +223,7 @@ def _numbers(counts: Mapping[str, Any], key: str) -> dict[str, float]:
     return {
         name: float(n)
         for name, n in found.items()
-        if isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n)
+        if isinstance(n, int | float) and not isinstance(n, bool) and abs(n) < _LARGEST
     }
 
 

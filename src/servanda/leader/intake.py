@@ -217,10 +217,12 @@ class Intake:
 
     def _merge(self, now: float) -> None:
         """Move what is next in the one order from the streams to the queue."""
-        newest: dict[str, float] = {}
+        # of each gateway the start that was heard last: its clock may have gone back in between
+        newest: dict[str, tuple[float, float]] = {}
         for (name, began), stream in self.streams.items():
-            newest[name] = max(began, newest.get(name, began))
             stream.heard = min(stream.heard, now)  # a clock that went back
+            one = (stream.heard, began)
+            newest[name] = max(one, newest.get(name, one))
         while True:
             heads = [s for s in self.streams.values() if s.rows]
             if not heads:
@@ -228,7 +230,7 @@ class Intake:
             head = min(heads, key=lambda s: s.rows[0].place)
             place = head.rows[0].place[:3]
             for (name, began), other in self.streams.items():
-                alive = began == newest[name] and now - other.heard <= _SILENT_S
+                alive = began == newest[name][1] and now - other.heard <= _SILENT_S
                 may = alive and (other.waits or other.heard < head.rows[0].at)
                 if not other.rows and may and (other.at, name, began) < place:
                     return  # it may have one that was launched before
