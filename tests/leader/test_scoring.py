@@ -190,6 +190,25 @@ def test_an_engine_that_dies_is_begun_again_and_the_row_it_dies_of_is_missing(tm
     assert one.train.restarts == len(opened) - 1 >= 1
 
 
+def test_an_engine_that_hung_costs_no_request_that_is_scored_later_its_time(tmp_path):
+    """Else nothing would be scored for as long as the budget takes to pay for it."""
+    path = leads.contract(tmp_path)
+    clock, opened = leads.Clock(0.0), []
+
+    def hang(engine, _):
+        clock.now += 0.5
+        if len(opened) == 1:
+            clock.now += 1000.0  # until it is killed
+            engine.closed = True
+            raise MeasurementError("the worker does not answer")
+
+    one = Scorer(watch(load(path)), failing(hang, opened), clock=clock)
+    one.score(taken(leads.rows(path, 8)))
+    assert (one.train.restarts, one.scored) == (1, 8)
+    assert one.seconds == 2 * 0.5  # it was tried again by halves
+    assert one.cost_s == 2 * 0.5 / 8
+
+
 def test_where_it_cannot_be_begun_again_the_rows_are_given_back(tmp_path):
     path = leads.contract(tmp_path)
     opened = []

@@ -43,6 +43,9 @@ class Referee:
         admit: refuses what the engine says of itself, by an error.
         timeout_s: after which an engine that does not answer is killed; one that loads may take
             half an hour.
+        clock: seconds that only go forward.
+
+    `seconds`: of calls that were answered; who waits for one that hangs, or loads, scores nothing.
     """
 
     def __init__(
@@ -52,7 +55,9 @@ class Referee:
         open_: Open,
         admit: Callable[[Description], None],
         timeout_s: float,
+        clock: Callable[[], float],
     ) -> None:
+        self._clock, self.seconds = clock, 0.0
         self._contract, self._open, self._admit = contract, open_, admit
         self._kernel = contract.kernels.train
         self._sampling = self._kernel.sampling or sampling
@@ -114,11 +119,13 @@ class Referee:
         path = path_of(self._kernel, "train")
         # engines number sequences from 0, in order
         rows = replace(batch, sequence_S=tuple(range(len(batch))))
+        began = self._clock()
         try:
             ask = lambda: in_order(rows, engine.score, self._sampling, path)  # noqa: E731
             trace = answered(self._timed(engine, ask, self._timeout_s), rows)
         except EvidenceError as error:  # it speaks of other sequences
             raise MeasurementError(f"train: {error}") from None
+        self.seconds += self._clock() - began
         record = self._contract.observability.record
         as_declared(trace, "train", self._kernel, path, self._sampling, described, record)
         if trace.continuations != rows.continuations:

@@ -93,6 +93,7 @@ class Scorer:
             open_,
             self._admit,
             timeout_s,
+            clock,
         )
         self.infer: Description | None = None
         self._asked_at: float | None = None
@@ -280,9 +281,9 @@ class Scorer:
             given.width,
             (*given.continuations, *(r.tokens for r in again)),
         )
-        began = self._clock()
+        before = self.train.seconds
         found = self.train.score(batch)
-        spent = self._clock() - began
+        spent = self.train.seconds - before
         self.seconds += spent
         each = spent / len(batch)
         self.cost_s = (
