@@ -9,6 +9,7 @@ import pytest
 
 from servanda.engines import open_engine
 from servanda.engines import worker as workers
+from servanda.errors import MeasurementError
 from servanda.leader.history import disagreements
 from servanda.leader.scoring import Scorer
 from servanda.leader.store import FILE
@@ -274,3 +275,39 @@ def test_a_store_that_hangs_keeps_no_gateway_waiting_for_whoever_looks(
         looking.join()
         following.join()
     leader.close()
+
+
+def test_a_leader_that_ends_does_not_wait_for_a_model_to_load(tmp_path):
+    path = leads.contract(tmp_path)
+    loading, ended = Event(), Event()
+
+    class Slow:
+        def describe(self):
+            loading.set()
+            assert ended.wait(60)
+            raise MeasurementError("the worker is gone")
+
+        def close(self):
+            ended.set()
+
+    def open_(kernel, side):
+        return Slow() if side == "train" else open_engine(kernel)
+
+    scorer = Scorer(watch(load(path)), open_, clock=leads.Clock(0.0))
+    failed = []
+
+    def start():
+        try:
+            scorer.start()
+        except MeasurementError as error:
+            failed.append(str(error))
+
+    starting = Thread(target=start)
+    starting.start()
+    assert loading.wait(60)
+    scorer.end()
+    closed = ended.is_set()
+    ended.set()
+    starting.join()
+    assert closed
+    assert failed == ["the worker is gone"]

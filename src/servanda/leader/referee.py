@@ -63,6 +63,7 @@ class Referee:
         self._sampling = self._kernel.sampling or sampling
         self._timeout_s, self._ended = timeout_s, False
         self._engine: Engine | None = None
+        self._loading: Engine | None = None
         self.described: Description | None = None
         self.errors = self.restarts = 0
 
@@ -80,18 +81,22 @@ class Referee:
             raise MeasurementError("the leader ends")
         if self._engine is not None:
             return
-        engine = self._open(self._kernel, "train")
+        engine = self._loading = self._open(self._kernel, "train")
         try:
+            if self._ended:
+                raise MeasurementError("the leader ends")
             with suppress(AttributeError, OSError):  # not every engine is a child
                 os.setpriority(os.PRIO_PROCESS, engine.pid, _NICE)  # type: ignore[attr-defined]
             loading_s = max(self._timeout_s, _LOADING_S)
             described: Description = self._timed(engine, engine.describe, loading_s)
             refuse_unscored(self._kernel, described)
             self._admit(described)
+            self._engine, self.described = engine, described
         except BaseException:
             engine.close()
             raise
-        self._engine, self.described = engine, described
+        finally:
+            self._loading = None
 
     def score(self, batch: Batch) -> dict[int, NDArray[np.float64]]:
         """Sequence -> logprobs of its tokens; one that could not be scored is left out.
@@ -172,6 +177,9 @@ class Referee:
             engine.close()
 
     def end(self) -> None:
-        """End the engine for good."""
+        """End the engine for good, also one that is just being loaded."""
         self._ended = True
+        loading = self._loading
+        if loading is not None:
+            loading.close()
         self.close()
