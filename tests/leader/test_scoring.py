@@ -209,6 +209,20 @@ def test_an_engine_that_hung_costs_no_request_that_is_scored_later_its_time(tmp_
     assert one.cost_s == 2 * 0.5 / 8
 
 
+def test_an_end_in_the_middle_of_a_batch_is_no_bug_and_gives_the_rows_back(tmp_path):
+    path, opened = leads.contract(tmp_path), []
+
+    def end(*_):
+        one.end()
+        raise MeasurementError("killed")
+
+    one = scorer(path, failing(end, opened))
+    with pytest.raises(Down, match="killed; the leader ends") as down:
+        one.score(taken(leads.rows(path, 3)))
+    assert len(down.value.rows) == 3
+    assert (one.train.restarts, len(opened)) == (0, 1)
+
+
 def test_where_it_cannot_be_begun_again_the_rows_are_given_back(tmp_path):
     path = leads.contract(tmp_path)
     opened = []

@@ -153,9 +153,11 @@ class Referee:
         Raises:
             Gone: it cannot be.
         """
-        assert self._engine is not None
+        engine = self._engine
+        if engine is None:  # it was ended in between
+            raise Gone(f"{error}; the leader ends")
         try:
-            self._timed(self._engine, self._engine.describe, self._timeout_s)
+            self._timed(engine, engine.describe, self._timeout_s)
             return
         except (MeasurementError, OSError, ValueError):
             self.close()
