@@ -53,6 +53,16 @@ def test_a_gateway_whose_clock_went_back_while_it_was_away_is_heard_again():
     assert gateways.rates(1021.0) == pytest.approx({"all": 10.0, "tools": 2.5})
 
 
+def test_what_was_lately_goes_on_when_the_clock_of_the_leader_went_back():
+    gateways = Gateways()
+    for second in range(100):
+        report(gateways, 5000.0 + second, 10 * second, peak={"stable": 50})
+    for second in range(100):
+        report(gateways, 1000.0 + second, 1000 + 10 * second, peak={"stable": 2})
+    assert gateways.rates(1099.0) == pytest.approx({"all": 10.0, "tools": 2.5})
+    assert gateways.facts(1099.0, {}).stable_in_flight == 2.0
+
+
 def test_a_count_beyond_any_number_is_none():
     gateways = Gateways()
     report(gateways, 1000.0, 0, peak={"infer": 10**400, "stable": 2})

@@ -79,6 +79,8 @@ class Gateways:
         if latest is not None:
             one.skew_s = max(0.0, latest - now)
         report = _report(counts, now)
+        if one.reports and one.reports[-1].at > now:  # a clock that went back
+            one.reports = deque(replace(r, at=min(r.at, now)) for r in one.reports)
         # the oldest is what growth is counted from, so only what came after it is merged
         if len(one.reports) > 1 and now - one.reports[-2].at < _EVERY_S:
             last = one.reports.pop()
