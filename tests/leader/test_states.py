@@ -141,6 +141,27 @@ def test_a_clock_that_jumps_breaks_nothing_and_goes_on_when_it_is_back(driven, s
     assert driven.leader.standing().problems == ()
 
 
+def test_after_a_clock_that_was_years_ahead_a_restart_goes_on_from_now(driven):
+    """Else no dwell and no pin would be over, and none could be made, for as many years."""
+    years = 10 * 365 * 86_400.0
+    driven.clock.now += years
+    driven.to("quarantined")
+    driven.leader.pin("first=b", "stable", 90, actor="ann", reason="x")
+    driven.clock.now -= years
+    driven.again()
+    assert leads.status(driven.leader, SLICE).since <= driven.clock.now
+    driven.leader.follow(leads.message([], first=driven.sent))
+    driven.leader.step()
+    assert driven.status == "quarantined"
+    assert leads.status(driven.leader, "first=b").pin is not None
+    driven.clock.now += 91
+    driven.leader.step()
+    assert driven.status == "probation"
+    assert leads.status(driven.leader, "first=b").pin is None
+    driven.to("active")
+    driven.leader.pin("first=b", "stable", 90, actor="ann", reason="x")
+
+
 def test_a_slice_that_vanishes_and_comes_back_begins_active_and_the_ledger_can_be_told(driven):
     driven.to("quarantined")
     whole = driven.path.read_text()

@@ -23,7 +23,7 @@ from servanda.ledger import Record
 from servanda.plain import from_plain, to_plain
 from servanda.promoting.story import GATEWAY
 from servanda.routing.budget import samples
-from servanda.routing.machine import absorb, begin, look, rebase, rules_of, snapshot
+from servanda.routing.machine import absorb, begin, look, rebase, rules_of, set_back, snapshot
 from servanda.routing.state import Facts, RoutingState, Rules, Score, Transition, named
 from servanda.routing.values import SliceRoute, Snapshot
 
@@ -112,7 +112,7 @@ class Core:
                         hint="a history belongs to one contract: name another --state",
                     )
                 same = self.kept.contract == watching.contract.digest
-                state = from_plain(RoutingState, self.store.meta("state"))
+                state = set_back(from_plain(RoutingState, self.store.meta("state")), now=now)
                 self.state = rebase(self.rules, state, now=now, keep=same)
                 shown = self.store.meta("shown") or []
                 if not same:

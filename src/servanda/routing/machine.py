@@ -37,12 +37,16 @@ __all__ = [
     "rebase",
     "routed",
     "rules_of",
+    "set_back",
     "snapshot",
 ]
 
 _PART = 4  # one key has at most one part in so many of a slice's evidence
 _AT_LEAST = 2  # requests that every key may have
 _RUNS = 32  # of promotions, whose last turn is known
+# that a clock was ahead at most, for it to be waited for: an audit that goes on is behind its
+# state by the length of its log
+_AHEAD_S = 366 * 86_400.0
 
 
 def rules_of(contract: Contract, watched: Iterable[Watched]) -> Rules:
@@ -185,6 +189,28 @@ def rebase(rules: Rules, state: RoutingState, *, now: float, keep: bool) -> Rout
             )
         else:
             slices[name] = fresh(one)
+    return replace(state, slices=slices, clock=now)
+
+
+def set_back(state: RoutingState, *, now: float) -> RoutingState:
+    """The state by a clock that says now, where the one that it was made by was years ahead.
+
+    Everything lasts as long as it would have; else it would stand still until then.
+    """
+    ahead = state.clock - now
+    if ahead <= _AHEAD_S:
+        return state
+    slices = {
+        name: replace(
+            one,
+            since=one.since - ahead,
+            step_since=one.step_since - ahead,
+            moves=tuple(at - ahead for at in one.moves),
+            calm=None if one.calm is None else one.calm - ahead,
+            pin=None if one.pin is None else replace(one.pin, expires=one.pin.expires - ahead),
+        )
+        for name, one in state.slices.items()
+    }
     return replace(state, slices=slices, clock=now)
 
 
