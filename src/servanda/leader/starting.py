@@ -114,13 +114,19 @@ class Supervised:
         with self._lock:
             if self._closing.is_set():
                 return False, 0
-            process = self._process = subprocess.Popen(
-                [sys.executable, "-c", _CHILD],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,  # Ctrl-C is the parent's to handle
-            )
+            try:
+                process = self._process = subprocess.Popen(
+                    [sys.executable, "-c", _CHILD],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    errors="replace",  # of a library that prints
+                    start_new_session=True,  # Ctrl-C is the parent's to handle
+                )
+            except OSError as error:  # there may be memory again later
+                why = error.strerror or error
+                self._failed = MeasurementError(f"no process can be begun: {why}")
+                return False, 1
             assert process.stdin and process.stdout
             with contextlib.suppress(OSError):
                 process.stdin.write(self._settings.text() + "\n")
