@@ -164,6 +164,27 @@ def test_a_store_that_is_gone_is_begun_again_with_all_there_is(tmp_path, clock):
     assert told(tmp_path) == []
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_store_that_is_gone_takes_nothing_with_it_that_the_ledger_was_not_told(
+    tmp_path, clock, restart
+):
+    path = leads.contract(tmp_path, q=leads.FAULTY, routing=leads.ACTING)
+    leader, rows = leads.leader(path, clock), leads.rows(path, 240)
+    leads.drive(leader, clock, rows[:20])
+    leader.pin("first=b", "infer", 600, actor="ann", reason="x")  # nobody told the ledger yet
+    if restart:
+        leader.close()
+        leader = leads.leader(path, clock)
+    for file in (tmp_path / "state").glob(f"{FILE}*"):
+        file.unlink()
+    leads.drive(leader, clock, rows[20:], first=20)
+    leader.close()
+    found = entries(tmp_path)
+    assert [e.body["o"] for e in found] == list(range(1, len(found) + 1))
+    assert next(e.actor for e in found if e.body.get("slice") == "first=b") == "ann"
+    assert told(tmp_path) == []
+
+
 def test_a_ledger_that_is_away_gets_everything_once_when_it_is_back(tmp_path, clock):
     path = leads.contract(tmp_path, q=leads.FAULTY)
     away = tmp_path / "away"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from servanda.routing.state import Facts, RoutingState, Rules, Score, Transition
 from servanda.routing.values import SliceRoute, Snapshot
 
 _SHOWN = 50  # transitions that are shown
+_SAID = 256  # records for the ledger that are remembered
 _RENEWED = 0.5  # of its life that a snapshot has left when it is renewed
 _DRIFT = 0.25  # of a share of samples, less than which makes no new snapshot
 
@@ -120,6 +122,8 @@ class Core:
             self.shown = from_plain(tuple[Transition, ...], shown)
             self.taken: dict[Start, int] = self.store.taken()
             self._lost = False
+            # the latest for the ledger, which takes each once, should the file be lost
+            self._said: deque[tuple[int, Any]] = deque(self.store.outbox().items(), maxlen=_SAID)
             # what gateways have may be younger than what was kept here last
             version = self.kept.version + 1
             self.kept = replace(self.kept, version=version, contract=watching.contract.digest)
@@ -236,6 +240,7 @@ class Core:
         if not self._keep(commit):
             return False
         self.state, self.kept, self.rules, self.shown = state, kept, rules, shown
+        self._said.extend(outbox.items())
         others = {start: n for start, n in self.taken.items() if start not in taken}
         self.taken = dict([*others.items(), *taken.items()][-STARTS:])  # the latest last
         self.epoch += change.fresh
@@ -283,7 +288,8 @@ class Core:
         try:
             if self._lost:
                 # everything that is known here, for the file has nothing
-                self.store.renew(replace(commit, taken={**self.taken, **commit.taken}))
+                taken, said = {**self.taken, **commit.taken}, {**dict(self._said), **commit.outbox}
+                self.store.renew(replace(commit, taken=taken, outbox=said))
                 self._lost = False
             else:
                 self.store.commit(commit)
