@@ -95,4 +95,4 @@ def test_what_served_is_added_up_over_gateways():
     gateways = Gateways()
     report(gateways, 1000.0, 40, name="a")
     report(gateways, 1000.0, 80, name="b")
-    assert gateways.served("decisions") == {"tools": {"infer": 30}, "all": {"infer": 90}}
+    assert gateways.served("decisions") == {"tools": {"infer": 30}, "all": {"infer": 120}}

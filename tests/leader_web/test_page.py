@@ -3,6 +3,7 @@
 import math
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 
@@ -135,7 +136,38 @@ def test_a_state_has_a_word_and_a_glyph_and_not_colour_alone(one, said):
     ],
 )
 def test_a_row_says_who_serves_it_now(one, base, who):
-    assert words.now(one, base) == who
+    assert words.now(one, fake.standing(slices=(one,), base=base)) == who
+
+
+PINNED = {to: Pin(to, "a", "b", fake.NOW + 1) for to in ("stable", "infer")}
+ALL = fake.slice_("all", "quarantined", acts=True, route=0.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "whole", "who", "meant"),
+    [
+        (fake.slice_("a"), ALL, "stable", "stable"),
+        (fake.slice_("a"), replace(ALL, acts=False), "infer", "stable"),
+        (fake.slice_("a"), replace(ALL, route=0.25), "infer 25.0 %", "infer 25.0 %"),
+        (fake.slice_("a", pin=PINNED["infer"]), ALL, "infer", "infer"),
+        (
+            fake.slice_("a", pin=PINNED["infer"]),
+            replace(ALL, pin=PINNED["stable"]),
+            *2 * ["stable"],
+        ),
+        (fake.slice_("a"), fake.slice_("all", pin=PINNED["stable"]), "stable", "stable"),
+        (fake.broken("a"), fake.slice_("all", pin=PINNED["infer"]), "infer", "infer"),
+    ],
+)
+def test_where_the_whole_traffic_goes_there_goes_every_slice_of_it(one, whole, who, meant):
+    """As the router has it: a person's word before a decision, and stable before infer."""
+    at = fake.standing(slices=(one, whole))
+    assert (words.now(one, at), words.meant(one, at)) == (who, meant)
+
+
+def test_what_a_promotion_does_not_give_infer_is_no_decision_of_ours():
+    one = fake.slice_("a")
+    assert words.meant(one, fake.standing(slices=(one,), base=0.05)) == "infer 5.0 %"
 
 
 def test_the_worst_slice_comes_first_and_the_whole_last():

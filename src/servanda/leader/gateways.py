@@ -147,14 +147,18 @@ class Gateways:
         }
 
     def served(self, key: str) -> dict[str, dict[str, int]]:
-        """slice -> pool -> requests since gateways started; key: "decisions" or "would"."""
+        """slice -> pool -> requests since gateways started; key: "decisions" or "would".
+
+        A gateway counts a request for its most specific slice, and all lie in the whole traffic.
+        """
         found: dict[str, dict[str, int]] = {}
         for one in self._known.values():
             for name, n in _numbers(one.counts, key).items():
                 slice_, _, rest = name.partition("\t")
                 pool = rest.partition("\t")[0]
-                by_pool = found.setdefault(slice_, {})
-                by_pool[pool] = by_pool.get(pool, 0) + int(n)
+                for place in {slice_, WHOLE}:
+                    by_pool = found.setdefault(place, {})
+                    by_pool[pool] = by_pool.get(pool, 0) + int(n)
         return found
 
     def standing(

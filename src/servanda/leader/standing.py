@@ -61,7 +61,8 @@ class SliceStanding:
         acts: whether what was decided of it is done; held: why not, as a sentence.
         route: share of its requests that infer serves, by what was decided of it.
         share: of all requests lately, how many lay in it; None: not known yet.
-        served: pool -> requests of it that it served since gateways started.
+        served: pool -> requests of it that it served since gateways started; one that lies in
+            several slices counts for the most specific of them, and for the whole traffic.
         would: pool -> the same if every slice acted.
         keys, scored: distinct users and requests of the evidence.
         sample: with what probability a request of it is scored.

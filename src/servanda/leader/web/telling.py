@@ -77,9 +77,9 @@ def _cells(one: SliceStanding, standing: Standing) -> list[str]:
             state += (
                 f", {figures.counted(one.scored, 'request')}, {figures.counted(one.keys, 'key')}"
             )
-    serves = words.now(one, standing.base)
-    if words.meant(one) != serves and not words.moved(one) and one.pin is None:
-        serves += f" (would be {words.meant(one)})"
+    serves, meant = words.now(one, standing), words.meant(one, standing)
+    if meant != serves and not words.moved(one) and one.pin is None:
+        serves += f" (would be {meant})"
     return [words.place(one.name), percent(one.share), *numbers, serves, state]
 
 

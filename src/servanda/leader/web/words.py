@@ -226,23 +226,28 @@ def nearest(cell: CellStanding) -> tuple[float, float]:
     return max(bets, key=lambda bet: bet[0] / bet[1] if 0 < bet[1] < math.inf else -math.inf)
 
 
-def now(one: SliceStanding, base: float) -> str:
+def now(one: SliceStanding, standing: Standing) -> str:
     """Who serves a slice now."""
-    share = base
-    if one.pin is not None and one.pin.to in ("stable", "infer"):
-        share = float(one.pin.to == "infer")
-    elif one.acts:
-        share = min(one.route, base)
-    if share in (0.0, 1.0):
-        return "infer" if share else "stable"
-    return f"infer {percent(share)}"
+    return _who(one, standing, acting=False)
 
 
-def meant(one: SliceStanding) -> str:
-    """Who would serve it by what was decided of it."""
-    return (
-        "infer" if one.route >= 1 else "stable" if one.route <= 0 else f"infer {percent(one.route)}"
-    )
+def meant(one: SliceStanding, standing: Standing) -> str:
+    """Who would serve it if all that was decided were done."""
+    return _who(one, standing, acting=True)
+
+
+def _who(one: SliceStanding, standing: Standing, *, acting: bool) -> str:
+    """As a gateway chooses: every slice lies in the whole traffic, and goes where that goes.
+
+    Args:
+        acting: as if every slice acted.
+    """
+    whole = [s for s in standing.slices if s.name == WHOLE != one.name]
+    pins = {s.pin.to for s in (one, *whole) if s.pin is not None}
+    share = min([standing.base, *(s.route for s in (one, *whole) if s.acts or acting)])
+    if "stable" in pins or (share <= 0 and "infer" not in pins):
+        return "stable"
+    return "infer" if "infer" in pins or share >= 1 else f"infer {percent(share)}"
 
 
 def limit(cell: CellStanding) -> str:
