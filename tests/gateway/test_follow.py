@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import re
 import threading
 
 import pytest
 
-from servanda.errors import EvidenceError
+from servanda.errors import EvidenceError, MeasurementError
 from servanda.gateway import follow
 from servanda.gateway.config import Limits, Upstream
 from servanda.gateway.counts import BOUNDS, Counts, Presence
@@ -313,6 +314,19 @@ def test_another_file_in_the_folder_is_refused(tmp_path):
 
     with pytest.raises(EvidenceError, match=r"x\.jsonl:1 is no row of a log of requests"):
         Log(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl/served"])
+def test_a_log_that_cannot_be_kept_is_told_with_the_next_move(tmp_path, name):
+    (tmp_path / "x.jsonl").touch()
+
+    with pytest.raises(MeasurementError) as found:
+        Log(tmp_path / name)
+
+    assert re.fullmatch(
+        rf"no log can be kept in .*{name}: [\w ]+\n  hint: --log names a folder that can be written",
+        str(found.value),
+    )
 
 
 class Clock:

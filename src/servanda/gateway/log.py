@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from servanda.errors import EvidenceError
+from servanda.errors import EvidenceError, MeasurementError
 
 _FILE = re.compile(r"served-([0-9]{4,})\.jsonl")
 
@@ -23,9 +23,20 @@ class Log:
 
     Raises:
         EvidenceError: a file of the folder is no such log.
+        MeasurementError: there can be no such folder, or nothing can be written there.
     """
 
     def __init__(self, folder: Path) -> None:
+        try:
+            self._begin(folder)
+        except OSError as error:
+            raise MeasurementError(
+                f"no log can be kept in {folder}: {error.strerror or error}",
+                hint="--log names a folder that can be written",
+            ) from None
+        self._broken = False
+
+    def _begin(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.sent: dict[tuple[str, str], int] = {}
         self.logged: dict[tuple[str, str], int] = {}
@@ -38,7 +49,6 @@ class Log:
                 self.sent[run, leg] = max(served, self.sent.get((run, leg), 0))
         self.path = folder / f"served-{last + 1:04d}.jsonl"
         self._file = self.path.open("ab")
-        self._broken = False
 
     def write(self, row: bytes) -> bool:
         """Add a row; False where the disk takes none: a log with a gap would be worth nothing."""
