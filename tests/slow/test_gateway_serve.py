@@ -71,6 +71,15 @@ def test_observe_moves_nothing_and_says_what_it_would(urls, tmp_path):
         assert serving.end() == 0
 
 
+def test_a_url_may_end_as_clients_are_given_it(urls, tmp_path):
+    """With the /v1, that is; the server is met all the same, and its model's name is known."""
+    with Serving(tmp_path, [f"{url}/v1" for url in urls]) as serving:
+        serving.begun()
+        assert ask_once(serving) == 200
+        assert "does not answer yet" not in serving.text
+        assert serving.end() == 0
+
+
 def test_it_says_at_the_start_what_it_watches_and_where(urls, tmp_path):
     with Serving(tmp_path, urls) as serving:
         assert serving.url.startswith("http://127.0.0.1:")
@@ -309,6 +318,15 @@ def test_a_contract_without_a_stable_kernel_takes_no_url_of_one(contract, tmp_pa
     contract.contract.write_text(text)
     code, said = refused(tmp_path, contract.contract, "--stable", "http://127.0.0.1:10")
     assert code == 2 and "the contract has no stable kernel, and --stable says where" in said
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h", "http://u:secret@127.0.0.1:9"])
+def test_an_option_that_is_no_url_is_told_before_anything_is_asked(contract, tmp_path, url):
+    code, said = refused(tmp_path, contract.contract, "--port", 0, "--infer", url)
+    assert code == 2 and said == (
+        "--infer takes a URL of http or https, without a key\n"
+        "  hint: write http://HOST:PORT; SERVANDA_INFER_KEY is sent there as the key\n"
+    )
 
 
 def test_a_port_that_is_taken_is_said(contract, tmp_path):

@@ -151,7 +151,14 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> tu
 
     kernel = contract.kernels.infer if pool == "infer" else contract.stable
     assert kernel is not None
-    dialect, model = _met(kernel, pool, url, say)
+    try:
+        at = Upstream(url).base
+    except ContractError:
+        raise ContractError(
+            f"--{pool} takes a URL of http or https, without a key",  # not shown: one is in it
+            hint=f"write http://HOST:PORT; {_POOL_KEYS[pool]} is sent there as the key",
+        ) from None
+    dialect, model = _met(kernel, pool, at, say)
     key = os.environ.get(_POOL_KEYS[pool], "")
     found = Upstream(
         url,
