@@ -118,8 +118,12 @@ def test_a_contract_with_a_mistake_is_refused_with_its_place_and_the_old_one_sta
         assert ask_once(serving) == 200
 
         serving.write(limit=0.2)
-        serving.line("toy 0.0.0 is followed from now on")
+        serving.line(r"toy 0\.0\.0 is followed from .*\), mode enforce; evidence begins anew$")
         assert serving.status()["contract"] != before
+        serving.write(limit=0.2, mode="observe")
+        serving.line(r"toy 0\.0\.0 is followed from .*\), mode observe; its evidence stays$")
+        serving.write(limit=0.2)
+        serving.line(r"toy 0\.0\.0 is followed from .*\), mode enforce; its evidence stays$")
         serving.process.send_signal(signal.SIGHUP)
         said = len(serving.lines)
         serving.line("toy 0.0.0 is followed from now on", after=said)

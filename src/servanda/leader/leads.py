@@ -161,6 +161,7 @@ class Leading:
         self._problems = standing.problems
 
     def _take_over(self, leader: Leader) -> None:
+        before = leader.standing().contract
         refused = leader.reload(actor="serve")
         if refused:
             self._say(f"the contract is not taken over, and the one before stays:\n{refused}")
@@ -168,10 +169,18 @@ class Leading:
             return
         contract = leader.contract  # and not the file, which may be another one by now
         name, version = contract.metadata.name, contract.metadata.version
-        self._say(f"{name} {version} is followed from now on ({contract.digest[:8]})")
-        now = {"infer": contract.kernels.infer.url, "stable": getattr(contract.stable, "url", None)}
+        now = leader.standing()
+        evidence = "its evidence stays" if now.contract == before else "evidence begins anew"
+        self._say(
+            f"{name} {version} is followed from now on ({now.contract[:8]}), mode {now.mode}; "
+            f"{evidence}"
+        )
+        urls = {
+            "infer": contract.kernels.infer.url,
+            "stable": getattr(contract.stable, "url", None),
+        }
         for pool, url in self._settings.urls:
-            if now[pool] not in (url, None):
+            if urls[pool] not in (url, None):
                 self._say(
                     f"  {pool} is another server there: gateways ask it once they are started anew"
                 )
