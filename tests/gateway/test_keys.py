@@ -1,11 +1,19 @@
 """Keys: who may do what, and that no message ever repeats a key."""
 
 import base64
+import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
+from servanda.cli import serve
 from servanda.errors import ContractError
 from servanda.gateway.keys import RIGHTS, ROLES, Holder, Keys
+from servanda.leader.leads import Settings
+from tests.transcripts import blocks
+
+DOCS = Path(__file__).parents[2] / "docs" / "how-to"
 
 ANNA, GATE, USER = "anna-key-0123456789", "gate-key-0123456789", "user-key-0123456789"
 
@@ -21,6 +29,34 @@ def problems(folder, text, environ=None):
     with pytest.raises(ContractError) as found:
         Keys.read(written(folder, text), environ or {})
     return str(found.value).replace(str(folder) + "/", "")
+
+
+ENVIRON = {"ONCALL_KEY": ANNA, "ANNA_KEY": ANNA, "GATEWAY_KEY": GATE, "GATEWAY_2_KEY": GATE}
+
+
+@pytest.mark.parametrize("page", ["gateway.md", "gateway_admin.md"])
+def test_the_files_of_keys_that_the_documents_show_are_such_files(tmp_path, page):
+    found = [b for b in blocks(DOCS / page, "yaml") if b.startswith("- {name: ")]
+    assert found
+    for text in found:
+        assert len(Keys.read(written(tmp_path, text), ENVIRON).holders) == text.count("role:")
+
+
+@pytest.mark.parametrize("roles", [("admin",), ("admin", "gateway")])
+def test_the_line_that_takes_the_key_of_a_start_takes_it(tmp_path, roles):
+    """As the document has it, of a file as `servanda serve` writes it."""
+    text = (DOCS / "gateway_admin.md").read_text(encoding="utf-8")
+    line = re.search(r"`export SERVANDA_ADMIN_KEY=\$\((.*NAME.*?)\)`", text)[1]
+    settings = Settings(
+        contract="", state=str(tmp_path / "runs/toy-gateway"), ledger="", host="", port=0
+    )
+    Path(settings.state).mkdir(parents=True)
+    made = serve._made(*roles)
+    serve._write(made, settings)
+    done = subprocess.run(
+        ["sh", "-c", line.replace("NAME", "toy")], cwd=tmp_path, capture_output=True, check=True
+    )
+    assert done.stdout.decode() == f"{made[0][2]}\n"
 
 
 def basic(user, key):
