@@ -71,7 +71,9 @@ class Routing(Value):
     budget: Number = Field(
         0.5, gt=0, description="Seconds of the train kernel that re-scoring may take, a second."
     )
-    expires: Duration = Field(600.0, description="After which a route that nobody renews ends.")
+    expires: Duration = Field(
+        600.0, gt=0, description="After which a route that nobody renews ends."
+    )
     without_snapshot: Literal["stable", "infer"] = Field(
         "stable",
         description="Who serves while no route is known; infer where there is no stable kernel.",

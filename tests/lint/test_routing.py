@@ -92,3 +92,10 @@ def test_the_longest_dwell_is_no_shorter_than_the_first():
         "                 ^",
         "  hint: write longest_dwell: 7200s or more, or a shorter dwell",
     ]
+
+
+def test_a_route_lives_longer_than_nothing():
+    """Or every one has ended as it comes, and stable serves all that slices act on."""
+    assert said(f"{CONTRACT}  expires: 0s\n")[0] == (
+        "x.yaml:14:12: expires must be greater than 0, found 0.0"
+    )
