@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from servanda.errors import ContractError
 from servanda.gateway.keys import Holder
+from servanda.language import parse
 from servanda.leader.standing import ScoringStanding, Standing
 from servanda.leader.web import page, words
 from servanda.leader.web.spark import HEIGHT, WIDTH, served, spark
@@ -218,6 +220,15 @@ def test_problems_come_first():
     for text in ("the store is locked", "the ledger is full", "contract.yaml:1:1: no"):
         assert text in html
     assert "things to look at" not in page.fragment(fake.standing(), VIEWER)
+
+
+def test_a_contract_that_is_refused_is_told_on_one_line_without_the_line_of_its_text():
+    with pytest.raises(ContractError) as found:
+        parse("apiVersion: x\nrouting: {mod: enforce}\n", "c.yaml", engines=["table"])
+    assert str(found.value).count("^") > 1
+    told = words.problem(str(found.value), 4000)
+    assert "c.yaml:2:11: routing has no key 'mod' hint: did you mean 'mode'?" in told
+    assert "^" not in told and " | " not in told
 
 
 def test_only_who_may_pin_is_offered_a_pin():

@@ -141,7 +141,7 @@ def view(standing: Standing, holder: Holder) -> dict[str, Any]:
         "pools": _pools(standing),
         "scoring": _scoring(standing),
         "gateways": [_gateway(one, standing) for one in standing.gateways],
-        "problems": [line(problem, 400) for problem in standing.problems],
+        "problems": [words.problem(text, 400) for text in standing.problems],
         "name": line(standing.name, 80),
         "digest": standing.contract.removeprefix("sha256:")[:8],
         "run": " ".join(filter(None, (line(standing.run, 40), line(standing.leg, 40)))),

@@ -17,7 +17,7 @@ _WIDEST = 40  # of a column; a longer name is cut
 def text(standing: Standing, url: str) -> str:
     """Problems, one sentence, what it rests on, a row a slice, and the next move."""
     head = words.headline(standing)
-    told = [f"! {line(problem, 300)}" for problem in standing.problems]
+    told = [f"! {words.problem(text, 300)}" for text in standing.problems]
     told += [f"{head.glyph} {head.text}", _where(standing), _pools(standing), _scored(standing), ""]
     ordered = sorted(standing.slices, key=lambda one: (one.name == "all", -_rank(one)))
     table = [list(_HEAD), *(_cells(one, standing) for one in ordered)]

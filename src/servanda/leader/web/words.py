@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from servanda.contract import WHOLE
@@ -17,6 +18,7 @@ _MANY, _ONE = ("keep", "are"), ("keeps", "is")
 _OURS = (_THE_WHOLE, "the other ", "all ", "none of ")  # beginnings that are no names
 _SHOWN = 3  # names in a sentence
 _LONGEST = 40  # characters of one
+_EXCERPT = re.compile(r"\n *(?:\d+ \|.*|\^)$", re.M)  # of a contract, below a message
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,11 @@ def _total(told: object, key: str) -> int:
 def place(name: str, longest: int = _LONGEST) -> str:
     """A slice as people call it."""
     return "whole traffic" if name == WHOLE else line(name, longest)
+
+
+def problem(text: str, longest: int) -> str:
+    """What somebody should look at, on one line: a caret points at nothing there."""
+    return line(_EXCERPT.sub("", text), longest)
 
 
 def state(one: SliceStanding) -> tuple[str, str, str]:
