@@ -155,6 +155,12 @@ def test_what_is_no_url_is_told_and_not_repeated(url):
     assert "secret" not in done.output
 
 
+@pytest.mark.parametrize("end", ["/", "/v1", "/v1/"])
+def test_a_url_may_end_as_those_of_the_api_do(server, end):
+    url, _ = server
+    assert servanda("status", "--gateway", f"{url}{end}").exit_code == 0
+
+
 def test_pin_needs_to_know_where():
     done = servanda("pin", "long", "--release", "--reason", "x")
     assert done.exit_code == 2

@@ -68,7 +68,7 @@ class Asking:
             raise ContractError(
                 "--gateway takes a URL of http or https, without a key", hint=_WHERE
             )
-        self.url = url.rstrip("/")
+        self.url = url.rstrip("/").removesuffix("/v1")  # as --infer, --stable and --leader take it
         self._headers = {"authorization": f"Bearer {key}", "accept": "application/json"}
         self._transport = transport
 
