@@ -1,8 +1,11 @@
 # What of a contract routing watches, and what it refuses to follow.
 
+import re
+
 import pytest
 
 from servanda.errors import ContractError
+from servanda.language import parse
 from servanda.leader.watching import watch
 from servanda.loading import load
 from tests import kit
@@ -95,6 +98,34 @@ def test_a_referee_that_is_an_arm_is_refused(tmp_path):
     path.write_text(path.read_text().replace("q.json", "p.json"))
     with pytest.raises(ContractError, match="one kernel: the referee may not be an arm"):
         watch(load(path))
+
+
+SERVERS = """\
+apiVersion: servanda.dev/v1alpha1
+kind: KernelContract
+metadata: {{name: servers}}
+kernels:
+  train: {{engine: openai_http, url: "{train}"}}
+  infer: {{engine: openai_http, url: "http://infer:8000"}}
+stable: {{engine: openai_http, url: "http://stable:8000/v1"}}
+workload: {{prompts: p.jsonl}}
+statistical:
+  - {{id: tv, metric: tv, aggregate: mean, at_most: 0.05}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("train", "says"),
+    [
+        ("http://stable:8000", "5:37: kernels.train and stable are one server: the referee may"),
+        ("http://infer:8000/v1/", "5:10: kernels.train and kernels.infer are one kernel: the"),
+    ],
+)
+def test_a_referee_on_a_server_of_users_is_refused(train, says):
+    """It would serve them, and be asked for the logprobs of prompts while it does."""
+    contract, _ = parse(SERVERS.format(train=train), "x.yaml", engines=["openai_http"])
+    with pytest.raises(ContractError, match=re.escape(says)):
+        watch(contract)
 
 
 def test_a_contract_of_which_nothing_can_be_watched_is_refused(tmp_path):

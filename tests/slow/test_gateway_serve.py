@@ -333,6 +333,14 @@ def test_an_option_that_is_no_url_is_told_before_anything_is_asked(contract, tmp
     )
 
 
+def test_an_option_that_names_the_referee_is_refused(contract, tmp_path):
+    train = 'train: {engine: openai_http, url: "http://127.0.0.1:11"}'
+    text = contract.contract.read_text().replace("train: {engine: table, model: p.json}", train)
+    contract.contract.write_text(text)
+    code, said = refused(tmp_path, contract.contract, "--stable", "http://127.0.0.1:11/v1")
+    assert code == 2 and "--stable is the server of kernels.train: the referee may not" in said
+
+
 def test_a_port_that_is_taken_is_said(contract, tmp_path):
     with bound("127.0.0.1", 0, "") as taken:
         port = taken.getsockname()[1]

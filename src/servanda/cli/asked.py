@@ -59,7 +59,17 @@ def urls_of(contract: Contract, infer: str | None, stable: str | None) -> dict[s
                 where=contract.where(*place),
                 hint=f"write {{engine: openai_http, url: ...}}, or give --{pool} URL",
             )
+        if given and given.rstrip("/").removesuffix("/v1") == _base(contract.kernels.train):
+            raise ContractError(
+                f"--{pool} is the server of kernels.train: the referee may not serve anybody",
+                where=contract.where("kernels", "train", "url"),
+                hint=f"--{pool} names another server",
+            )
     return found
+
+
+def _base(kernel: Kernel) -> str | None:
+    return kernel.url and kernel.url.rstrip("/").removesuffix("/v1")
 
 
 def config_of(contract: Contract, urls: Mapping[str, str], waits: Waits, say: Say) -> Config:

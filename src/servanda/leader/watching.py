@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from servanda.clauses import BySequence, Cell, Certificate, RelativeCertificate
-from servanda.contract import EXTERNAL, Contract, Workload
+from servanda.contract import EXTERNAL, Contract, Kernel, Workload
 from servanda.course import Leg, course_of
 from servanda.errors import ContractError, Problem
 from servanda.escalation import action_of
@@ -115,12 +115,24 @@ def _refused(contract: Contract) -> Iterator[Problem]:
             contract.where("kernels", "train", "engine"),
             "name the engine that evaluates the training kernel, such as transformers",
         )
-    elif _run(train) == _run(infer) or (train.url and train.url == infer.url):
+    elif _run(train) == _run(infer) or _one_server(train, infer):
         yield Problem(
             "kernels.train and kernels.infer are one kernel: the referee may not be an arm",
             contract.where("kernels", "train"),
             "let train be the kernel that infer is held to, on an engine of its own",
         )
+    elif contract.stable is not None and _one_server(train, contract.stable):
+        yield Problem(
+            "kernels.train and stable are one server: the referee may not serve anybody",
+            contract.where("kernels", "train", "url"),
+            "let train have a server of its own, or an engine such as transformers",
+        )
+
+
+def _one_server(one: Kernel, other: Kernel) -> bool:
+    """Whether two kernels are asked at one place, with or without the /v1 of its API."""
+    places = [(kernel.url or "").rstrip("/").removesuffix("/v1") for kernel in (one, other)]
+    return bool(places[0]) and places[0] == places[1]
 
 
 def _run(kernel: Any) -> dict[str, Any]:
