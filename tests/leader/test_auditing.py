@@ -36,6 +36,16 @@ def test_a_log_of_sound_traffic_has_nothing_to_divert(tmp_path):
     assert "all      100 %" in text(found)
 
 
+@pytest.mark.parametrize("n", [1, 20])
+def test_a_short_log_says_how_much_of_it_lies_in_a_slice(tmp_path, n):
+    """One that is read at once, so that nothing grew between two looks at it."""
+    path = leads.contract(tmp_path)
+    found, _ = audited(path, logged(tmp_path, path, n))
+    shares = {one.name: one.share or 0.0 for one in found.standing.slices}
+    assert shares["all"] == 1.0 and sum(shares.values()) == pytest.approx(2.0)
+    assert "all      100 %" in text(found)
+
+
 def test_a_slice_beyond_its_limit_is_told_with_what_showed_it(tmp_path):
     path = leads.contract(tmp_path, q=leads.FAULTY)
     found, _ = audited(path, logged(tmp_path, path))

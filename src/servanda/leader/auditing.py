@@ -152,8 +152,10 @@ class Audit:
             "peak": {"stable": 0},
             "slice_in_flight": none,
         }
-        message = {"gateway": _GATEWAY, "start": _START, "first": first, "rows": [*chunk]}
-        self._leader.follow({**message, "version": 0, "counts": counts})
+        message = {"gateway": _GATEWAY, "start": _START, "first": first, "version": 0}
+        if not first:  # traffic is what grew since a gateway was first heard
+            self._leader.follow({**message, "rows": [], "counts": {}})
+        self._leader.follow({**message, "rows": [*chunk], "counts": counts})
         while self._leader.step():
             pass
         standing = self._leader.standing()
