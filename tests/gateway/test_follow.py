@@ -324,7 +324,8 @@ def test_a_log_that_cannot_be_kept_is_told_with_the_next_move(tmp_path, name):
         Log(tmp_path / name)
 
     assert re.fullmatch(
-        rf"no log can be kept in .*{name}: [\w ]+\n  hint: --log names a folder that can be written",
+        rf"no log can be kept in .*{name}: [\w ]+\n"
+        "  hint: --log names a folder that can be written",
         str(found.value),
     )
 
