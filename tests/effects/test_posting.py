@@ -1,5 +1,7 @@
 # Posting to real servers on this machine that fail, drop, trickle and redirect.
 
+import re
+
 import pytest
 
 from servanda.effects.posting import Busy, Hook, insist
@@ -118,15 +120,16 @@ def test_a_url_that_is_none_is_refused_unseen(url):
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("http://h.example/\x01s3cr3t", "h.example: InvalidURL"),
-        (f"http://{'a' * 64}/s3cr3t", f"{'a' * 64}: UnicodeError"),
+        ("http://h.example/\x01s3cr3t", r"h\.example: InvalidURL"),
+        # from Python 3.13 on of the finer kind
+        (f"http://{'a' * 64}/s3cr3t", f"{'a' * 64}: Unicode(Encode)?Error"),
     ],
 )
 def test_a_url_that_cannot_be_asked_is_not_asked_again(url, said):
     with pytest.raises(MeasurementError) as error:
         Hook(url, "--slack").post({})
     assert not isinstance(error.value, Busy)
-    assert str(error.value) == said
+    assert re.fullmatch(said, str(error.value))
 
 
 def attempts(*outcomes):
