@@ -1,6 +1,7 @@
 # Hands that change what a ledger holds, behind its back.
 
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -13,10 +14,9 @@ def direct(where, request):
         if where.startswith("postgresql"):
             request.getfixturevalue("cluster").execute(*statements, url=where)
             return
-        with sqlite3.connect(where, isolation_level=None) as db:
+        with closing(sqlite3.connect(where, isolation_level=None)) as db:
             for statement in statements:
                 db.execute(statement)
-        db.close()
 
     return execute
 
@@ -31,10 +31,9 @@ def tamper(where, direct):
             on = "ALTER TABLE servanda_ledger ENABLE ALWAYS TRIGGER servanda_ledger_kept"
             direct(off, *statements, on)
             return
-        with sqlite3.connect(where) as db:
+        with closing(sqlite3.connect(where)) as db:
             query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
             triggers = db.execute(query).fetchall()
-        db.close()
         drop = [f"DROP TRIGGER {name}" for name, _ in triggers]
         direct(*drop, *statements, *(sql for _, sql in triggers))
 
