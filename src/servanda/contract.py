@@ -104,6 +104,11 @@ class Metadata(Value):
     annotations: dict[str, Any] = Field(default_factory=dict, description="Free.")
 
 
+def base_of(url: str) -> str:
+    """Where a server of OpenAI's API is, whether or not the /v1 of its paths was written."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
 class Kernel(Value):
     """A program that evaluates the policy: engine, precision, sampling, and how it runs."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from servanda.contract import Contract, Kernel
+from servanda.contract import Contract, Kernel, base_of
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.slices import LABEL
 
@@ -59,17 +59,13 @@ def urls_of(contract: Contract, infer: str | None, stable: str | None) -> dict[s
                 where=contract.where(*place),
                 hint=f"write {{engine: openai_http, url: ...}}, or give --{pool} URL",
             )
-        if given and given.rstrip("/").removesuffix("/v1") == _base(contract.kernels.train):
+        if given and base_of(given) == base_of(contract.kernels.train.url or ""):
             raise ContractError(
                 f"--{pool} is the server of kernels.train: the referee may not serve anybody",
                 where=contract.where("kernels", "train", "url"),
                 hint=f"--{pool} names another server",
             )
     return found
-
-
-def _base(kernel: Kernel) -> str | None:
-    return kernel.url and kernel.url.rstrip("/").removesuffix("/v1")
 
 
 def config_of(contract: Contract, urls: Mapping[str, str], waits: Waits, say: Say) -> Config:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from servanda.contract import base_of
 from servanda.errors import ContractError
 from servanda.gateway.keys import Keys
 from servanda.routing.values import Pool
@@ -57,7 +58,7 @@ class Upstream:
 
     @property
     def base(self) -> str:
-        return self.url.rstrip("/").removesuffix("/v1")
+        return base_of(self.url)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from servanda.clauses import BySequence, Cell, Certificate, RelativeCertificate
-from servanda.contract import EXTERNAL, Contract, Kernel, Workload
+from servanda.contract import EXTERNAL, Contract, Kernel, Workload, base_of
 from servanda.course import Leg, course_of
 from servanda.errors import ContractError, Problem
 from servanda.escalation import action_of
@@ -131,7 +131,7 @@ def _refused(contract: Contract) -> Iterator[Problem]:
 
 def _one_server(one: Kernel, other: Kernel) -> bool:
     """Whether two kernels are asked at one place, with or without the /v1 of its API."""
-    places = [(kernel.url or "").rstrip("/").removesuffix("/v1") for kernel in (one, other)]
+    places = [base_of(kernel.url or "") for kernel in (one, other)]
     return bool(places[0]) and places[0] == places[1]
 
 

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract import Kernel, Path
+from servanda.contract import Kernel, Path, base_of
 from servanda.engines.base import ENGINES
 from servanda.engines.http.dialects import found_out
 from servanda.engines.http.dialects.base import (
@@ -333,7 +333,7 @@ def _address(kernel: Kernel) -> str:
             f"engine 'openai_http' needs the url of a server, and has {kernel.url!r}",
             hint="write `url: http://127.0.0.1:8000` beside the engine",
         )
-    return (kernel.url or "").rstrip("/").removesuffix("/v1")
+    return base_of(kernel.url or "")
 
 
 def _named(name: str, before: Server, now: Server) -> str:

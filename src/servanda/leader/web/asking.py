@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
+from servanda.contract import base_of
 from servanda.errors import ContractError, EvidenceError, MeasurementError, ServandaError
 from servanda.leader.standing import Standing
 from servanda.plain import from_plain
@@ -68,7 +69,7 @@ class Asking:
             raise ContractError(
                 "--gateway takes a URL of http or https, without a key", hint=_WHERE
             )
-        self.url = url.rstrip("/").removesuffix("/v1")  # as --infer, --stable and --leader take it
+        self.url = base_of(url)  # as --infer, --stable and --leader take it
         self._headers = {"authorization": f"Bearer {key}", "accept": "application/json"}
         self._transport = transport
 
