@@ -15,7 +15,6 @@ from servanda.gateway.sessions import Sessions
 from tests.gateway.serving import (
     NOBODY,
     WAIT_S,
-    Fake,
     Running,
     config,
     drop,
@@ -30,20 +29,6 @@ from tests.gateway.serving import (
 ASK = {"model": "m", "prompt": [1, 2], "max_tokens": 4}
 EVENT = b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
 PATH = "/v1/completions"
-
-
-@pytest.fixture
-def pools():
-    with Fake(reply({"by": "infer"})) as infer, Fake(reply({"by": "stable"})) as stable:
-        yield infer, stable
-
-
-@pytest.fixture
-def running(pools):
-    """Infer serves everything, and every request is sampled."""
-    with Running(config(*pools, leader=NOBODY)) as running:
-        running.gateway.take(snapshot(whole=everything(sample=1.0)))
-        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -29,20 +29,6 @@ DONE = b"data: [DONE]\n\n"
 PATH = "/v1/completions"
 
 
-@pytest.fixture
-def pools():
-    with Fake(reply({"by": "infer"})) as infer, Fake(reply({"by": "stable"})) as stable:
-        yield infer, stable
-
-
-@pytest.fixture
-def running(pools):
-    """Infer serves everything, and every request is sampled."""
-    with Running(config(*pools, leader=NOBODY)) as running:
-        running.gateway.take(snapshot(whole=everything(sample=1.0)))
-        yield running
-
-
 def rows(running):
     return [json.loads(row) for row in running.idle().launches.waiting()]
 
