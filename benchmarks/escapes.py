@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import committed
 from benchmarks.assumptions import table
 from servanda.bounds import ASSUMPTIONS
 from servanda.falsification import falsify
 from servanda.falsification.escapes import ESCAPES
 
 DOCS = Path(__file__).parents[1] / "docs" / "explanation" / "ratio_and_gradient.md"
-BEGIN, END = "<!-- measured -->", "<!-- end of what is measured -->"
 DRIFT = 0.1  # largest |log w| of a drawn token, nats, or a hair more
 SCALES = (10, 100, 1000, 10_000)
 INSIDE = (
@@ -90,9 +90,7 @@ def main() -> None:
     text = "\n\n".join(parts)
     print(text)
     if options.write:
-        before, rest = DOCS.read_text(encoding="utf-8").split(BEGIN)
-        _, after = rest.split(END)
-        DOCS.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+        committed.write(DOCS, text, "python -m benchmarks.escapes --write")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ after round; a row's ratio is to the floor of its own round, one subtraction and
 Peers run under interpreters that have them, and are left out without.
 
     python -m benchmarks.monitor [--trl PYTHON] [--verl PYTHON] [--rounds 15] [--ragged]
+                                 [--shape 64x16]: another size of step
 
 Then, on the same step, how much wider the intervals are than those of its tokens one by one.
 """
@@ -48,16 +49,16 @@ CLAUSES: dict[str, tuple[Callable[[Array], Array], tuple[float, ...]]] = {
 }
 
 
-def step(ragged: bool) -> tuple[Array, Array, Array]:
+def step(ragged: bool, shape: tuple[int, int]) -> tuple[Array, Array, Array]:
     """(train, infer, mask) of one step, float32 as trainers have them; mean |log ratio| .008."""
     rng = np.random.default_rng(0)
-    shape = (SEQUENCES, TOKENS)
+    sequences, tokens = shape
     infer_BT = -rng.exponential(0.5, shape)
     spread_BT = -0.02 * infer_BT
     # weights of mean 1, as two distributions have them
     train_BT = infer_BT + spread_BT * rng.standard_normal(shape) - spread_BT**2 / 2
-    lengths_B = rng.integers(TOKENS // 4 if ragged else TOKENS, TOKENS + 1, SEQUENCES)
-    mask_BT = np.arange(TOKENS) < lengths_B[:, None]
+    lengths_B = rng.integers(tokens // 4 if ragged else tokens, tokens + 1, sequences)
+    mask_BT = np.arange(tokens) < lengths_B[:, None]
     return train_BT.astype(np.float32), infer_BT.astype(np.float32), mask_BT
 
 
@@ -72,8 +73,9 @@ def timed(run: Callable[[], object]) -> Row:
 
 def own(train_BT: Array, infer_BT: Array, mask_BT: Array) -> dict[str, Row]:
     """Our rows.  Four position bins times two environments are the atoms of eight slices."""
-    position_T = np.minimum(np.arange(TOKENS) // 2048, 3)
-    atom_BT = (position_T + 4 * (np.arange(SEQUENCES)[:, None] % 2)).astype(np.int32)
+    sequences, tokens = mask_BT.shape
+    position_T = np.minimum(np.arange(tokens) // max(1, tokens // 4), 3)
+    atom_BT = (position_T + 4 * (np.arange(sequences)[:, None] % 2)).astype(np.int32)
     inside_SA = np.array(
         [
             np.ones(8),
@@ -85,8 +87,8 @@ def own(train_BT: Array, infer_BT: Array, mask_BT: Array) -> dict[str, Row]:
     )
     binned = [Binned(*ends(*clause)) for clause in CLAUSES.values()]
     monitor = Monitor("verl-sync")
-    envs = [f"env {b % 2}" for b in range(SEQUENCES)]
-    groups = [str(b // 8) for b in range(SEQUENCES)]
+    envs = [f"env {b % 2}" for b in range(sequences)]
+    groups = [str(b // 8) for b in range(sequences)]
     steps = iter(range(1 << 30))
 
     def certificates() -> None:
@@ -155,8 +157,10 @@ def main() -> None:
     parser.add_argument("--verl", metavar="PYTHON", help="interpreter that has verl")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--ragged", action="store_true", help="answers of several lengths")
+    parser.add_argument("--shape", default=f"{SEQUENCES}x{TOKENS}", help="sequences x tokens")
     options = parser.parse_args()
-    train_BT, infer_BT, mask_BT = step(options.ragged)
+    sequences, _, width = options.shape.partition("x")
+    train_BT, infer_BT, mask_BT = step(options.ragged, (int(sequences), int(width)))
     tokens = int(mask_BT.sum())
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         arrays = {"train": train_BT, "infer": infer_BT, "mask": mask_BT.astype(np.int64)}
@@ -171,12 +175,12 @@ def main() -> None:
             row()  # caches, tables and the first step of a monitor
         rounds = [{name: row() for name, row in rows.items()} for _ in range(options.rounds)]
     floor, *_ = rows
-    print(f"{tokens:,} trained tokens of {SEQUENCES} x {TOKENS}, {options.rounds} rounds\n")
-    print("| | ns per trained token | times the floor |\n|---|---|---|")
+    print(f"{tokens:,} trained tokens of {options.shape}, {options.rounds} rounds\n")
+    print("| | ms a step | ns per trained token | times the floor |\n|---|---|---|---|")
     for name in rows:
-        ns = 1e9 * statistics.median(times[name] for times in rounds) / tokens
+        seconds = statistics.median(times[name] for times in rounds)
         ratio = statistics.median(times[name] / times[floor] for times in rounds)
-        print(f"| {name} | {ns:.1f} | {ratio:.0f} |")
+        print(f"| {name} | {1e3 * seconds:.2f} | {1e9 * seconds / tokens:.1f} | {ratio:.0f} |")
     widths(train_BT[mask_BT], infer_BT[mask_BT])
 
 
@@ -190,7 +194,9 @@ def widths(train_N: Array, infer_N: Array) -> None:
     for name, (x, bends) in CLAUSES.items():
         exact, found = LogMoment.of(x(ratio_N)), moment(count_K, *ends(x, bends))
         ends_exact, ends_found = interval(exact, 0.05), interval(found, 0.05)
-        moved = [abs(a - b) / a for a, b in zip(ends_exact, ends_found, strict=True)]
+        moved = [
+            abs(a - b) / a if a else abs(a - b) for a, b in zip(ends_exact, ends_found, strict=True)
+        ]
         print(
             f"| {name} | {exact.mean:.5g} | "
             + " | ".join(f"[{low:.5g}, {high:.5g}]" for low, high in (ends_exact, ends_found))

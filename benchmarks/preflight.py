@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from tests.preflight.drills import BROKEN, WORKING, Drill, drilled, expected, wrong
+from tests.preflight.drills import BROKEN, WORKING, Drill, drilled, expected, named
 
+from benchmarks import committed
 from servanda.preflight.result import Preflight
 
 DOCS = Path(__file__).parents[1] / "docs" / "how-to" / "preflight.md"
@@ -52,18 +53,15 @@ def of_broken(done: Sequence[Done]) -> Iterator[tuple[str, ...]]:
         *("follow of what is deaf", "of all else"),
     )
     for (fault, form), drills in _by(done, lambda drill: (drill.fault, drill.form)).items():
-        named = sum(
-            found.cause == fault and wrong(found) == expected(drill.kind, fault)
-            for drill, found in drills
-        )
+        count = sum(named(drill, found) for drill, found in drills)
         deaf, rest = [], []
         for drill, found in drills:
             for group in found.groups:
-                lost = group.name in expected(drill.kind, fault)
+                lost = group.name in (expected(drill.kind, fault) or ())
                 parts = [part.follow for part in group.parts if part.deaf]
                 (deaf if lost or parts else rest).extend(parts or [group.follow])
         yield (
-            *(fault, form, str(len(drills)), str(named)),
+            *(fault, form, str(len(drills)), str(count)),
             _span((found.poison.distance / found.found.floor for _, found in drills), ".1f"),
             _span(deaf, ".2f"),
             _span(rest, ".2f"),
@@ -112,9 +110,7 @@ def main() -> None:
     text = page(*([(drill, drilled(*drill)) for drill in drills] for drills in (WORKING, BROKEN)))
     print(text)
     if asked.write:
-        before, rest = DOCS.read_text(encoding="utf-8").split(BEGIN)
-        _, after = rest.split(END)
-        DOCS.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+        committed.write(DOCS, text, "python -m benchmarks.preflight --write", BEGIN, END)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import committed
 from benchmarks.assumptions import table
 from servanda.contract import Contract
 from servanda.routing.machine import absorb, begin, look, rules_of
@@ -33,7 +34,6 @@ from servanda.stats.log_moment import NEG, POS, log_mean_exp
 Array = NDArray[Any]
 
 DOCS = Path(__file__).parents[1] / "docs" / "explanation" / "routing.md"
-BEGIN, END = "<!-- measured -->", "<!-- end of what is measured -->"
 LIMIT = 0.05
 SOUND = 0.03
 REQUESTS = 3000
@@ -341,9 +341,7 @@ def main() -> None:
     )
     print(text)
     if options.write:
-        before, rest = DOCS.read_text(encoding="utf-8").split(BEGIN)
-        _, after = rest.split(END)
-        DOCS.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+        committed.write(DOCS, text, "python -m benchmarks.routing --write")
 
 
 if __name__ == "__main__":

@@ -1,183 +1,201 @@
-# The truth table of the faults: what a check says of each, and what the field's numbers say.
+# The truth table of the faults: what a check says of each, at which strength, and what the
+# field's numbers say of the same tokens.
 #
-#     python -m benchmarks.truth_table                  runs every row and prints it
-#     python -m benchmarks.truth_table --fault int4     runs one row
-#     python -m benchmarks.truth_table --write          also puts it into docs/reference/faults.md
+#     python -m benchmarks.truth_table                measures what is not on record, and prints it
+#     python -m benchmarks.truth_table --fault int4   one fault only; --again measures it anew
+#     python -m benchmarks.truth_table --write        writes docs/reference/faults.md from records
 #
-# A row is one `servanda check` of examples/tiny-faults with the fault in it, half a minute on
-# two cores.  tests/slow/test_truth_table.py runs every row again and holds the page to it.
+# A record is one `servanda check` of examples/tiny-faults with a fault in it, half a minute on
+# two cores: at the fault's default, at the field's strength, and at those of its strengths that
+# a bisection needs to find the smallest that each gate catches.  Records are kept in
+# benchmarks/truth_table.jsonl; a fault that is new to the catalogue is measured by the first line.
+# tests/faults/test_catalogue.py holds the page to the records, tests/slow/test_truth_table.py the
+# records to the code.
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from servanda import run
 from servanda.drill import Drill, drill
 from servanda.faults import FAULTS
-from servanda.gates import Gate
 
 ROOT = Path(__file__).parents[1]
 CONTRACT = ROOT / "examples" / "tiny-faults.kernelcontract.yaml"
-DOCS = ROOT / "docs" / "reference" / "faults.md"
+RECORDS = Path(__file__).with_suffix(".jsonl")
 NONE = "none"
 NAMES = (NONE, *FAULTS)
-SHOWN = 2  # deciding cells
-ABSENT = "-"
-HEAD = (
-    *("fault", "side", "takes", "value", "what goes wrong", "verdict", "exit", "decided by"),
-    *("perplexity", "mean k3, nats", "mean &#124;d&#124;, nats", "thresholds that ring"),
+CAUGHT = ("violated", "error", "refused")
+# the field's gates, as servanda.gates names them without limit; the last rings for the healthy
+# kernel too, and is left out of the smallest strengths
+GATES = (
+    *("perplexity, ±1 %", "mean KL (k3)", "mean |Δ logp|", "token_mult_prob_error"),
+    *("mean |Δ probability|", "p99 |Δ logp|", "top-1 agreement"),
 )
+OURS = "servanda"
+SHOWN = 2  # deciding cells
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row of the page, as its texts."""
+class Record:
+    """One check with one fault in it.
+
+    Args:
+        value: of the fault; None where there is none.
+        deciding: the first of the cells that made the outcome, "clause on slice"; more: how many
+            there are beside them.
+        tokens: how many were judged; None where that was not kept.
+        gates: of the field: name -> what it measured, and whether it passes; both None where
+            there was no number.
+    """
 
     fault: str
-    side: str
-    takes: str
-    value: str
-    summary: str
-    verdict: str
-    exit: str
-    deciding: str
-    perplexity: str
-    k3: str
-    distance: str
-    ringing: str
+    value: Any
+    outcome: str
+    exit: int
+    deciding: tuple[str, ...]
+    tokens: int | None
+    gates: dict[str, tuple[float | None, bool | None]]
+    more: int = 0
 
     @classmethod
-    def of(cls, told: Drill) -> Row:
-        gates = {gate.name.split(" ≤")[0]: gate for gate in told.gates}
-        ringing = [_plain(name) for name, gate in gates.items() if gate.passes is False]
-        more = len(told.deciding) - SHOWN
+    def of(cls, told: Drill) -> Record:
+        gates = {
+            gate.name.split(" ≤")[0].split(" ≥")[0]: (gate.value, gate.passes)
+            for gate in told.gates
+        }
         return cls(
-            *described(told.fault or NONE),
-            verdict=told.outcome,
-            exit=str(told.exit_code),
-            deciding=", ".join(told.deciding[:SHOWN]) + (f", {more} more" if more > 0 else "")
-            or ("identity" if told.refused else ABSENT),
-            perplexity=_change(gates.get("perplexity, ±1 %")),
-            k3=_size(gates.get("mean KL (k3)")),
-            distance=_size(gates.get("mean |Δ logp|")),
-            ringing=(", ".join(ringing) or "none") if told.gates else ABSENT,
+            *(told.fault or NONE, told.value, told.outcome, told.exit_code),
+            *(told.deciding[:SHOWN], told.tokens, gates, max(0, len(told.deciding) - SHOWN)),
         )
 
     @property
-    def first(self) -> str:
-        """The first deciding cell."""
-        return self.deciding.split(", ")[0]
+    def key(self) -> tuple[str, str]:
+        return self.fault, json.dumps(self.value)
 
-    def __str__(self) -> str:
-        fault, side, takes, value, *rest = asdict(self).values()
-        return f"| `{fault}` | {side} | {takes} | {_code(value)} | {' | '.join(rest)} |"
+    @property
+    def ringing(self) -> tuple[str, ...]:
+        """The field's gates that ring."""
+        return tuple(name for name in GATES if self.gates.get(name, (None, None))[1] is False)
 
-
-def described(name: str) -> tuple[str, str, str, str, str]:
-    """What the catalogue says of a fault: name, side, what it takes, default, summary."""
-    if name == NONE:
-        return NONE, ABSENT, ABSENT, ABSENT, "Nothing: the kernels as they are."
-    fault = FAULTS[name]
-    return name, fault.side, str(fault.takes), json.dumps(fault.default), fault.summary
+    def caught(self, gate: str) -> bool:
+        """Whether servanda, or a gate of the field, calls this kernel wrong."""
+        return self.outcome in CAUGHT if gate == OURS else gate in self.ringing
 
 
-def _code(value: str) -> str:
-    return value if value == ABSENT else f"`{value}`"
+Records = dict[tuple[str, str], Record]
 
 
-def _plain(gate: str) -> str:
-    return gate.split(" ≥")[0].replace("|", "&#124;")
+def read(path: Path = RECORDS) -> Records:
+    """The records of a file, by fault and value."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found: Records = {}
+    for line in lines:
+        one = json.loads(line)
+        one["deciding"] = tuple(one["deciding"])
+        one["gates"] = {name: tuple(told) for name, told in one["gates"].items()}
+        record = Record(**one)
+        found[record.key] = record
+    return found
 
 
-def _size(gate: Gate | None) -> str:
-    return f"{gate.value:.2g}" if gate and gate.value is not None else ABSENT
+def write(records: Records, path: Path = RECORDS) -> None:
+    """The file, in the order of the catalogue; of each fault the default first."""
+    order = sorted(records.values(), key=lambda r: (NAMES.index(r.fault), *_place(r)))
+    text = "".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in order)
+    path.write_text(text, encoding="utf-8")
 
 
-def _change(gate: Gate | None) -> str:
-    if gate is None or gate.value is None:
-        return ABSENT
-    return f"{round(100 * gate.value, 2) + 0.0:+.2f} %"  # never -0.00
+def _place(record: Record) -> tuple[int, str]:
+    fault = FAULTS.get(record.fault)
+    if fault is None or record.value == fault.default:
+        return -1, ""
+    known = record.value in fault.strengths
+    return (fault.strengths.index(record.value) if known else 99), json.dumps(record.value)
 
 
-def measured(name: str) -> Row:
+def measured(name: str, value: Any = None) -> Record:
     """Check the contract with one fault of the catalogue, or with none."""
-    return Row.of(drill(run.load(CONTRACT), None if name == NONE else name))
+    return Record.of(
+        drill(run.load(CONTRACT), None if name == NONE else name, value, open=run.in_process)
+    )
 
 
-def read(page: str) -> dict[str, Row]:
-    """The rows of a page by their fault."""
-    lines = re.findall(r"^\| (`.*) \|$", page, re.M)
-    rows = [Row(*(cell.strip("`") for cell in line.split(" | "))) for line in lines]
-    return {row.fault: row for row in rows}
+def smallest(strengths: Sequence[Any], caught: Callable[[Any], bool], known: int | None) -> int:
+    """The place of the weakest strength that is caught, where all stronger ones are too.
+
+    Args:
+        strengths: weakest first; known: a place that is caught, where one is.
+
+    Returns:
+        len(strengths) where the strongest is not caught.
+
+    >>> smallest([1, 2, 3, 4], lambda value: value >= 3, None)
+    2
+    """
+    missed, seen = -1, len(strengths)
+    if known is not None:
+        seen = known
+    elif strengths:  # most gates of the field see no strength at all
+        seen -= 1
+        if not caught(strengths[seen]):
+            return len(strengths)
+    while seen - missed > 1:
+        at = (missed + seen) // 2
+        if caught(strengths[at]):
+            seen = at
+        else:
+            missed = at
+    return seen
 
 
-_PAGE = """\
-# The faults, and what says so
-
-The catalogue holds bugs that were met in the field, to be put into a kernel on purpose:
-
-```sh
-$ servanda demo --fault list             # all of them, and where each was met
-$ servanda demo --fault bf16_positions   # check the shipped kernels with one of them
-$ servanda demo --fault undisclosed_top_p --value 0.95 --contract my.kernelcontract.yaml
-```
-
-`demo --fault` exits as `servanda check` does. In a contract the same is said by a kernel's
-`fault: {{bf16_positions: true}}`. An engine that has nothing to break in the way of a fault refuses
-it by name.
-
-Below, every fault at its default in the kernels of `examples/tiny-faults.kernelcontract.yaml`,
-whose limits lie near what a healthy bfloat16 kernel needs. **Every fault is caught; without one,
-the contract holds.** Measured by `python -m benchmarks.truth_table --write`; `make test-slow`
-runs every row again.
-
-{table}
-
-- *side*, *takes*, *value*: the kernel that has the fault, the values that it may be given, and the
-  one that was measured, which is its default.
-- *verdict*, *exit*: as of `servanda check`. *Refused* (exit 4): the identity of weights or
-  vocabulary gives it away before anything is measured. *Error* (exit 4): so much of the evidence is
-  missing that the rest says nothing.
-- *decided by*: the clauses of the contract, and the slices, that made the outcome. Where a guard
-  fails (`fidelity`, `finite`, `steady`), the certificates say nothing: the numbers are not what
-  they claim.
-- *perplexity*: of infer against train, on the golden texts. *k3* and *|d|*: means over the sampled
-  tokens, d being the difference of log-probabilities.
-- *thresholds that ring*: of the field's usual ones, all of them averages, on the same tokens;
-  `servanda explain` and the [glossary](glossary.md) have their names. A run stops as soon as it is
-  decided, so how many tokens that are differs between rows. Top-1 agreement rings for the healthy
-  kernel too: of near ties, rounding alone turns more than 2 %.
-
-The magnitudes are those of the shipped model of 2.6 M parameters, on one machine: how large the
-same bug is in another model, nobody knows before it is there. Which of these faults *your* gate
-would have caught at its size is in the report of each run.
-"""
-
-
-def page(rows: Iterable[Row]) -> str:
-    """The page, in the order of the catalogue."""
-    by_name = {row.fault: row for row in rows}
-    lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
-    lines += [str(by_name[name]) for name in NAMES if name in by_name]
-    return _PAGE.format(table="\n".join(lines))
+def sweep(name: str, look: Callable[[str, Any], Record], gates: Sequence[str]) -> None:
+    """Look at a fault's default, at the field's value, and at what the bisections ask for."""
+    if name == NONE:
+        look(NONE, None)
+        return
+    fault = FAULTS[name]
+    for value in (fault.default, fault.field):
+        if value is not None:
+            look(name, value)
+    for gate in gates:
+        at = fault.strengths.index(fault.default) if fault.default in fault.strengths else None
+        known = at if at is not None and look(name, fault.default).caught(gate) else None
+        smallest(fault.strengths, lambda value, gate=gate: look(name, value).caught(gate), known)
 
 
 def main() -> None:
     cli = argparse.ArgumentParser()
-    cli.add_argument("--fault", action="append", choices=NAMES, help="default: every row")
-    cli.add_argument("--write", action="store_true", help="put what was run into the page")
+    cli.add_argument("--fault", action="append", choices=NAMES, help="default: all of them")
+    cli.add_argument("--again", action="store_true", help="measure what is on record, too")
+    cli.add_argument("--write", action="store_true", help="write the page from the records")
     given = cli.parse_args()
-    for name in given.fault or NAMES:
-        row = measured(name)
-        print(row, flush=True)
-        if given.write:
-            kept = read(DOCS.read_text(encoding="utf-8")) if DOCS.exists() else {}
-            DOCS.write_text(page([*(kept | {name: row}).values()]), encoding="utf-8")
+    records = read()
+    if given.again:
+        names = given.fault or NAMES
+        records = {key: record for key, record in records.items() if key[0] not in names}
+
+    def look(name: str, value: Any) -> Record:
+        key = name, json.dumps(value)
+        if key not in records:
+            records[key] = measured(name, value)
+            write({**read(), key: records[key]})
+            told = records[key]
+            print(name, key[1], told.outcome, told.tokens, *told.ringing, flush=True)
+        return records[key]
+
+    for gates in ((OURS,), GATES[:-1]):
+        for name in given.fault or (() if given.write else NAMES):
+            sweep(name, look, gates)
+    if given.write:
+        from benchmarks.faults_page import DOCS, page  # which reads records, as this does
+
+        DOCS.write_text(page(records), encoding="utf-8")
 
 
 if __name__ == "__main__":

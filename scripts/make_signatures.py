@@ -1,12 +1,18 @@
 """Measures every fault of the catalogue on the shipped model, for the power of a gate.
 
 One healthy pair of kernels and each fault at its default: the same seeded prompts, the same
-texts; writes src/servanda/faults/signatures.parquet.  Ten minutes on one core.
+texts; writes src/servanda/faults/signatures.parquet.  Ten minutes on one core.  With --field, the
+faults that the field met at another value than the default, at that one; signatures_field.parquet.
 
-    python scripts/make_signatures.py [--prompts 160]
+    python scripts/make_signatures.py [--field] [--prompts 160]
 """
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -63,6 +69,7 @@ def measured(contract, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=160)
+    parser.add_argument("--field", action="store_true", help="at the values of the field")
     options = parser.parse_args()
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -72,15 +79,19 @@ def main():
         )
         healthy = run.load(path)
         for name, fault in FAULTS.items():
+            value = fault.field if options.field else fault.default
+            if options.field and value in (None, fault.default):
+                continue
             began = time.monotonic()
             try:
-                pair, golden = measured(injected(healthy, name), f"{folder}/{name}")
-                found.append(Signature(name, fault.summary, pair, golden))
+                pair, golden = measured(injected(healthy, name, value), f"{folder}/{name}")
             except IdentityError:
-                found.append(Signature(name, fault.summary, None, {}))
+                pair, golden = None, {}
+            found.append(Signature(name, fault.summary, pair, golden, json.dumps(value)))
             print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     data = signatures.to_bytes(found)
-    out = ROOT / "src" / "servanda" / "faults" / signatures.FILE
+    file = signatures.FIELD_FILE if options.field else signatures.FILE
+    out = ROOT / "src" / "servanda" / "faults" / file
     out.write_bytes(data)
     print(f"{out.relative_to(ROOT)}: {len(data) / 1e6:.2f} MB, {len(found)} faults")
 

@@ -1,4 +1,5 @@
-# Hypothesis is derandomised: a red test is red for everyone.
+# Hypothesis is derandomised in the default suite: a red test is red for everyone.  Its nightly
+# profile draws new examples, and prints how to see a failure again.
 
 import importlib.util
 import os
@@ -10,11 +11,10 @@ from hypothesis import HealthCheck, settings
 
 from tests import cluster as clusters
 
+_MACHINES_ARE_SHARED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("servanda", derandomize=True, **_MACHINES_ARE_SHARED)
 settings.register_profile(
-    "servanda",
-    derandomize=True,
-    deadline=None,  # machines are shared; time belongs in benchmarks
-    suppress_health_check=[HealthCheck.too_slow],
+    "nightly", derandomize=False, print_blob=True, max_examples=1000, **_MACHINES_ARE_SHARED
 )
 settings.load_profile("servanda")
 

@@ -44,6 +44,7 @@ confidence: {confidence}
 statistical:
   - {{id: tv, metric: tv, aggregate: mean, at_most: {limit}}}
 {more}
+{bitwise}
 promotion: {{offline: {{sequences: [{first}, {last}]}}{canary}}}
 {stable}
 """
@@ -71,13 +72,16 @@ def write(
     more="",
     first=32,
     last=2000,
+    bitwise=None,
 ):
     """A contract of two tables in a folder; returns its path and the exact pair.
 
-    Without a stable kernel it has no canary either.
+    Without a stable kernel it has no canary either.  Two equal tables are declared to be bitwise
+    equal, unless `bitwise` says otherwise.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    bitwise = (q is not None and q == (p or {"": BASE})) if bitwise is None else bitwise
     train_table = table(folder, "p.json", p or {"": BASE})
     infer_table = table(folder, "q.json", q or {"": moved(BASE, 0.01)})
     lines = [
@@ -104,6 +108,7 @@ def write(
             more=more,
             first=first,
             last=last,
+            bitwise="bitwise: true" if bitwise else "",
         )
     )
     return path, TablePair(train_table, infer_table)

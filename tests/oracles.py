@@ -4,6 +4,7 @@ import math
 from contextlib import contextmanager
 from decimal import Decimal, localcontext
 from fractions import Fraction
+from itertools import accumulate
 
 import numpy as np
 
@@ -52,6 +53,49 @@ def group_ratio_e(groups, theta, limit, capacity):
 
 def log_mean_exp(logs):
     return math.log(np.mean(np.exp(np.array(logs))))
+
+
+# The bets, written down here a second time: what is fixed for ever is not imported from the code
+# that it is held against.
+NEG = (*(-0.002 * 450 ** (i / 13) for i in range(14)), -0.95, -0.99)
+POS = tuple(0.01 * 10 ** (i / 4) for i in range(33))
+
+
+def grown(xs, bets, limit):
+    """log of each bet's product over xs, nats, [J]."""
+    return [math.fsum(math.log1p(t * x) - math.log1p(t * limit) for x in xs) for t in bets]
+
+
+def mixed(growth):
+    """log of the mean of the products, whatever their size."""
+    top = max(growth)
+    return top + math.log(math.fsum(math.exp(g - top) for g in growth) / len(growth))
+
+
+def most(rounds, bets, limit):
+    """The largest log e-value of the mixture after any of the rounds."""
+    so_far = accumulate(np.array(grown(xs, bets, limit)) for xs in rounds)
+    return max(mixed(growth.tolist()) for growth in so_far)
+
+
+def bernoulli_ends(ones, n, alpha):
+    """The two ends of the mean of n values of which so many are 1 and the others 0."""
+    neg, pos = np.array(NEG), np.array(POS)
+
+    def at(bets, limit):
+        return mixed((ones * np.log1p(bets) - n * np.log1p(bets * limit)).tolist())
+
+    ends = []
+    for bets, proved, open_ in ((pos, 0.0, 1.0), (neg, 1.0, 0.0)):
+        if at(bets, proved) >= math.log(1 / alpha):
+            for _ in range(50):
+                middle = (proved + open_) / 2
+                if at(bets, middle) >= math.log(1 / alpha):
+                    proved = middle
+                else:
+                    open_ = middle
+        ends.append(proved)
+    return tuple(ends)
 
 
 # Divergences by their textbook definitions, on probabilities of any exact type: Fractions

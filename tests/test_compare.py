@@ -1,6 +1,7 @@
 # Two kernels and no YAML: the verdict, the contract that is left, what is said, and mistakes.
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,9 +21,17 @@ from servanda.comparison import (
     plan_of,
     prepare,
 )
+from servanda.engines import BUILTIN
+from servanda.engines.base import ENGINES
+from servanda.engines.folder import config_values, sampling_defaults
+from servanda.engines.table import TableEngine
 from servanda.errors import ContractError, IdentityError, MeasurementError
+from servanda.identity import Description, differences
 from servanda.probe import Engines
+from servanda.report import FORMATS
+from servanda.verdict import Circumstances, Verdict
 from tests import kit
+from tests.report.made import verdict
 
 ROOT = Path(__file__).parents[1]
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
@@ -91,7 +100,8 @@ def test_a_saved_contract_finds_its_files_from_its_own_folder(tables):
 def test_labels_of_two_to_eight_values_become_slices(tables):
     comparison = ready()
     assert [rule.name for rule in comparison.parts.slices] == ["task", "depth"]
-    assert any("label 'row' has 60 values, more than 8" in line for line in comparison.said)
+    said = "\n".join(comparison.said)
+    assert "label 'row' differs on every line: an identifier, and no slice" in said
 
 
 def test_prompts_of_many_lengths_are_sliced_by_length(tables):
@@ -105,9 +115,72 @@ def test_a_slice_that_its_run_could_not_judge_is_left_out_and_said(tables):
     lines = [{"prompt": "a", "labels": {"task": "rare" if i == 0 else "often"}} for i in range(200)]
     (tables / "rare.jsonl").write_text("\n".join(map(json.dumps, lines)))
     comparison = ready(prompts=Path("rare.jsonl"), claim="population")
-    assert [rule.name for rule in comparison.parts.slices] == ["depth"]
+    assert [rule.name for rule in comparison.parts.slices] == ["task-often", "depth"]
     said = "\n".join(comparison.said)
-    assert "not sliced: label 'task': its value 'rare' would have 10 of the" in said
+    assert "1 of 2 values of label 'task' ('rare') would have 10 of the" in said
+    assert "judged with the whole alone" in said
+
+
+def test_a_rare_value_takes_no_other_value_with_it(tables):
+    """18 % of the prompts are at 3.5 times the limit; another value is rarer still."""
+    often, differs = kit.BASE, kit.moved(kit.BASE, 0.14)
+    kit.table(tables, "b.json", {"": often, "b": differs, "d": differs})
+    of = ["b"] * 18 + ["rare"] * 2 + ["often"] * 80
+    lines = [{"prompt": "b" if kind == "b" else "c", "labels": {"kind": kind}} for kind in of]
+    (tables / "kinds.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+    comparison, verdict = compared(b="b.json", prompts=Path("kinds.jsonl"), max_new_tokens=2)
+
+    assert [rule.name for rule in comparison.parts.slices] == ["kind-often", "kind-b"]
+    assert "1 of 3 values of label 'kind' ('rare') would have" in "\n".join(comparison.said)
+    assert ("kind-b", "violated") in {(c.slice, c.outcome) for c in verdict.cells}
+    spots = [spot.text for spot in verdict.blind_spots]
+    assert (
+        "label 'kind': 'rare', 2 % of the prompts, not by itself: judged with the whole alone"
+        in spots
+    )
+
+
+def test_values_that_are_rare_alone_are_judged_together(tables):
+    of = [f"rare{i % 5}" for i in range(20)] + ["often"] * 80
+    lines = [{"prompt": "c", "labels": {"kind": kind}} for kind in of]
+    (tables / "kinds.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+    comparison, verdict = compared(prompts=Path("kinds.jsonl"), sequences=400, max_new_tokens=2)
+
+    assert comparison.parts.slices[0].most == 1
+    assert {"kind=often", "kind=(other)"} <= {c.slice for c in verdict.cells}
+    assert any("judged together in one slice" in spot.text for spot in verdict.blind_spots)
+
+
+def test_identical_kernels_hold_where_answers_are_short(tables):
+    """An end of text nearly everywhere: one answer in a thousand is longer than two tokens."""
+    ending = [0.01, 0.005, 0.005, 0.01, 0.97]
+    for name in ("short.json", "short2.json"):
+        kit.table(tables, name, {"": ending})
+    before = (16.0, 32.0)  # a third and two thirds of the room, which nothing reaches
+
+    comparison, verdict = compared(
+        a="table:short.json", b="short2.json", max_new_tokens=48, sequences=800
+    )
+
+    assert verdict.outcome == "holds", str(verdict)
+    depth = [rule for rule in comparison.parts.slices if rule.name == "depth"]
+    assert all(rule.at != before for rule in depth)
+    assert any("answers drawn to look have" in line for line in comparison.said)
+    again = ready(a="table:short.json", b="short2.json", max_new_tokens=48, sequences=800)
+    assert again.contract().digest == comparison.contract().digest
+
+
+def test_the_depths_of_a_run_that_is_continued_are_those_that_it_began_with(tables):
+    with Engines(run.in_process) as engines:
+        comparison = prepare(asked(), engines)
+        comparison.save(comparison.folder / CONTRACT)
+        kept = comparison.folder / CONTRACT
+        text = kept.read_text()
+        drawn = text.split("to choose depths: ")[1].splitlines()[0]
+        kept.write_text(text.replace(drawn, "1 1 1"))
+        assert "depth" not in [r.name for r in prepare(asked(), engines).parts.slices]
 
 
 def test_what_is_compared_is_said_first(tables):
@@ -427,3 +500,82 @@ def test_a_real_model_against_its_pack(tables):
     done = servanda("compare", "real.pack", candidate, "--preset", "nvfp4", "--quiet")
     assert done.exit_code == 0, done.output
     assert "HOLDS" in done.stdout and "re-scores" in done.stdout
+
+
+class _Clock(TableEngine):
+    """An engine of another package: it needs no model, and records no batch size."""
+
+    def __init__(self, kernel):
+        model = "q.json" if kernel.engine == "slow_clock" else "p.json"
+        super().__init__(kernel.model_copy(update={"model": model}))
+
+    def trace_of(self, trace):
+        about = {k: v for k, v in trace.about.items() if k != "batch_size"}
+        return replace(trace, about=about)
+
+    def generate(self, batch, sampling, seed):
+        return self.trace_of(super().generate(batch, sampling, seed))
+
+    def score(self, batch, sampling, path):
+        return self.trace_of(super().score(batch, sampling, path))
+
+
+def test_engines_of_other_packages_can_be_compared(tables, monkeypatch):
+    """By their names alone, and by the contract that compare itself writes."""
+    for name in ("clock", "slow_clock"):
+        monkeypatch.setitem(ENGINES._things, name, _Clock)
+    names = (*BUILTIN, "clock", "slow_clock")
+    for module in ("comparison.sides", "comparison.comparison", "loading"):
+        monkeypatch.setattr(f"servanda.{module}.engine_names", lambda: names)
+    wanted = Asked(
+        "clock", "slow_clock", prompts=Path("prompts.jsonl"), preset="nvfp4", max_new_tokens=6
+    )
+    with Engines(run.in_process) as engines:
+        comparison = prepare(wanted, engines)
+        verdict = compare(comparison, engines)
+
+    assert verdict.outcome == "holds", verdict
+    assert "batch_size" not in comparison.text(Path())
+
+
+def test_the_key_of_config_json_that_differs_is_told(tmp_path):
+    """An epsilon and a theta are named with both values; who wrote the file is not."""
+    config = json.loads((ROOT / "models/tiny-lm/config.json").read_text())
+    other = config | {"rms_norm_eps": 1e-3, "transformers_version": "4.0", "dtype": "float16"}
+    other["rope_parameters"] = {**config["rope_parameters"], "rope_theta": 5e5}
+
+    def said(one, two):
+        sides = (config_values(c) for c in (one, two))
+        return differences(*(Description({}, {}, "", 0, (), config=c) for c in sides))
+
+    text = (
+        "config.json differs (train / infer): rms_norm_eps 1e-06 / 0.001, "
+        "rope_parameters.rope_theta 10000.0 / 500000.0"
+    )
+    assert said(config, other) == (text,)
+    assert said(config, config | {"dtype": "float16", "transformers_version": "4.0"}) == ()
+    untold = [Description({"config": d}, {}, "", 0, ()) for d in ("70cc1111", "7c042222")]
+    assert "digest 70cc1111 on train, 7c042222 on infer" in differences(*untold)[0]
+    assert differences(untold[0], untold[0]) == ()
+    told = [
+        Description({"engine": "x", "default.top_k": "40"} | more, {}, "", 0, ())
+        for more in ({}, {"default.repeat_penalty": "1.1"})
+    ]
+    assert differences(*told) == (
+        "sampling defaults differ (train / infer): repeat_penalty absent / 1.1",
+    )
+    made = verdict("violated", circumstances=Circumstances(differences=(text,)))
+    for name in ("text", "markdown", "html", "json", "github"):
+        assert "rms_norm_eps" in FORMATS[name](made).replace("\\", ""), name
+    assert Verdict.from_dict(made.to_dict()).circumstances.differences == (text,)
+
+
+def test_the_sampling_defaults_of_a_folder_are_part_of_its_fingerprint(tmp_path):
+    assert sampling_defaults(ROOT / "models/tiny-lm") == {}  # it has none: digests stay
+    said = {"temperature": 0.6, "repetition_penalty": 1.1, "transformers_version": "5"}
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    assert sampling_defaults(tmp_path) == {
+        "default.temperature": "0.6",
+        "default.repetition_penalty": "1.1",
+    }
+    assert sampling_defaults(tmp_path / "none") == {}

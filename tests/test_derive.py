@@ -21,6 +21,7 @@ from servanda.derive.sizes import Held
 from servanda.errors import ContractError
 from servanda.stats import units_expected
 from tests import kit
+from tests.drawn import examples
 
 
 def servanda(*arguments):
@@ -86,7 +87,7 @@ BUDGETS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(budgets=BUDGETS)
 def test_whatever_is_derived_lints_clean(folder, budgets):
     weightings = {
@@ -122,7 +123,7 @@ def test_whatever_is_derived_lints_clean(folder, budgets):
     assert max(map(len, comments)) <= 100
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(share=st.floats(0.01, 0.9), tokens=st.integers(1, 2000))
 def test_what_would_suffice_does(folder, share, tokens):
     """Every monitored limit, put into its theorem, leads to no more than the budget."""

@@ -4,10 +4,12 @@ import pytest
 from click.testing import CliRunner
 
 from servanda import run
+from servanda.cli.demo import averages
 from servanda.cli.main import main
 from servanda.drill import drill
 from servanda.errors import IdentityError, MeasurementError
 from servanda.faults import FAULTS
+from servanda.gates import Gate
 from servanda.report import FORMATS
 from tests import kit
 from tests.report import made
@@ -142,3 +144,20 @@ def test_the_demo_leaves_its_second_run_as_a_page(tmp_path, monkeypatch):
     page = (tmp_path / "servanda-demo.html").read_text(encoding="utf-8")
     assert page.strip() == FORMATS["html"](made.VERDICTS["violated"]).strip()
     assert done.output.endswith("report servanda-demo.html\n")
+
+
+def test_the_demo_ends_on_what_its_own_page_says_of_averages():
+    """Two of three averages that do not see the slice, and one that does, are told as that."""
+    found = (
+        Gate("mean KL (k3) ≤ 0.015 (prime-rl)", 0.02, "0.02", False),
+        Gate("mean |Δ logp| ≤ 0.1 (slime)", 0.02, "0.02", True),
+        Gate("perplexity, ±1 %", 0.001, "", True),
+        Gate("top-1 agreement ≥ 98 %", None, "not measured", None),
+    )
+
+    assert averages(found) == (
+        "Of the field's 4 thresholds on averages over all traffic, 2 do not see it (mean |Δ logp| "
+        "≤ 0.1 (slime); perplexity, ±1 %) and 1 see that something is wrong, not where (mean KL "
+        "(k3) ≤ 0.015 (prime-rl))."
+    )
+    assert "1 see" not in averages(found[1:])

@@ -220,3 +220,15 @@ def test_the_silence_of_a_server_is_a_key_of_urls():
     assert kernel.timeout_s == 600 and kernel_string(kernel) == url
     with pytest.raises(ContractError, match="timeout_s is a number of seconds, not 'long'"):
         parse_kernel("http://127.0.0.1:8000,timeout_s=long", engines=["openai_http"])
+
+
+def test_an_engine_of_another_package_may_need_no_model():
+    """The engine of the how-to page is `clock`; an engine of ours is not complete without one."""
+    engines = ["table", "clock"]
+    kernel = parse_kernel("clock,batch_size=4", engines=engines)
+
+    assert (kernel.engine, kernel.model, kernel.batch_size) == ("clock", None, 4)
+    assert kernel_string(kernel) == "clock,batch_size=4"
+    assert parse_kernel("clock:x", engines=engines).model == "x"
+    with pytest.raises(ContractError, match="did you mean 'table:MODEL'"):
+        parse_kernel("table", engines=engines)

@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.contract import Relative
@@ -376,7 +376,6 @@ def only_contract_errors(text: str) -> None:
         assert 1 <= where.column <= len(lines[where.line - 1]) + 1
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(_edits, min_size=1, max_size=3))
 def test_only_contract_errors_come_out_of_a_broken_text(edits):
     text = EXAMPLE
@@ -386,7 +385,6 @@ def test_only_contract_errors_come_out_of_a_broken_text(edits):
     only_contract_errors(text)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.text(max_size=60))
 def test_only_contract_errors_come_out_of_any_text(text):
     only_contract_errors(text)

@@ -2,14 +2,15 @@
 
 import dataclasses
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.gates import gates
-from servanda.portrait import EDGES, KEPT, RATIO_EDGES, Portrait, Sums, portray
+from servanda.gates import gates, quantile_shown
+from servanda.portrait import EDGES, FINE, KEPT, LEAST, RATIO_EDGES, Portrait, Sums, portray
 from servanda.trace import Trace, TracePair
 
 logprob = st.floats(-12, -1e-6)
@@ -80,10 +81,32 @@ def test_the_worst_token_is_named_by_its_place():
     assert worst.rank is None  # it was not recorded
 
 
-def test_a_quantile_is_the_end_of_its_bin():
-    portrait = portrait_of([[(-1.0 - 0.02 * i, -1.0, True)] for i in range(1, 101)])
-    p99 = portrait.quantile(0.99)
-    assert 1.98 <= p99 <= 1.98 * RATIO_EDGES[1] / RATIO_EDGES[0]
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize("scale", [0.002, 0.1, 3.0])
+def test_a_quantile_lies_between_two_ends_that_are_two_percent_apart(share, scale):
+    apart = np.random.default_rng(0).exponential(scale, 400)
+    portrait = portrait_of([[(-30.0, -30.0 + x, True)] for x in apart])
+    halves = apart[:7], apart[7:]
+    parts = [portrait_of([[(-30.0, -30.0 + x, True)] for x in some]) for some in halves]
+    low, high = portrait.quantile(share)
+    truth = np.quantile(np.abs(-30.0 - (-30.0 + apart)), share, method="inverted_cdf")
+    assert low <= truth <= high
+    assert high / low <= 1 + FINE + 1e-9 or high <= 1.4 * LEAST
+    assert (parts[0] + parts[1]).quantile(share) == (low, high)
+
+
+def test_a_quantile_at_an_edge_lies_in_its_bin():
+    for power in range(0, 400, 7):
+        edge = LEAST * (1 + FINE) ** power
+        low, high = portrait_of([[(-30.0, -30.0 + edge, True)]]).quantile(0.99)
+        assert low <= abs(-30.0 - (-30.0 + edge)) < high
+
+
+def test_a_portrait_that_was_stored_without_fine_counts_gives_wider_ends():
+    portrait = replace(portrait_of([[(-1.127, -1.0, True)]]), fine={})
+    low, high = portrait.quantile(0.99)
+    assert low <= 0.127 <= high and low in RATIO_EDGES and high in RATIO_EDGES
+    assert quantile_shown((low, high))[1].startswith("≤")
     assert Portrait().quantile(0.99) is None
 
 

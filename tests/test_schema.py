@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 from pydantic import ValidationError
@@ -208,7 +208,6 @@ def _leaves(data, path=()):
 _SPOTS = [path for path in _leaves(plain(WHOLE)) if path[:2] != ("metadata", "annotations")]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from(_SPOTS), _anything), min_size=1, max_size=3))
 def test_what_the_schema_accepts_the_parser_accepts(edits):
     data = plain(WHOLE)

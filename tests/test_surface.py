@@ -155,7 +155,7 @@ def compared(tmp_path, a, b, *options):
 
 
 def test_compare_says_which_layer_differs_and_goes_on_to_the_kernels(tmp_path):
-    result = compared(tmp_path, Chatty, Marked)
+    result = compared(tmp_path, Chatty, Marked, "--bitwise")
     assert result.exit_code == 1
     assert "surface   ✗ the chat template differs" in result.output
     assert "exit      1, for the surface: chat template" in result.output
@@ -167,6 +167,13 @@ def test_compare_stops_where_token_ids_mean_other_things(tmp_path):
     assert result.exit_code == 1
     assert "there is nothing to compare below" in result.output
     assert not (tmp_path / "run").exists()
+
+
+def test_what_the_exit_code_stands_on_is_said_however_quiet(tmp_path):
+    result = compared(tmp_path, Chatty, OtherTokens, "--quiet")
+    assert result.exit_code == 1
+    assert result.output.startswith("surface   ✗ ")
+    assert "a token id does not mean the same on both servers" in result.output
 
 
 def test_selftest_holds_and_finds_what_is_asked_of_it(tmp_path):

@@ -40,8 +40,9 @@ class Guarding:
     once: bool = False
 
 
-# What a record lacks is read from what it has: the first exactly, the second by another reduction
-# (over tokens, where the project takes means of sequences first).
+# What a record lacks is read from what it has: the first to the four digits that `ess` is kept
+# with, the second by another reduction (over tokens, where the project takes means of sequences
+# first).  guard_notes() says so on the page.
 DERIVED: Mapping[str, Callable[[Mapping[str, float]], float]] = {
     "is_std": lambda step: step["is_mean"] * math.sqrt(max(1 / step["ess"] - 1, 0.0)),
     "abs_d_mean_by_sequence": lambda step: step["abs_d_mean"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.experiment import bias, pilot, sections
+from benchmarks.experiment import answers, bias, pilot, sections
 from benchmarks.experiment.alarms import HEALTHY, Firings, cases_of, chosen
 from benchmarks.experiment.drills import Drilled
 from benchmarks.experiment.pictures import ARMS, Point, called
@@ -73,10 +73,16 @@ Step 0 comes before the first update. A guard that rings on a healthy run, too, 
 
 {noticed}
 
-{sharp} {slower}
+{sharp}
 
-What the monitor answered, over all seeds of the uncorrected runs. It rings on evidence alone: where
-a step's few tokens do not decide, it says *inconclusive*.
+{slower}
+
+Thresholds of the field were chosen on models of 8 B parameters and more, and are read here on one
+of 2.6 M. A first step of one seed is no distribution: six of the cases were run once. "0 of 180"
+healthy steps are 6 runs, so the share of healthy runs with an alarm may be as high as 40 % (95 %).
+
+What the monitor answered, over all seeds of the uncorrected runs. It is violated on evidence alone:
+where a step's few tokens do not decide, it says *inconclusive*.
 
 {monitor}
 
@@ -208,8 +214,8 @@ def page(
         end=END,
         noticed=sections.noticed(told),
         sharp=sections.sharp(told),
-        slower=sections.slower(told),
-        monitor=sections.monitor_table(runs),
+        slower=answers.slower(runs, told),
+        monitor=answers.monitor_table(runs),
         start=sections.equal_at_start(runs),
         tokens=drills[0].tokens,
         restored=sum(drill.restored for drill in drills),

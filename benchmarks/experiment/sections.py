@@ -25,8 +25,6 @@ from benchmarks.experiment.seeds import Spread
 from benchmarks.experiment.statistics import STATISTICS
 from benchmarks.experiment.tables import markdown
 
-OUTCOMES = ("holds", "inconclusive", "violated", "error")
-
 
 def seeds_of(runs: Sequence[Run]) -> list[int]:
     return sorted({run.settings["seed"] for run in runs})
@@ -47,8 +45,18 @@ def reward_table(runs: Sequence[Run], what: str) -> str:
     rows = []
     for case in cases_of(runs):
         found = [final(runs, case, arm, what) for arm in ARMS]
-        rows.append((called(case), *(_told([*of.values()]) for of in found)))
+        told = (_told([*of.values()]) for of in found)
+        rows.append(
+            (called(case), *(t + copied(runs, case, a) for t, a in zip(told, ARMS, strict=True)))
+        )
     return markdown(("", *ARMS.values()), rows)
+
+
+def copied(runs: Sequence[Run], case: str, arm: str) -> str:
+    """The mark of an arm of which runs are read from another's record."""
+    found = chosen(runs, case, arm)
+    same = sum(bool(run.same_as) for run in found)
+    return "" if not same else " =" if same == len(found) else f" ({same} of {len(found)} =)"
 
 
 def seed_table(runs: Sequence[Run]) -> str:
@@ -65,7 +73,7 @@ def seed_table(runs: Sequence[Run]) -> str:
             rows.append(
                 (
                     called(case),
-                    name,
+                    name + copied(runs, case, arm),
                     " ".join(map(str, seeds_of(found))),
                     *(" ".join(f"{value:.2f}" for value in values) for values in rewards),
                     " ".join(halts),
@@ -175,7 +183,15 @@ def guard_notes(runs: Sequence[Run]) -> str:
         f"share of them. The largest share of a step in these runs is {100 * max(shares):.0f} %."
     ]
     if "max_seq_mult_prob_error" not in run.steps:
-        notes.append("NeMo-RL's threshold for a sequence (2.0, it masks) is not on record.")
+        notes.append(
+            "NeMo-RL's threshold for a sequence (2.0, it masks) has no row: the records do not "
+            "hold its statistic."
+        )
+    if "is_std" not in run.steps:
+        notes.append(
+            "verl's standard deviation of the weights is worked out from their mean and ESS, which "
+            "are kept with four digits: it is off by up to .005."
+        )
     if "abs_d_mean_by_sequence" not in run.steps:
         notes.append(
             "slime and miles take the mean of each sequence first; the records keep the mean over "
@@ -203,9 +219,14 @@ def settings_table(run: Run) -> str:
 
 
 def hours(runs: Sequence[Run]) -> str:
-    """What all runs took."""
-    own = [run.seconds for run in runs if run.seconds is not None]
-    return f"{len(runs)} runs took {math.fsum(own) / 3600:.1f} hours."
+    """What all runs took, and how many records are no runs of their own."""
+    own = [run for run in runs if not run.same_as]
+    took = math.fsum(run.seconds or 0.0 for run in runs) / 3600
+    return (
+        f"{len(own)} runs took {took:.1f} hours; {len(runs) - len(own)} more records are read from "
+        f"them: an arm in which nothing was due, or that starts from a repaired sync, repeats "
+        "another run to the last bit and was not run again. Below, `=` marks such an arm."
+    )
 
 
 def noticed(told: Firings) -> str:
@@ -214,7 +235,7 @@ def noticed(told: Firings) -> str:
     for case in next(iter(told.values())):
         if case == HEALTHY:
             continue
-        quiet = [name for name in FIELD if name in told and not _cries(told[name])]
+        quiet = [name for name in FIELD if name in told and not cries(told[name])]
         field = {name: told[name][case] for name in quiet if told[name][case]}
         rang = [n for n, firing in field.items() if firing and firing.runs == len(firing.first)]
         lines.append(
@@ -231,7 +252,7 @@ def sharp(told: Firings) -> str:
     found = [
         f"{FIELD[name].who} ({FIELD[name].rule})"
         for name in FIELD
-        if name in told and not _cries(told[name])
+        if name in told and not cries(told[name])
         if all((of := told[name][case]) is None or of.runs == len(of.first) for case in broken)
     ]
     return (
@@ -240,22 +261,7 @@ def sharp(told: Firings) -> str:
     )
 
 
-def slower(told: Firings) -> str:
-    """Where most of the field rings on every run, and the monitor on none."""
-    quiet = [name for name in FIELD if name in told and not _cries(told[name])]
-    found = []
-    for case, seen in told.get("monitor", {}).items():
-        rows = [of for name in quiet if (of := told[name][case])]
-        loud = sum(of.runs == len(of.first) for of in rows)
-        if seen is not None and not seen.runs and 2 * loud > len(rows):
-            found.append(called(case))
-    return (
-        "Most of the field's guards ring there and the monitor does not, for want of evidence in "
-        f"so few tokens: {', '.join(found) or 'nowhere'}."
-    )
-
-
-def _cries(row: Mapping[str, Firing | None]) -> bool:
+def cries(row: Mapping[str, Firing | None]) -> bool:
     healthy = row[HEALTHY]
     return bool(healthy and healthy.ringing)
 
@@ -271,41 +277,31 @@ def _when(told: Firings, guard: str, case: str) -> str:
     return f"rings at step {firing}"
 
 
-def monitor_table(runs: Sequence[Run]) -> str:
-    """What the monitor answered on the uncorrected runs, step by step, and which cells were red."""
-    rows = []
-    for case in cases_of(runs):
-        told = [entry for run in chosen(runs, case, "none") for entry in run.monitor]
-        if not told:
-            continue
-        red: dict[str, int] = {}
-        for entry in told:
-            for clause, where, outcome, *_ in entry["cells"]:
-                if outcome == "violated":
-                    red[f"{clause}[{where}]"] = red.get(f"{clause}[{where}]", 0) + 1
-        cells = ", ".join(f"{cell} {n}" for cell, n in red.items())
-        answers = [sum(entry["outcome"] == word for entry in told) for word in OUTCOMES]
-        rows.append((called(case), *map(str, answers), cells or "-"))
-    return markdown(("steps of", *OUTCOMES, "red cells, and on how many steps"), rows)
-
-
 def differences(runs: Sequence[Run], what: str) -> str:
     """Reward of an arm less that of the arm without a correction, over the seeds of both."""
     rows = []
+    arms = [arm for arm in ARMS if arm != "none"]
     for case in compared(runs):
         none = final(runs, case, "none", what)
-        found = [final(runs, case, arm, what) for arm in ARMS if arm != "none"]
+        found = [final(runs, case, arm, what) for arm in arms]
         less = [[of[seed] - none[seed] for seed in of if seed in none] for of in found]
-        rows.append((called(case), *(_told(values, signed=True) for values in less)))
-    return markdown(("", *(ARMS[arm] for arm in ARMS if arm != "none")), rows)
+        told = (_told(values, signed=True) for values in less)
+        rows.append(
+            (called(case), *(t + copied(runs, case, a) for t, a in zip(told, arms, strict=True)))
+        )
+    return markdown(("", *(ARMS[arm] for arm in arms)), rows)
 
 
 def helped(runs: Sequence[Run]) -> str:
     """Which differences on the run's own sums these seeds can tell from none."""
-    above, below, open_ = [], [], 0
+    above, below, open_, same = [], [], 0, 0
     for case in compared(runs):
         none = final(runs, case, "none", "trained")
         for arm in ARMS:
+            twins = chosen(runs, case, arm) if arm != "none" else []
+            if twins and all("-none-" in run.same_as for run in twins):
+                same += 1
+                continue
             of = final(runs, case, arm, "trained")
             less = [of[seed] - none[seed] for seed in of if seed in none]
             ends = Spread(tuple(less)).interval if arm != "none" and less else None
@@ -320,7 +316,9 @@ def helped(runs: Sequence[Run]) -> str:
     return (
         f"Better than no correction, with the whole interval: {'; '.join(above) or 'none'}. "
         f"Worse: {'; '.join(below) or 'none'}. The other {open_} intervals hold 0: with so few "
-        "seeds nothing is shown there, neither a gain nor a loss."
+        "seeds nothing is shown there, neither a gain nor a loss. "
+        f"{same} cells are 0 by construction: nothing was due in that arm, so that it is the run "
+        "without a correction."
     )
 
 

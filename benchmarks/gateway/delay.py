@@ -23,10 +23,11 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from benchmarks import committed
 from benchmarks.assumptions import table
 from benchmarks.gateway.answers import FAIR, FAULTY, Answers
 from benchmarks.gateway.deployment import LAW, Deployment
-from benchmarks.gateway.run import DOCS, write
+from benchmarks.gateway.run import DOCS
 from benchmarks.gateway.running import machine
 from benchmarks.gateway.stub import DOMAINS
 from benchmarks.gateway.traffic import ask, request
@@ -254,7 +255,7 @@ def main() -> None:
     text += machine()
     print(text)
     if options.write:
-        write(DOCS, text, BEGIN, END)
+        committed.write(DOCS, text, "python -m benchmarks.gateway.delay --write", BEGIN, END)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Any
 
 import httpx2
 
+from benchmarks import committed
 from benchmarks.assumptions import table
 from benchmarks.gateway.deployment import KEYS, KEYS_FILE, Deployment, written
 from benchmarks.gateway.running import (
@@ -36,7 +37,6 @@ from benchmarks.gateway.running import (
 )
 
 DOCS = ROOT / "docs" / "explanation" / "gateway_numbers.md"
-BEGIN, END = "<!-- measured -->", "<!-- end of what is measured -->"
 FLOOR = "bare pass-through"
 LITELLM = "LiteLLM proxy"
 NOTHING, ONE_IN_100 = "gateway, nothing sampled", "gateway, 1 % sampled"
@@ -257,13 +257,7 @@ def main() -> None:
         print(part, end="\n\n", flush=True)
         parts.append(part)
     if options.write:
-        write(DOCS, "\n\n".join(parts))
-
-
-def write(path: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
-    before, rest = path.read_text(encoding="utf-8").split(begin)
-    _, after = rest.split(end)
-    path.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+        committed.write(DOCS, "\n\n".join(parts), "python -m benchmarks.gateway --write")
 
 
 if __name__ == "__main__":

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import committed
 from benchmarks.assumptions import table
 from benchmarks.gateway.deployment import Deployment
-from benchmarks.gateway.run import DOCS, write
+from benchmarks.gateway.run import DOCS
 from benchmarks.gateway.running import machine
 from benchmarks.gateway.traffic import Outcome, traffic
 
@@ -96,7 +97,7 @@ def main() -> None:
     text = told(total, looks, rows)
     print(text)
     if options.write:
-        write(DOCS, text, BEGIN, END)
+        committed.write(DOCS, text, "python -m benchmarks.gateway.soak --write", BEGIN, END)
     sys.exit(0 if total.answered == total.sent and rows[0] == rows[1] else 1)
 
 

@@ -6,23 +6,16 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
-from servanda.contract import Claim, Contract, Kernel, SliceRule, WorkloadSampling
-from servanda.corpus import Corpus
-from servanda.slices import LABEL
-from servanda.stats import units_at_best
+from servanda.contract import Claim, Kernel, SliceRule, WorkloadSampling
+from servanda.slices import known
 
-_MOST = 8  # values of a label that become slices
-_AMPLE = 1.5  # times the units that identical kernels would need
-_EDGES = (16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0)  # of prompt_tokens
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*")
 _WORDS = ("true", "false", "null", "yes", "no", "on", "off", "~", ".", "..")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_TV = re.compile(r"metric: tv, aggregate: mean, at_most: ([\d.]+)")
 _SLICED = "slices: [depth]"
 _WHOLE_AND_SLICED = "slices: [all, depth]"
 
@@ -40,6 +33,8 @@ class Parts:
         against_stable: whether the candidate is also held against the stable kernel.
         no_golden: why there are no numerical clauses, where there are none.
         head: lines of comment before everything.
+        unrecorded: what an engine may not record, and the contract does not ask for.
+        bitwise: why equal bits are expected, as a comment; "" where they are not.
     """
 
     name: str
@@ -57,6 +52,8 @@ class Parts:
     samples: int | None = None
     no_golden: str = "no golden texts were given"
     head: tuple[str, ...] = field(default=())
+    unrecorded: tuple[str, ...] = ()
+    bitwise: str = ""
 
 
 def completed(preset: str, parts: Parts) -> str:
@@ -66,7 +63,7 @@ def completed(preset: str, parts: Parts) -> str:
         "claim": [f"claim: {parts.claim}"],
         "kernels": ["kernels:", *kernels],
         "workload": _workload(parts),
-        "slices": ["slices:", *map(_slice, parts.slices)] if parts.slices else [],
+        "slices": ["slices:", *map(_matched, parts.slices)] if parts.slices else [],
         "promotion": [
             "promotion:",
             f"  offline: {{sequences: [{parts.sizes[0]}, {parts.sizes[1]}]}}",
@@ -74,6 +71,8 @@ def completed(preset: str, parts: Parts) -> str:
     }
     if parts.stable is not None:
         blocks["kernels"].append(f"stable: {_kernel(parts.stable)}")
+    if parts.bitwise:
+        blocks["kernels"].append(f"bitwise: true    # {parts.bitwise}")
     if parts.golden is None:
         blocks["golden"] = []
         blocks["numerical"] = [f"# no numerical clauses: {parts.no_golden}"]
@@ -85,6 +84,8 @@ def completed(preset: str, parts: Parts) -> str:
     sliced = _sliced(lines, [rule.name for rule in parts.slices])
     if parts.stable is not None:
         sliced = _against_stable(sliced)
+    for item in parts.unrecorded:
+        sliced = [re.sub(rf"^(  record: .*?), {item}\b", r"\1", line) for line in sliced]
     # the first two lines of a preset say what a preset is
     return "\n".join([*(f"# {line}" for line in parts.head), *sliced[2:]]) + "\n"
 
@@ -97,6 +98,8 @@ def of_trainer(
     slices: Sequence[SliceRule],
     sizes: tuple[int, int],
     head: Sequence[str] = (),
+    filtered: bool = False,
+    bitwise: bool = False,
 ) -> str:
     """The text of a preset for tokens that come from a trainer.
 
@@ -104,6 +107,8 @@ def of_trainer(
         titles: what reports call the train and the infer kernel.
         sizes: promotion.offline.sequences.
         head: lines of comment before everything.
+        filtered: whether the source says what a filter removed, as a dump does.
+        bitwise: whether both kernels compute the same bits.
     """
     blocks = {
         "kernels": [
@@ -113,6 +118,7 @@ def of_trainer(
                 for side, title in zip(("train", "infer"), titles, strict=True)
             ),
             "weights: {changes: every_step}",
+            *(["bitwise: true    # equal logprobs are expected, and show nothing"] * bitwise),
         ],
         "claim": ["claim: realised    # a gradient step uses these very tokens"],
         # no answer is longer: what its tokens can be sliced by is fixed before they are read
@@ -122,13 +128,22 @@ def of_trainer(
     }
     text = re.sub(r"(?m)^  name: .*$", f"  name: {_text(name)}", preset, count=1)
     lines = [line for line in _replaced(text.splitlines(), blocks) if not _placeholder(line)]
-    lines = _sliced(lines, [rule.name for rule in slices])
+    late = [rule.name for rule in slices if known(rule) == "outcome"]
+    lines = _sliced(lines, [rule.name for rule in slices if rule.name not in late])
+    if late:
+        lines = _contributing(lines, late)
     fidelity = next(i for i, line in enumerate(lines) if "metric: sampler_fidelity" in line)
     lines[fidelity] = (
         "    # without ranks nobody can test what the tokens were drawn from; shown instead:\n"
         "    # whether the weights train / infer can be those of two distributions\n"
         "    - {id: coherence, metric: coherence, mode: monitor}"
     )
+    if filtered:
+        lines[fidelity] += (
+            "\n    # tokens that a filter of the trainer removed: a tenth; 60-71 % were seen"
+            "\n    # (NeMo-RL#4243); a warning, for a filter may have other reasons than mismatch"
+            "\n    - {id: kept, metric: kept_ratio, at_least: 0.9, severity: warning}"
+        )
     return "\n".join([*(f"# {line}" for line in head), *lines[2:]]) + "\n"
 
 
@@ -136,7 +151,7 @@ def _matched(rule: SliceRule) -> str:
     if rule.match is None:
         return _slice(rule)
     terms = ", ".join(
-        f"{name}: {{{', '.join(f'{op}: {_value(v)}' for op, v in terms.items())}}}"
+        f"{_text(name)}: {{{', '.join(f'{op}: {_value(v)}' for op, v in terms.items())}}}"
         for name, terms in rule.match.items()
     )
     return f"  - {{name: {_text(rule.name)}, match: {{{terms}}}}}"
@@ -180,6 +195,18 @@ def _against_stable(lines: Sequence[str]) -> list[str]:
     return [*lines[:at], told, f"  - {clause}", *lines[at:]]
 
 
+def _contributing(lines: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Lines with what slices of outcomes add to the divergence: shown, for it has no limit."""
+    at = [*lines].index("statistical:") + 1
+    limit = next(found[1] for found in map(_TV.search, lines) if found)
+    told = "  # what these tokens add to the TV of all; known after the token, so not enforced"
+    clause = (
+        f"{{id: adds, metric: tv_contribution, aggregate: mean, clip: 1.0, at_most: {limit}, "
+        f"mode: monitor, slices: [{', '.join(names)}]}}"
+    )
+    return [*lines[:at], told, f"  - {clause}", *lines[at:]]
+
+
 def _workload(parts: Parts) -> list[str]:
     sampling = ", ".join(
         f"{name}: {json.dumps(value)}"
@@ -208,7 +235,8 @@ def _kernel(kernel: Kernel) -> str:
 
 def _slice(rule: SliceRule) -> str:
     at = "" if rule.at is None else f", at: [{', '.join(f'{edge:g}' for edge in rule.at)}]"
-    return f"  - {{name: {_text(rule.name)}, split: {_text(rule.split or '')}{at}}}"
+    most = "" if rule.most == SliceRule.model_fields["most"].default else f", most: {rule.most}"
+    return f"  - {{name: {_text(rule.name)}, split: {_text(rule.split or '')}{at}{most}}}"
 
 
 def _value(value: object) -> str:
@@ -219,94 +247,3 @@ def _text(value: str) -> str:
     """A text as YAML: bare where nothing in it could be read as something else."""
     bare = _PLAIN.fullmatch(value) and value.lower() not in _WORDS
     return value if bare else json.dumps(value, ensure_ascii=False)
-
-
-def starting_slices(
-    corpus: Corpus,
-    lengths: Sequence[int],
-    *,
-    width: int,
-    groups: int,
-    limit: float,
-    contract: Contract,
-) -> tuple[tuple[SliceRule, ...], tuple[str, ...]]:
-    """Slices that a run of this size can judge, and what was left out and why.
-
-    Args:
-        lengths: tokens of each prompt.
-        width: new tokens of a sequence.
-        groups: prompt groups of the whole run.
-        limit: of a slice, as the mean of x.
-        contract: whose claim and confidence decide how many units a slice needs.
-    """
-    needed = units_at_best(limit, 1 - contract.confidence)
-    if needed is None:
-        return (), ("no slice: a limit of 0 cannot be shown",)
-    # tokens are the units of a realised claim
-    each = width if contract.claim == "realised" else 1
-    room = _Room(corpus, groups * each, _AMPLE * needed)
-    rules: list[SliceRule] = []
-    notes: list[str] = []
-    for label in sorted({name for prompt in corpus.prompts for name in prompt.labels}):
-        counts = corpus.label_values(label)
-        if len(counts) < 2:
-            continue
-        if len(counts) > _MOST:
-            notes.append(f"label {label!r} has {len(counts):,} values, more than {_MOST}")
-        elif not _NAME.fullmatch(label) or label in ("all", "depth", "prompt_tokens"):
-            notes.append(f"label {label!r} is no name for a slice")
-        else:
-            field = f"{LABEL}{label}"
-            units = {value: room.labelled(label, value) for value in counts}
-            rare = min(units, key=lambda v: units[v])
-            if units[rare] < room.needed:
-                notes.append(
-                    f"label {label!r}: its value {rare!r} would have {units[rare]:,.0f} of the "
-                    f"{room.needed:,.0f} units that its limit needs"
-                )
-            else:
-                rules.append(_rule(label, field))
-    edges = _edges(room, lengths)
-    if edges:
-        rules.append(_rule("prompt_tokens", "request.prompt_tokens", edges))
-    if width >= 6:
-        thirds = (float(width // 3), float(2 * width // 3))
-        rules.append(_rule("depth", "context.position", thirds))
-    return tuple(rules), tuple(f"not sliced: {note}" for note in notes)
-
-
-def _rule(name: str, split: str, at: tuple[float, ...] | None = None) -> SliceRule:
-    return SliceRule(name=name, split=split, at=at)  # type: ignore[call-arg]
-
-
-@dataclass(frozen=True)
-class _Room:
-    corpus: Corpus
-    whole: int  # units of the whole run
-    needed: float  # units that a slice needs
-
-    def units(self, met: Callable[[int], bool]) -> float:
-        """Units of the groups of which some row is met."""
-        groups = self.corpus.groups
-        return self.whole * sum(any(map(met, group)) for group in groups) / len(groups)
-
-    def labelled(self, label: str, value: str) -> float:
-        prompts = self.corpus.prompts
-        return self.units(lambda row: prompts[row].labels.get(label) == value)
-
-
-def _edges(room: _Room, lengths: Sequence[int]) -> tuple[float, ...]:
-    """Edges that leave every bucket of prompt lengths enough units; none for like lengths."""
-    if max(lengths) < 4 * min(lengths):
-        return ()
-    edges = [0.0]
-    for edge in (edge for edge in _EDGES if edge <= max(lengths)):
-        below = room.units(partial(_within, lengths, edges[-1], edge))
-        above = room.units(partial(_within, lengths, edge, math.inf))
-        if min(below, above) >= room.needed:
-            edges.append(edge)
-    return tuple(edges[1:])
-
-
-def _within(lengths: Sequence[int], low: float, high: float, row: int) -> bool:
-    return low <= lengths[row] < high

@@ -221,6 +221,11 @@ class Contract(Value):
     kernels: Kernels
     stable: Kernel | None = Field(None, description="The kernel that serves when infer may not.")
     weights: Weights = Weights()  # type: ignore[call-arg]
+    bitwise: bool = Field(
+        False,
+        description="true: both kernels compute the same bits, so equal logprobs are expected; "
+        "otherwise columns that are equal in every bit are no evidence.",
+    )
     workload: Workload | None = None
     workloads: Workloads | None = Field(
         None, description="Several workloads, by name, instead of workload."
@@ -301,6 +306,8 @@ class Contract(Value):
         weights, vocabulary and prompts besides that of the contract.
         """
         data = self.model_dump(mode="json", exclude=_NOT_MEANING)
+        if not self.bitwise:  # contracts that are older than the key keep their digest
+            del data["bitwise"]
         workloads = _named(data["workloads"])
         # what a clause is judged on that names none, what traffic is, whose guards need no suffix
         several = self.workload is None and len(workloads) > 1

@@ -19,6 +19,7 @@ from servanda.clauses import DRAWS, REWARD
 from servanda.contract import Kernel, Path
 from servanda.engines.base import Engine, verb_of
 from servanda.errors import MeasurementError
+from servanda.history import with_history
 from servanda.identity import Description
 from servanda.plan import Plan
 from servanda.rounds import SIDES, in_order, round_name
@@ -82,7 +83,8 @@ class Drawing:
         def draw() -> Trace:
             # one seed for every kernel: the draws of a sequence are coupled, see reward_gap
             trace = in_order(batch, verb_of(engine, "generate"), sampling, schedule.seed)
-            return self._rewarded(schedule, units, side, self._classified(batch, trace))
+            known = with_history(self._classified(batch, trace), batch.prompts)
+            return self._rewarded(schedule, units, side, known)
 
         trace = self.run.kept(round_name(schedule, index, what or side), draw)
         if what == DRAWS and "path" not in trace.about:
@@ -163,7 +165,8 @@ class Drawing:
             engine, sampling = self.engines[side], self._sampling(schedule, side)
 
             def make() -> Trace:
-                return answered(in_order(given, engine.score, sampling, path), given)
+                trace = answered(in_order(given, engine.score, sampling, path), given)
+                return with_history(trace, given.prompts)
 
             def scored() -> Trace:
                 trace = self.run.kept(round_name(schedule, index, what), make)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from servanda.agreement import Agreement
 from servanda.clauses import DRAWS, SELVES, Cell, View
 from servanda.columns import columns
 from servanda.corpus import Corpus
@@ -68,6 +69,7 @@ class Weighed:
     Args:
         noise: of each cell, (train, infer), each side against itself.
         stable: of each cell, what the stable kernel has there.
+        agreement: whether the two sides could have disagreed; no digest is taken of it.
     """
 
     statistics: tuple[Any, ...]
@@ -77,6 +79,7 @@ class Weighed:
     tokens: int = 0
     lost: int = 0
     groups: int = 0
+    agreement: Agreement = field(default=Agreement(), repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,7 @@ def weigh_golden(plan: Plan, key: EvidenceKey, run: GoldenRun) -> Evidence:
         tuple(c and tuple(c.kind.noise(c, v) for v in self_views) for c in cells),
         sequences=len(run.rows),
         tokens=len(run.pair.infer.token_N),
+        agreement=agreement_of(run.pair),
     )
     portraits = {("", "golden"): portray(run.pair, {}, run.rows)}
     return Evidence(key, plan.digest, {}, {"golden": weighed}, portraits)
@@ -185,10 +189,17 @@ def _weigh_round(plan: Plan, measured: Round) -> tuple[Weighed, dict[str, Portra
         tokens=len(measured.pair.infer.token_N),
         lost=int(measured.pair.infer.lost_S.sum()),
         groups=own.launched,
+        agreement=agreement_of(measured.pair),
     )
     # answers that only their rewards are looked at for have no second side to be portrayed
     views = {"infer": own, **{name: v for name, v in peers.items() if name != DRAWS}}
     return weighed, {name: _portrait(v, measured, cells) for name, v in views.items()}
+
+
+def agreement_of(pair: TracePair) -> Agreement:
+    """Of all tokens of a pair."""
+    train, infer = pair.train.columns["logp"], pair.infer.columns["logp"]
+    return Agreement.of(train, infer, pair.infer.length_S)
 
 
 def _portrait(view: View, measured: Round, cells: list[Cell]) -> Portrait:

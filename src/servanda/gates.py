@@ -47,7 +47,7 @@ def gates(portraits: Mapping[str, Portrait]) -> tuple[Gate, ...]:
     for name, source, column, limit in _MEANS:
         value = infer.total.mean(column)
         found.append(_at_most(f"{name} ≤ {limit:g} ({source})", value, limit))
-    found.append(_at_most(f"p99 |Δ logp| ≤ {_P99:g}", infer.quantile(0.99), _P99))
+    found.append(_p99(infer))
     flips = infer.total.mean("flips")
     agreement = None if flips is None else 1 - flips
     shown = "not measured" if agreement is None else f"{100 * agreement:.2f} %"
@@ -62,6 +62,29 @@ def _perplexity(name: str, portrait: Portrait) -> Gate:
     change = math.expm1(infer - train)
     shown = f"{math.exp(train):.4g} → {math.exp(infer):.4g} ({100 * change:+.2f} %)"
     return Gate(name, change, shown, abs(change) <= _PERPLEXITY)
+
+
+def _p99(portrait: Portrait) -> Gate:
+    name, ends = f"p99 |Δ logp| ≤ {_P99:g}", portrait.quantile(0.99)
+    if ends is None:
+        return Gate(name, None, "not measured", None)
+    value, shown = quantile_shown(ends)
+    return Gate(name, value, shown, value <= _P99)
+
+
+def quantile_shown(ends: tuple[float, float]) -> tuple[float, str]:
+    """A quantile known to lie between two ends: its middle, and how it is printed.
+
+    >>> quantile_shown((0.1, 0.102)), quantile_shown((0.0, 1e-6)), quantile_shown((10.0, math.inf))
+    ((0.101..., '0.101 ±1 %'), (1e-06, '≤ 1e-06'), (inf, '> 10'))
+    """
+    low, high = ends
+    if math.isinf(high):
+        return high, f"> {low:g}"
+    if not low or high / low > 1.1:
+        return high, f"≤ {high:.3g}"
+    middle = math.sqrt(low * high)
+    return middle, f"{middle:.3g} ±{100 * (high / middle - 1):.0f} %"
 
 
 def _at_most(name: str, value: float | None, limit: float) -> Gate:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from servanda.errors import Interrupted
 from servanda.evidence import Evidence, GoldenRun, weigh, weigh_golden
 from servanda.faults import signatures
-from servanda.identity import EvidenceKey
+from servanda.identity import EvidenceKey, differences
 from servanda.measurement import Measurement, Open, Progress, Watch, unwatched
 from servanda.once import Once, weigh_once
 from servanda.plan import Plan
 from servanda.power import power
 from servanda.rundir import RunDirectory
 from servanda.schedule import Schedule
-from servanda.verdict import Circumstances, Verdict, judge, out_of_time, why_stopped
+from servanda.verdict import Circumstances, Verdict, judge
 
 Deadline = Callable[[], bool]
 
@@ -27,6 +27,7 @@ class Gathered:
     Args:
         once: timed requests, batches, corners of the envelope, by their source.
         fingerprints: of each kernel by its side, key by key.
+        differences: what the sides' files say otherwise, one sentence each.
     """
 
     key: EvidenceKey
@@ -34,6 +35,7 @@ class Gathered:
     once: Once
     evidence: Evidence
     fingerprints: Mapping[str, Mapping[str, str]]
+    differences: tuple[str, ...] = ()
 
 
 def gather(
@@ -65,8 +67,10 @@ def gather(
                 evidence += weigh_golden(plan, measurement.key, golden)
             for schedule in plan.schedules:
                 evidence += _until_decided(plan, measurement, evidence, schedule, watch, deadline)
-            fingerprints = {s: d.fingerprint for s, d in measurement.descriptions.items()}
-            return Gathered(measurement.key, golden, once, evidence, fingerprints)
+            found = measurement.descriptions
+            fingerprints = {side: d.fingerprint for side, d in found.items()}
+            odd = differences(found["train"], found["infer"])
+            return Gathered(measurement.key, golden, once, evidence, fingerprints, odd)
     except KeyboardInterrupt:
         raise Interrupted(
             f"stopped; what was measured is kept in {run.path}",
@@ -84,10 +88,38 @@ def concluded(
     verdict = judge(plan, evidence)
     verdict = replace(
         verdict,
-        circumstances=replace(circumstances, stopped=why_stopped(plan, evidence, verdict)),
+        circumstances=replace(circumstances, stopped=_why_stopped(plan, evidence, verdict)),
         power=power(plan, evidence, signatures.catalogue()),
     )
-    return out_of_time(verdict) if deadline is not None and deadline() else verdict
+    return _out_of_time(verdict) if deadline is not None and deadline() else verdict
+
+
+def _why_stopped(plan: Plan, evidence: Evidence, verdict: Verdict) -> str:
+    """What ended a run that its time did not: see `Circumstances.stopped`."""
+    if verdict.decided:
+        return "decided"
+    short = [
+        schedule.name
+        for schedule in plan.schedules
+        if sum(part.groups for part in evidence.closed(schedule.name)) < schedule.last
+    ]
+    if plan.live:
+        return "traffic" if short else "size"
+    return "broken" if any(verdict.broken_on(name) for name in short) else "size"
+
+
+def _out_of_time(verdict: Verdict) -> Verdict:
+    """The verdict of a run that its time ended: what is open says so; stopping is valid (law 5)."""
+    if verdict.decided:
+        return verdict
+    over = "the time was over before this was decided"
+    cells = [
+        # where nothing was measured, what a cell says of its workload is not the reason
+        c.but(note=f"{over}; {c.note}" if c.note and c.n else over) if c.open else c
+        for c in verdict.cells
+    ]
+    circumstances = replace(verdict.circumstances, stopped="time")
+    return replace(verdict, cells=tuple(cells), circumstances=circumstances)
 
 
 def _until_decided(

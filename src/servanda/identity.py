@@ -11,6 +11,8 @@ from typing import Any, Literal, get_args
 from servanda.errors import IdentityError
 from servanda.workload import Path
 
+DEFAULT = "default."  # of a fingerprint's keys: sampling that a request gets which names none
+_SHOWN = 8  # keys of a config that a line names
 _DRAWS = 1  # raised when a version draws other tokens from the same seed
 
 Grade = Literal["verified", "derived", "declared"]
@@ -48,6 +50,8 @@ class Description:
             the fingerprint says by what.
         scores: the paths by which `Engine.score` works.
         encodes: whether `Engine.encode` works; decodes: whether `Engine.decode` does.
+        config: what the model's config.json says, by dotted keys, without what changes no number;
+            its digest is in the fingerprint.
     """
 
     fingerprint: Mapping[str, str]
@@ -64,6 +68,7 @@ class Description:
     scores: tuple[Path, ...] = ("prefill", "decode")
     encodes: bool = True
     decodes: bool = True
+    config: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Description:
@@ -103,6 +108,46 @@ class EvidenceKey:
         names |= {"stable": "the stable kernel", "weights": "the weights"}
         names |= {"reward": "the reward"}
         return [text for name, text in names.items() if getattr(self, name) != getattr(other, name)]
+
+
+def differences(train: Description, infer: Description) -> tuple[str, ...]:
+    """What config.json and the sampling defaults say otherwise on each side, a sentence each.
+
+    Defaults are held against each other where one kind of engine tells both.
+
+    >>> one, other = ({"rms_norm_eps": "1e-06", "rope_theta": theta} for theta in ("1", "2"))
+    >>> made = (Description({}, {}, "", 0, (), config=config) for config in (one, other))
+    >>> differences(*made)
+    ('config.json differs (train / infer): rope_theta 1 / 2',)
+    """
+    found = []
+    if train.config and infer.config:
+        found += _told("config.json differs", train.config, infer.config)
+    else:
+        sides = (train.fingerprint, infer.fingerprint)
+        one, other = (side.get("config") or side.get("kernel.config") for side in sides)
+        if one and other and one != other:
+            found.append(
+                f"config.json differs (digest {one[:8]} on train, {other[:8]} on infer); a side "
+                "does not tell its values"
+            )
+    if train.fingerprint.get("engine") == infer.fingerprint.get("engine"):
+        sides = (
+            {k.removeprefix(DEFAULT): v for k, v in d.fingerprint.items() if k.startswith(DEFAULT)}
+            for d in (train, infer)
+        )
+        found += _told("sampling defaults differ", *sides)
+    return tuple(found)
+
+
+def _told(what: str, train: Mapping[str, str], infer: Mapping[str, str]) -> list[str]:
+    odd = [
+        f"{key} {train.get(key, 'absent')} / {infer.get(key, 'absent')}"
+        for key in sorted({*train, *infer})
+        if train.get(key) != infer.get(key)
+    ]
+    more = f" and {len(odd) - _SHOWN} more keys" if len(odd) > _SHOWN else ""
+    return [f"{what} (train / infer): {', '.join(odd[:_SHOWN])}{more}"] if odd else []
 
 
 def same_policy(train: Description, infer: Description, side: str = "infer") -> Grade:

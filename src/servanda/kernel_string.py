@@ -7,6 +7,7 @@
 #
 #   kernel   = engine ":" model ["@" dtype ["+" quantization]] {"," key "=" value}
 #            | url {"," key "=" value}, of engine openai_http
+#            | engine of an installed package {"," key "=" value}, where it needs no model
 #            | a path that ends in ".pack"
 #   key      = attention | batch_size | path | title | weights_from | python | fault
 #            | served | dialect | logprobs | timeout_s, of a url
@@ -37,6 +38,10 @@ SERVER_KEYS = (
     *("batch_size", "path", "title", "weights_from"),
 )
 SERVER = "openai_http"
+_NEED_A_MODEL = (
+    *("transformers", "onnxruntime", "vllm", "llamacpp", "table", "recorded", "pack", SERVER),
+    "external",  # and a trainer's is run by nobody here
+)
 _EXAMPLE = "such as transformers:models/tiny-lm@bfloat16, http://HOST:PORT, or reference.pack"
 _URL = re.compile(r"https?://[^/,\s]+(/[^,\s?#]*)?")
 _WORD = re.compile(r'"(?:[^"\\]|\\.)*"|[^",]*')
@@ -76,11 +81,13 @@ def kernel_string(kernel: Kernel) -> str:
     if kernel.url is not None and kernel.sampling is None and kernel.engine == SERVER:
         plain = Kernel(engine=SERVER, url=kernel.url)  # type: ignore[call-arg]
         return kernel.url + _keys(kernel, plain, SERVER_KEYS)
-    if kernel.sampling is not None or kernel.model is None:
-        what = "no model" if kernel.model is None else "a sampling of its own"
+    if kernel.sampling is not None or (kernel.model is None and kernel.engine in _NEED_A_MODEL):
+        what = "a sampling of its own" if kernel.sampling is not None else "no model"
         raise ContractError(
             f"a kernel with {what} has no kernel string", hint="write a contract for it"
         )
+    if kernel.model is None:
+        return kernel.engine + _keys(kernel, Kernel(engine=kernel.engine), KEYS)  # type: ignore[call-arg]
     plain = Kernel(engine=kernel.engine, model=kernel.model)  # type: ignore[call-arg]
     if kernel.engine == "pack" and kernel == plain and kernel.model.endswith(PACK):
         return kernel.model
@@ -141,11 +148,18 @@ class _Reader:
         if text.endswith(PACK) and text.split(":", 1)[0] not in self.engines:
             return Kernel(engine="pack", model=text)  # type: ignore[call-arg]
         engine, colon, _ = text.partition(":")
+        alone = re.match(r"[^,:]*", text)
+        if alone is not None and alone[0] in self.engines and alone[0] not in _NEED_A_MODEL:
+            at = alone.end()
+            if text[at : at + 1] in ("", ","):
+                return self._made(at, {"engine": alone[0]}, {"engine": 0}, KEYS)
         if not colon:
             raise self.wrong(
                 len(text),
                 "a kernel is ENGINE:MODEL, and there is no colon",
-                f"did you mean 'transformers:{text}'?",
+                f"did you mean '{text}:MODEL'?"
+                if text in self.engines
+                else f"did you mean 'transformers:{text}'?",
             )
         if engine not in self.engines:
             address = re.match(r"[\w.-]+:[0-9]{2,5}(?![0-9])", text)  # HOST:PORT

@@ -16,6 +16,7 @@ from servanda.course import Leg
 from servanda.engines import engine_names
 from servanda.errors import ContractError, Problem
 from servanda.faults import FAULTS
+from servanda.foreign import refuse_code
 from servanda.plan import Plan
 from servanda.rewards import file_and_function
 from servanda.traffic import Traffic
@@ -57,6 +58,7 @@ def read(data: bytes, name: str, folder: Path) -> Contract:
         ContractError: every problem of the text at once, each with its place.
     """
     contract = beside(parse(data, name), folder)
+    refuse_code(contract)
     missing = [
         Problem(
             f"there is no {name}",

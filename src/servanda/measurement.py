@@ -33,6 +33,7 @@ from servanda.engines.base import Engine
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, IdentityError, MeasurementError
 from servanda.evidence import GoldenRun, Round
+from servanda.foreign import refuse_code_of_kernel
 from servanda.golden import measure_golden
 from servanda.identity import Description, EvidenceKey, same_policy
 from servanda.invariance import measure_batches, measure_corners
@@ -139,6 +140,7 @@ class Measurement:
             self._stack.callback(pool.shutdown, cancel_futures=True)
         self.watch(Progress("loading the kernels", 0, len(kernels)))
         for side, kernel in kernels.items():
+            refuse_code_of_kernel(kernel, f"kernels.{side}")
             self.engines[side] = self.open(kernel, side)
             self._stack.callback(self.engines[side].close)
         loading = {s: pools[s].submit(self.engines[s].describe) for s in kernels}

@@ -28,6 +28,8 @@ EDGES: Mapping[str, tuple[float, ...]] = {
 }
 # of |log ratio|, nats, eight to a decade
 RATIO_EDGES: tuple[float, ...] = tuple(float(e) for e in np.geomspace(1e-6, 10.0, 57))
+# of |log ratio|, nats: quantiles are told to within FINE / 2 of their size, from LEAST on
+LEAST, FINE = 1e-3, 0.02
 KEPT = 12  # worst tokens
 CONTEXT = 16  # token ids before a worst token
 
@@ -95,6 +97,7 @@ class Portrait:
     Args:
         ratios: counts of |log ratio| in the bins of RATIO_EDGES, first where train gives the
             token less mass than infer, then where it gives as much or more.
+        fine: counts of |log ratio| by the power of 1 + FINE times LEAST at which a bin begins.
     """
 
     total: Sums = Sums()
@@ -105,6 +108,7 @@ class Portrait:
         (0,) * (len(RATIO_EDGES) + 1),
     )
     worst: tuple[Worst, ...] = ()
+    fine: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: Portrait) -> Portrait:
         below, above = (
@@ -120,15 +124,32 @@ class Portrait:
             },
             (below, above),
             _largest([*self.worst, *other.worst]),
+            {
+                key: self.fine.get(key, 0) + other.fine.get(key, 0)
+                for key in {**self.fine, **other.fine}
+            },
         )
 
-    def quantile(self, share: float) -> float | None:
-        """|log ratio| that `share` of the tokens do not exceed, to the end of its bin; nats."""
+    def quantile(self, share: float) -> tuple[float, float] | None:
+        """Two ends, nats, between which the smallest |log ratio| lies that `share` do not exceed.
+
+        They are FINE apart, relatively; below LEAST, and of a portrait without fine counts, as far
+        apart as RATIO_EDGES are.
+        """
         counts = np.add(*map(np.array, self.ratios))
-        if not counts.sum():
+        total = int(counts.sum())
+        if not total:
             return None
-        at = int(np.searchsorted(counts.cumsum(), share * counts.sum()))
-        return (*RATIO_EDGES, math.inf)[at]
+        want = max(math.ceil(share * total), 1)
+        fine = sorted((int(key), n) for key, n in self.fine.items())
+        below = total - sum(n for _, n in fine)
+        if fine and want > below:
+            at = int(np.searchsorted(np.cumsum([n for _, n in fine]), want - below))
+            low = LEAST * (1 + FINE) ** fine[at][0]
+            return low, low * (1 + FINE)
+        at = int(np.searchsorted(counts.cumsum(), want))
+        edges = (0.0, *RATIO_EDGES, math.inf)
+        return edges[at], edges[at + 1]
 
 
 def _added(mine: Sequence[Sums] | None, theirs: Sequence[Sums] | None) -> tuple[Sums, ...]:
@@ -186,6 +207,7 @@ def portray(pair: TracePair, masks: Mapping[str, Array], rows: Sequence[int]) ->
         slices={name: _sums(values, mask_N[usable_N]) for name, mask_N in masks.items()},
         ratios=_ratios(values["k1"], values["abs_log_ratio"]),
         worst=_worst(pair, usable_N, values["abs_log_ratio"], rows),
+        fine=_fine(values["abs_log_ratio"]),
     )
 
 
@@ -216,6 +238,16 @@ def _ratios(k1_N: Array, abs_N: Array) -> tuple[tuple[int, ...], tuple[int, ...]
     below = np.bincount(bin_N[k1_N > 0], minlength=size)
     above = np.bincount(bin_N[k1_N <= 0], minlength=size)
     return tuple(below.tolist()), tuple(above.tolist())
+
+
+def _fine(abs_N: Array) -> dict[str, int]:
+    large_K = abs_N[(abs_N >= LEAST) & np.isfinite(abs_N)]
+    power_K = np.floor(np.log(large_K / LEAST) / math.log1p(FINE)).astype(np.int64)
+    # a value at an edge may be rounded into the bin below it
+    power_K += large_K >= LEAST * (1 + FINE) ** (power_K + 1)
+    power_K -= large_K < LEAST * (1 + FINE) ** power_K
+    found, n = np.unique(power_K, return_counts=True)
+    return dict(zip(map(str, found.tolist()), n.tolist(), strict=True))
 
 
 def _worst(

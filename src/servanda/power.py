@@ -1,7 +1,8 @@
 # Power: which faults of the catalogue this gate would have caught at this size.
 #
 # Each fault was measured once on the shipped model; its prompt groups are drawn again, as
-# many as the run had, and judged by the run's own clauses at the run's own prices.  That is
+# many as the run had, and judged by the run's own clauses at the run's own prices.  Where the
+# field met a fault at another strength than the catalogue's, it was measured at both.  That is
 # what a gate of these limits and this size sees of such a fault; how large the fault would
 # be on another model nobody knows before it is there.  A signature does not hold what a fault
 # does to a kernel against itself: one that makes it noisy moves the red lines with it, and is
@@ -39,12 +40,16 @@ class Signature:
         pair: one prompt a sequence, in random order; None where weights or vocabulary give
             the fault away before anything is measured.
         golden: metric -> its largest values at golden positions, and how many those are.
+        strength: the fault's value, as JSON; "" where it is not known.
+        met: whether that is the value that the field met, and another than the catalogue's.
     """
 
     fault: str
     summary: str
     pair: TracePair | None
     golden: Mapping[str, tuple[float, ...]]
+    strength: str = ""
+    met: bool = False
 
 
 def power(plan: Plan, evidence: Evidence, signatures: Iterable[Signature]) -> tuple[Caught, ...]:
@@ -60,13 +65,18 @@ def power(plan: Plan, evidence: Evidence, signatures: Iterable[Signature]) -> tu
 def _caught(plan: Plan, evidence: Evidence, signature: Signature) -> Caught:
     if signature.pair is None:
         by = ("identity of weights and vocabulary",)
-        return Caught(signature.fault, signature.summary, by, "refused before anything is drawn")
+        return _told(signature, by, "refused before anything is drawn")
     red = [*_on_golden(plan, evidence, signature)]
     for schedule in plan.schedules:
         red += _on_workload(plan, evidence, schedule, signature)
     red.sort(key=lambda found: -(found.e_violated or 0.0))
     names = dict.fromkeys(f"{found.clause} on {found.slice}" for found in red)
-    return Caught(signature.fault, signature.summary, tuple(names), _GROUNDS)
+    return _told(signature, tuple(names), _GROUNDS)
+
+
+def _told(signature: Signature, by: tuple[str, ...], grounds: str) -> Caught:
+    of = signature
+    return Caught(of.fault, of.summary, by, grounds, of.strength, of.met)
 
 
 def _on_golden(plan: Plan, evidence: Evidence, signature: Signature) -> Iterator[CellVerdict]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from servanda.errors import EvidenceError
 
 Array = NDArray[Any]
+REMOVED = "removed"  # of per_token: 1 where a policy drew the token and a filter removed it
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Rollouts:
         source_S: where each sequence stands, such as "train_data_step14.jsonl:3".
         labels: name -> text of each sequence, [S]: "env", "replica".
         per_sequence: name -> number of each sequence, [S]: "reward".
-        per_token: name -> number of each token, [N]: "staleness", "advantage", "entropy_nats".
+        per_token: name -> number of each token, [N]: "staleness", "advantage", "entropy_nats",
+            "removed".
     """
 
     step: int
@@ -71,12 +74,12 @@ class Rollouts:
     def __len__(self) -> int:
         return len(self.length_S)
 
-    @property
+    @cached_property
     def start_S(self) -> Array:
         """Where each sequence begins among the tokens, [S]."""
         return np.cumsum(self.length_S) - self.length_S
 
-    @property
+    @cached_property
     def sequence_N(self) -> Array:
         """The sequence of each token, [N]."""
         return np.repeat(np.arange(len(self)), self.length_S)
@@ -91,7 +94,15 @@ class Rollouts:
         """The index of each trained token among those of its sequence, [N]; -1 of others."""
         return np.where(self.mask_N, self._trained_before_N - 1, -1)
 
-    @property
+    @cached_property
+    def removed_N(self) -> Array | None:
+        """Tokens that a policy drew and a filter of the trainer removed, [N]; None of none."""
+        column_N = self.per_token.get(REMOVED)
+        if column_N is None or not (column_N == 1).any():
+            return None
+        return (column_N == 1) & ~self.mask_N
+
+    @cached_property
     def turn_N(self) -> Array:
         """The turn of each trained token, from 1, [N]; 0 of others.
 
@@ -102,7 +113,7 @@ class Rollouts:
         starts_N = self.mask_N & ~before_N
         return np.where(self.mask_N, self._within(starts_N), 0)
 
-    @property
+    @cached_property
     def turn_token_N(self) -> Array:
         """The index of each trained token in its turn, [N]; -1 of others."""
         at_N = np.arange(len(self.mask_N))
@@ -110,7 +121,7 @@ class Rollouts:
         opens_N = np.maximum(last_other_N, np.repeat(self.start_S, self.length_S) - 1)
         return np.where(self.mask_N, at_N - opens_N - 1, -1)
 
-    @property
+    @cached_property
     def _trained_before_N(self) -> Array:
         """Trained tokens of the sequence up to each token, itself included, [N]."""
         return self._within(self.mask_N)

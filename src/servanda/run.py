@@ -125,6 +125,7 @@ def check(
             # what an earlier process took is not known
             seconds=None if resumed else time.monotonic() - began,
             contract_text=text,
+            differences=found.differences,
         )
         verdict = concluded(plan, found.evidence, circumstances, deadline)
         run.finish(json.dumps(verdict.to_dict(), indent=1))

@@ -13,8 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from servanda.trace import best_columns
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+BEST = 16  # likeliest tokens that are recorded of each position
 
 
 class Sampling(BaseModel):
@@ -113,17 +117,48 @@ def standing(logp_RV: Floats, token_R: Ints) -> tuple[Floats, Floats]:
     Together with the token's own probability, the latter gives the randomised PIT of the
     draw.
     """
+    return _standing(logp_RV, np.exp(logp_RV), token_R)
+
+
+def _standing(logp_RV: Floats, p_RV: Floats, token_R: Ints) -> tuple[Floats, Floats]:
     own_R1 = np.take_along_axis(logp_RV, token_R[:, None], axis=-1)
     ids_V = np.arange(logp_RV.shape[-1])
     before_RV = (logp_RV > own_R1) | ((logp_RV == own_R1) & (ids_V < token_R[:, None]))
-    mass_R = np.where(before_RV, np.exp(logp_RV), 0.0).sum(axis=-1)
+    mass_R = (p_RV * before_RV).sum(axis=-1)
     return before_RV.sum(axis=-1).astype(np.float64), mass_R
 
 
 def entropy_nats(logp_RV: Floats) -> Floats:
     """Shannon entropy of each row, [R], nats."""
+    return _entropy(logp_RV, np.exp(logp_RV))
+
+
+def _entropy(logp_RV: Floats, p_RV: Floats) -> Floats:
     # a token without mass adds 0, where the product would be 0 * -inf
-    return -(np.exp(logp_RV) * np.where(np.isneginf(logp_RV), 0.0, logp_RV)).sum(axis=-1)
+    return -(p_RV * np.maximum(logp_RV, -1e300)).sum(axis=-1)
+
+
+def likeliest(logp_RV: Floats, best: int) -> dict[str, Floats]:
+    """The `best` likeliest tokens of each row as columns of a trace, best first, ties by id.
+
+    >>> likeliest(np.log([[0.25, 0.5, 0.25]]), 2)["id.1"].tolist()
+    [0.0]
+    """
+    size = logp_RV.shape[-1]
+    best = min(best, size)
+    if not best:
+        return {}
+    # `best` blocks have a token as likely as the least of their largest, so no other counts
+    starts = np.arange(0, size, max(1, size // (8 * best)))
+    largest_RB = np.maximum.reduceat(logp_RV, starts, axis=-1)
+    least_R = -np.partition(-largest_RB, best - 1, axis=-1)[:, best - 1]
+    id_RK = np.empty((len(logp_RV), best), dtype=np.int64)
+    for row, (logp_V, least) in enumerate(zip(logp_RV, least_R, strict=True)):
+        ids = np.flatnonzero(logp_V >= least if least > -np.inf else logp_V > -np.inf)
+        if len(ids) < best:  # filters kept fewer
+            ids = np.concatenate([ids, np.setdiff1d(np.arange(min(2 * best, size)), ids)])
+        id_RK[row] = ids[np.argsort(-logp_V[ids], kind="stable")][:best]
+    return best_columns(id_RK, np.take_along_axis(logp_RV, id_RK, axis=-1))
 
 
 def observe(
@@ -138,16 +173,19 @@ def columns_of(logp_RV: Floats, token_R: Ints) -> dict[str, Floats]:
 
     `logp` is the processed logprob of the token that was drawn or given, `rank` how many
     tokens rank before it and `mass_before` their probability; `top1`, `entropy_nats` and
-    `p_max` describe the distribution it came from.
+    `p_max` describe the distribution it came from, and so do `id.0`, `logp.0`, ...: its BEST
+    likeliest tokens, from which the mass of any set of ids that the past fixes is known.
     """
+    p_RV = np.exp(logp_RV)
     top1_R = logp_RV.argmax(axis=-1)
     rows_R = np.arange(len(token_R))
-    rank_R, mass_before_R = standing(logp_RV, token_R)
+    rank_R, mass_before_R = _standing(logp_RV, p_RV, token_R)
     return {
         "logp": logp_RV[rows_R, token_R],
         "top1": top1_R.astype(np.float64),
         "rank": rank_R,
-        "entropy_nats": entropy_nats(logp_RV),
-        "p_max": np.exp(logp_RV[rows_R, top1_R]),
+        "entropy_nats": _entropy(logp_RV, p_RV),
+        "p_max": p_RV[rows_R, top1_R],
         "mass_before": mass_before_R,
+        **likeliest(logp_RV, BEST),
     }

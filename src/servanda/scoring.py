@@ -22,6 +22,7 @@ import numpy as np
 
 from servanda.corpus import Corpus
 from servanda.errors import MeasurementError, Where
+from servanda.foreign import refuse_code
 from servanda.identity import digest_of
 from servanda.plan import Plan
 from servanda.registry import did_you_mean
@@ -94,6 +95,7 @@ def scorer_of(plan: Plan) -> Scorer | None:
     if parts is None:
         return Scorer(reward.of, REWARDS[reward.of].score, reward.range)
     file, function = parts
+    refuse_code(plan.contract)
     return Scorer(reward.of, _loaded(file, function, plan.reward_source), reward.range, file)
 
 

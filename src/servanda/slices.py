@@ -53,9 +53,6 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
         "context.turn_position": Field(
             "context", "how many tokens of its turn came before, from 0"
         ),
-        "context.staleness": Field(
-            "context", "updates of the weights between drawing the token and training on it"
-        ),
         "context.entropy_nats": Field(
             "context",
             "how undecided infer is before it draws: entropy of its processed distribution",
@@ -67,10 +64,20 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
         ),
         "outcome.logp_nats": Field("outcome", "infer's logprob of the drawn token"),
         "outcome.token_class": Field("outcome", "the class of the drawn token", TOKEN_CLASSES),
+        # an answer that diverges and grows long is trained later, and is older for it
+        "outcome.staleness": Field(
+            "outcome",
+            "updates of the weights between drawing the token and training on it: decided by when "
+            "its answer was done",
+        ),
     }
 )
+# fields by the name that an earlier version of the language gave them
+MOVED: Mapping[str, str] = MappingProxyType({"context.staleness": "outcome.staleness"})
 LABEL = "labels."
-_LABEL_FIELD = Field("request", "a label of the prompt, or of live traffic", ())
+_LABEL_FIELD = Field(
+    "request", "a label of the prompt, or of live traffic; never of the answer", ()
+)
 _LATEST_FIRST: tuple[Known, ...] = ("outcome", "context")
 OPERATORS = ("gte", "gt", "lte", "lt", "in", "exists")
 _OTHER = "(other)"

@@ -78,7 +78,7 @@ def _until_decided(
 
 def _open(plan: Plan, load: LoadOf, found: LoadRun) -> bool:
     """Whether a cell of this load is undecided, and counts."""
-    look = Look(plan.alpha, plan.price_cells, 0, 0)
+    look = Look(plan.alpha, plan.price_cells, 0, 0, part=plan.part)
     return any(
         cell.kind.judge(cell, [cell.kind.weigh(cell, {load: found})], None, look).open
         for cell in plan.cells

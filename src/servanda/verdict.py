@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
+from servanda.agreement import Agreement
+from servanda.bitwise import SAME, objection, remarks
+from servanda.breakdown import Breakdown
 from servanda.clauses import Cell, CellVerdict, Certificate, Look, Outcome, Sampled, worst
-from servanda.contract import WHOLE
+from servanda.clauses.strength import weak_guards
+from servanda.contract import WHOLE, Contract
 from servanda.errors import EvidenceError
-from servanda.evidence import Evidence, Weighed
+from servanda.evidence import Evidence
 from servanda.identity import EvidenceKey
 from servanda.plain import from_plain, to_plain
 from servanda.plan import Plan
 from servanda.portrait import Portrait, added
+from servanda.slice_coverage import uncovered
 
 EXIT_CODES: Mapping[Outcome, int] = {"holds": 0, "violated": 1, "inconclusive": 3, "error": 4}
 _PRECONDITION = "a precondition failed"
+# the assumption `order`, which a run of Servanda keeps and a trainer's batch may not
+OF_A_TRAINER = (
+    "the trainer chose which answers are here: those still running, aborted, or filtered by their "
+    "reward are not judged, and where that depends on the divergence, neither is the divergence"
+)
 
 
 @dataclass(frozen=True)
@@ -29,12 +40,14 @@ class Circumstances:
             stopped: "decided", "size", "time"; "traffic": more of it has to arrive; or "broken":
             given up, for slices that are still open cannot mend the whole.
         contract_text: the YAML that was judged, for keeping.
+        differences: what the sides' files say otherwise, one sentence each.
     """
 
     fingerprints: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     seconds: float | None = None
     stopped: str = ""
     contract_text: str = ""
+    differences: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,12 +57,34 @@ class Caught:
     Args:
         by: names of the cells that would be red, worst first; empty where none would be.
         grounds: what this is known from, such as "as measured on the shipped model".
+        strength: the fault's value, as JSON; "" where it is not known.
+        met: whether that is the value that the field met, and another than the catalogue's.
     """
 
     fault: str
     summary: str
     by: tuple[str, ...] = ()
     grounds: str = ""
+    strength: str = ""
+    met: bool = False
+
+
+Subject = Literal["data", "slice", "guard", "rows", "sample"]
+
+
+@dataclass(frozen=True)
+class BlindSpot:
+    """Something that this verdict did not examine, or was too small to see.
+
+    Args:
+        subject: "data": columns that could not disagree; "slice": one without evidence;
+            "guard": the smallest fault it would have rejected; "rows": sequences or tokens that
+            were removed before anything was judged; "sample": what its size or order leaves open.
+        text: one sentence with its numbers.
+    """
+
+    subject: Subject
+    text: str
 
 
 @dataclass(frozen=True)
@@ -65,6 +100,8 @@ class Verdict:
         part: of alpha, for the violations of one leg of a promotion; leg: its name, "" for a
             check by itself.
         power: which faults of the catalogue would have been caught at this size.
+        blind_spots: what a reader of a pass must know that it did not look at.
+        breakdown: of a trainer's dump, by step and by sequence.
     """
 
     outcome: Outcome
@@ -88,6 +125,8 @@ class Verdict:
     part: float = 1.0
     leg: str = ""
     power: tuple[Caught, ...] = field(default=(), compare=False)
+    blind_spots: tuple[BlindSpot, ...] = field(default=(), compare=False)
+    breakdown: Breakdown | None = field(default=None, compare=False)
     circumstances: Circumstances = field(default=Circumstances(), compare=False)
 
     @property
@@ -120,6 +159,16 @@ class Verdict:
         """Prompt groups of one workload that would decide what is open, as a projection."""
         return max((self.more_of(c.workload) or 0 for c in self.cells), default=0) or None
 
+    @property
+    def needs_tokens(self) -> int | None:
+        """About how many tokens such data needs in all for every cell to be decided.
+
+        A projection, of prompt groups as long as those that came; None where nothing is open.
+        """
+        if not self.more or not self.groups or not self.tokens:
+            return None
+        return math.ceil(self.tokens * (1 + self.more / self.groups))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: a number that does not exist is null, never 0; inf is text."""
         return to_plain({**asdict(self), "exit_code": self.exit_code, "more": self.more})
@@ -139,11 +188,14 @@ class Verdict:
         return render(self)
 
 
-def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
+def judge(
+    plan: Plan, evidence: Evidence, *, intervals: bool = True, part: float | None = None
+) -> Verdict:
     """Judge every cell of a plan on the closed prefix of its evidence; pure.
 
     Args:
         intervals: False leaves the intervals out, for a look that only decides.
+        part: of alpha that violations may spend here; None: as the plan says.
 
     Raises:
         EvidenceError: the evidence belongs to another plan.
@@ -153,22 +205,27 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
             f"the evidence was weighed for plan {evidence.plan[:8]}, this is {plan.digest[:8]}",
             hint="weigh it again with this plan",
         )
+    part = plan.part if part is None else part
     closed = {s.name: evidence.closed(s.name) for s in plan.schedules}
     launched = {name: sum(r.groups for r in rounds) for name, rounds in closed.items()}
     first = {s.name: s.first for s in plan.schedules}
-    cells = []
+    cells, looked = [], []
     for i, cell in enumerate(plan.cells):
-        parts = closed.get(cell.workload) or _some(evidence.once.get(cell.kind.source))
+        parts = closed.get(cell.workload) or tuple(
+            filter(None, [evidence.once.get(cell.kind.source)])
+        )
         look = Look(
             plan.alpha,
             plan.price_cells,
             first.get(cell.workload, 0),
             launched.get(cell.workload, 0),
             intervals,
-            plan.part,
+            part,
         )
         floor = cell.kind.floor(cell, [part.noise[i] for part in parts])
-        judged = cell.kind.judge(cell, [part.statistics[i] for part in parts], floor, look)
+        statistics = [part.statistics[i] for part in parts]
+        judged = cell.kind.judge(cell, statistics, floor, look)
+        looked.append((cell, statistics, look, judged.outcome))
         if intervals and cell.workload:
             stable = [part.stable[i] for part in parts if part.stable]
             judged = _beside(judged, cell, evidence.portraits.get((cell.workload, "infer")), stable)
@@ -177,7 +234,7 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
     kernels = plan.contract.kernels
     every = [part for rounds in closed.values() for part in rounds]
     golden = evidence.once.get("golden")
-    return Verdict(
+    verdict = Verdict(
         outcome=_outcome(cells),
         cells=tuple(cells),
         contract=plan.contract.metadata.name,
@@ -192,41 +249,35 @@ def judge(plan: Plan, evidence: Evidence, *, intervals: bool = True) -> Verdict:
         tokens=sum(r.tokens for r in every),
         lost=sum(r.lost for r in every),
         golden_tokens=golden.tokens if golden else 0,
-        part=plan.part,
+        part=part,
         leg=plan.leg.name if plan.leg else "",
         train=str(kernels.train),
         infer=str(kernels.infer),
         stable=str(plan.stable) if plan.stable else "",
         portraits=_portraits(evidence) if intervals else {},
+        blind_spots=_blind_spots(plan, cells, looked) if intervals else (),
     )
+    measured = [*every, golden] if golden else every
+    found = sum((part.agreement for part in measured), Agreement())
+    return agreed(verdict, plan.contract, found) if intervals else verdict
 
 
-def why_stopped(plan: Plan, evidence: Evidence, verdict: Verdict) -> str:
-    """What ended a run that its time did not: see `Circumstances.stopped`."""
-    if verdict.decided:
-        return "decided"
-    short = [
-        schedule.name
-        for schedule in plan.schedules
-        if sum(part.groups for part in evidence.closed(schedule.name)) < schedule.last
-    ]
-    if plan.live:
-        return "traffic" if short else "size"
-    return "broken" if any(verdict.broken_on(name) for name in short) else "size"
+def agreed(verdict: Verdict, contract: Contract, found: Agreement) -> Verdict:
+    """The verdict where both sides could not disagree; what is violated all the same stays so."""
+    why = objection(contract, found)
+    spots = tuple(BlindSpot("data", text) for text in ([why] if why else remarks(contract, found)))
+    verdict = replace(verdict, blind_spots=(*verdict.blind_spots, *spots))
+    return unsound(verdict, SAME) if why and verdict.outcome != "violated" else verdict
 
 
-def out_of_time(verdict: Verdict) -> Verdict:
-    """The verdict of a run that its time ended: what is open says so; stopping is valid (law 5)."""
-    if verdict.decided:
-        return verdict
-    over = "the time was over before this was decided"
-    cells = [
-        # where nothing was measured, what a cell says of its workload is not the reason
-        c.but(note=f"{over}; {c.note}" if c.note and c.n else over) if c.open else c
-        for c in verdict.cells
-    ]
-    circumstances = replace(verdict.circumstances, stopped="time")
-    return replace(verdict, cells=tuple(cells), circumstances=circumstances)
+def _blind_spots(plan: Plan, cells: Sequence[CellVerdict], looked: Any) -> tuple[BlindSpot, ...]:
+    """What follows from the plan, from the tokens of each slice and of each guard."""
+    spots = [BlindSpot("slice", text) for text in uncovered(plan, cells)]
+    spots += [BlindSpot("guard", text) for text in weak_guards(looked)]
+    workload = plan.contract.workload
+    if workload is not None and workload.source == "trainer":
+        spots.append(BlindSpot("sample", OF_A_TRAINER))
+    return tuple(spots)
 
 
 def unsound(verdict: Verdict, why: str) -> Verdict:
@@ -257,10 +308,6 @@ def _portraits(evidence: Evidence) -> dict[str, Portrait]:
     for (_, name), portrait in evidence.portraits.items():
         found = added(found, {name: portrait})
     return found
-
-
-def _some(part: Weighed | None) -> tuple[Weighed, ...]:
-    return (part,) if part is not None else ()
 
 
 def _outcome(cells: list[CellVerdict]) -> Outcome:

@@ -208,6 +208,7 @@ MOVES = [
     Move("Contract", "slices", "slices/0/most", ABSENT, 10, "tightened"),
     Move("Contract", "confidence", "confidence", 0.9, 0.95, "tightened"),
     Move("Contract", "confidence", "confidence", ABSENT, 0.99, "tightened"),
+    Move("Contract", "bitwise", "bitwise", ABSENT, True, "loosened"),
     Move("Contract", "claim", "claim", "population", "realised", "retargeted"),
     Move("Reward", "range", "reward/range", [0, 1], [-1, 1], "tightened"),
     Move("Reward", "range", "reward/range", [0, 1], [-1, 0.5], "retargeted"),

@@ -7,12 +7,13 @@ import pytest
 
 from servanda import run
 from servanda.capture import rounded
-from servanda.clauses import Cell, Coherent, Look, SamplerFidelity, View
+from servanda.clauses import GUARDS, Cell, Coherent, Look, SamplerFidelity, View
 from servanda.contract import WHOLE, Clause, Kernel
 from servanda.engines.table import TableEngine
 from servanda.explain.words import explain_guard
 from servanda.sampling import Sampling, processed_logprobs
 from servanda.slices import Cut
+from servanda.stats.fidelity import LEAK, log_densities
 from servanda.trace import Batch, Trace, TracePair
 from tests import kit
 
@@ -184,6 +185,27 @@ def test_an_undisclosed_transform_is_seen_in_reported_best_tokens(tmp_path, how,
     verdict = judged(served(tmp_path, sequences, **how))
     assert verdict.outcome == "violated", verdict
     assert "do not follow the reported distribution" in verdict.note
+
+
+@pytest.mark.parametrize(
+    ("guard", "side"), [("sampler_fidelity", "infer"), ("served_fidelity", "train")]
+)
+def test_a_token_lies_anywhere_within_its_own_mass(guard, side):
+    """By a fresh uniform: a fixed place would leave gaps that the honest never fill."""
+    own, before, uniform = (np.array(a) for a in ([0.5, 0.2], [0.1, 0.7], [0.3, 0.9]))
+    view = together(np.log(own), np.log(own), np.zeros(2, dtype=int))
+    getattr(view.pair, side).columns["mass_before"] = before
+    view = replace(view, uniform_N=uniform)
+    kind = GUARDS[guard]()
+    clause = Clause.model_validate({"id": "it", "metric": guard})
+    found = kind.weigh(Cell(clause, "observability", (), ALL, "realised", 1, kind), view)
+
+    u = log_densities(np.array([0.1 + 0.3 * 0.5, 0.7 + 0.9 * 0.2]))
+    if guard == "sampler_fidelity":
+        assert found["infer"].ranks.growth == pytest.approx(u.sum(axis=1))
+    else:  # each weight is taken at its lower end
+        expected = np.log((1 - LEAK) * np.exp(u) + LEAK).sum(axis=1)
+        assert found.ranks.growth == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_mix_up_of_raw_and_processed_is_seen_in_some_fifty_tokens(tmp_path):

@@ -11,8 +11,7 @@ import pytest
 
 from servanda import report, run
 from servanda.clauses import DRAWS, REWARD, RewardGap, SamplerFidelity
-from servanda.clauses.base import peak
-from servanda.clauses.guards import FOUND_TRAIN
+from servanda.clauses.fidelity import FOUND_TRAIN, log_evidence
 from servanda.cli.costs import plan_lines
 from servanda.comparison import measure_pack
 from servanda.contract import Sampling
@@ -214,11 +213,11 @@ def test_both_sides_of_fidelity_share_its_price(tmp_path):
     evidence = run.weigh(plan, run.measure(plan, tmp_path / "run", open=run.in_process))
     at = next(i for i, c in enumerate(plan.cells) if isinstance(c.kind, SamplerFidelity))
     sides = [w.statistics[at] for w in evidence.closed(plan.cells[at].workload)]
-    train, infer = (peak([np.array(r[s].growth) for r in sides]) for s in ("train", "infer"))
+    train, infer = (log_evidence([r[s] for r in sides])[0] for s in ("train", "infer"))
     assert train > infer
     (found,) = (c for c in run.judge(plan, evidence).cells if c.metric == "sampler_fidelity")
     assert found.e_violated == pytest.approx(train - math.log(2))
-    assert found.n == sum(r[s].n for r in sides for s in ("train", "infer"))
+    assert found.n == sum(r[s].ranks.n for r in sides for s in ("train", "infer"))
 
 
 def test_an_honest_train_kernel_is_not_refuted(tmp_path):

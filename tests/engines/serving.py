@@ -48,8 +48,8 @@ class Gated(TableEngine):
 
 
 @contextlib.contextmanager
-def live(engine, test_mode=False, faulty=None, **limits):
-    """(client, server) of a real socket."""
+def live(engine, test_mode=False, faulty=None, clock=None, **limits):
+    """(client, server) of a real socket; clock: the loop that it runs in."""
     server = Server(engine, "toy", Limits(**{"wait_s": 0.0} | limits), test_mode, faulty)
     config = uvicorn.Config(
         server.app(), log_level="critical", ws="none", timeout_graceful_shutdown=1
@@ -63,7 +63,10 @@ def live(engine, test_mode=False, faulty=None, **limits):
 
     with bound("127.0.0.1", 0) as taken:
         running = Announcing(config)
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [taken]})
+        if clock is None:
+            thread = threading.Thread(target=running.run, args=([taken],))
+        else:
+            thread = threading.Thread(target=clock.serve, args=(running, taken))
         thread.start()
         try:
             assert ready.wait(WAIT_S)

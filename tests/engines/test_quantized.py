@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -65,7 +65,6 @@ weights = st.builds(
 
 @names
 @given(weight=weights)
-@settings(deadline=None)
 def test_no_weight_moves_by_more_than_half_its_scale(name, weight):
     """Down to weights that float32 holds only as subnormal numbers."""
     integers, scales = integers_and_scales(QUANTIZED[name](linear(weight)))
@@ -78,7 +77,6 @@ def test_no_weight_moves_by_more_than_half_its_scale(name, weight):
 
 @names
 @given(weight=weights)
-@settings(deadline=None)
 def test_the_largest_weight_of_a_scale_uses_the_whole_range(name, weight):
     most, group = {"int8_weight_only": (127, weight.shape[1]), "int4_g32": (7, GROUP)}[name]
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import httpx2
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
@@ -162,7 +162,6 @@ def chatting(tmp_path_factory):
         yield client
 
 
-@settings(max_examples=300)
 @given(
     good=GOOD,
     odd=st.dictionaries(NAMES, JSON, max_size=2),

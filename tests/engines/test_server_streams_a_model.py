@@ -58,7 +58,7 @@ def test_the_steps_of_a_batch_are_its_trace(engine, best):
     assert [len(rows[s]) for s in batch.sequence_S] == whole.length_S.tolist()
     for name, values in whole.columns.items():
         assert [step.columns[name][n] for step, n in found] == values.tolist()
-    assert all((step.best is not None) == bool(best) for step in steps)
+    assert not best or all(step.best is not None for step in steps)
     assert isinstance(steps[0], Trace) and steps[0].about == whole.about
 
 

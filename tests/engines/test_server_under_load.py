@@ -20,6 +20,7 @@ from servanda.engines.server.serving import serve
 from servanda.engines.server.stream import EventStream
 from servanda.errors import MeasurementError
 from servanda.sockets import address, bound
+from tests.clock import HOUR_S, Skipping
 from tests.engines.serving import WAIT_S, Gated, live, table_engine
 from tests.engines.test_server_fails import BODY, URL, until
 
@@ -58,22 +59,24 @@ def test_a_reply_waits_for_no_acknowledgement_of_its_head():
 
 
 def test_a_client_that_stops_reading_loses_its_place(tmp_path):
-    engine = table_engine(tmp_path, ENDLESS)
+    engine, clock = table_engine(tmp_path, ENDLESS), Skipping()
     with (
-        live(engine, idle_s=0.1) as (client, server),
+        live(engine, clock=clock, idle_s=HOUR_S) as (client, server),
         posted(client.base_url.port, MANY, room=4096),
     ):
-        until(lambda: server._in_flight == 1)
+        clock.skip(HOUR_S, lambda: any(each.flow.write_paused for each in clock.connections))
         until(lambda: server._in_flight == 0)
         until(lambda: server.batcher.waiting == 0)
         assert client.post(URL, json=BODY).status_code == 200
 
 
 def test_a_client_that_stops_sending_is_told_so_and_loses_its_place(tmp_path):
-    with live(table_engine(tmp_path), idle_s=0.1) as (client, server):
+    clock = Skipping()
+    with live(table_engine(tmp_path), clock=clock, idle_s=HOUR_S) as (client, server):
         with sent(client.base_url.port, "connection: close\r\ncontent-length: 50", b"{") as call:
+            clock.skip(HOUR_S, lambda: server._in_flight == 1)
             reply = read(call)
-        assert reply.startswith(b"HTTP/1.1 408") and b"did not come within 0.1 s" in reply
+        assert reply.startswith(b"HTTP/1.1 408") and b"did not come within 3600 s" in reply
         until(lambda: server._in_flight == 0)
 
 

@@ -661,10 +661,7 @@ def test_a_sequence_that_cannot_be_run_is_named(engine, prompt, continuation, sa
 
 def test_a_throw_away_model_keeps_every_law_that_speaks_of_it(folder):
     report = check_engine(lambda: open_engine(folder), sequences=24)
-    assert [f.law for f in report.those("skipped")] == [
-        "top_is_the_head",
-        "best_were_fixed_before_the_draw",
-    ]
+    assert [f.law for f in report.those("skipped")] == ["top_is_the_head"]
 
 
 def test_the_shipped_model_keeps_the_laws_on_texts_and_through_a_worker():
@@ -672,4 +669,4 @@ def test_the_shipped_model_keeps_the_laws_on_texts_and_through_a_worker():
     kernel = Kernel(engine="transformers", model=str(shipped), batch_size=16)
     texts = ["Snow lay on the roofs.", "Wailvel lived near", "1 + 2 ="]
     report = check_engine(lambda: spawn(kernel, "infer"), texts, sequences=16, width=4)
-    assert len(report.those("skipped")) == 2
+    assert len(report.those("skipped")) == 1

@@ -4,11 +4,13 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks.experiment import bias, page, pictures, sections
+from benchmarks.experiment import answers, bias, page, pictures, sections
 from benchmarks.experiment.alarms import firings
 from benchmarks.experiment.drills import Drilled
+from benchmarks.experiment.guards import FIELD
 from benchmarks.experiment.record import Run, name_of, write_run
 from benchmarks.experiment.statistics import STATISTICS
+from benchmarks.experiment.tables import SHORT
 from scipy import stats
 
 from tests.experiment.test_alarms import RUNS
@@ -143,3 +145,60 @@ def test_thresholds_are_read_on_the_drills_tokens():
 
     assert "rings on 0 of 1 broken syncs before the poison and on 1 after it" in told
     assert "a healthy one then reads 0.04" in told
+
+
+def test_an_arm_that_was_not_run_is_marked_and_not_counted_as_a_run():
+    ran = [evaluated("healthy", "none", seed, 0.5 + seed / 10, seconds=3600.0) for seed in (0, 1)]
+    same = [
+        replace(run, name=name_of("healthy", "bfloat16", "monitor", seed), same_as=run.name)
+        for seed, run in enumerate(ran)
+    ]
+    same = [replace(run, settings={**run.settings, "arm": "monitor"}, seconds=None) for run in same]
+    own = [evaluated("healthy", arm, seed, 0.6) for arm in ("tis", "mis") for seed in (0, 1)]
+
+    runs = [*ran, *same, *own]
+
+    assert sections.hours(runs).startswith("6 runs took 2.0 hours; 2 more records are read from")
+    assert "| 0.60 [0.60, 0.60] | 0.60 [0.60, 0.60] | 0.55 [-0.09, 1.19] = | not run |" in (
+        sections.reward_table(runs, "trained")
+    )
+    assert "+0.00 [+0.00, +0.00] = |" in sections.differences(runs, "trained")
+    assert "1 cells are 0 by construction" in sections.helped(runs)
+
+
+@pytest.mark.parametrize(("loud", "says"), [(4, "would say *holds*"), (12, "would say *violated*")])
+def test_a_monitor_that_is_quiet_where_the_field_is_not_is_explained_by_what_it_measured(
+    loud, says
+):
+    """Eight in ten steps within the limit are no want of evidence; the mean decides."""
+    values = [0.04] * loud + [0.01] * (12 - loud)
+    cells = [
+        {
+            "outcome": "inconclusive",
+            "cells": [["gradient", "all", "inconclusive", v, 0, 1, 700], ["gradient", "depth<6"]],
+        }
+        for v in values
+    ]
+    quiet = next(r for r in RUNS if r.settings["fault"] == "healthy" and r.monitor)
+    rings = next(r for r in RUNS if r.settings["fault"] == "never_synced")
+    runs = [quiet, replace(rings, monitor=cells)]
+
+    told = answers.slower(runs, firings(runs))
+
+    assert "want of evidence" not in told
+    assert f"above the limit of 0.025 on {loud} of 12 steps." in told
+    assert f"the mean is {'0.0200 at most' if loud == 4 else 'up to 0.0400'}" in told
+    assert says in told
+
+
+def test_the_readme_has_the_sharpest_row_of_the_field():
+    """No guard of the field that is quiet on healthy runs sees more than the README shows."""
+    told = firings(page.recorded())
+    quiet = {name: row for name, row in told.items() if not sections.cries(row)}
+    seen = {
+        name: {case for case, of in row.items() if of and of.runs} for name, row in quiet.items()
+    }
+    shown = set().union(*(seen[name] for name in SHORT if name in seen and name in FIELD))
+
+    for name in FIELD:
+        assert seen.get(name, set()) <= shown, f"{name} sees what the README leaves out"

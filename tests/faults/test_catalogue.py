@@ -4,9 +4,12 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
-from benchmarks import truth_table
+from benchmarks import faults_page, truth_table
+from hypothesis import given
+from hypothesis import strategies as st
 
 from servanda import run
 from servanda.contract import Kernel
@@ -82,6 +85,10 @@ def test_what_values_are(takes, inside, outside, says):
 def test_a_fault_that_refuses_its_own_default_cannot_be_registered():
     with pytest.raises(ValueError, match="'odd' takes true, and not its default 3"):
         fault("odd", "Odd.", default=3, takes=Switch())(lambda base, _: base)
+    with pytest.raises(ValueError, match="'odd' takes true, and not 'often'"):
+        fault("odd", "Odd.", default=True, takes=Switch(), field="often")(lambda base, _: base)
+    with pytest.raises(ValueError, match=r"'odd' takes a number in \(0, 1\], and not 2"):
+        fault("odd", "Odd.", default=1, takes=Between(0, 1), strengths=[1, 2])(lambda b, _: b)
     assert "odd" not in FAULTS
 
 
@@ -99,21 +106,71 @@ def test_the_place_of_a_wrong_value_is_shown(tmp_path):
     assert caught.value.exit_code == 2
 
 
-def test_the_truth_table_has_every_fault_as_it_is_now_and_none_is_green():
-    rows = truth_table.read(truth_table.DOCS.read_text(encoding="utf-8"))
-
-    assert [*rows] == [truth_table.NONE, *FAULTS]
-    for name, row in rows.items():
-        entry = (row.fault, row.side, row.takes, row.value, row.summary)
-        assert entry == truth_table.described(name)
-        assert row.exit == "0" if name == truth_table.NONE else row.exit in ("1", "4")
-        assert row.verdict in ("holds", "violated", "error", "refused")
-        assert (row.deciding == truth_table.ABSENT) == (name == truth_table.NONE)
+RECORDS = truth_table.read()
+MEASURE = "run python -m benchmarks.truth_table"
 
 
-def test_the_truth_table_is_written_as_it_is_read():
-    page = truth_table.DOCS.read_text(encoding="utf-8")
-    assert truth_table.page(truth_table.read(page).values()) == page
+def test_the_page_is_what_its_records_say():
+    page = faults_page.page(RECORDS)
+    assert faults_page.DOCS.read_text(encoding="utf-8") == page, f"{MEASURE} --write"
+
+
+@every
+def test_every_fault_is_on_record_at_its_default(name):
+    entry = FAULTS[name]
+
+    assert faults_page.at_default(RECORDS, name), MEASURE
+    assert (entry.field is None) == (not entry.field_source)
+
+
+def test_a_page_names_what_was_not_measured_at_the_fields_value():
+    less = {key: r for key, r in RECORDS.items() if key != ("norm_epsilon", "10.0")}
+
+    told = faults_page.page(less).split("field's value: ")[1].split("\n")[0]
+
+    assert "`norm_epsilon`" in told
+    assert "missed there" in faults_page.page(RECORDS)
+
+
+def test_a_gate_is_told_by_what_it_catches_and_what_it_misses():
+    """Measured at 1, 2 and 8 of 1, 2, 4, 8: a gap is said, and neighbours are not."""
+    told = faults_page._told
+
+    assert told([1, 2, 4, 8], 2, 8) == "at most **`8`**, not `2`"
+    assert told([1, 2, 4, 8], 4, 8) == "**`8`**, not `4`"
+    assert told([1, 2, 4, 8], None, 1) == "**`1`**"
+    assert told([1, 2, 4, 8], None, 2) == "at most **`2`**"
+    assert told([1, 2, 4, 8], 8, None) == "not `8`"
+
+
+def test_a_page_counts_what_is_missed_at_the_fields_value():
+    """Doubt every record of the field: the page must not call a missed fault caught."""
+    held = {
+        key: replace(record, outcome="holds", exit=0)
+        if json.dumps(getattr(FAULTS.get(key[0]), "field", None)) == key[1] != "null"
+        else record
+        for key, record in RECORDS.items()
+    }
+
+    told = faults_page.page(held)
+
+    met = sum(faults_page.at_field(RECORDS, name) is not None for name in FAULTS)
+    assert f"and **0 of {met} at the strength" in told
+    assert "`undisclosed_top_p at 0.95`" in told.split("missed there: ")[1].split("\n")[0]
+
+
+@given(st.integers(0, 9), st.integers(1, 9))
+def test_a_bisection_finds_the_weakest_that_is_caught_in_few_looks(first, size):
+    looked = []
+
+    def caught(value):
+        looked.append(value)
+        return value >= first
+
+    found = truth_table.smallest(range(size), caught, None)
+
+    assert found == min(first, size)
+    assert len(looked) <= 2 + math.ceil(math.log2(size + 1))
 
 
 # which engines a fault fits

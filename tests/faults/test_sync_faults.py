@@ -166,10 +166,63 @@ def test_no_fault_changes_what_the_trainer_has(models):
     folder, module = models("llama")
     adapted = adapt(trainer(seed=1), ADAPTED, fresh=False)
     for name in EVERY:
-        mine = adapted if name == "adapter_ignored" else module
+        mine = adapted if name.startswith("adapter_") else module
         before = {key: tensor.clone() for key, tensor in mine.state_dict().items()}
         synced(folder, mine, name)
         assert all(torch.equal(tensor, before[key]) for key, tensor in mine.state_dict().items())
+
+
+def test_one_norm_leaves_the_first_of_a_layer_and_a_class_one_of_each(models):
+    folder, module = models("qwen3")
+    first = {"model.layers.1.input_layernorm.weight"}
+    assert left_behind(folder, module, "one_norm") == first
+    behind = left_behind(folder, module, "norm_class_stale", "q_norm")
+    assert behind == names(folder, ".q_norm.")
+
+
+def test_rows_stale_leaves_the_last_rows(models):
+    folder, module = models("llama")
+    before, after = synced(folder, module, "rows_stale", 1 / 32)
+    name, count = "model.embed_tokens.weight", len(before["model.embed_tokens.weight"]) // 32
+    assert torch.equal(after[name][-count:], before[name][-count:])
+    assert torch.equal(after[name][:-count], module.state_dict()[name][:-count])
+
+
+def test_late_and_dropped_send_what_was_and_what_comes_next(models):
+    folder, module = models("llama")
+    for name, value, due in (("late", 2, [0, 0, 1, 2]), ("dropped", 3, [1, 2, 2, 4])):
+        engine = open_engine(folder)
+        sync = SYNC_FAULTS[name].inject(WeightSync, value)(module, engine)
+        weight, start = module.model.norm.weight, module.model.norm.weight.detach().clone()
+        old = engine.model.model.norm.weight.detach().clone()
+        for number, expected in enumerate(due, 1):
+            with torch.no_grad():
+                weight.copy_(start + number)
+            sync()
+            wanted = start + expected if expected else old
+            assert torch.equal(engine.model.model.norm.weight, wanted), (name, number)
+        with torch.no_grad():
+            weight.copy_(start)
+
+
+def test_scaled_multiplies_the_last_matrix_of_an_mlp(models):
+    for kind, part in {"llama": "down_proj", "gpt2": "mlp.c_proj.weight", "opt": "fc2.w"}.items():
+        folder, module = models(kind)
+        _, after = synced(folder, module, "scaled", 0.5)
+        for name, weight in module.state_dict().items():
+            factor = 0.5 if part in name else 1
+            assert torch.equal(after[name], factor * weight), name
+
+
+def test_adapter_scaled_adds_an_adapter_twice(models):
+    folder, _ = models("llama")
+    module = adapt(trainer(seed=1), ADAPTED, fresh=False)
+    base = trainer(seed=1).state_dict()
+    _, after = synced(folder, module, "adapter_scaled")
+    healthy = open_engine(folder)
+    WeightSync(module, healthy)()
+    for name, weight in tensors(healthy).items():
+        torch.testing.assert_close(after[name], 2 * weight - base[name])
 
 
 # what is refused
@@ -182,6 +235,9 @@ def test_no_fault_changes_what_the_trainer_has(models):
         ("llama", "one_layer", 4, "a layer 4"),
         ("qwen3", "one_mlp", 3, "an MLP in a layer 3"),
         ("llama", "adapter_ignored", True, "an adapter"),
+        ("llama", "adapter_scaled", 2.0, "an adapter"),
+        ("llama", "one_norm", 4, "norms with scales in a layer 4"),
+        ("llama", "norm_class_stale", "q_norm", "norms of the name q_norm"),
     ],
 )
 def test_a_fault_that_would_break_nothing_is_refused(tmp_path, kind, name, value, lacks):

@@ -8,18 +8,21 @@ import json
 import socket
 import threading
 from collections import deque
+from typing import ClassVar
 
 import httpx2
 import uvicorn
 
+from servanda.gateway import app as gateway_app
 from servanda.gateway.app import App
 from servanda.gateway.config import Config, Limits, Upstream
 from servanda.gateway.gateway import Gateway
 from servanda.gateway.listening import Bounded
+from servanda.gateway.patience import Patience
 from servanda.routing.values import SliceRoute, Snapshot
 from servanda.slices import Cut
+from tests.clock import WAIT_S, Skipping, eventually
 
-WAIT_S = 60  # for what comes at once, unless the test is red
 FOREVER = 4e9
 NOBODY = Upstream("http://127.0.0.1:9")  # a leader that is not there: rows wait for it
 SALT = "00" * 16
@@ -48,6 +51,25 @@ class Loop:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+
+class Waiting(Patience):
+    """The timeouts of a request, and those of all that are being answered."""
+
+    of_all: ClassVar[set] = set()
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.of_all.add(self)
+
+    def done(self):
+        super().done()
+        self.of_all.discard(self)
+
+
+def waits_for(what):
+    """A condition of `Running.skip`: a request waits for this, as `Patience` names it."""
+    return lambda: any(each._wait == what for each in Waiting.of_all)
 
 
 class Request:
@@ -191,14 +213,20 @@ async def drop(request, writer):
 class Running:
     """A gateway that serves on a real socket.
 
+    Args:
+        skips: whether its clock can be put forward.
+
     Attributes:
-        gateway: itself; client: of its address.
+        gateway: itself; client: of its address; clock: of the server, where it skips.
     """
 
-    def __init__(self, config, server=uvicorn.Server, **options):
+    def __init__(self, config, server=uvicorn.Server, skips=False, **options):
         self._config, self._server, self._options = config, server, options
+        self.clock = Skipping() if skips else None
 
     def __enter__(self):
+        if self.clock is not None:
+            gateway_app.Patience = Waiting
         self.gateway = Gateway(self._config)
         self.app = App(self.gateway)
         ready = threading.Event()
@@ -215,12 +243,18 @@ class Running:
         self._taken.bind(("127.0.0.1", 0))
         self.port = self._taken.getsockname()[1]
         self._running = Announcing(config)
-        self._thread = threading.Thread(target=self._running.run, kwargs={"sockets": [self._taken]})
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
         assert ready.wait(WAIT_S)
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = httpx2.Client(base_url=self.url, timeout=WAIT_S)
         return self
+
+    def _run(self):
+        if self.clock is None:
+            self._running.run(sockets=[self._taken])
+        else:
+            self.clock.serve(self._running, self._taken)
 
     def idle(self):
         """The gateway, once nothing is under way: rows and counts come after the last byte."""
@@ -232,15 +266,8 @@ class Running:
         self._running.should_exit = True
         self._thread.join()
         self._taken.close()
-
-
-def eventually(condition):
-    """Wait for what comes at once, unless the test is red."""
-    never, turns = threading.Event(), WAIT_S * 1000
-    while not condition():
-        never.wait(0.001)
-        turns -= 1
-        assert turns, "it never came"
+        if self.clock is not None:
+            gateway_app.Patience = Patience
 
 
 def config(infer, stable=None, **more):

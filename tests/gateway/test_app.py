@@ -11,6 +11,7 @@ from servanda.gateway.config import Config, Limits, Upstream
 from servanda.gateway.keys import Keys
 from servanda.routing.values import SliceRoute
 from servanda.slices import Cut, Term
+from tests.clock import HOUR_S, NEVER_S
 from tests.gateway.serving import (
     FOREVER,
     Fake,
@@ -21,6 +22,7 @@ from tests.gateway.serving import (
     reply,
     snapshot,
     stream,
+    waits_for,
 )
 
 ASK = {"model": "m", "prompt": "hello", "max_tokens": 4}
@@ -425,12 +427,14 @@ def test_headers_that_are_too_long_are_refused(pools):
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
 def test_a_body_that_does_not_come_is_not_waited_for(pools, path):
+    given = config(*pools, limits=Limits(body_s=HOUR_S), waits={"total_s": NEVER_S})
     with (
-        Running(config(*pools, limits=Limits(body_s=0.05))) as running,
+        Running(given, skips=True) as running,
         socket.create_connection(("127.0.0.1", running.port)) as client,
     ):
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nx"
         client.sendall(head.encode())
+        running.clock.skip(HOUR_S, waits_for("body"))
         assert client.recv(65_536).startswith(b"HTTP/1.1 408 ")
 
 

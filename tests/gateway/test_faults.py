@@ -12,6 +12,7 @@ import pytest
 from servanda.gateway.breaker import Breaker
 from servanda.gateway.config import Limits
 from servanda.gateway.sessions import Sessions
+from tests.clock import HOUR_S, NEVER_S
 from tests.gateway.serving import (
     NOBODY,
     WAIT_S,
@@ -24,6 +25,7 @@ from tests.gateway.serving import (
     reply,
     snapshot,
     stream,
+    waits_for,
 )
 
 ASK = {"model": "m", "prompt": [1, 2], "max_tokens": 4}
@@ -144,12 +146,14 @@ def test_who_leaves_once_the_answer_is_whole_leaves_evidence(pools, running):
 def test_a_pool_is_not_blamed_for_clients_that_read_nothing_at_the_end(pools):
     infer, _ = pools
     infer.script = stream(b"data: " + b"x" * (8 << 20) + b"\n\n")
-    waits = {"idle_s": 0.05}
-    with Running(config(*pools, limits=Limits(stall_s=0.1), waits=waits)) as running:
+    waits = {"idle_s": HOUR_S, "total_s": NEVER_S}
+    limits = Limits(stall_s=HOUR_S + 1)
+    with Running(config(*pools, limits=limits, waits=waits), skips=True) as running:
         running.gateway.take(snapshot())
-        for n in range(6):
+        for _ in range(6):
             Client(running, stream=True)
-            eventually(lambda n=n: len(infer.requests) == n + 1 and not running.app.in_flight)
+            running.clock.skip(HOUR_S + 2, waits_for("client"))
+            eventually(lambda: not running.app.in_flight)
 
         assert running.gateway.report()["pools"]["infer"] == "closed"
         assert running.gateway.counts.statuses == {"infer\tgone": 6}
@@ -157,15 +161,15 @@ def test_a_pool_is_not_blamed_for_clients_that_read_nothing_at_the_end(pools):
 
 def test_a_pool_is_not_blamed_for_streams_that_are_long(pools):
     infer, _ = pools
-
-    async def slowly():
-        await asyncio.sleep(0.02)
-
-    infer.script = stream(*[EVENT, slowly] * 1000)
-    with Running(config(*pools, waits={"total_s": 0.1})) as running:
+    infer.script = stream(EVENT, hang)
+    waits = {"total_s": HOUR_S, "idle_s": NEVER_S}
+    with Running(config(*pools, waits=waits), skips=True) as running:
         running.gateway.take(snapshot())
         for _ in range(6):
-            assert b"timeout" in post(running, stream=True).content
+            client = Client(running, stream=True)
+            client.read_until(EVENT)
+            running.clock.skip(HOUR_S, waits_for("part"))
+            client.read_until(b"timeout")
 
         assert running.idle().report()["pools"]["infer"] == "closed"
         assert running.gateway.counts.statuses == {"infer\ttimeout": 6}
@@ -281,10 +285,14 @@ def test_where_nobody_listens_stable_answers(pools):
 def test_where_infer_says_nothing_in_time_stable_answers(pools):
     infer, stable = pools
     infer.script = hang
-    with Running(config(infer, stable, waits={"first_byte_s": 0.05})) as running:
+    waits = {"first_byte_s": HOUR_S, "total_s": NEVER_S}
+    with Running(config(infer, stable, waits=waits), skips=True) as running:
         running.gateway.take(snapshot())
+        client = Client(running)
+        assert infer.arrived.acquire(timeout=WAIT_S)
+        running.clock.skip(HOUR_S, waits_for("reply"))
 
-        assert post(running).json() == {"by": "stable"}
+        client.read_until(b'{"by": "stable"}')
         assert infer.last.closed.wait(WAIT_S)
 
 
@@ -324,26 +332,30 @@ def test_what_a_pool_refuses_is_the_users_to_know(pools, running, status):
 def test_no_request_outlives_its_time(pools):
     infer, stable = pools
     infer.script = stable.script = hang
-    with Running(config(infer, stable, waits={"total_s": 0.05})) as running:
+    waits = {"total_s": HOUR_S, "first_byte_s": NEVER_S}
+    with Running(config(infer, stable, waits=waits), skips=True) as running:
         running.gateway.take(snapshot())
+        client = Client(running)
+        assert infer.arrived.acquire(timeout=WAIT_S)
+        running.clock.skip(HOUR_S, waits_for("reply"))
 
-        answer = post(running)
-
-        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+        answer = client.read_until(b"}}")
+        assert answer.startswith(b"HTTP/1.1 504 ") and b'"code":"timeout"' in answer
         assert infer.last.closed.wait(WAIT_S)
 
 
-@pytest.mark.parametrize("waits", [{"total_s": 0.2}, {"idle_s": 0.05}])
-def test_no_stream_outlives_its_time(pools, waits):
+@pytest.mark.parametrize(("ends", "never"), [("total_s", "idle_s"), ("idle_s", "total_s")])
+def test_no_stream_outlives_its_time(pools, ends, never):
     infer, stable = pools
     infer.script = stream(EVENT, hang)
-    with Running(config(infer, stable, waits=waits)) as running:
+    waits = {ends: HOUR_S, never: NEVER_S}
+    with Running(config(infer, stable, waits=waits), skips=True) as running:
         running.gateway.take(snapshot())
+        client = Client(running, stream=True)
+        client.read_until(EVENT)
+        running.clock.skip(HOUR_S, waits_for("part"))
 
-        told = post(running, stream=True).content
-
-        assert told.startswith(EVENT)
-        assert json.loads(told.removeprefix(EVENT)[6:])["error"]["code"] == "timeout"
+        assert b'"code":"timeout"' in client.read_until(b"0\r\n\r\n")
         assert infer.last.closed.wait(WAIT_S)
 
 
@@ -359,9 +371,12 @@ def test_a_client_that_reads_nothing_is_given_up(pools):
             await writer.drain()
 
     infer.script = endless
-    with Running(config(*pools, limits=Limits(stall_s=0.1))) as running:
+    waits = {"idle_s": NEVER_S, "total_s": NEVER_S}
+    limits = Limits(stall_s=HOUR_S)
+    with Running(config(*pools, limits=limits, waits=waits), skips=True) as running:
         running.gateway.take(snapshot())
         Client(running, stream=True)
+        running.clock.skip(HOUR_S, waits_for("client"))
 
         assert infer.arrived.acquire(timeout=WAIT_S)
         assert infer.last.closed.wait(WAIT_S)

@@ -137,15 +137,6 @@ def test_who_connects_and_says_nothing_is_cut(monkeypatch):
         assert all_of(connection) == b""
 
 
-def test_a_second_head_has_as_much_time_as_the_first(monkeypatch):
-    monkeypatch.setattr(listening, "HEAD_S", 0.5)
-    with listens() as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
-        assert connection.recv(4096).endswith(b"\r\n\r\n0")
-        connection.sendall(b"GET / HT")
-        assert all_of(connection) == b""
-
-
 def test_two_do_not_listen_at_one_address():
     taken = r"nothing can be served at 127\.0\.0\.1:"
     with (

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
 
 import pytest
 
-from servanda.gateway import listening
 from servanda.gateway.config import Limits
+from servanda.gateway.listening import HEAD_S, KEEP_ALIVE_S
 from servanda.gateway.patience import Patience
+from tests.clock import HOUR_S, NEVER_S
 from tests.gateway.serving import (
     NOBODY,
     WAIT_S,
@@ -21,6 +23,7 @@ from tests.gateway.serving import (
     reply,
     snapshot,
     stream,
+    waits_for,
 )
 
 ASK = {"model": "m", "prompt": [1, 2], "max_tokens": 4}
@@ -67,16 +70,22 @@ def until(client, mark):
 def test_the_first_part_of_a_stream_has_as_long_as_a_first_byte(pools, sample):
     """A server that queues sends its head at once, and its first token once it is its turn."""
 
+    its_turn = threading.Event()
+
     async def queued():
-        await asyncio.sleep(0.2)
+        while not its_turn.is_set():
+            await asyncio.sleep(0.001)
 
     pools[0].script = stream(queued, EVENT, DONE)
-    with Running(config(*pools, waits={"idle_s": 0.05})) as running:
+    waits = {"idle_s": HOUR_S, "first_byte_s": NEVER_S, "total_s": NEVER_S}
+    with Running(config(*pools, waits=waits), skips=True) as running, connected(running) as client:
         running.gateway.take(snapshot(whole=everything(sample=sample)))
+        client.sendall(request(body=json.dumps({**ASK, "stream": True}).encode()))
+        running.clock.skip(HOUR_S + 1, waits_for("part"))
+        its_turn.set()
 
-        told = running.client.post(PATH, json={**ASK, "stream": True}).content
-
-        assert told == EVENT + DONE
+        told = until(client, b"0\r\n\r\n")
+        assert EVENT in told and DONE in told and b"timeout" not in told
 
 
 @pytest.mark.parametrize("value", ["café".encode(), "café".encode("latin-1")])
@@ -196,11 +205,13 @@ def test_a_mirrored_reply_that_is_packed_is_lost_and_nothing_odd(pools, running)
 def test_a_large_sampled_reply_that_nobody_reads_is_given_up(pools):
     body = json.dumps({"choices": [choice(text="x" * (24 << 20))]}).encode()
     pools[0].script = reply(body)
-    with Running(config(*pools, limits=Limits(stall_s=0.1), leader=NOBODY)) as running:
+    limits, waits = Limits(stall_s=HOUR_S), {"total_s": NEVER_S}
+    given = config(*pools, limits=limits, waits=waits, leader=NOBODY)
+    with Running(given, skips=True) as running:
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
         with connected(running) as client:
             client.sendall(request())
-            assert pools[0].arrived.acquire(timeout=WAIT_S)
+            running.clock.skip(HOUR_S, waits_for("client"))
             running.idle()
 
             assert len(all_of(client)) < 24 << 20
@@ -217,17 +228,36 @@ def test_a_client_that_asked_for_more_and_hangs_up_ends_what_it_asked_first(pool
     assert running.idle().counts.statuses == {"infer\tgone": 1}
 
 
+def test_a_second_head_has_as_much_time_as_the_first(pools):
+    keeps = {"timeout_keep_alive": KEEP_ALIVE_S}
+    with Running(config(*pools), skips=True, **keeps) as running, connected(running) as client:
+        client.sendall(request())
+        until(client, b'{"by": "stable"}')
+        late = request()
+        client.sendall(late[:9])
+        running.clock.skip(
+            HEAD_S - 1, lambda: any(each._late for each in running.clock.connections)
+        )
+        client.sendall(late[9:])
+        until(client, b'{"by": "stable"}')
+        client.sendall(late[:9])
+        running.clock.skip(HEAD_S, lambda: any(each._late for each in running.clock.connections))
+
+        assert all_of(client) == b""
+
+
 @pytest.mark.parametrize("more", [b"\r\n", b"x"])
-def test_a_connection_that_says_less_than_a_request_is_not_kept(pools, running, monkeypatch, more):
+def test_a_connection_that_says_less_than_a_request_is_not_kept(pools, more):
     """Of a body that nobody waits for any longer, or behind one."""
-    monkeypatch.setattr(listening, "HEAD_S", 0.05)
-    with connected(running) as client:
+    keeps = {"timeout_keep_alive": KEEP_ALIVE_S}
+    with Running(config(*pools), skips=True, **keeps) as running, connected(running) as client:
         if more == b"x":
             client.sendall(b"POST /none HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n")
         else:
             client.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
         assert until(client, b"\r\n\r\n")
         client.sendall(more)
+        running.clock.skip(HEAD_S, lambda: any(each._late for each in running.clock.connections))
 
         all_of(client)
 

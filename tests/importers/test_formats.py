@@ -157,6 +157,12 @@ def test_nemo_nan_is_absent_and_not_a_broken_line(tmp_path):
     assert row["train"][5] == EXPECTED[0].train[2]
 
 
+def test_nemo_one_advantage_is_that_of_every_token(tmp_path):
+    nemo(tmp_path, EXPECTED[:1], advantages=[[0.75]])
+    (row,) = read(open_dump(tmp_path)).rows
+    assert row["advantage"].tolist() == [0.75] * len(EXPECTED[0].tokens)
+
+
 def test_nemo_columns_that_nobody_reads_are_named_once(tmp_path):
     nemo(tmp_path, EXPECTED, teacher=[1], colour=["red"])
     dump = open_dump(tmp_path)
@@ -182,7 +188,7 @@ REFUSED = [
     ({"prev_logprobs": [["-1"] * WIDTH]}, "prev_logprobs are not numbers"),
     ({"prev_logprobs": ...}, "prev_logprobs is missing"),
     ({"generation_logprobs": None}, "generation_logprobs is missing"),
-    ({"token_loss_mask": [[0.5] * WIDTH]}, "a loss mask is neither 0 nor 1"),
+    ({"token_loss_mask": [[0.5] * WIDTH]}, "token_loss_mask is neither 0 nor 1"),
     ({"sample_loss_mask": [0.3]}, "a loss mask is neither 0 nor 1"),
     ({"input_lengths": [0]}, "input_lengths is not between 1 and the number of token ids"),
     ({"input_lengths": [WIDTH + 1]}, "input_lengths is not between 1 and the number"),
@@ -251,6 +257,59 @@ def test_a_dump_of_which_nothing_can_be_used_is_no_evidence(tmp_path):
         read(open_dump(tmp_path))
     assert str(error.value).startswith(f"no sequence of {tmp_path} can be used: 4 x ")
     assert "first: train_data_step3.jsonl:1" in str(error.value)
+
+
+@pytest.mark.parametrize("bad", [b"[" * 100_000 + b"\n", b"\xff\xfe{\n", b"{}\n"])
+def test_a_first_row_that_cannot_be_read_refuses_itself_alone(tmp_path, bad):
+    path = nemo(tmp_path, sequences(5))
+    path.write_bytes(bad + path.read_bytes())
+    dump = open_dump(tmp_path)
+    assert len(read(dump).rows) == 5
+    assert [r.first for r in dump.refused.values()] == ["train_data_step3.jsonl:1"]
+
+
+def test_a_first_step_without_logprobs_refuses_itself_alone(tmp_path):
+    """Distillation writes files of the same name, and no logprobs."""
+    nemo(tmp_path, sequences(5), step=0, prev_logprobs=..., generation_logprobs=...)
+    nemo(tmp_path, sequences(5), step=1)
+    dump = open_dump(tmp_path)
+    assert len(read(dump).rows) == 5
+    assert dump.empty == {0: "train_data_step0.jsonl"}
+
+
+def test_an_empty_file_among_others_is_remembered(tmp_path):
+    for step in (1, 3):
+        nemo(tmp_path, step=step)
+    (tmp_path / "train_data_step2.jsonl").write_text("")
+    dump = open_dump(tmp_path)
+    assert len(read(dump).rows) == 8
+    assert dump.empty == {2: "train_data_step2.jsonl"}
+
+
+def test_a_mask_may_be_true_and_false(tmp_path):
+    nemo(tmp_path / "a")
+    rows = [json.loads(line) for line in nemo_text(EXPECTED).splitlines()]
+    for row in rows:
+        row["token_loss_mask"] = [[bool(v) for v in row["token_loss_mask"][0]]]
+        row["sample_loss_mask"] = [True]
+    (tmp_path / "b").mkdir()
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "b" / "train_data_step3.jsonl").write_text(text)
+    numbers, flags = (read(open_dump(tmp_path / name)).rows for name in "ab")
+    assert [row["mask"] for row in numbers] == [row["mask"] for row in flags]
+
+
+@pytest.mark.parametrize("number", [-1e308, -3.4028235e38, -65504.0])
+@pytest.mark.parametrize("column", ["generation_logprobs", "prev_logprobs"])
+def test_the_smallest_number_of_a_float_type_is_no_logprob(tmp_path, column, number):
+    """It stands for "no probability", and a sum over it would be of it alone."""
+    row = nemo_row(EXPECTED[0], len(EXPECTED[0].tokens))
+    at = row["token_loss_mask"][0].index(1.0)
+    row[column][0][at] = number
+    (tmp_path / "train_data_step3.jsonl").write_text(json.dumps(row) + "\n")
+    side = {"generation_logprobs": "infer", "prev_logprobs": "train"}[column]
+    (found,) = read(open_dump(tmp_path)).rows
+    assert found[side][at] == -np.inf
 
 
 # ---- prime-rl

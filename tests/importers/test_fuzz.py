@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servanda.errors import ServandaError
 from servanda.importers import open_dump
 from servanda.importers.own import Writer
 from servanda.soundness import Soundness
+from tests.drawn import examples
 from tests.importers.made import EXPECTED, nemo, prime
 from tests.importers.test_own import ragged
 
@@ -136,9 +137,7 @@ def refused_or_to_the_letter(name, data):
         shutil.rmtree(folder)
 
 
-@settings(
-    max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
-)
+@settings(max_examples=examples(200))
 @given(broken())
 def test_a_broken_dump_is_refused_or_read_to_the_letter(case):
     refused_or_to_the_letter(*case)
@@ -166,7 +165,7 @@ def test_the_mutations_are_not_in_vain():
     """Of 300 broken dumps some are refused, some are read in part, and some are cut off."""
     outcomes = set()
 
-    @settings(max_examples=300, deadline=None, database=None)
+    @settings(max_examples=300, derandomize=True)
     @given(broken())
     def each(case):
         name, data = case

@@ -105,6 +105,7 @@ def test_the_hook_for_trl_writes_what_it_is_handed(tmp_path, monkeypatch, comple
     class GRPOTrainer:
         accelerator = SimpleNamespace(process_index=2)
         state = SimpleNamespace(global_step=7)
+        model = SimpleNamespace(training=True)
 
         def _generate_and_score_completions(self, inputs):
             return out
@@ -113,8 +114,9 @@ def test_the_hook_for_trl_writes_what_it_is_handed(tmp_path, monkeypatch, comple
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(block("from trl"), names)
-    assert names["Dumping"]()._generate_and_score_completions([]) is out
+    dumping = names["Dumping"]()
     if complete:
+        assert dumping._generate_and_score_completions([]) is out
         rows = read(open_dump(tmp_path)).rows
         assert [row["tokens"] for row in rows] == [s.tokens for s in EXPECTED]
         assert [
@@ -123,5 +125,9 @@ def test_the_hook_for_trl_writes_what_it_is_handed(tmp_path, monkeypatch, comple
         assert len({row["group"] for row in rows}) == 2
         assert rows[0]["source"] == "rollouts/step_000007.rank2.parquet:1"
         assert set(rows[1]["advantage"].tolist()) == {-0.5}
-    else:
+    else:  # a run that dumps nothing says so at its first step
+        with pytest.raises(RuntimeError, match="TRL's batch has no sampling_per_token_logps"):
+            dumping._generate_and_score_completions([])
+        dumping.model.training = False
+        assert dumping._generate_and_score_completions([]) is out
         assert not list(tmp_path.iterdir())

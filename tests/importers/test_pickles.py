@@ -303,6 +303,19 @@ def test_staleness_is_the_distance_to_the_oldest_weights():
     assert [row["staleness"][0] for row in rows] == [0.0, 1.0, 0.0, 2.0]
 
 
+@pytest.mark.parametrize("resumed", [0, 200])
+def test_staleness_does_not_depend_on_the_rollout_that_a_process_began_with(tmp_path, resumed):
+    """miles counts updates of its process, and numbers the rollouts of a run."""
+    pytest.importorskip("torch")
+    many = [sample(weight_versions=[str(v)]) for v in (4, 5, 5)]
+    for at, one in enumerate(many):
+        one["tokens"] = [at + 1, *one["tokens"][1:]]
+    payload = {"format_version": 2, "rollout_id": resumed + 4, "samples": many}
+    pt(tmp_path, payload, name=f"{resumed + 4}.pt")
+    rows = read(open_dump(tmp_path)).rows
+    assert [row["staleness"][0] for row in rows] == [1.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize("payload", [[1], {"rollout_id": 1}, {"rollout_id": 1, "samples": [3]}])
 def test_a_file_of_torch_with_something_else_is_said(tmp_path, payload):
     pt(tmp_path, payload)

@@ -11,7 +11,7 @@ from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.evidence import Round, weigh
 from servanda.identity import EvidenceKey
 from servanda.leader.intake import Intake
-from servanda.leader.scoring import ANOTHER, EARLIER, ODD, Down, Scorer
+from servanda.leader.scoring import ANOTHER, COPIED, EARLIER, ODD, Down, Scorer
 from servanda.leader.watching import watch
 from servanda.loading import compile, load
 from servanda.schedule import Unit
@@ -387,3 +387,19 @@ def test_a_request_whose_prompt_nobody_knows_is_missing_in_the_slices_of_its_lau
         ("tv", "all"): 6,
     }
     assert (one.missing, one.alive) == (1, False)  # train was not asked
+
+
+def test_rows_that_report_trains_logprobs_are_no_evidence(tmp_path):
+    """An infer that says what train would say was compared with nothing."""
+    path = leads.contract(tmp_path, q=leads.FAULTY)
+    rows = leads.rows(path, 40)
+    for row in rows:
+        row["logprobs"] = [math.log(kit.BASE[token]) for token in row["token_ids"]]
+    made = scorer(path)
+    assert all(one.statistics is None for one in made.score(taken(rows)))
+    assert made.outside == {COPIED: 40}
+
+    text = path.read_text()
+    path.write_text(text.replace("bitwise: true\n", "") + "bitwise: true\n")
+    declared = scorer(path).score(taken(rows))
+    assert all(one.statistics for one in declared)

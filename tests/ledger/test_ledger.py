@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from servanda.ledger import Damaged, LedgerError, Outrun, Record, open_ledger, verify
 from servanda.ledger.sealing import FIRST, canonical, digest
+from tests.drawn import examples
 
 AT = 1_700_000_000.25
 
@@ -175,7 +176,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     body=st.dictionaries(st.text(max_size=5), plain, max_size=4),
     at=st.floats(allow_nan=False, allow_infinity=False),

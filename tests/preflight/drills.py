@@ -32,6 +32,16 @@ class Drill(NamedTuple):
 
 
 # nine each of six pairs: fifty-four, with other probe tokens and noise
+NORMS = {
+    "llama": {"norms.input_layernorm", "norms.post_attention_layernorm", "norms.norm"},
+    "qwen3": {
+        *("norms.input_layernorm", "norms.post_attention_layernorm", "norms.norm"),
+        *("norms.q_norm", "norms.k_norm"),
+    },
+}
+# fault -> what a drill calls it, where that is not its own name
+CALLED = {"one_norm": "deaf", "norm_class_stale": "norms_stale", "adapter_scaled": "scaled"}
+OF_ADAPTERS = ("adapter_ignored", "adapter_scaled")
 WORKING = [
     Drill(kind, form, "", adapters, seed)
     for form, kind in product(FORMS, DEPTH)
@@ -40,7 +50,7 @@ WORKING = [
 BROKEN = [
     Drill(kind, form, fault, adapters)
     for fault, form, kind in product(SYNC_FAULTS, FORMS, DEPTH)
-    for adapters in (("fresh", "trained") if fault == "adapter_ignored" else ("",))
+    for adapters in (("fresh", "trained") if fault in OF_ADAPTERS else ("",))
 ]
 
 
@@ -61,28 +71,38 @@ def drilled(kind, form, fault="", adapters="", seed=0, tokens=None):
 
 
 def expected(kind, fault):
-    """Names of the groups that a fault at its default makes deaf."""
+    """Names of the groups that a fault at its default makes deaf; None where it makes none so."""
     attn = {f"layers.{i}.attn" for i in range(DEPTH[kind])}
     mlp = {f"layers.{i}.mlp" for i in range(DEPTH[kind])}
     here = {name for name in attn | mlp if name.startswith(f"layers.{LAYER}.")}
     return {
-        "never_synced": attn | mlp | {"embed/lm_head", "norms"},
+        "never_synced": attn | mlp | NORMS[kind] | {"embed/lm_head"},
         "tied_head_stale": {"embed/lm_head"},
         "one_layer": here,
         "one_mlp": here & mlp,
-        "norms_stale": {"norms"},
+        "norms_stale": NORMS[kind],
+        "one_norm": {"norms.input_layernorm"},
+        "norm_class_stale": {"norms.post_attention_layernorm"},
+        "rows_stale": {"embed/lm_head"},
         "adapter_ignored": {f"layers.{i}.adapter" for i in range(DEPTH[kind])},
         "wrong_cast": set(),
-    }[fault]
+    }.get(fault)
+
+
+def named(drill, result):
+    """Whether a drill calls a fault what it is, and finds what it leaves behind, and no more."""
+    due = expected(drill.kind, drill.fault)
+    called = CALLED.get(drill.fault, drill.fault)
+    return result.cause == called and (due is None or wrong(result) == due)
 
 
 def wrong(result):
     """Names of the groups that are violated.
 
-    Norms are one group in all layers; that those of the layer left out are deaf is left out.
+    Norms are one group a class, in all layers; that those of the layer left out are lost is left
+    out, where they are not all that is.
     """
     found = {group.name: group for group in result.groups if group.mark == "violated"}
-    norms = found.get("norms")
-    if norms and {part.name for part in norms.parts if part.deaf} == {f"layers.{LAYER}"}:
-        del found["norms"]
-    return {*found}
+    of_layer = {n for n, g in found.items() if g.kind == "norms" and g.lost == (f"layers.{LAYER}",)}
+    rest = {*found} - of_layer
+    return rest or {*found}

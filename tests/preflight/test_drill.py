@@ -22,7 +22,8 @@ def test_an_engine_that_gets_all_follows_exactly():
 
     assert result.outcome == "holds" and result.exit_code == 0 and result.cause == ""
     assert [group.name for group in result.groups] == [
-        "embed/lm_head", "norms", "layers.0.attn", "layers.0.mlp", "layers.1.attn", "layers.1.mlp",
+        *("embed/lm_head", "norms.norm"),
+        *("layers.0.attn", "layers.0.mlp", "layers.1.attn", "layers.1.mlp"),
     ]  # fmt: skip
     for group in result.groups:
         assert group.follow == pytest.approx(1, abs=1e-12) and group.residual < 1e-6
@@ -133,7 +134,8 @@ def test_only_what_is_trained_is_changed_and_a_frozen_group_may_be_deaf():
     result = preflight(trainee)
 
     assert result.outcome == "holds"
-    assert [group.name for group in result.groups] == ["norms", "layers.1.attn", "layers.1.mlp"]
+    names = ["norms.norm", "layers.1.attn", "layers.1.mlp"]
+    assert [group.name for group in result.groups] == names
 
 
 def test_a_group_that_moves_nothing_is_inconclusive_never_a_pass():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from servanda.preflight.groups import blocks, grouped
 from servanda.preflight.nudging import apart, following
 from servanda.preflight.result import Part, Response
+from servanda.preflight.vocabulary import drawn, ranges
 
 slopes = st.floats(-2, 3)
 
@@ -67,7 +68,10 @@ def test_tensors_of_real_models_fall_into_their_groups():
 
     assert {g.name: sorted(g.parts) for g in grouped(names)} == {
         "embed/lm_head": ["model.embed_tokens"],
-        "norms": ["layers.0", "layers.1", "model.norm"],
+        "norms.q_norm": ["layers.0"],
+        "norms.input_layernorm": ["layers.0"],
+        "norms.ln_1": ["layers.1"],
+        "norms.norm": ["model.norm"],
         "layers.0.attn": ["self_attn.q_proj"],
         "layers.0.mlp": ["mlp.experts.3.up_proj"],
         "layers.0.adapter": ["self_attn.q_proj.lora_A.default"],
@@ -81,13 +85,17 @@ def test_a_large_model_takes_a_dozen_syncs_and_a_small_one_a_sync_a_group():
     large = grouped({f"layers.{i}.{k}.weight": ["x"] for i in range(36) for k in kinds})
     small = grouped({f"layers.{i}.{k}.weight": ["x"] for i in range(4) for k in kinds})
 
+    # one class of norms here; several share a sync
     assert len(blocks(large)) == 11 and max(map(len, blocks(large))) <= 8
     assert len(blocks(small)) == len(small) == 9
 
 
 @pytest.mark.parametrize(
     ("follow", "moved", "mark"),
-    [(0.86, 12, "warns"), (0.86, 5, "holds"), (0.7, 5, "warns"), (0.45, 2, "violated")],
+    [
+        *[(0.93, 24, "warns"), (0.95, 12, "holds"), (0.86, 12, "warns"), (0.86, 5, "holds")],
+        *[(0.7, 5, "warns"), (0.7, 3.2, "holds"), (0.45, 2, "violated"), (1.2, 12, "warns")],
+    ],
 )
 def test_a_slope_is_held_as_close_to_one_as_its_nudge_can_tell(follow, moved, mark):
     """Sides that are a floor apart tell the slope of a nudge of m floors to 1 / m."""
@@ -99,3 +107,43 @@ def test_a_slope_is_held_as_close_to_one_as_its_nudge_can_tell(follow, moved, ma
 def test_a_part_is_deaf_only_where_that_is_sure():
     assert Part("lm_head.weight", 0.27, 0.05).deaf
     assert not Part("v_proj.lora_A.default", 0.33, 0.15).deaf  # of a sync that works
+
+
+def test_a_part_that_is_lost_in_part_is_wrong_where_that_is_sure():
+    """One expert of four that were bundled."""
+    assert Part("mlp.experts.0 .. mlp.experts.3", 0.75, 0.01, 12).partly_deaf
+    assert not Part("mlp.experts.0 .. mlp.experts.3", 0.75, 0.03, 12).partly_deaf
+    # of an engine of four bits, that works
+    assert not Part("v_proj.lora_B.default", 0.70, 0.07, 1.3).partly_deaf
+
+
+def test_experts_of_a_layer_are_bundled():
+    names = [f"layers.0.mlp.experts.{i}.{p}.weight" for i in range(128) for p in ("up", "down")]
+
+    (group,) = grouped({name: [name] for name in names})
+
+    assert len(group.parts) == 32 and [*group.tensors] == names
+    assert next(iter(group.parts)) == "mlp.experts.0.up .. mlp.experts.3.down"
+
+
+@given(st.integers(2, 5000), st.integers(1, 400), st.integers(0, 99))
+def test_ranges_of_a_vocabulary_hold_each_probed_id_once(size, count, seed):
+    probed = np.random.default_rng(seed).integers(0, size, count)
+
+    found = ranges(size, [size // 2], probed)
+
+    assert all(sum(low <= token < high for low, high in found) == 1 for token in probed)
+    assert all(any(low <= token < high for token in probed) for low, high in found)
+    if size - 1 in probed:
+        assert found[-1] == (size - 1, size)
+
+
+@given(st.integers(30, 200_000), st.integers(0, 9))
+def test_whatever_end_of_a_vocabulary_is_lost_a_probe_has_it_several_times(size, seed):
+    """Any first or last rows, and any shard of 128 in a row."""
+    rows = drawn(size, [], 16, 41, seed)
+    tokens = np.array(rows).ravel()
+
+    assert min(np.count_nonzero(tokens == 0), np.count_nonzero(tokens == size - 1)) >= 3
+    shard = (tokens * 128) // size
+    assert {*np.unique(shard)} == {*np.unique((np.arange(size) * 128) // size)}

@@ -2,18 +2,18 @@
 #
 # tests/slow/test_preflight.py does the same on two architectures and quantised engines.
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 from servanda.faults.sync import SYNC_FAULTS
 from servanda.preflight.naming import CAUSES
-from tests.preflight.drills import drilled, expected, wrong
+from servanda.preflight.vocabulary import drawn
+from tests.preflight.drills import CALLED, OF_ADAPTERS, Drill, drilled, named
 from tests.trainers import adapt, trainer
 
 # few tokens, as the default suite has no time for 640
-TOKENS = np.random.default_rng(3).integers(1, 1024, (6, 25)).tolist()
+TOKENS = drawn(1024, [], 6, 25, seed=3)
 
 
 @pytest.mark.parametrize("adapters", ["", "fresh"])
@@ -28,16 +28,16 @@ def test_a_sync_that_works_is_found_to_work(adapters):
 
 @pytest.mark.parametrize("fault", [*SYNC_FAULTS])
 def test_each_fault_is_named_with_what_it_leaves_behind(fault):
-    adapters = "fresh" if fault == "adapter_ignored" else ""
+    drill = Drill("qwen3", "bfloat16", fault, "fresh" if fault in OF_ADAPTERS else "")
 
-    result = drilled("qwen3", "bfloat16", fault, adapters=adapters, tokens=TOKENS)
+    result = drilled(*drill, tokens=TOKENS)
 
-    assert (result.outcome, result.cause, result.exit_code) == ("violated", fault, 1), str(result)
-    assert wrong(result) == expected("qwen3", fault)
+    assert (result.outcome, result.exit_code) == ("violated", 1), str(result)
+    assert named(drill, result), str(result)
 
 
 def test_a_fault_of_a_sync_has_a_cause_of_its_name():
-    assert {*SYNC_FAULTS} <= {*CAUSES}
+    assert {CALLED.get(fault, fault) for fault in SYNC_FAULTS} <= {*CAUSES}
 
 
 def test_a_fresh_adapter_hides_the_fault_from_who_only_looks():

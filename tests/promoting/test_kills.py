@@ -8,6 +8,8 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from servanda.effects import message
 from servanda.ledger import open_ledger, verify
 from servanda.plain import from_plain
@@ -127,6 +129,8 @@ def told_once(own, site):
         assert {*known} - void <= {body["key"] for body in got}
 
 
+# in PostgreSQL in tests/slow: a store's own kills are tests/ledger's, in both
+@pytest.mark.parametrize("where", ["sqlite"], indirect=True)
 def test_a_promotion_survives_every_kill(where, swift_path):
     said, kills = promotions(where, swift_path, KILLS, 31)
 

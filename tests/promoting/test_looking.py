@@ -20,6 +20,7 @@ from servanda.rounds import read_rounds
 from servanda.run import check, compile, in_process, load
 from servanda.rundir import RunDirectory, opened
 from tests import kit, serving
+from tests.drawn import examples
 
 SHADOW = Leg("shadow", first=64, last=640, part=1 / 7)
 AT = 5000.0
@@ -244,7 +245,7 @@ def test_a_new_look_scores_new_rounds_only(tmp_path):
 
 
 FAST = settings(
-    max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+    max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

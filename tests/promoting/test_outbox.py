@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.effects import Webhook, message
@@ -369,7 +369,6 @@ class World:
             return None
 
 
-@settings(max_examples=400)
 @given(
     st.lists(decisions | st.just("tell"), **lists),
     st.lists(st.sampled_from(APPENDS), **lists),

@@ -20,6 +20,7 @@ from servanda.promotion import (
     roll_back,
     route_of,
 )
+from tests.drawn import examples
 from tests.promotion import oracle
 from tests.promotion.made import FULL, KEY, OFFLINE, ONE, SHADOW, T0, TEN
 
@@ -249,5 +250,5 @@ class Promotion(RuleBasedStateMachine):
             assert self.state.leg == len(self.course) - 1
 
 
-Promotion.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
+Promotion.TestCase.settings = settings(max_examples=examples(120), stateful_step_count=40)
 TestPromotion = Promotion.TestCase

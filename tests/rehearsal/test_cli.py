@@ -155,17 +155,12 @@ def test_the_example_passes():
             "at_most: 0.03, slices: all}\n  - {id: tv-slice",
             "at_most: 0.06, slices: all}\n  - {id: tv-slice",
         ),
-        ("at_most: 0.05", "at_most: 0.1"),
-        ("at_most: 0.1,", "at_most: 0.2,"),
-        ("aggregate: p90, at_most: 0.03", "aggregate: p90, at_most: 0.06"),
         ("at_least: 0.999", "at_least: 0.998"),
-        ("mean, at_most: 0.03, slices: all", "mean, at_most: 0.03, mode: monitor, slices: all"),
         ("slices: [domain, depth]", "slices: [domain, depth], mode: monitor"),
-        ("slices: [domain, depth]", "slices: [domain]"),
     ],
 )
 def test_the_example_fails_where_its_contract_is_loosened(tmp_path, old, new):
-    """Each limit twice as wide, a slice less, or only monitored: some case says so."""
+    """Some case says so; tests/slow moves every limit."""
     done = servanda("test", loosened(tmp_path, old, new))
     assert done.exit_code in (1, 2), done.output
 

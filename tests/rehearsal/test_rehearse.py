@@ -12,6 +12,7 @@ from servanda.errors import ContractError, EvidenceError
 from servanda.rehearsal import read_tests, rehearse
 from servanda.rehearsing import prepared
 from servanda.stats import LogMoment
+from tests.drawn import examples
 from tests.rehearsal.made import case, rehearsed, written
 
 NOISE = "  - {id: tail, metric: abs_log_ratio_nats, aggregate: p90, at_most: 0.1, slices: all}"
@@ -280,7 +281,7 @@ def outcomes(folder, limit, sd, seed=7):
     return [look.verdict.outcome for look in found.cases[0].expectations]
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=examples(12))
 @given(st.sampled_from([0.02, 0.05, 0.1, 0.3]), st.sampled_from([0.01, 0.03, 0.08]))
 def test_a_tighter_limit_never_turns_violated_into_holds(tmp_path_factory, sd, limit):
     order = ("violated", "inconclusive", "holds")

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
@@ -63,7 +63,6 @@ def test_a_value_written_as_the_limit_does_not_exceed_it(limit):
     assert (np.abs(shown(f"{limit!r}x1 -{limit!r}x1")) <= limit).all()
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     st.lists(st.tuples(st.floats(-5, 5).map(lambda x: round(x, 3)), st.integers(1, 9)), min_size=1)
 )
@@ -107,7 +106,6 @@ def test_what_is_no_series_is_refused_at_its_character(text, at, message, hint):
     assert hint in caught.value.context["hint"]
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
 @given(st.text(alphabet="0123456789.-_x()gapnormalspike, e\t", max_size=30))
 def test_any_text_is_a_series_or_is_refused(text):
     try:

@@ -177,6 +177,20 @@ def test_fingerprints_differ_row_by_row():
     assert fingerprints(made.BARE) is None
 
 
+def test_the_small_print_says_what_a_cell_may_spend_and_who_shares_it():
+    plain = str(made.VERDICTS["holds"])
+    leg = str(replace(made.VERDICTS["holds"], part=0.1, price_cells=11))
+
+    assert (
+        "alpha 0.025 is what attempt 1 may spend of 1 - confidence = 0.05; each of 2 enforced "
+        "cells that chance can call violated is called so wrongly with probability at most 0.013"
+    ) in plain
+    assert (
+        "of 1 - confidence = 0.05, of which this leg has 0.1 for violations; each of 11 enforced "
+        "cells that chance can call violated is called so wrongly with probability at most 0.00023"
+    ) in leg
+
+
 def test_what_all_kernels_are_called_is_said_once():
     same = replace(made.VERDICTS["holds"], train="hf lm fp32", infer="hf lm bf16 [fault: x]")
     shared, names = view(same)["names"]

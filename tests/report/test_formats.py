@@ -20,7 +20,8 @@ from servanda.report import FORMATS, words
 from servanda.report.cards import cards
 from servanda.report.fold import numbers
 from servanda.report.sentence import headline, impact
-from servanda.verdict import Verdict
+from servanda.verdict import BlindSpot, Verdict
+from tests.drawn import examples
 from tests.report import made
 
 JUNIT = xmlschema.XMLSchema(Path(__file__).parents[1] / "data" / "junit-10.xsd")
@@ -305,7 +306,7 @@ cells = st.builds(
 )
 
 
-@settings(max_examples=40)  # a page takes a while
+@settings(max_examples=examples(40))  # a page takes a while
 @given(st.lists(cells, max_size=4))
 def test_whatever_a_verdict_holds_every_format_has_a_form_for_it(cells):
     counted = [c.outcome for c in cells if c.enforced and c.outcome != "not applicable"]
@@ -445,3 +446,14 @@ def test_a_metric_of_answers_says_so_and_counts_answers_as_missing():
     assert "    counted per answer\n" in text
     for missing in ("3 answers", "4 answers", "5 tokens"):
         assert f"    {missing} missing, counted against both answers" in text
+
+
+@pytest.mark.parametrize("format_", sorted(FORMATS))
+def test_every_format_says_what_was_not_examined(format_):
+    """A pass that does not say what it did not look at is read as having looked at everything."""
+    spot = BlindSpot("slice", "slice 'tools' met no token, so nothing is known about it")
+    silent = made.verdict()
+    told = FORMATS[format_](replace(silent, blind_spots=(spot,)))
+
+    assert "met no token" in told
+    assert "met no token" not in FORMATS[format_](silent)

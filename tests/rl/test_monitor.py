@@ -11,10 +11,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from servanda.divergence import DIVERGENCES, sampled
+from servanda.dumps.presetting import contract_of
 from servanda.errors import ContractError, EvidenceError
 from servanda.language import parse
 from servanda.rl import Monitor
 from servanda.rl.weighing import RATIO_METRICS
+from tests.drawn import examples
 from tests.rl.made import exactly, step
 
 CONTRACT = """
@@ -30,7 +32,7 @@ workload: {source: trainer, sampling: {max_new_tokens: 4096}}
 slices:
   - {name: depth, split: context.position, at: [16, 64]}
   - {name: start, match: {context.turn: {gte: 2}, context.turn_position: {lt: 3}}}
-  - {name: old, match: {context.staleness: {gte: 1}}}
+  - {name: old, match: {outcome.staleness: {gte: 1}}}
   - {name: env, split: labels.env}
   - {name: unsure, match: {context.entropy_nats: {gte: 3.0}}}
 gradient: {advantage: {group_size: 8}, score_norm: logit_space, weighting: {mis: [0.5, 2.0]}}
@@ -57,15 +59,22 @@ def contract(more=""):
     return parse(CONTRACT + more, "run.kernelcontract.yaml", engines=["table"])[0]
 
 
+def bitwise(preset):
+    """The contract of a preset whose kernels are declared to compute the same bits."""
+    return contract_of(preset, preset, (), bitwise=True)[1]
+
+
 def test_identical_kernels_hold():
     train, infer, mask = step(np.random.default_rng(0), size=32, width=512, tv=0.0)
 
-    found = Monitor("verl-sync").observe(train, infer, mask, weights=3)
+    found = Monitor(bitwise("verl-sync")).observe(train, infer, mask, weights=3)
 
     assert (found.outcome, found.exit_code, found.action) == ("holds", 0, ())
     assert found.verdict.outcome == "holds"
     assert found.metrics["servanda/observed_tokens"] == mask.sum()
     assert found.metrics["servanda/gradient"] == 0.0
+    (note,) = (note for note in found.notes if "in every bit" in note)
+    assert "could not have shown a disagreement" in note
 
 
 def test_a_gap_on_one_slice_is_red_there_and_not_elsewhere():
@@ -84,11 +93,23 @@ def test_a_gap_on_one_slice_is_red_there_and_not_elsewhere():
     assert "grows along the answer" in found.cause
 
 
+def test_a_share_beyond_a_threshold_is_counted_and_not_rounded():
+    tail = "{id: tail, metric: abs_log_ratio_nats, aggregate: p90, at_most: 0.2, slices: [all]}"
+    infer = np.full((8, 512), -1.0)
+    train = infer - 0.5 * (np.arange(512) < 3)
+
+    found = Monitor(parse(f"{BARE}statistical: [{tail}]", "run.yaml", engines=["table"])[0])
+    verdict = found.observe(train, infer, np.ones((8, 512), dtype=bool), weights=0).verdict
+
+    (cell,) = (c for c in verdict.cells if c.clause == "tail")
+    assert cell.value == 3 / 512
+
+
 sizes = st.integers(2, 12)
 truths = st.sampled_from([0.0, 0.004, 0.02, 0.05, 0.31, 0.55])
 
 
-@settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=examples(10), phases=[Phase.explicit, Phase.generate])
 @given(
     seed=st.integers(0, 10_000),
     tv=truths,
@@ -293,7 +314,67 @@ def test_one_array_on_both_sides_is_an_error_and_not_agreement():
     copy = Monitor("verl-sync").observe(train, train.copy(), mask, weights=0)
     halves = np.stack([train, train], axis=-1)
     beside = Monitor("verl-sync").observe(halves[..., 0], halves[..., 1], mask, weights=0)
-    assert [s.outcome for s in (view, copy, beside)] == ["error", "holds", "holds"]
+    assert [s.outcome for s in (view, copy, beside)] == ["error"] * 3
+    assert copy.cause.startswith("both sides' logprobs are equal in every bit, on all ")
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.95])
+def test_sequences_that_were_copied_among_others_are_an_error(share):
+    train, infer, mask = step(np.random.default_rng(3), size=64, width=128, tv=0.002)
+    copied = np.arange(64) < 64 * share
+    found = Monitor("verl-sync").observe(
+        np.where(copied[:, None], infer, train), infer, mask, weights=0
+    )
+    whole = Monitor("verl-sync").observe(train, infer, mask, weights=0)
+    declared = Monitor(bitwise("verl-sync")).observe(train, infer, mask, weights=0)
+
+    assert found.outcome == "error"
+    assert f"in {copied.sum()} of 64 sequences" in found.cause
+    assert whole.outcome != "error"
+    assert any("`bitwise: true` is declared, and " in note for note in declared.notes)
+
+
+def test_a_close_pair_that_was_stored_in_bfloat16_is_no_copy():
+    """Rounding to 8 bits makes most tokens of close kernels coincide, and no two sides one."""
+    torch = pytest.importorskip("torch")
+    train, infer, mask = step(np.random.default_rng(4), size=64, width=256, tv=0.0005)
+    both = [torch.tensor(logp).bfloat16() for logp in (train, infer)]
+    found = Monitor("verl-sync").observe(*both, mask, weights=0)
+
+    equal = (both[0] == both[1]).numpy()[mask.astype(bool)].mean()
+    assert equal > 0.5
+    assert found.outcome == "holds", found.cause
+
+
+def test_agreement_at_float32_rounding_is_said():
+    _, infer, mask = step(np.random.default_rng(5), size=32, width=256)
+    noise = np.random.default_rng(6).normal(0, 5e-7, infer.shape)
+    found = Monitor("verl-sync").observe(infer + noise, infer, mask, weights=0)
+
+    assert found.outcome == "holds"
+    (note,) = found.notes
+    assert "float32 rounding" in note and note.endswith("both sides look like one program")
+
+
+def test_a_sampler_that_repeats_itself_is_an_error():
+    """Eight equal answers of each prompt are one draw; an answer that is certain may repeat."""
+    rng = np.random.default_rng(7)
+    infer = np.repeat(-rng.exponential(1.0, (8, 64)), 8, axis=0)
+    train = infer + rng.normal(0, 0.01, infer.shape)
+    groups, mask = np.repeat(np.arange(8), 8), np.ones(infer.shape)
+    found = Monitor("verl-sync").observe(train, infer, mask, groups=groups, weights=0)
+    own = Monitor("verl-sync").observe(
+        train, rng.permuted(infer, axis=1), mask, groups=groups, weights=0
+    )
+    sure = infer / 100
+    certain = Monitor("verl-sync").observe(
+        sure + rng.normal(0, 1e-4, infer.shape), sure, mask, groups=groups, weights=0
+    )
+
+    assert found.outcome == "error"
+    assert "56 of 64 sequences repeat" in found.cause and "repeats itself" in found.cause
+    assert "repeat" not in own.cause
+    assert certain.outcome == "holds"
 
 
 def test_a_guard_that_failed_is_the_cause():
@@ -406,7 +487,7 @@ def test_a_step_at_its_limits_is_decided_no_more_often_than_promised():
     for weights in range(steps):
         rng = np.random.default_rng([7, weights])
         at_tv = step(rng, 16, 128, 0.02)
-        infer = np.full((16, 128), -2.0, np.float32)
+        infer = rng.normal(-2.0, 0.1, (16, 128)).astype(np.float32)
         far = np.where(rng.random(infer.shape) < 0.03, rng.choice([-0.2, 0.19], infer.shape), 0.0)
         at_tail = (infer + far, infer, np.ones(infer.shape))
         # w = 2 on one token in four, 2/3 on the others: the gap is 1/2 where 2 is outside
@@ -504,3 +585,43 @@ def test_a_token_that_train_gives_no_mass_is_evidence_and_no_number_of_nats(tmp_
     assert found.metrics["servanda/abs_log_ratio_nats"] == 0.0
     assert found.metrics["servanda/gradient"] == pytest.approx(1 / mask.sum(), rel=1e-3)
     assert json.loads(path.read_text())["outcome"] == "holds"
+
+
+def test_a_step_that_is_too_small_says_how_many_tokens_it_needs():
+    """And a step of that many is decided, by the same kernels."""
+
+    def observed(sequences):
+        rng = np.random.default_rng(3)
+        shape = (sequences, 12)
+        infer_BT = -rng.exponential(1.0, shape)
+        train_BT = np.minimum(infer_BT + rng.normal(0, 0.005, shape), 0)
+        return Monitor("trl").observe(
+            train_BT, infer_BT, np.ones(shape), groups=[b // 4 for b in range(sequences)], weights=0
+        )
+
+    small = observed(16)
+    assert small.outcome == "inconclusive"
+    assert small.needs_tokens > small.verdict.tokens == 192
+    said = f"a step needs about {small.needs_tokens:,} tokens to be decided, and this one has 192"
+    assert str(small).splitlines()[-1] == said
+
+    enough = observed(4 * math.ceil(small.needs_tokens / 48))
+    assert (enough.outcome, enough.needs_tokens) == ("holds", None)
+    assert enough.verdict.tokens <= small.needs_tokens + 48
+
+
+def test_the_worst_cell_of_a_step_is_the_red_one_and_not_the_largest():
+    rng = np.random.default_rng(4)
+    infer_BT = -rng.exponential(1.0, (64, 64))
+    noise_BT = rng.normal(0, np.where(np.arange(64) < 16, 0.4, 0.002)[:, None], (64, 64))
+    step = Monitor("trl").observe(
+        np.minimum(infer_BT + noise_BT, 0),
+        infer_BT,
+        np.ones((64, 64)),
+        labels={"env": ["code" if b < 16 else "prose" for b in range(64)]},
+        weights=0,
+    )
+
+    red = [c for c in step.verdict.cells if c.enforced and c.outcome == "violated"]
+    assert step.worst in red
+    assert step.worst.value / step.worst.limit == max(c.value / c.limit for c in red)

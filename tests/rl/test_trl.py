@@ -1,5 +1,6 @@
 # TRL's batches, as a real run had them, through the mixin; tests/real_rl/test_trl.py is the run.
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,48 @@ def test_logprobs_that_trl_did_not_need_are_computed_as_trl_would(held):
     np.testing.assert_array_equal(ids, np.hstack([out["prompt_ids"], out["completion_ids"]]))
     np.testing.assert_array_equal(attended, np.hstack([out["prompt_mask"], out["completion_mask"]]))
     assert (width, batch_size) == (12, 16)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+def test_a_share_of_the_sequences_is_scored_and_judged(tmp_path, share):
+    trainer = Kept(Call("engine"), monitor=Monitor("trl"), score_share=share)
+    full = trainer.call.scored
+    rows = []
+
+    def forward(model, ids, attended, width, batch_size):
+        whole = np.hstack([trainer.call.out["prompt_ids"], trainer.call.out["completion_ids"]])
+        at = [int(np.flatnonzero((whole == row).all(axis=1))[0]) for row in ids.numpy()]
+        rows.extend(at)
+        return torch.tensor(full[at]), None
+
+    trainer._get_per_token_logps_and_entropies = forward
+    trainer.generate()
+
+    assert 0 < len(rows) <= math.ceil(share * len(full))
+    log = logged(trainer)
+    mask_BT = trainer.call.mask_BT
+    assert log["servanda/observed_tokens"] == [mask_BT[rows].sum()]
+    assert (log["servanda/share"], log["servanda/coverage"]) == ([share], [1.0])
+    d_BT = np.abs(np.log(trainer.call.ratio_BT))
+    expected = d_BT[rows][mask_BT[rows] == 1].mean()
+    assert log["servanda/abs_log_ratio_nats"] == [pytest.approx(expected, rel=1e-5)]
+
+
+def test_a_contract_that_acts_on_every_token_takes_no_share(held):
+    with pytest.raises(ContractError, match="the contract says correct, which needs every token"):
+        held("engine", rules=CORRECT, score_share=0.5)
+    with pytest.raises(ContractError, match="score_share is 0"):
+        held("engine", score_share=0)
+
+
+def test_a_trl_without_the_methods_that_are_overridden_is_refused_at_once():
+    class Old(Trainer):
+        _get_per_token_logps_and_entropies = property()  # an attribute that is not there
+
+    class Held(Monitored, Old): ...
+
+    with pytest.raises(MeasurementError, match=r"no GRPOTrainer\._get_per_token_logps_and_entr"):
+        Held(Call("engine"), monitor=Monitor("trl"))
 
 
 def test_logprobs_that_are_there_are_not_computed_again(held):

@@ -300,6 +300,28 @@ def test_a_launcher_is_told_what_is_missing(verl, monkeypatch):
     assert trainer.startswith("verl.trainer.ppo.v1.trainer_base is not watched")
 
 
+def test_a_launcher_is_told_every_package_that_verl_lacks_at_once(verl, tmp_path, monkeypatch):
+    """Imports in a function or after `try` may fail, and those of modules that are not loaded."""
+    site = tmp_path / "site" / "verl"
+    for file, text in {
+        "utils/debug/metrics.py": "import transfer_queue_\nfrom os import path\n",
+        "trainer/ppo/core.py": "from cachetools_.keys import hashkey\nimport torch\n",
+        "trainer/ppo/v1/__init__.py": "from ..core import hashkey\nfrom verl.utils import fs_\n",
+        "utils/fs_.py": "import fastapi_, json\ntry:\n    import maybe_\nexcept ImportError: ...\n"
+        "def late():\n    import later_\n",
+        "unused.py": "import unused_\n",
+    }.items():
+        path = site / file
+        path.write_text(text + (path.read_text() if path.exists() else ""))
+    monkeypatch.setenv(CONTRACT, "verl-sync")
+    monkeypatch.setitem(plugin._PACKAGES, "fastapi_", "FastAPI")
+
+    assert {*plugin.absent()} == {"transfer_queue_", "cachetools_", "fastapi_"}
+    (told, *more) = plugin.missing()
+    assert told.startswith("verl imports ") and "FastAPI" in told.split("pip install ")[1]
+    assert not [line for line in more if "cannot be imported" in line]
+
+
 def test_the_package_tells_verl_which_module_to_import():
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     _, group = text.split('[project.entry-points."verl.plugins"]\n')

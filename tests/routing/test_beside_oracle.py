@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from servanda.plain import from_plain, to_plain
 from servanda.routing.machine import absorb, begin, look, rebase, snapshot
 from servanda.routing.state import RoutingState
+from tests.drawn import examples
 from tests.routing.made import LIMIT, facts, rules, score
 from tests.routing.oracle import Slice
 
@@ -79,5 +80,5 @@ class Beside(RuleBasedStateMachine):
         assert made.slices[0].share == other.share
 
 
-Beside.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Beside.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30)
 test_the_machine_does_what_the_oracle_does = Beside.TestCase

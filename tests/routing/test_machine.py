@@ -3,11 +3,21 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from servanda.errors import ContractError
 from servanda.plain import from_plain, to_plain
-from servanda.routing.machine import absorb, begin, look, pin, rebase, routed, snapshot
+from servanda.routing.machine import (
+    absorb,
+    begin,
+    look,
+    pin,
+    rebase,
+    routed,
+    set_back,
+    snapshot,
+)
 from servanda.routing.nearness import late_mean, mean
 from servanda.routing.state import RAMP, Facts, RoutingState, Score
 from servanda.routing.values import Pin, snapshot_of
@@ -481,6 +491,38 @@ def test_one_key_has_at_most_a_quarter_of_the_evidence():
     assert code.recent.count("flood") <= len(code.recent) / 4 + 1
 
 
+@pytest.mark.parametrize(
+    ("flood", "others", "share", "left"),
+    [
+        (0.0, 0.2, 19 / 20, True),  # the plain mean is .01, that of the others is what counts
+        (0.1, 0.03, 1 / 2, False),  # the plain mean is .065
+        (0.1, 0.03, 19 / 20, False),
+        (0.2, 0.2, 19 / 20, True),
+    ],
+)
+def test_the_mean_is_over_requests_of_which_no_user_has_more_than_a_quarter(
+    flood, others, share, left
+):
+    rule = rules(cell(limit=0.05), enter_evidence=1000, horizon=10_000, keys=20)
+    rng = np.random.default_rng(3)
+    state, changes = begin(rule, now=0.0), []
+    for i in range(3000):
+        mine = rng.random() < share
+        key, mean = ("flood", flood) if mine else (f"user {rng.integers(40)}", others)
+        x = 0.0 if mean == 0 else rng.beta(0.6, 0.6 / mean - 0.6)
+        state = absorb(rule, state, score(x, key))
+        if i % 10 == 0:
+            state, found = look(rule, state, facts(float(i) / 1000))
+            changes += [c for c in found if c.after == "quarantined"]
+    assert bool(changes) == left
+    if left:
+        reason = changes[0].reason
+        assert reason.startswith(
+            "tv on code is beyond its limit, over requests of which no user has more than 25% ("
+        )
+        assert reason.endswith(" were left out)")
+
+
 def test_whether_a_request_is_passed_over_does_not_hang_on_what_it_shows():
     rule = rules()
     counts = []
@@ -518,6 +560,14 @@ def test_an_old_past_of_many_users_is_no_leave_for_one_to_fill_what_comes_now():
         state = absorb(rule, state, score(1.0, "flood"))
 
     assert state.slices["code"].scored - before < 60
+
+
+@pytest.mark.parametrize(("keys", "known"), [(4, 128), (20, 160)])
+def test_the_latest_requests_are_known_by_their_keys(keys, known):
+    rule = rules(keys=keys)
+    state = fed(rule, begin(rule, now=0.0), 0.0, 200, users=200)
+
+    assert state.slices["code"].recent == tuple(f"user {i}" for i in range(200 - known, 200))
 
 
 def test_a_sample_of_one_slice_is_none_of_another():
@@ -567,6 +617,24 @@ def test_a_clock_that_goes_back_stands_still():
     assert back.clock == 1010.0
     assert back.slices == state.slices
     assert status(looked(rule, back, 1110.0)) == "probation"
+
+
+@pytest.mark.parametrize(("days", "waited"), [(366, True), (366.01, False)])
+def test_a_clock_that_was_ahead_is_waited_for_a_year_and_no_longer(days, waited):
+    rule = rules()
+    state = begin(rule, now=days * 86_400.0)
+
+    assert (set_back(state, now=0.0).clock > 0) == waited
+
+
+def test_a_later_turn_of_a_promotion_is_followed_and_an_earlier_one_is_not():
+    state = begin(rules(), now=0.0)
+    shares = []
+    for turn, share in ((3, 0.3), (2, 0.2), (3, 0.1), (4, 0.4), (None, 0.5), (4, 0.6)):
+        state = routed(state, share=share, mirror=0.0, run="r", leg="canary-1", turn=turn)
+        shares.append(state.base)
+
+    assert shares == [0.3, 0.3, 0.3, 0.4, 0.5, 0.5]
 
 
 def test_a_pin_is_over_by_its_time_also_where_the_clock_went_back():

@@ -1,4 +1,4 @@
-# Ten thousand malformed replies; the default suite reads two.
+# Ten thousand malformed replies; the default suite reads two hundred.
 
 from collections import Counter
 

@@ -9,6 +9,7 @@ import pytest
 from servanda.rollouts import Rollouts
 from servanda.sampling import Sampling, draw, processed_logprobs
 from servanda.soundness import CHECKS, Soundness
+from servanda.soundness.copies import Copies
 from servanda.soundness.line_up import LAGS, correlation
 from tests.soundness.made import rollouts, shifted
 
@@ -202,7 +203,7 @@ def test_infinite_logprobs_are_counted():
     train = CLEAN.logp_train_N.copy()
     train[[20, 90]] = -np.inf
     finding = found(replace(CLEAN, logp_train_N=train))["values"]
-    assert (finding.state, finding.text) == ("warning", "2 are infinite")
+    assert (finding.state, finding.text) == ("warning", "2 logprobs are infinite")
 
 
 def test_a_mask_over_some_prompts_is_not_a_dump_without_prompts():
@@ -238,12 +239,143 @@ def test_a_copy_counts_once_it_is_in_the_same_step():
 
     finding = found(copied(CLEAN))["copies"]
     assert finding.state == "warning"
-    assert finding.numbers == {"repeated": 1, "other_groups": 1}
+    assert (finding.numbers["repeated"], finding.numbers["other_groups"]) == (1, 1)
     assert finding.first == "dump.jsonl:8"
-    assert found(CLEAN, replace(CLEAN, step=2))["copies"].state == "ok"
+    assert found(CLEAN, rollouts(seed=5, step=2))["copies"].state == "ok"
     twice = found(CLEAN, CLEAN)["copies"]
     assert (twice.state, twice.numbers["repeated"]) == ("unsound", 20)
-    assert twice.text.endswith("Did every rank write the whole batch?")
+    assert twice.text.endswith("every rank write the whole batch?")
+
+
+def at_step(chunk, step):
+    return replace(chunk, step=step)
+
+
+@pytest.mark.parametrize("between", [0, 3])
+def test_sequences_of_an_earlier_step_are_no_new_draws(between):
+    fresh = [rollouts(seed=s, step=s) for s in range(2, 2 + between)]
+    first = rollouts(seed=1)
+    finding = found(first, *fresh, at_step(first, 9))["copies"]
+    assert finding.state == "unsound"
+    assert "step 9 those of step 1" in finding.text
+    half = np.arange(20) < 10
+    columns = {
+        name: np.where(np.repeat(half, 60), getattr(first, name), getattr(rollouts(seed=7), name))
+        for name in ("token_N", "logp_train_N", "logp_infer_N")
+    }
+    finding = found(first, *fresh, replace(first, step=9, **columns))["copies"]
+    assert (finding.state, finding.numbers["again"]) == ("unsound", 10)
+    assert finding.first == "dump.jsonl:1, of step 1"
+
+
+def test_a_step_of_short_answers_that_is_there_twice_is_seen_in_any_order():
+    """No single answer of 8 tokens proves a copy; all of a step do."""
+    short = {"tokens": 18, "sequences": 30}
+    first, other = rollouts(seed=1, **short), rollouts(seed=2, step=2, **short)
+    turned = {
+        name: getattr(first, name).reshape(30, 18)[::-1].ravel()
+        for name in ("token_N", "logp_train_N", "logp_infer_N")
+    }
+    assert found(first, other)["copies"].state == "ok"
+    assert found(first, other, replace(first, step=3, **turned))["copies"].state == "unsound"
+
+
+def test_a_draw_that_is_used_again_with_other_weights_is_one_draw_and_no_copy():
+    first = rollouts(seed=1)
+    later = replace(first, step=2, logp_train_N=first.logp_train_N - 1e-3)
+    finding = found(first, later)["copies"]
+    assert (finding.state, finding.numbers["reused"]) == ("warning", 20)
+
+
+def test_answers_that_are_all_but_certain_may_recur():
+    sure = np.where(np.arange(1200) % 7, 0.0, -1e-7)
+    chunk = rollouts(seed=1, logp_train_N=sure, logp_infer_N=sure)
+    assert found(chunk, at_step(chunk, 2))["copies"].state == "ok"
+
+
+def test_digests_of_earlier_steps_are_bounded_and_a_copied_step_is_still_seen(monkeypatch):
+    monkeypatch.setattr("servanda.soundness.copies.HELD", 40)
+    steps = [rollouts(seed=s, step=s) for s in range(30)]
+    check = Copies()
+    for chunk in steps:
+        check.add(chunk)
+        assert len(check._drawn) <= 40
+    half = rollouts(seed=99, step=30, sequences=620)
+    columns = {
+        name: np.concatenate([getattr(s, name) for s in (*steps, rollouts(seed=98))])
+        for name in ("token_N", "logp_train_N", "logp_infer_N")
+    }
+    check.add(replace(half, **columns))
+    assert check.finding().numbers["again"] > 5
+
+
+def written(chunk, place, side="logp_infer_N", every=1):
+    """A side whose value at one place of each turn is 0."""
+    mask, at = chunk.mask_N, chunk.turn_token_N
+    nexts = np.r_[at[1:], 0]
+    flag = {"last": mask & (nexts <= 0), "first": at == 0}[place]
+    flag &= chunk.sequence_N % every == 0
+    return replace(chunk, **{side: np.where(flag, 0.0, getattr(chunk, side))})
+
+
+@pytest.mark.parametrize("tokens", [20, 60, 2000])
+@pytest.mark.parametrize(
+    ("side", "name"), [("logp_infer_N", "sampler"), ("logp_train_N", "trainer")]
+)
+def test_an_end_token_that_is_written_as_0_is_found_at_any_length(tokens, side, name):
+    chunk = rollouts(tokens=tokens, sequences=40, noise=0.001)
+    finding = found(written(chunk, "last", side, every=2))["zeros"]
+    assert finding.state == "unsound"
+    assert f"the {name} has a logprob of exactly 0 at the last trained token of seq" in finding.text
+    assert "the end token" in finding.text
+
+
+def test_ends_of_turns_are_named_as_such_and_beginnings_too():
+    text = found(written(turns(), "last"))["zeros"].text
+    assert "last trained token of turns" in text
+    text = found(written(turns(), "first"))["zeros"].text
+    assert "first trained token of turns" in text and "begins one token early" in text
+
+
+@pytest.mark.parametrize(("by", "word"), [(1, "late"), (-1, "early")])
+def test_a_mask_off_by_one_is_named(by, word):
+    """The sampler's value beside each turn shows where its tokens are."""
+    clean = turns()
+    infer = np.where(clean.mask_N, clean.logp_infer_N, 0.0)
+    mask = np.roll(clean.mask_N, by)
+    kept = np.where(mask | (infer != 0), infer, np.nan)
+    findings = found(replace(clean, mask_N=mask, logp_infer_N=kept))
+    assert f"the loss mask is off by one, it begins and ends one token {word}" in (
+        findings["zeros"].text
+    )
+    assert findings["zeros"].state == "unsound"
+    assert findings["retokenised"].state == "ok"
+
+
+def test_zeros_that_a_top_p_of_the_sampler_makes_anywhere_are_no_fault_of_a_place():
+    chunk = rollouts(sequences=60)
+    sure = np.random.default_rng(3).random(3600) < 0.3
+    infer = np.where(sure, 0.0, chunk.logp_infer_N)
+    train = np.where(sure, -0.3, chunk.logp_train_N)
+    assert found(replace(chunk, logp_infer_N=infer, logp_train_N=train))["zeros"].state == "ok"
+
+
+def test_one_step_of_zeros_is_not_averaged_over_the_run():
+    chunks = [rollouts(seed=s, step=s) for s in range(60)]
+    infer = chunks[7].logp_infer_N.copy()
+    infer[np.random.default_rng(0).permutation(1200)[:60]] = 0.0
+    chunks[7] = replace(chunks[7], logp_infer_N=infer)
+    finding = found(*chunks)["zeros"]
+    assert finding.state == "unsound"
+    assert "of the tokens of step 7" in finding.text
+
+
+def test_a_token_that_its_sampler_calls_impossible_is_told_for_what_it_is():
+    infer = CLEAN.logp_infer_N.copy()
+    infer[30] = -np.inf
+    finding = found(replace(CLEAN, logp_infer_N=infer))["values"]
+    assert (finding.state, finding.numbers["impossible"]) == ("warning", 1)
+    assert "that it drew" in finding.text and "infinite weight" in finding.text
 
 
 def turns():

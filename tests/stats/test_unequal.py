@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
 from servanda.stats import ByChance, LogMoment, Unequal, interval
-from servanda.stats.log_moment import NEG, POS
 from tests import oracles
+from tests.oracles import NEG, POS
 
 LEAST = 0.25
 chances = st.sampled_from([0.25, 0.4, 0.5, 1.0])
@@ -89,6 +89,19 @@ def test_watched_for_long_they_miss_no_more_often_than_alpha(kind):
             ever |= not low <= np.mean(means) <= high
         wrong += ever
     assert wrong / runs <= 2 * alpha  # alpha for each end
+
+
+def test_bounds_of_parts_are_right_at_once():
+    """Each of them has its share of alpha, and their ends are weighed by what they served."""
+    process = ByChance.of(
+        [1.0] * 30 + [0.0] * 70 + [1.0] * 40 + [0.0] * 60,
+        [0.5] * 100 + [1.0] * 100,
+        {0.5: 200, 1.0: 100},
+    )
+    # at a chance of a half, X' is x where the unit is scored, and its mean is half of x's
+    ends = [oracles.bernoulli_ends(30, 200, 0.05 / 2), oracles.bernoulli_ends(40, 100, 0.05 / 2)]
+    expected = [2 / 3 * 2 * half + 1 / 3 * whole for half, whole in zip(*ends, strict=True)]
+    assert process.interval(0.05) == pytest.approx(expected, rel=2e-4)
 
 
 def test_if_all_are_scored_it_is_log_moment():

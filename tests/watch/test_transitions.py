@@ -1,6 +1,7 @@
 # What is told of a run, and how often.
 
 import json
+import re
 
 import pytest
 
@@ -206,3 +207,19 @@ def test_the_last_line_says_how_the_run_went():
         "would have stopped at step 3"
     )
     assert CALM == 3
+
+
+def test_a_step_of_too_few_tokens_says_how_many_it_needs():
+    open_ = seen(3, "inconclusive", cell("inconclusive"), needs_tokens=2880)
+
+    assert step_line(open_).endswith("needs about 2,880 tokens, has 1,000")
+    assert "needs about" not in step_line(seen(3, "holds", cell(), needs_tokens=2880))
+    assert "needs about" not in step_line(seen(3, "inconclusive", cell("inconclusive")))
+
+
+@pytest.mark.parametrize(("tv", "share"), [(0.01, "2.0 %"), (0.5, "100 %"), (0.8245, "100 %")])
+def test_no_share_of_the_gradient_is_above_all_of_it(tv, share):
+    """2 TV goes up to 2; a share does not."""
+    line = step_line(seen(3, "violated", cell("violated", value=tv)))
+    assert f": {share} [" in line
+    assert all(float(x) <= 100 for x in re.findall(r"[\d.]+(?= of|, |\])", line.split(": ")[1]))

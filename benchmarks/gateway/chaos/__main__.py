@@ -16,12 +16,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks import committed
 from benchmarks.assumptions import table
 from benchmarks.gateway.chaos import access, clients, leaders, pools, restarts
 from benchmarks.gateway.chaos.asking import moves, settled
 from benchmarks.gateway.chaos.finding import HEAD, RATE, SCENARIOS, Finding
 from benchmarks.gateway.deployment import Deployment
-from benchmarks.gateway.run import write
 from benchmarks.gateway.running import ROOT, machine
 from benchmarks.gateway.traffic import traffic
 
@@ -89,7 +89,8 @@ def main() -> None:
         rows.append(found.row)
         failed += bool(found.wrong)
     if options.write:
-        write(DOCS, f"{table(rows)}\n\n{machine()}")
+        text = f"{table(rows)}\n\n{machine()}"
+        committed.write(DOCS, text, "python -m benchmarks.gateway.chaos --write")
     sys.exit(1 if failed else 0)
 
 

@@ -15,7 +15,8 @@ class Assumption:
     Args:
         text: what is assumed, as a sentence without its full stop.
         tested_by: guards and metrics that can reject it; () where no data of a run can.
-        kept_by: what in Servanda makes it true of its own runs; "" where nothing does.
+        kept_by: what in Servanda makes it true of its own runs, and of no trainer's batch; ""
+            where nothing does.
     """
 
     text: str
@@ -31,7 +32,8 @@ ASSUMPTIONS: Mapping[str, Assumption] = MappingProxyType(
         ),
         "order": Assumption(
             "what is measured, and in which order, was decided before any outcome",
-            kept_by="units are ordered by launch, in closed rounds, with fresh noise for each",
+            kept_by="in Servanda's own runs units are ordered by launch, in closed rounds, with "
+            "fresh noise for each; a trainer's batch holds what was done, kept and not aborted",
         ),
         "own_law": Assumption(
             "train answers by the law that it scores with, though it answers by decoding and "

@@ -134,6 +134,7 @@ _CONTRACT: Fields = {
     "kernels": Part(""),
     "stable": Part("who serves when infer may not, and what limits may be relative to"),
     "weights": Part(""),
+    "bitwise": ranked(True, False, why="columns that are equal in every bit are then no evidence"),
     "workload": Items(
         "the texts that promises are judged on",
         "workload",

@@ -21,8 +21,9 @@ from servanda.clauses.corner import CornerFact, corners_of
 from servanda.clauses.coverage import Coverage, RescoredRatio
 from servanda.clauses.fact import Fact
 from servanda.clauses.feed import Feed, feed_of
+from servanda.clauses.fidelity import SamplerFidelity
 from servanda.clauses.gradient import PolicyGradientBias, WeightGap
-from servanda.clauses.guards import Coherent, SamplerFidelity, UsableRatio
+from servanda.clauses.guards import Coherent, UsableRatio
 from servanda.clauses.later import Later, NotHere
 from servanda.clauses.mass_gap import MassGap
 from servanda.clauses.relative import RelativeCertificate, RelativeToNoise, RelativeToStable

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,8 +177,13 @@ class Look:
         return math.log(1 / self.alpha)
 
     @property
+    def alpha_violated(self) -> float:
+        """What one cell may spend on this leg on calling a kept promise violated."""
+        return self.alpha * self.part / max(self.cells, 1)
+
+    @property
     def log_price_violated(self) -> float:
-        return math.log(max(self.cells, 1) / (self.alpha * self.part))
+        return math.log(1 / self.alpha_violated)
 
 
 @dataclass(frozen=True)
@@ -277,6 +282,13 @@ class Kind(Protocol):
     def judge(
         self, cell: Cell, rounds: list[Statistic], floor: float | None, look: Look, /
     ) -> CellVerdict: ...
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """A kind that can say what it was too weak to see."""
+
+    def unexamined(self, cell: Cell, rounds: list[Statistic], look: Look, /) -> tuple[str, ...]: ...
 
 
 GUARDS: Registry[type[Kind]] = Registry("guard")

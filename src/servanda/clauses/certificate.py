@@ -29,7 +29,8 @@ from servanda.stats.log_moment import log_mean_exp
 _FLOOR_TOKENS = 50  # of fewer, one odd token would make a floor that nothing can exceed
 _LITTLE = 0.25  # a fill of less is worth a word
 WITHIN_NOISE = (
-    "beyond the limit, yet within twice the self-noise floor: no kernel could do better here"
+    "beyond the limit, yet within twice the self-noise floor (an estimate): the kernels' own noise "
+    "is as large"
 )
 
 Process = LogMoment | GroupRatio

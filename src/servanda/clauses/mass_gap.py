@@ -81,7 +81,7 @@ class MassGap(Sampled):
         if -self.limit <= low and high <= self.limit and look.launched >= look.first:
             return verdict.but(outcome="holds", open=False)
         red_line = max(self.limit, 2 * (floor or 0.0))
-        low, high = _gap(inside, outside, look.alpha / max(look.cells, 1))
+        low, high = _gap(inside, outside, look.alpha_violated)
         if low > red_line or high < -red_line:
             return verdict.but(outcome="violated", open=False)
         if self.limit < abs(verdict.value or 0.0) <= red_line:

@@ -62,7 +62,7 @@ class RelativeCertificate(Certificate):
             if look.launched >= look.first:
                 return verdict.but(outcome="holds", open=False)
             return verdict
-        share /= max(look.cells, 1)
+        share = look.alpha_violated / 2
         ends = [self._ends(peer, share / len(peers)) for peer in peers]
         noise = 2 * feed.value(floor) if floor else 0.0
         if self._ends(own, share)[0] > max(self.times * max(high for _, high in ends), noise):

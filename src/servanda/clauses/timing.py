@@ -4,7 +4,7 @@
 # ran together, and what a machine does tomorrow is not what it did today.  So the cells spend
 # no e-value and are not among those that share alpha; they may fail a contract all the same.
 # They are looked at three times, each time at a third of alpha, so that stopping early is
-# paid for.
+# paid for; on one leg of a promotion `violated` has that leg's part of it, as everywhere.
 
 from __future__ import annotations
 
@@ -157,17 +157,20 @@ class ServiceLevel:
         clause, metric = cell.clause, TIMINGS[cell.clause.metric]
         at_most = clause.at_least is None
         scale, limit = self._scale(cell, samples)
-        low, high = (
-            end * scale
-            for end in block_interval(
-                samples.served,
-                clause.percentile,
-                look.alpha / len(LOOKS) / 2,
-                self.seed,
-                samples.stable,
-            )
+        (low, high), (least, most) = (
+            [
+                end * scale
+                for end in block_interval(
+                    samples.served,
+                    clause.percentile,
+                    alpha / len(LOOKS) / 2,
+                    self.seed,
+                    samples.stable,
+                )
+            ]
+            for alpha in (look.alpha, look.alpha * look.part)
         )
-        holds, fails = (high <= limit, low > limit) if at_most else (low >= limit, high < limit)
+        holds, fails = (high <= limit, least > limit) if at_most else (low >= limit, most < limit)
         n = len(samples.served)
         return blank(
             cell,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from servanda.cli.options import no_code_option
 from servanda.cli.output import show
 from servanda.cli.runs import ledger_key, run_format
 from servanda.errors import MeasurementError
@@ -45,6 +46,7 @@ _EVERY_S = 2.0  # between two looks at a log that grows
     help="Write every change to a ledger: a file for SQLite, or postgresql://USER@HOST/DATABASE.",
 )
 @run_format
+@no_code_option
 def audit(
     contract: Path,
     logs: tuple[Path, ...],

@@ -13,6 +13,7 @@ import numpy as np
 from servanda.calibrate import Calibration, Row, accept, rewritten, seen, standard
 from servanda.calibrate import calibrate as calibrated
 from servanda.clauses import CellVerdict
+from servanda.cli.options import no_code_option
 from servanda.cli.output import refuse_place, show, write_text
 from servanda.cli.report import read
 from servanda.errors import EvidenceError
@@ -67,6 +68,7 @@ _BINDS = {
 )
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
 @click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text")
+@no_code_option
 def calibrate(
     run_dir: Path,
     power: float,
@@ -226,11 +228,14 @@ def _together(found: Calibration) -> list[str]:
 
 
 def _faults(caught: tuple[Caught, ...]) -> list[str]:
-    if not caught:
-        return []
-    missed = [one.fault for one in caught if not one.by]
-    names = f"; missed: {', '.join(missed)}" if missed else ""
-    return [
-        f"caught: {len(caught) - len(missed)} of {len(caught)} known faults, as large as on the "
-        f"shipped model and at the size of this run{names}"
-    ]
+    lines = []
+    for met, at in ((False, "the catalogue's strengths"), (True, "the strengths of the field")):
+        found = [one for one in caught if one.met == met]
+        missed = [f"{one.fault} {one.strength}".strip() for one in found if not one.by]
+        if found:
+            names = f"; missed: {', '.join(missed)}" if missed else ""
+            lines.append(
+                f"caught: {len(found) - len(missed)} of {len(found)} known faults at {at}, as "
+                f"large as on the shipped model and at the size of this run{names}"
+            )
+    return lines

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.options import ledger_option
+from servanda.cli.options import ledger_option, no_code_option
 from servanda.cli.output import show
 from servanda.cli.runs import opened, run_format
 from servanda.loading import load
@@ -24,6 +24,7 @@ from servanda.promoting.answering import can_promote as answer_of
 @click.option("--train", default="", help="The digest of train, or its beginning.")
 @ledger_option
 @run_format
+@no_code_option
 def can_promote(contract: Path, to: str, infer: str, train: str, where: str, format_: str) -> None:
     """Say whether the ledger lets the build of CONTRACT be at a stage.
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from servanda import run
-from servanda.cli.options import max_time_option, until
+from servanda import loading, run
+from servanda.cli.options import max_time_option, no_code_option, until
 from servanda.cli.output import FORMAT, OUTPUT, by_suffix, chosen, clear, show, write
 from servanda.cli.progress import watching
+from servanda.foreign import code_of
 from servanda.report import FORMATS
 
 _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump end; no contract does
@@ -47,6 +48,7 @@ _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump en
 )
 @max_time_option
 @click.option("--quiet", is_flag=True, help="No progress.")
+@no_code_option
 def check(
     contract: Path,
     run_dir: Path | None,
@@ -80,6 +82,9 @@ def check(
     for path in files:
         clear(path)
     deadline = until(max_time)
+    if not quiet and contract.is_file():
+        for code in code_of(loading.load(contract)):
+            click.echo(f"runs code: {code}", err=True)
     with watching(quiet) as watch:
         verdict = run.check(
             contract,

@@ -9,13 +9,14 @@ from pathlib import Path
 import click
 
 from servanda.cli.costs import cost_line, plan_lines
-from servanda.cli.options import max_time_option, until
+from servanda.cli.options import max_time_option, no_code_option, until
 from servanda.cli.progress import watching
 from servanda.cli.surface import looked
 from servanda.comparison import CONTRACT, Asked, compare, costed, plan_of, prepare
 from servanda.engines.worker import spawn
 from servanda.probe import Engines
 from servanda.report import FORMATS
+from servanda.surface import conclusion
 
 _FILE = click.Path(path_type=Path)
 _VIOLATED = 1
@@ -39,6 +40,7 @@ _VIOLATED = 1
 @click.option("--max-new-tokens", type=click.IntRange(1), help="New tokens of a sequence.")
 @click.option("--temperature", type=click.FloatRange(0, 100, min_open=True))
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True))
+@click.option("--bitwise", is_flag=True, help="A and B compute the same bits, I declare.")
 @max_time_option
 @click.option("--plan", is_flag=True, help="Show the cost and what it decides, and stop.")
 @click.option("--run-dir", type=_FILE, help="Where to measure.  [default: runs/B-vs-A-...]")
@@ -48,6 +50,7 @@ _VIOLATED = 1
     "--format", "format_", type=click.Choice(sorted(FORMATS)), default="text", show_default=True
 )
 @click.option("--quiet", is_flag=True, help="Only the verdict.")
+@no_code_option
 def compare_command(
     max_time: float | None,
     plan: bool,
@@ -77,6 +80,8 @@ def compare_command(
     with Engines(spawn) as engines, watching(quiet) as watch:
         wanted = Asked(**asked)  # type: ignore[arg-type]
         odd = () if plan else looked(wanted, say)
+        if odd and quiet:  # the exit code stands on it
+            click.echo(f"surface   ✗ {conclusion(odd)}", err=aside)
         if odd and odd[0].layer == "tokenizer":
             sys.exit(_VIOLATED)
         comparison = prepare(wanted, engines)
@@ -99,6 +104,7 @@ def compare_command(
     kept = comparison.folder / CONTRACT
     say("", f"contract  {save or kept}  (servanda check {kept} --run-dir {comparison.folder})")
     if odd:  # a client that is served otherwise is served otherwise, whatever the kernels do
-        say(f"exit      {_VIOLATED}, for the surface: {', '.join(f.layer for f in odd)}")
+        layers = ", ".join(f.layer for f in odd)
+        click.echo(f"exit      {_VIOLATED}, for the surface: {layers}", err=aside)
         sys.exit(_VIOLATED)
     sys.exit(verdict.exit_code)

@@ -18,6 +18,7 @@ from servanda.cli.progress import watching
 from servanda.drill import Drill, drill
 from servanda.errors import MeasurementError
 from servanda.faults import FAULTS
+from servanda.gates import Gate, gates
 from servanda.verdict import Verdict
 
 _CONFORMING = "tiny-bf16.kernelcontract.yaml"
@@ -98,9 +99,20 @@ def _hidden_slice(quiet: bool) -> None:
     bad = sorted({c.slice for c in broken.cells if c.outcome == "violated"})
     click.echo(
         f"every clause on the whole traffic holds, and slice {', '.join(bad)} is violated. "
-        "An average over all traffic hides it."
+        f"{averages(gates(broken.portraits))}"
     )
     click.echo(f"report {_PAGE}")
+
+
+def averages(told: tuple[Gate, ...]) -> str:
+    """What the field's thresholds say of all the traffic, for a run that is red on a slice."""
+    missing = [gate.name for gate in told if gate.passes]
+    seeing = [gate.name for gate in told if gate.passes is False]
+    parts = [f"do not see it ({'; '.join(missing)})"] if missing else []
+    parts += [f"see that something is wrong, not where ({'; '.join(seeing)})"] if seeing else []
+    counts = [str(len(names)) for names in (missing, seeing) if names]
+    said = " and ".join(f"{n} {part}" for n, part in zip(counts, parts, strict=True))
+    return f"Of the field's {len(told)} thresholds on averages over all traffic, {said}."
 
 
 def catalogue() -> str:

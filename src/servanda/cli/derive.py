@@ -16,6 +16,7 @@ from servanda import loading
 from servanda import plan as planning
 from servanda.bounds.gradient import Loss
 from servanda.capture import CAPTURES
+from servanda.cli.options import no_code_option
 from servanda.cli.output import refuse_place, write_text
 from servanda.comparison.sides import refuse_missing
 from servanda.comparison.texts import read_corpus
@@ -91,6 +92,7 @@ _WEIGHTINGS = ("naive", *Weighting.model_fields)
 )
 @click.option("-o", "--output", type=_FILE, help="Write to FILE instead of printing.")
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
+@no_code_option
 def derive(
     train: str,
     infer: str,

@@ -11,12 +11,14 @@ from servanda import language, loading
 from servanda import plan as planning
 from servanda.chain import Chain
 from servanda.chain import chain as chain_of
+from servanda.cli.options import no_code_option
 from servanda.cli.output import show
 from servanda.cli.report import read
 from servanda.engines import engine_names
 from servanda.errors import ContractError, EvidenceError
 from servanda.explain import chain_text, explain_contract, explain_name, names
 from servanda.faults import FAULTS
+from servanda.foreign import code_of
 from servanda.plain import to_plain
 from servanda.registry import did_you_mean
 
@@ -31,6 +33,7 @@ from servanda.registry import did_you_mean
 @click.option(
     "--format", "format_", type=click.Choice(["text", "json"]), default="text", help="Of --chain."
 )
+@no_code_option
 def explain(what: str, chain: bool, format_: str) -> None:
     """Say in plain English what a contract promises, and what its answers take.
 
@@ -56,6 +59,9 @@ def explain(what: str, chain: bool, format_: str) -> None:
     contract = loading.load(what)
     plan, problems = planning.draft(contract, *loading.corpora(contract))
     click.echo(explain_contract(plan))
+    if code := code_of(contract):
+        click.echo("\nIt runs code (--no-code refuses it):")
+        click.echo("\n".join(f"  {one}" for one in code))
     if problems:
         click.echo("\nWhat stands against running it:")
         click.echo("\n".join(map(str, problems)))

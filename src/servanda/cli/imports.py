@@ -56,6 +56,7 @@ class StepsType(click.ParamType):
 @click.option("--preset", metavar="NAME", help="Limits.  [default: those of the trainer]")
 @click.option("--steps", type=StepsType(), default=(None, None), help="Only these steps.")
 @click.option("--unsafe-pickles", is_flag=True, help="Read pickles, which can run any code.")
+@click.option("--bitwise", is_flag=True, help="Both sides compute the same bits, I declare.")
 @click.option("--mask", type=_FILE, metavar="DIR", help="Write the tokens of red slices here.")
 @click.option("--save", type=_FILE, help="Write the contract here.")
 @FORMAT
@@ -74,6 +75,7 @@ def import_command(
     preset: str | None,
     steps: tuple[int | None, int | None],
     unsafe_pickles: bool,
+    bitwise: bool,
     mask: Path | None,
     save: Path | None,
     format_: str | None,
@@ -86,7 +88,7 @@ def import_command(
     Format and limits are found out. Everything is read once, in pieces: a dump may be larger
     than memory. `servanda check DIR` is the same without options.
     """
-    asked = Asked(path, as_, preset, steps, unsafe_pickles, mask)
+    asked = Asked(path, as_, preset, steps, unsafe_pickles, mask, bitwise)
     judged(asked, save=save, format_=format_, output=output, reports=reports, quiet=quiet)
 
 

@@ -12,9 +12,11 @@ import click
 
 from servanda import loading
 from servanda import plan as planning
+from servanda.cli.options import no_code_option
 from servanda.contract import Contract
 from servanda.course import course_of
 from servanda.errors import ContractError, Problem
+from servanda.foreign import code_of
 
 _STDIN = "-"
 
@@ -30,6 +32,7 @@ class _Read:
     clauses: int = 0
     cells: int | None = None
     note: str = ""
+    code: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.problems:
@@ -37,7 +40,8 @@ class _Read:
         counted = f"{self.clauses} clause{'s' if self.clauses != 1 else ''}"
         counted += f", {self.cells} cells" if self.cells is not None else ""
         note = f" ({self.note})" if self.note else ""
-        return f"{self.file}: ok, {self.name} {self.digest[:8]}, {counted}{note}"
+        ok = f"{self.file}: ok, {self.name} {self.digest[:8]}, {counted}{note}"
+        return "\n".join([ok, *(f"  runs code: {code}" for code in self.code)])
 
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self)
@@ -66,6 +70,7 @@ def read(file: str) -> _Read:
         clauses=sum(1 for _ in contract.clauses()),
         cells=cells,
         note=note,
+        code=tuple(map(str, code_of(contract))),
     )
 
 
@@ -88,6 +93,7 @@ def _cells(contract: Contract) -> tuple[int | None, str]:
 @click.option(
     "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
+@no_code_option
 def lint(files: tuple[str, ...], format_: str) -> None:
     """Print every problem of the contracts in FILE...; - reads standard input.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from servanda.cli.options import no_code_option
 from servanda.cli.progress import watching
 from servanda.comparison import Alone, alone, measure_pack
 
@@ -23,6 +24,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True))
 @click.option("-o", "--output", type=_FILE, required=True, help="The pack, such as x.pack.")
 @click.option("--quiet", is_flag=True, help="No progress.")
+@no_code_option
 def measure_command(
     what: str, side: str | None, output: Path, quiet: bool, **asked: object
 ) -> None:

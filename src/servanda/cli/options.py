@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import click
 
 from servanda.fields import seconds
+from servanda.foreign import NO_CODE
 
 
 class DurationType(click.ParamType):
@@ -36,6 +38,27 @@ def until(max_time: float | None) -> Callable[[], bool] | None:
     end = time.monotonic() + max_time
     return lambda: time.monotonic() >= end
 
+
+def _no_code(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        before = os.environ.get(NO_CODE)
+        os.environ[NO_CODE] = "1"  # of child processes too
+
+        def put_back() -> None:
+            os.environ.pop(NO_CODE)
+            os.environ.update({} if before is None else {NO_CODE: before})
+
+        # the root is closed even where a later option of the verb is refused
+        ctx.find_root().call_on_close(put_back)
+
+
+no_code_option = click.option(
+    "--no-code",
+    is_flag=True,
+    expose_value=False,
+    callback=_no_code,
+    help="Refuse contracts and kernels that run code of their own.  [env var: SERVANDA_NO_CODE]",
+)
 
 ledger_option = click.option(
     "--ledger",

@@ -8,6 +8,7 @@ import click
 
 from servanda import run
 from servanda.cli.costs import plan_lines
+from servanda.cli.options import no_code_option
 from servanda.cli.progress import watching
 from servanda.comparison import costed
 from servanda.cost import cost_of
@@ -19,6 +20,7 @@ from servanda.probe import Engines
 @click.argument("contract", type=click.Path(path_type=Path))
 @click.option("--no-probe", is_flag=True, help="Open no kernel: no times, tokens estimated.")
 @click.option("--quiet", is_flag=True, help="No progress.")
+@no_code_option
 def plan_command(contract: Path, no_probe: bool, quiet: bool) -> None:
     """Show cells, sizes, cost and what CONTRACT is expected to decide; nothing is measured."""
     found = run.compile(run.load(contract))

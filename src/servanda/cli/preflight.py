@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from servanda.cli.output import show
 from servanda.cli.progress import watching
+from servanda.preflight.signals import TIMEOUT_S
+
+if TYPE_CHECKING:
+    from servanda.preflight.result import Preflight
+    from servanda.preflight.trainee import Trainee
+
+T = TypeVar("T")
 
 
 @click.command("preflight", short_help="Before a run: does every weight reach the engine?")
-@click.argument("target", metavar="FILE.py:NAME", required=False)
+@click.argument("words", metavar="FILE.py:NAME | --trl SCRIPT [-- ARGS]", nargs=-1)
 @click.option(
     "--trl",
     "script",
     type=click.Path(path_type=Path),
-    help="Run this script with GRPOTrainer.train replaced by the drill.",
+    metavar="SCRIPT",
+    help="Run this script with GRPOTrainer.train replaced by the drill; ARGS are the script's own.",
 )
 @click.option(
     "--journal",
@@ -32,6 +42,15 @@ from servanda.cli.progress import watching
     type=click.Path(path_type=Path),
     help="Put back the weights that a killed drill left in its journal, and sync.",
 )
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=TIMEOUT_S,
+    show_default=True,
+    help="How long one sync or score may take; 0 for ever.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of tokens and noise.")
 @click.option(
     "--format",
@@ -43,10 +62,11 @@ from servanda.cli.progress import watching
 )
 @click.option("--quiet", is_flag=True, help="No progress.")
 def preflight_command(
-    target: str | None,
+    words: tuple[str, ...],
     script: Path | None,
     journal: Path | None,
     left: Path | None,
+    timeout_s: float,
     seed: int,
     format_: str,
     quiet: bool,
@@ -57,33 +77,43 @@ def preflight_command(
     All weights are replaced by noise once, then one group after another is nudged, and each
     time the trainer's own sync runs.  Afterwards the weights are as before, bit for bit.
 
-    Exit codes: 0 every group follows, 1 something does not reach the engine, 2 the call or
-    the file is wrong, 3 a group could not be seen, 4 scoring or syncing failed.
+    Exit codes: 0 every group follows, 1 something does not reach the engine, or the engine is
+    not as before, 2 the call or the file is wrong, 3 a group could not be seen, 4 scoring or
+    syncing failed.
     """
-    if (target is None) == (script is None):
+    if script is None and len(words) != 1:
         raise click.UsageError("give FILE.py:NAME, or --trl SCRIPT")
-    if script is not None:
-        if journal is not None or left is not None:
-            raise click.UsageError("--journal and --restore go with FILE.py:NAME")
-        from servanda.rl.trl import drilled
+    if journal is not None and left is not None:
+        raise click.UsageError("give --journal or --restore, not both")
+    from servanda.preflight.drill import preflight, restore
+    from servanda.preflight.planning import planned
 
-        with watching(quiet) as watch:
-            result = drilled(script, seed=seed, watch=watch)
-    else:
-        from servanda.preflight.drill import preflight, restore
-        from servanda.preflight.opening import opened
-        from servanda.preflight.planning import planned
-        from servanda.rl.drilling import trainee_of
+    limit_s = timeout_s or None
 
-        assert target is not None
-        trainee = trainee_of(opened(target))
-        if left is not None:
-            restore(trainee, left)
-            click.echo(f"weights restored bit for bit and synced; {left} removed")
-            return
+    def restored(trainee: Trainee) -> None:
+        assert left is not None
+        restore(trainee, left, timeout_s=limit_s)
+
+    def drilled(trainee: Trainee) -> Preflight:
         if not quiet:
             click.echo(f"plan     {planned(trainee)}", err=True)
         with watching(quiet) as watch:
-            result = preflight(trainee, journal=journal, seed=seed, watch=watch)
+            return preflight(trainee, journal=journal, seed=seed, timeout_s=limit_s, watch=watch)
+
+    def called(call: Callable[[Trainee], T]) -> T:
+        if script is not None:
+            from servanda.rl.trl import instead_of_training
+
+            return instead_of_training(script, words, call)
+        from servanda.preflight.opening import opened
+        from servanda.rl.drilling import trainee_of
+
+        return call(trainee_of(opened(words[0])))
+
+    if left is not None:
+        called(restored)
+        click.echo(f"weights restored bit for bit and synced; {left} removed")
+        return
+    result = called(drilled)
     show(json.dumps(result.to_json(), indent=2) if format_ == "json" else str(result))
     sys.exit(result.exit_code)

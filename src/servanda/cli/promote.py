@@ -13,6 +13,7 @@ from servanda.cli.options import (
     DurationType,
     ledger_option,
     max_time_option,
+    no_code_option,
     until,
 )
 from servanda.cli.progress import watching
@@ -64,6 +65,7 @@ _THROUGH = "completed"
 @max_time_option
 @run_format
 @click.option("--quiet", is_flag=True, help="No progress.")
+@no_code_option
 def promote(
     contract: Path,
     served: tuple[Path, ...],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from servanda.cli.options import no_code_option
 from servanda.cli.progress import watching
 from servanda.selftest import SEQUENCES, Row, selftest
 
@@ -25,6 +26,7 @@ from servanda.selftest import SEQUENCES, Row, selftest
 )
 @click.option("--max-new-tokens", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--quiet", is_flag=True, help="No progress.")
+@no_code_option
 def selftest_command(
     url: str,
     referee: str | None,

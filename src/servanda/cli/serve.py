@@ -18,7 +18,7 @@ import click
 from click.core import ParameterSource
 
 from servanda.cli.asked import Waits, config_of, leader_of, urls_of
-from servanda.cli.options import DurationType, ledger_option
+from servanda.cli.options import DurationType, ledger_option, no_code_option
 from servanda.contract import Contract
 from servanda.errors import MeasurementError
 from servanda.loading import load
@@ -100,6 +100,7 @@ _saying = threading.RLock()  # a signal may say something in between
     help="Run a program for it, with the JSON on its input; so may this.",
 )
 @ledger_option
+@no_code_option
 def serve(
     contract: Path,
     host: str,

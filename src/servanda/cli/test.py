@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from servanda.cli.mutate import mutate_options, refuse_without, run_mutations
+from servanda.cli.options import no_code_option
 from servanda.cli.output import show
 from servanda.errors import ContractError, Problem
 from servanda.rehearsal import Rehearsal
@@ -32,6 +33,7 @@ _FAILED = 1
     show_default=True,
 )
 @mutate_options
+@no_code_option
 def test(paths: tuple[Path, ...], format_: str, mutate: bool, **mutating: Any) -> None:
     """Hold contracts to the cases of ContractTest documents; no kernel is run.
 

@@ -64,7 +64,8 @@ def watch(
     coverage that is lost, a trend) is told once, with the command to run next.
 
     Nothing is ever stopped: the text says at which step a run would have been. Ctrl-C ends the
-    watch; --once and --until-step end it with the exit code of the last verdict.
+    watch. --once of a dump ends with exit code 1 where any step is violated; else it and
+    --until-step end with the code of the last verdict.
     """
     refuse_run(path)
     if preset is not None and contract is not None:
@@ -92,7 +93,9 @@ def watch(
         )
         memory = following.run()
     assert memory.outcome is not None  # a watch that met no step has said so
-    code = EXIT_CODES[memory.outcome]
+    # one violated step is not undone by a good one behind it, as `servanda check DIR` says
+    one_red = once and following.red and source.kind == "dump"
+    code = EXIT_CODES["violated" if one_red else memory.outcome]
     show(f"exit {code}")
     # wandb puts a function of its own in the place of sys.exit
     raise SystemExit(code)

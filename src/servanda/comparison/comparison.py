@@ -10,19 +10,21 @@ from pathlib import Path
 
 from servanda import language, loading, presets, run
 from servanda import plan as planning
+from servanda.comparison import lengths
 from servanda.comparison.sides import Sides, fitting_preset, roles, sides_of, who
 from servanda.comparison.texts import SHIPPED, golden_of, prompts_of, read_corpus, shipped
-from servanda.completion import Parts, completed, starting_slices
+from servanda.completion import Parts, completed
 from servanda.contract import Claim, Contract, Kernel, WorkloadSampling
 from servanda.corpus import Corpus
 from servanda.cost import Cost, cost_of
-from servanda.engines import engine_names
+from servanda.engines import BUILTIN, engine_names
 from servanda.errors import ContractError, MeasurementError
 from servanda.faults import FAULTS
 from servanda.identity import digest_of
 from servanda.measurement import Watch, unwatched
 from servanda.plan import Plan
-from servanda.probe import Engines, encoded, probe
+from servanda.probe import Engines, probe
+from servanda.slice_choice import starting_slices
 from servanda.stats import units_at_best
 from servanda.verdict import Verdict
 
@@ -45,6 +47,7 @@ class Asked:
     max_new_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    bitwise: bool = False
     run_dir: Path | None = None
 
 
@@ -138,18 +141,21 @@ def prepare(asked: Asked, engines: Engines) -> Comparison:
     whole = min(v for s, v in limits.items() if s and "all" in s and isinstance(v, float))
     sliced = [v for s, v in limits.items() if s and "depth" in s and isinstance(v, float)]
     template, claimed = _claimed(template, asked, sizes[1], whole, sampling.max_new_tokens, sides)
-    rules, left_out = starting_slices(
-        corpus,
-        _lengths(corpus, sides, engines),
-        width=sampling.max_new_tokens,
-        groups=sizes[1],
-        limit=min(sliced),
-        contract=template,
-    )
     key = [asked.a, asked.b, asked.referee, name, corpus.digest, sampling.model_dump()]
     key += [_golden_digest(asked)]
     slug = f"{_slug(asked.b)}-vs-{_slug(asked.a)}"[:60].strip("-.") + f"-{digest_of(key)[:6]}"
     folder = asked.run_dir or run.RUNS / slug
+    ids = lengths.prompts(corpus, sides, engines)
+    answers = lengths.answers(folder / CONTRACT, ids, sampling, sides, engines)
+    rules, left_out = starting_slices(
+        corpus,
+        [len(of) for of in ids],
+        width=sampling.max_new_tokens,
+        groups=sizes[1],
+        limit=min(sliced),
+        contract=template,
+        answers=answers,
+    )
     own = asked.prompts or (folder / "prompts.jsonl" if sides.pack else shipped(SHIPPED))
     sliced_by = ", ".join(["all", *(rule.name for rule in rules)])
     said = (
@@ -170,6 +176,10 @@ def prepare(asked: Asked, engines: Engines) -> Comparison:
         said += (f"          golden: left out, preset {name} has no clause on golden texts",)
         golden = None
     own_golden = asked.golden or folder / "golden.jsonl"
+    expected = "as asked" if asked.bitwise else ""
+    if sides.one_kernel:
+        expected = "A and B are one kernel: equal bits are expected, and show nothing"
+        said += (f"bitwise   {expected}",)
     parts = Parts(
         name=slug,
         train=sides.train,
@@ -189,19 +199,17 @@ def prepare(asked: Asked, engines: Engines) -> Comparison:
             f"servanda compare {asked.a} {asked.b}: written by it, for keeping.",
             f"Limits and their reasons are those of preset {name}; {why}.",
             *(line.replace("  ", " ").strip() for line in roles(sides)),
+            f"{lengths.DREW} {' '.join(map(str, answers))}",
         ),
+        # how many sequences an engine of another package runs together is for it to say
+        unrecorded=() if {k.engine for k in sides.kernels} <= {*BUILTIN} else ("batch_size",),
+        bitwise=expected,
     )
     return Comparison(asked, sides, parts, name, corpus, golden, folder, said)
 
 
 def _golden_digest(asked: Asked) -> str:
     return read_corpus(asked.golden).digest if asked.golden else ""
-
-
-def _lengths(corpus: Corpus, sides: Sides, engines: Engines) -> list[int]:
-    if sides.pack is not None:
-        return [len(ids) for ids in sides.pack.tokens["prompts"]]
-    return [len(ids) for ids in encoded(corpus, engines.get(sides.infer, "infer"))]
 
 
 def _sampling(asked: Asked, template: Contract, sides: Sides) -> WorkloadSampling:

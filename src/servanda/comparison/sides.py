@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from servanda import presets
 from servanda.contract import Kernel
 from servanda.engines import engine_names
 from servanda.engines.pack_file import Pack, read_pack
 from servanda.errors import ContractError, Where
+from servanda.foreign import refuse_code_of_kernel
 from servanda.kernel_string import parse_kernel, shown
 
 
@@ -23,6 +24,21 @@ class Sides:
     pack: Pack | None = None
 
     @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """All that run."""
+        return tuple(k for k in (self.train, self.infer, self.stable) if k is not None)
+
+    @property
+    def one_kernel(self) -> bool:
+        """Whether A and B are one kernel: equal bits are then expected, and show nothing."""
+        if self.stable is not None:
+            return False
+        first = self.train if self.pack is None else self.pack.kernel
+        second = self.infer if self.pack is None else self.train
+        there = self.pack is not None
+        return _plain(first, elsewhere=there) == _plain(second, elsewhere=there)
+
+    @property
     def as_served(self) -> Sides:
         """A re-scores as it serves, by decoding: prefill is another path (law 7).
 
@@ -31,6 +47,12 @@ class Sides:
         if self.stable is not None or self.train.path is not None or self.train.url is not None:
             return self
         return replace(self, train=self.train.model_copy(update={"path": "decode"}))
+
+
+def _plain(kernel: Kernel, *, elsewhere: bool) -> Kernel:
+    """What decides a kernel's numbers; a pack's model lay elsewhere when it was made."""
+    model = kernel.model and (PurePath(kernel.model).name if elsewhere else kernel.model)
+    return kernel.model_copy(update={"title": "", "path": None, "model": model})
 
 
 def sides_of(a_text: str, b_text: str, referee_text: str | None = None) -> Sides:
@@ -73,10 +95,11 @@ def sides_of(a_text: str, b_text: str, referee_text: str | None = None) -> Sides
 
 
 def refuse_missing(kernel: Kernel, text: str, name: str) -> None:
+    refuse_code_of_kernel(kernel, name)
     if kernel.url is not None:
         return  # whether anybody answers there is seen when it is asked
-    model = kernel.model or ""
-    if not Path(model).exists():
+    model = kernel.model
+    if model is not None and not Path(model).exists():
         at = max(text.find(model), 0)
         raise ContractError(
             f"there is no {model}",

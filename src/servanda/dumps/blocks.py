@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from servanda.pairing import pair
-from servanda.rollouts import Array, Rollouts
+from servanda.rollouts import REMOVED, Array, Rollouts
 from servanda.trace import TracePair
 
 BLOCK_TOKENS = 65_536  # prompts included
@@ -95,21 +95,26 @@ def _known(columns: Mapping[str, Array], name: str, size: int) -> Array:
     return columns[name] if name in columns else np.full(size, np.nan)
 
 
-def paired(block: Rollouts, first: int) -> TracePair:
+def paired(block: Rollouts, first: int, *, filtered: bool = True) -> TracePair:
     """Both kernels on the trained tokens of a block.
 
     Args:
         first: launch index of its first sequence.
+        filtered: False: with the tokens that a filter of the trainer removed.
     """
+    removed_N, mask_N = block.removed_N, block.mask_N
+    if removed_N is None:
+        removed_N = np.zeros(len(mask_N), dtype=bool)
+    columns = {n: v for n, v in block.per_token.items() if n in ("staleness", "entropy_nats")}
     return pair(
         block.logp_train_N,
         block.logp_infer_N,
-        block.mask_N,
+        mask_N if filtered else mask_N | removed_N,
         groups=block.group_S,
         labels=block.labels,
         tokens=block.token_N,
         lengths=block.length_S,
-        per_token={n: v for n, v in block.per_token.items() if n in ("staleness", "entropy_nats")},
+        per_token={**columns, REMOVED: removed_N.astype(np.float64)},
         first=first,
     )
 

@@ -10,22 +10,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from servanda.breakdown import Breakdown
 from servanda.clauses import CellVerdict, Certificate
 from servanda.contract import WHOLE
 from servanda.dumps import causes, presetting
 from servanda.dumps.blocks import blocks, paired
+from servanda.dumps.filtered import bracketed
+from servanda.dumps.judged_steps import JudgedSteps, is_step
 from servanda.dumps.masks import write_masks
-from servanda.dumps.sound import Told
+from servanda.dumps.sound import Told, sides
 from servanda.dumps.sound import told as told_of
-from servanda.dumps.steps import Trend, since, trend
+from servanda.dumps.steps import Trend, concentration, since, trend
 from servanda.dumps.structure import HEAD_TOKENS, Counts, rules_of
 from servanda.dumps.weighing import Weighing
+from servanda.dumps.window import Window, window_of
 from servanda.errors import MeasurementError
 from servanda.importers import Dump, open_dump
 from servanda.measurement import Progress, Watch, unwatched
+from servanda.report.breakdown import removed_line
 from servanda.rollouts import Rollouts
-from servanda.soundness import Soundness
-from servanda.verdict import Circumstances, Verdict, judge, unsound
+from servanda.soundness import Finding, Soundness
+from servanda.verdict import BlindSpot, Circumstances, Verdict, judge, unsound
 
 _MB = 1_000_000
 
@@ -38,6 +43,7 @@ class Asked:
         format, preset: None: guessed.
         steps: (first, last) of the trainer; None: from the beginning, to the end.
         mask: folder for the tokens of red slices.
+        bitwise: whether the trainer and the engine compute the same bits.
     """
 
     path: Path
@@ -46,6 +52,7 @@ class Asked:
     steps: tuple[int | None, int | None] = (None, None)
     unsafe_pickles: bool = False
     mask: Path | None = None
+    bitwise: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ class Answer:
         share: of the tokens that lie in those; left: mean (1 - w)^+ of all others.
         partly: whether slices were chosen from the first tokens alone.
         masked: tokens named in `asked.mask`; None where nothing was written.
+        mean_weight: of all trained tokens, w = p_train / p_infer; None where it is not known.
     """
 
     asked: Asked
@@ -81,6 +89,7 @@ class Answer:
     notes: tuple[str, ...]
     seconds: float
     masked: int | None = None
+    mean_weight: float | None = None
 
 
 def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
@@ -108,18 +117,31 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
         preset, why = presetting.guessed(dump.format, framework, stale=stale)
     rules, notes = rules_of(counts, presetting.needed(preset))
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", asked.path.resolve().name).strip("-._") or "dump"
-    text, contract = presetting.contract_of(preset, name[:60], rules)
+    text, contract = presetting.contract_of(
+        preset, name[:60], rules, filtered=True, bitwise=asked.bitwise
+    )
     weighing = Weighing(contract, str(asked.path))
     for block in head:
         weighing.meet(paired(block, 0))
+    trained = counts.turns.total()
+    window = window_of(presetting.needed(preset), len({b.step for b in head}), trained)
+    by_step, current = JudgedSteps(Window(window)), head[0].step if head else None
     for block in itertools.chain(head, read):
+        if block.step != current:
+            by_step.close(weighing)
+            current = block.step
         sound.add(block)
         weighing.add(block)
+    by_step.close(weighing)
     plan, evidence = weighing.evidence()
     verdict = judge(plan, evidence)
-    told = told_of(sound.findings(), dump.refused, weighing.sequences)
+    if (drawn := weighing.before_filter(evidence)) is not None:
+        verdict = bracketed(verdict, judge(plan, drawn))
+    findings = (*sound.findings(), *sides(contract, weighing.agreement))
+    told = told_of(findings, dump.refused, weighing.sequences, dump.empty, weighing)
     verdict = replace(
         verdict,
+        blind_spots=(*verdict.blind_spots, *(BlindSpot("slice", note) for note in notes)),
         circumstances=Circumstances(
             {"train": dump.about, "infer": dump.about},
             seconds=time.monotonic() - began,
@@ -131,10 +153,25 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
     if errors:
         verdict = unsound(verdict, errors[0].text)
     dated = _since(weighing, verdict)
-    verdict = replace(verdict, cells=tuple(_noted(c, dated) for c in verdict.cells))
-    red = _red(verdict)
+    coherence = next(f for f in findings if f.check == "coherence")
+    noted = (_noted(c, dated) for c in verdict.cells)
+    verdict = replace(verdict, cells=tuple(_as_found(c, coherence) for c in noted))
+    limits = _limits(verdict)
+    found = Breakdown(
+        tuple(by_step.rows), weighing.outliers.rows(), weighing.outliers.beyond, weighing.removed
+    )
+    spots = verdict.blind_spots
+    if found.removed is not None and found.removed.tv is None:
+        spots = (*spots, BlindSpot("rows", removed_line(found.removed)))
+    open_ = sum(row.outcome == "inconclusive" for row in found.steps)
+    if open_ and len(found.steps) > 1:
+        few = f"{open_:,} of {len(found.steps):,} steps are too small to be judged alone: one of "
+        spots = (*spots, BlindSpot("sample", f"{few}them can be beyond the limit unseen"))
+    verdict = replace(verdict, breakdown=found, blind_spots=spots)
+    if verdict.outcome != "error":
+        verdict = by_step.joined(verdict)
     names = [cut.name for cut in weighing.cuts]
-    out = causes.fewest(names, _limits(verdict), weighing.atoms)
+    out = causes.fewest(names, limits, weighing.atoms)
     bits = sum(1 << i for i, name in enumerate(names) if name in out)
     inside, outside = causes.within(weighing.atoms, bits)
     grown = trend(*weighing.ends)
@@ -153,7 +190,7 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
         told,
         dated,
         grown,
-        "" if errors else causes.likely(names, red, weighing.atoms, grown),
+        "" if errors else _cause(weighing, verdict, grown),
         out,
         inside.n / (inside.n + outside.n) if inside.n else 0.0,
         outside.mean,
@@ -161,13 +198,26 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
         notes,
         time.monotonic() - began,
         masked,
+        coherence.numbers.get("mean"),
+    )
+
+
+def _cause(weighing: Weighing, verdict: Verdict, grown: Trend | None) -> str:
+    """Of slices that tell it apart, of the sampler where all are alike, or of the steps."""
+    red, held = _red(verdict), concentration(weighing.ends[1])
+    undecided = verdict.outcome in ("violated", "inconclusive")
+    return (
+        causes.likely(weighing.cuts, red, weighing.atoms, None)
+        or (weighing.transform.cause() if undecided else "")
+        or causes.likely(weighing.cuts, red, weighing.atoms, grown, held)
     )
 
 
 def _red(verdict: Verdict) -> list[str]:
-    """Slices on which an enforced clause is violated."""
-    found = (c.slice for c in verdict.cells if c.enforced and c.outcome == "violated")
-    return [name for name in dict.fromkeys(found) if name != WHOLE]
+    """Slices on which an enforced clause is violated over the whole dump, `all` among them."""
+    cells = (c for c in verdict.cells if c.enforced and not is_step(c))
+    found = (c.slice for c in cells if c.outcome == "violated")
+    return [*dict.fromkeys(found)]
 
 
 def _limits(verdict: Verdict) -> dict[str, float | None]:
@@ -197,6 +247,14 @@ def _noted(cell: CellVerdict, dated: Mapping[str, int]) -> CellVerdict:
     """With the step for reports, which know of no other axis."""
     step = dated.get(f"{cell.clause}[{cell.slice}]")
     return cell if step is None else cell.but(note=f"since step {step}")
+
+
+def _as_found(cell: CellVerdict, finding: Finding) -> CellVerdict:
+    """The mean weight as the finding has it, so that every report says of it what the text says."""
+    if cell.metric != "coherence" or cell.outcome not in ("holds", "violated"):
+        return cell
+    outcome = "holds" if finding.state == "ok" else "violated"
+    return cell.but(outcome=outcome, value=finding.numbers.get("mean"), note=finding.text)
 
 
 def _opened(asked: Asked) -> Dump:

@@ -86,9 +86,21 @@ def needed(preset: str) -> int:
     return _AMPLE * units
 
 
-def contract_of(preset: str, name: str, slices: Sequence[SliceRule]) -> tuple[str, Contract]:
-    """The contract of a dump, and its text for keeping."""
-    text = _text(preset, name, slices)
+def contract_of(
+    preset: str,
+    name: str,
+    slices: Sequence[SliceRule],
+    *,
+    filtered: bool = False,
+    bitwise: bool = False,
+) -> tuple[str, Contract]:
+    """The contract of a dump, and its text for keeping.
+
+    Args:
+        filtered: whether the source says what a filter of the trainer removed.
+        bitwise: whether both kernels are declared to compute the same bits.
+    """
+    text = _text(preset, name, slices, filtered=filtered, bitwise=bitwise)
     return text, _parsed(text, f"{name}.kernelcontract.yaml")
 
 
@@ -97,7 +109,14 @@ def frame() -> Contract:
     return contract_of("verl-sync", "frame", ())[1]
 
 
-def _text(preset: str, name: str, slices: Sequence[SliceRule]) -> str:
+def _text(
+    preset: str,
+    name: str,
+    slices: Sequence[SliceRule],
+    *,
+    filtered: bool = False,
+    bitwise: bool = False,
+) -> str:
     return of_trainer(
         preset_text(preset),
         name=name,
@@ -105,6 +124,8 @@ def _text(preset: str, name: str, slices: Sequence[SliceRule]) -> str:
         slices=slices,
         sizes=_SIZES,
         head=(f"Of a trainer's dump, held to the preset {preset}.",),
+        filtered=filtered,
+        bitwise=bitwise,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+WORST = 0.3  # of the tokens, those of the sequences that drift most
 ENDS = 5  # steps at each end of a dump that a trend compares
 _RESAMPLES = 2000
 _TAIL = 0.025
@@ -26,11 +27,18 @@ class GroupSums:
 
 @dataclass
 class Step:
-    """One step of a dump: of each cell the sum of x and its tokens, and its prompt groups."""
+    """One step of a dump: of each cell the sum of x and its tokens, and its prompt groups.
+
+    Args:
+        drift: sum of |log ratio|, nats, and tokens of each sequence.
+    """
 
     step: int
+    sequences: int = 0
+    tokens: int = 0
     cells: dict[int, list[float]] = field(default_factory=dict)
     groups: dict[str, GroupSums] = field(default_factory=dict)
+    drift: list[tuple[float, int]] = field(default_factory=list)
 
     def add(self, cell: int, total: float, n: int) -> None:
         sums = self.cells.setdefault(cell, [0.0, 0])
@@ -101,3 +109,21 @@ def trend(first: Sequence[Step], last: Sequence[Step], *, least: int = ENDS) -> 
         return None
     low, high = np.quantile(resampled[1] / resampled[0], [_TAIL, 1 - _TAIL])
     return Trend(means[1] / means[0], (float(low), float(high)), len(last))
+
+
+def concentration(steps: Sequence[Step]) -> float | None:
+    """The share of |log ratio| in the worst sequences that hold WORST of a step's tokens.
+
+    Near WORST where all sequences drift alike, near 1 where few of them do.  None where no step
+    has a sequence that drifts.
+    """
+    worst = whole = 0.0
+    for step in steps:
+        total_S, n_S = np.array(step.drift, dtype=np.float64).reshape(-1, 2).T
+        order_S = np.argsort(-total_S / np.maximum(n_S, 1), kind="stable")
+        # the last of them counts in part, so that the tokens are exactly WORST of all
+        before_S = n_S[order_S].cumsum() - n_S[order_S]
+        part_S = np.clip((WORST * n_S.sum() - before_S) / np.maximum(n_S[order_S], 1), 0, 1)
+        worst += float(part_S @ total_S[order_S])
+        whole += float(total_S.sum())
+    return worst / whole if whole else None

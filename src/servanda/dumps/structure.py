@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from servanda.contract import SliceRule
+from servanda.slice_choice import apart, named
+from servanda.slice_coverage import listed
 from servanda.slices import LABEL
 from servanda.trace import TracePair
 
@@ -22,6 +24,7 @@ _POSITIONS = (16, 64, 256, 1024, 4096, 16384)
 _LENGTHS = (256, 1024, 4096, 16384, 65536)
 _STALE = 2  # the last one is "and more"
 _MOST = 8  # values of a label that become slices
+_POOLED = 256  # values of a label that one slice may pool
 SLICED = ("env", "replica")  # labels whose values become slices
 _FIELDS = ("turn", "turn_position", "length", "staleness")
 
@@ -76,18 +79,31 @@ def _count(counter: Counter[int], values_N: np.ndarray) -> None:
 
 
 def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[str, ...]]:
-    """The slices of a dump, and what was left out and why.
+    """The slices of a dump, and what has no slice of its own and why.
 
     Args:
         needed: tokens that a slice must have.
     """
     rules: list[SliceRule] = []
+    notes: list[str] = []
     if len(counts.turns) > 1:
         spans = _joined(counts.turns, needed, open_at=_TURNS)
         rules += [_rule(f"turn-{_span(turns, _TURNS)}", _turns(turns)) for turns in spans]
-        for turns in _joined(counts.starts, needed, open_at=_TURNS):
+        later = Counter({turn: n for turn, n in counts.starts.items() if turn > 1})
+        # those of turn 1 follow a prompt and no tool: they are never joined with later ones
+        first = [(1, 1)] if counts.starts[1] >= needed else []
+        starts = _joined(later, needed, open_at=_TURNS, alone=True)
+        for turns in [*first, *starts]:
             start = {**_turns(turns), "context.turn_position": {"lt": FIRST_OF_TURN}}
             rules.append(_rule(f"start-{_span(turns, _TURNS)}", start))
+        if not spans:
+            n = counts.turns.total() - counts.turns[1]
+            notes.append(f"no slice by turn: those after the first have {n:,} tokens")
+        if not starts:
+            notes.append(
+                f"the first tokens of later turns are {later.total():,}, fewer than {needed:,}: no "
+                "slice shows tool boundaries"
+            )
     for name, edges, found in (
         ("position", _POSITIONS, counts.positions),
         ("length", _LENGTHS, counts.lengths),
@@ -99,18 +115,26 @@ def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[
         for stale in _joined(counts.staleness, needed, open_at=_STALE):
             low, high = stale
             terms = {"gte": low} if high >= _STALE else {"gte": low, "lte": high}
-            rules.append(_rule(f"stale-{_span(stale, _STALE)}", {"context.staleness": terms}))
-    notes: list[str] = []
+            rules.append(_rule(f"stale-{_span(stale, _STALE)}", {"outcome.staleness": terms}))
     for name, values in counts.labels.items():
         if len(values) < 2:
             continue
-        enough = [value for value, n in values.items() if n >= needed]
-        if len(enough) < len(values):
-            few = f"{len(values) - len(enough)} of {len(values)} values of {name}"
-            notes.append(f"{few} have fewer than {needed:,} tokens, and no slice of their own")
-        most = sorted(enough, key=lambda v: (-values[v], v))[:_MOST]
-        rules += [_rule(f"{name}-{_plain(v)}", {f"{LABEL}{name}": {"in": [v]}}) for v in most]
-    return _unique(rules), tuple(notes)
+        ranked = sorted(values, key=lambda v: (-values[v], v))
+        own = [value for value in ranked if values[value] >= needed][:_MOST]
+        rules += [_rule(f"{name}-{named(v)}", {f"{LABEL}{name}": {"in": [v]}}) for v in own]
+        rest = [value for value in ranked if value not in own]
+        if not rest:
+            continue
+        pooled = own and sum(values[v] for v in rest) >= needed and len(rest) <= _POOLED
+        if pooled:
+            rules.append(_rule(f"{name}-other", {f"{LABEL}{name}": {"in": sorted(rest)}}))
+        few = f"{len(rest):,} of {len(values):,} values of {name} ({listed(map(repr, rest))})"
+        how = f"together, as {name}-other" if pooled else "with the whole alone"
+        why = f"fewer than {needed:,} tokens each"
+        if len(own) == _MOST:
+            why = f"{why}, or are not among the {_MOST} largest"
+        notes.append(f"{few} have {why}: they are judged {how}")
+    return apart(rules), tuple(notes)
 
 
 def _rule(name: str, match: Mapping[str, Mapping[str, object]]) -> SliceRule:
@@ -123,8 +147,14 @@ def _turns(turns: tuple[int, int]) -> dict[str, dict[str, object]]:
     return {"context.turn": terms}
 
 
-def _joined(counts: Counter[int], needed: int, *, open_at: int) -> list[tuple[int, int]]:
-    """Spans of consecutive keys with enough tokens each; the rest joins the span before."""
+def _joined(
+    counts: Counter[int], needed: int, *, open_at: int, alone: bool = False
+) -> list[tuple[int, int]]:
+    """Spans of consecutive keys with enough tokens each; the rest joins the span before.
+
+    Args:
+        alone: whether one span is worth a slice, since there are tokens besides these keys.
+    """
     spans: list[tuple[int, int]] = []
     low, held = min(counts, default=0), 0
     last = max(counts, default=0)
@@ -135,7 +165,7 @@ def _joined(counts: Counter[int], needed: int, *, open_at: int) -> list[tuple[in
             low, held = key + 1, 0
     if held and spans:
         spans[-1] = (spans[-1][0], last)
-    if len(spans) == 1 and counts.total():
+    if len(spans) == 1 and not alone:
         return []  # the whole once more
     # later steps may go further than the head did
     return [*spans[:-1], (spans[-1][0], max(spans[-1][1], open_at))] if spans else []
@@ -163,21 +193,3 @@ def _edges(edges: Sequence[int], counts: Counter[int], needed: int) -> tuple[flo
             kept.append(float(edge))
             below = 0
     return tuple(kept)
-
-
-def _plain(value: str) -> str:
-    """A label as a part of a slice's name."""
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "_.") else "-" for c in value)
-    return kept[:40] or "none"
-
-
-def _unique(rules: Sequence[SliceRule]) -> tuple[SliceRule, ...]:
-    """Rules whose names differ: two labels may look alike as names."""
-    seen: Counter[str] = Counter()
-    found = []
-    for rule in rules:
-        seen[rule.name] += 1
-        n = seen[rule.name]
-        name = rule.name if n == 1 else f"{rule.name}.{n}"
-        found.append(rule.model_copy(update={"name": name}))
-    return tuple(found)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+from servanda.breakdown import Breakdown, StepRow
 from servanda.clauses import CellVerdict
 from servanda.contract import WHOLE
 from servanda.dumps import words
 from servanda.dumps.causes import DOUBLED, GROWS
+from servanda.dumps.filtered import ONLY_FILTERED
+from servanda.dumps.judged_steps import is_step
 from servanda.dumps.judging import Answer
+from servanda.gates import quantile_shown
+from servanda.portrait import Portrait
+from servanda.report.breakdown import count_of, digits, sequence_row, step_row, worst_steps
+from servanda.report.text import not_examined
 from servanda.report.words import excess, line, percent
 
 _GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓"}
 _LEVEL = {"error": "✗", "warning": "!", "fine": "✓"}
 _WORST = 6  # red slices that are shown
+_WORST_STEPS, _WORST_SEQUENCES = 3, 3  # that are shown
 _MOST = 0.9  # of the tokens: where more are red, no slice explains it
 _NAME, _VALUE = 46, 26  # widths
 
@@ -32,7 +40,7 @@ def _lines(answer: Answer) -> Iterator[str]:
     for told in answer.told:
         yield f"  {_LEVEL[told.level]} {told.text}"
     for cell in verdict.cells:
-        # of the mean weight a finding has said more
+        # of the mean weight a finding has said it
         if cell.section == "observability" and cell.metric != "coherence":
             yield from _guard(cell)
     yield f"{'May I go on?'.ljust(_NAME + _VALUE)}limit"
@@ -40,6 +48,8 @@ def _lines(answer: Answer) -> Iterator[str]:
         yield "  ! no answer: what the data says cannot be trusted"
     else:
         yield from _clauses(answer)
+        yield from _steps(verdict.breakdown)
+        yield from _sequences(verdict.breakdown)
         yield from _trend(answer)
         if weighing.largest_staleness:
             yield (
@@ -48,7 +58,11 @@ def _lines(answer: Answer) -> Iterator[str]:
             )
     if answer.cause:
         yield f"Likely cause   {answer.cause}"
+    if verdict.outcome != "error":
+        yield from _panel(answer)
     yield from _answer(answer)
+    if verdict.outcome != "error":
+        yield from not_examined(verdict)
     yield from _next(answer)
 
 
@@ -70,8 +84,6 @@ def _found(answer: Answer) -> Iterator[str]:
     yield f"preset   {answer.preset}, {answer.why}   (servanda presets --show {answer.preset})"
     names = [line(cut.name) for cut in weighing.cuts]
     yield f"slices   {', '.join(names) if names else 'none: too few tokens, or all alike'}"
-    for note in answer.notes:
-        yield f"         {line(note)}"
     if answer.partly:
         yield "         chosen from the first tokens; later labels are judged with the whole"
     yield "floor    unknown: nothing was scored twice, so red means beyond the limit alone"
@@ -96,11 +108,12 @@ def _clauses(answer: Answer) -> Iterator[str]:
             yield _row(part, f"  … {words.place(part.slice)}", answer)
         if len(red) > _WORST:
             yield f"      and {len(red) - _WORST} more slices"
-        still = sum(c.outcome == "inconclusive" for c in own)
-        holds = sum(c.outcome == "holds" for c in own)
-        if own:
+        sliced = [c for c in own if not is_step(c)]
+        still = sum(c.outcome == "inconclusive" for c in sliced)
+        holds = sum(c.outcome == "holds" for c in sliced)
+        if sliced:
             open_ = f", {still} not decided" if still else ""
-            yield f"      {holds} of {len(own)} slices hold{open_}"
+            yield f"      {holds} of {len(sliced)} slices hold{open_}"
 
 
 def _shown(cell: CellVerdict) -> bool:
@@ -118,6 +131,70 @@ def _row(cell: CellVerdict, name: str, answer: Answer) -> str:
     tail = f"   since step {step}" if step is not None else ""
     tail += "" if cell.enforced else "   shown, not enforced"
     return f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}{words.limit(cell)}{tail}"
+
+
+def _steps(found: Breakdown | None) -> Iterator[str]:
+    """Each step by itself: how many hold, and the worst."""
+    if found is None or len(found.steps) < 2:
+        return
+    red = [row for row in found.steps if row.outcome == "violated"]
+    held = any(row.outcome == "holds" for row in found.steps)
+    glyph = "✗" if red else "✓" if held else "?"
+    named = f" (step{'s' if len(red) > 1 else ''} {_numbers(r.step for r in red)})" if red else ""
+    yield f"  {glyph} each step alone: {count_of(found.steps)}{named}"
+    for row in worst_steps(found.steps)[: max(1, min(len(red), _WORST_STEPS))]:
+        step, _, _, tokens, share, mean, tme, k3 = step_row(row)
+        yield (
+            f"      step {step}: {share or 'no number'} of the gradient, {tokens} tokens, "
+            f"mean |Δ logp| {mean}, TME {tme}, k3 {k3}"
+        )
+
+
+def _sequences(found: Breakdown | None) -> Iterator[str]:
+    """The sequences that are beyond the limit by themselves."""
+    if found is None or not found.beyond:
+        return
+    for row in [row for row in found.sequences if row.beyond][:_WORST_SEQUENCES]:
+        _, place, group, tokens, total, mean, share, part, _ = sequence_row(row)
+        removed = ", removed by a filter" if row.removed else ""
+        yield (
+            f"  ! {place} (step {row.step}, group {group}): {share} of its gradient, sum Δ logp "
+            f"{total}, mean exp |Δ logp| {mean}, {tokens} tokens, {part} of all mismatch{removed}"
+        )
+
+
+def _numbers(steps: Iterable[int]) -> str:
+    """Step numbers, consecutive ones as a range."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][1] + 1:
+            runs[-1][1] = step
+        else:
+            runs.append([step, step])
+    shown = [f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in runs]
+    more = f" and {len(shown) - _WORST} more" if len(shown) > _WORST else ""
+    return f"{', '.join(shown[:_WORST])}{more}"
+
+
+def _panel(answer: Answer) -> Iterator[str]:
+    """The numbers of a trainer's own panel, by its names."""
+    portrait = answer.verdict.portraits.get("infer", Portrait())
+    total, ends = portrait.total, portrait.quantile(0.99)
+    if not total.n or ends is None:
+        return
+    largest = portrait.worst[0].abs_log_ratio if portrait.worst else None
+    parts = [
+        f"mean |Δ logp| {digits(total.mean('abs_log_ratio'))}",
+        f"TME {digits(total.mean('exp_abs'))}",
+        f"k3 {digits(total.mean('k3'))}",
+        f"p99 |Δ logp| {quantile_shown(ends)[1]}",
+        f"max {digits(largest)}",
+    ]
+    if (weight := answer.mean_weight) is not None:
+        # |w - 1| = 2 (1 - w)^+ + (w - 1)
+        apart = 2 * (total.mean("tv") or 0.0) + weight - 1
+        parts += [f"mean w {weight:.5f}", f"mean |w - 1| {percent(apart)}"]
+    yield f"panel    {' · '.join(parts)}"
 
 
 def _trend(answer: Answer) -> Iterator[str]:
@@ -144,6 +221,12 @@ def _answer(answer: Answer) -> Iterator[str]:
         yield f"UNSOUND: {[*unsound, *notes][0]}"
     elif verdict.outcome == "holds":
         yield f"HOLDS at confidence {verdict.confidence:g}: go on."
+    elif verdict.outcome == "violated" and _at_steps(answer):
+        red = [row.step for row in _rows(answer) if row.outcome == "violated"]
+        yield (
+            f"VIOLATED at step{'s' if len(red) > 1 else ''} {_numbers(red)}, judged alone; the "
+            f"average over all {len(_rows(answer)):,} steps does not show it."
+        )
     elif verdict.outcome == "violated" and _parted(answer):
         yield (
             f"VIOLATED on slices with {percent(answer.share)} of the tokens. "
@@ -154,9 +237,22 @@ def _answer(answer: Answer) -> Iterator[str]:
             yield "         the other slices are red for sharing tokens with them"
     elif verdict.outcome == "violated":
         yield "VIOLATED on the whole: no slice explains it."
+    elif any(c.enforced and c.note.startswith(ONLY_FILTERED) for c in verdict.cells):
+        yield f"{word}: it {ONLY_FILTERED}; before the filter it does not."
     else:
         more = f" About {verdict.more:,} more prompt groups would decide." if verdict.more else ""
         yield f"{word}: too few tokens to tell.{more}"
+
+
+def _rows(answer: Answer) -> Sequence[StepRow]:
+    found = answer.verdict.breakdown
+    return found.steps if found is not None else ()
+
+
+def _at_steps(answer: Answer) -> bool:
+    """Whether nothing but single steps is violated."""
+    cells = [c for c in answer.verdict.cells if c.enforced and c.outcome == "violated"]
+    return all(is_step(c) for c in cells)
 
 
 def _parted(answer: Answer) -> bool:
@@ -166,7 +262,8 @@ def _parted(answer: Answer) -> bool:
 
 def _only(answer: Answer) -> str:
     """The slices to leave out, where others are red as well."""
-    red = {c.slice for c in answer.verdict.cells if c.enforced and c.outcome == "violated"}
+    cells = [c for c in answer.verdict.cells if not is_step(c)]
+    red = {c.slice for c in cells if c.enforced and c.outcome == "violated"}
     if red <= {*answer.out, WHOLE}:
         return ""
     return ", ".join(words.place(name) for name in answer.out)
@@ -181,6 +278,9 @@ def _next(answer: Answer) -> Iterator[str]:
     verdict, path, weighing = answer.verdict, answer.asked.path, answer.weighing
     if answer.masked is not None:
         yield f"masks    {answer.masked:,} tokens in {answer.asked.mask}/step_*.npz"
+    elif verdict.outcome == "violated" and _at_steps(answer):
+        worst = worst_steps(_rows(answer))[0].step
+        yield f"next     servanda import {path} --steps {worst}    (this step alone)"
     elif verdict.outcome == "violated" and _parted(answer):
         yield f"next     servanda import {path} --mask masks    (names these tokens, step by step)"
     elif verdict.outcome == "holds":

@@ -16,16 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda import plan as planning
+from servanda.agreement import Agreement
+from servanda.breakdown import Removed
 from servanda.clauses import Certificate
 from servanda.columns import columns
 from servanda.contract import WHOLE, Contract
 from servanda.corpus import Corpus, Prompt
 from servanda.divergence import sampled
 from servanda.dumps.blocks import ContentDigest, paired
+from servanda.dumps.filtered import Tally
+from servanda.dumps.outliers import Outliers, tv_limit
 from servanda.dumps.steps import ENDS, GroupSums, Step
+from servanda.dumps.transform import Transform
 from servanda.evidence import Evidence, Round, Weighed, weigh
 from servanda.identity import EvidenceKey
 from servanda.plan import Plan
+from servanda.portrait import Sums
 from servanda.rollouts import Rollouts
 from servanda.schedule import Unit
 from servanda.slices import LABEL, Cut, cuts_of
@@ -54,19 +60,30 @@ class Weighing:
     kinds: dict[Kind, int] = field(default_factory=dict)
     steps: dict[int, Step] = field(default_factory=dict)
     atoms: dict[int, list[float]] = field(default_factory=dict)
+    transform: Transform = field(default_factory=Transform)
     sequences: int = 0
     tokens: int = 0
     trained: int = 0
     turns: int = 0
     largest_staleness: float = 0.0
     digest: ContentDigest = field(default_factory=ContentDigest)
+    outliers: Outliers = field(init=False)
+    # of the last step
+    step_sums: Sums = field(default_factory=Sums)
+    step_weighed: Weighed | None = None
+    step_atoms: dict[int, list[float]] = field(default_factory=dict)
+    filter: Tally = field(default_factory=Tally)
     _plan: Plan | None = None
+    _before: Weighed | None = None  # with what a filter removed; None where it removed nothing
     _sum: Weighed | None = None
     _portraits: Mapping[Any, Any] = field(default_factory=dict)
     _groups: set[str] = field(default_factory=set)
     _launched: int = 0
     _first: list[Step] = field(default_factory=list)
     _last: deque[Step] = field(default_factory=lambda: deque(maxlen=ENDS))
+
+    def __post_init__(self) -> None:
+        self.outliers = Outliers(tv_limit(self.contract))
 
     @cached_property
     def values(self) -> dict[str, set[str]]:
@@ -104,14 +121,29 @@ class Weighing:
             for s, row, g in zip(pair.infer.sequence_S, rows, pair.group_S, strict=True)
         )
         found = weigh(self._plan, EMPTY, [Round(WORKLOAD, 0, units, pair)])
-        weighed = found.rounds[WORKLOAD, 0]
+        weighed = everything = found.rounds[WORKLOAD, 0]
+        drawn = pair
+        if (removed_N := block.removed_N) is not None:
+            drawn = paired(block, self.sequences, filtered=False)
+            both = weigh(self._plan, EMPTY, [Round(WORKLOAD, 0, units, drawn)])
+            everything = both.rounds[WORKLOAD, 0]
+            own, every = (p.portraits[WORKLOAD, "infer"].total for p in (found, both))
+            self.filter.add(block, removed_N, own, every)
+        if removed_N is not None or self._before is not None:
+            before = self._before or self._sum
+            self._before = everything if before is None else added(before, everything)
         self._sum = weighed if self._sum is None else added(self._sum, weighed)
         merged = Evidence(EMPTY, "", portraits=self._portraits) + Evidence(
             EMPTY, "", portraits=found.portraits
         )
         self._portraits = merged.portraits
         self._by_step(block, pair, weighed)
+        self.step_sums += found.portraits[WORKLOAD, "infer"].total
         self._by_slices(pair)
+        removed_S = None
+        if removed_N is not None:
+            removed_S = np.bincount(block.sequence_N[removed_N], minlength=len(block)) > 0
+        self.outliers.add(block, drawn, removed=removed_S)
         self.digest.add(block)
         self.sequences += len(block)
         self.tokens += len(block.token_N)
@@ -126,13 +158,19 @@ class Weighing:
         if block.step not in self.steps:
             self.steps[block.step] = step = Step(block.step)
             self._groups = set()
+            self.step_sums, self.step_weighed, self.step_atoms = Sums(), None, {}
             if len(self._first) < ENDS:
                 self._first.append(step)
             else:
                 if len(self._last) == ENDS:
                     self._last[0].groups.clear()  # only both ends of a dump keep their groups
+                    self._last[0].drift.clear()
                 self._last.append(step)
+        before = self.step_weighed
+        self.step_weighed = weighed if before is None else added(before, weighed)
         step = self.steps[block.step]
+        step.sequences += len(block)
+        step.tokens += len(pair.infer.token_N)
         fresh = set(pair.group_S) - self._groups
         self._groups |= fresh
         self._launched += len(fresh)
@@ -142,7 +180,12 @@ class Weighing:
                 step.add(i, process.total, process.known)
         log_ratio_N = pair.train.columns["logp"] - pair.infer.columns["logp"]
         usable_N = pair.usable_N & np.isfinite(log_ratio_N)
-        group_N = np.repeat(np.array(_ids(pair.group_S)), pair.infer.length_S)
+        length_S = pair.infer.length_S
+        sequence_N = np.repeat(np.arange(len(length_S)), length_S)[usable_N]
+        sums_S = np.bincount(sequence_N, np.abs(log_ratio_N[usable_N]), minlength=len(length_S))
+        n_S = np.bincount(sequence_N, minlength=len(length_S))
+        step.drift += zip(sums_S.tolist(), n_S.tolist(), strict=True)
+        group_N = np.repeat(np.array(_ids(pair.group_S)), length_S)
         sum_G = np.bincount(group_N[usable_N], np.abs(log_ratio_N[usable_N]))
         n_G = np.bincount(group_N[usable_N])
         for name, total, n in zip(dict.fromkeys(pair.group_S), sum_G, n_G, strict=False):
@@ -156,13 +199,15 @@ class Weighing:
             bits_N |= masks[cut].astype(np.int64) << i
         usable_N = pair.usable_N
         logp = {f"logp_{s}": getattr(pair, s).columns["logp"][usable_N] for s in ("train", "infer")}
+        self.transform.add(logp["logp_train"], logp["logp_infer"])
         tv_N = sampled("tv", logp)
         keys, at_N = np.unique(bits_N[usable_N], return_inverse=True)
         n_K, tv_K = np.bincount(at_N), np.bincount(at_N, tv_N)
         for key, n, tv in zip(keys.tolist(), n_K.tolist(), tv_K.tolist(), strict=True):
-            atom = self.atoms.setdefault(key, [0, 0.0])
-            atom[0] += n
-            atom[1] += tv
+            for atoms in (self.atoms, self.step_atoms):
+                atom = atoms.setdefault(key, [0, 0.0])
+                atom[0] += n
+                atom[1] += tv
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
@@ -177,6 +222,30 @@ class Weighing:
     def ends(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
         """The first and the last ENDS steps, without overlap; short where there are fewer."""
         return tuple(self._first), tuple(self._last)
+
+    def before_filter(self, evidence: Evidence) -> Evidence | None:
+        """The evidence with the tokens that a filter removed; None where it removed none."""
+        if self._before is None:
+            return None
+        whole = replace(self._before, groups=self._launched)
+        return replace(evidence, rounds={(WORKLOAD, 0): whole})
+
+    @property
+    def removed(self) -> Removed | None:
+        """What a filter of the trainer removed."""
+        total = self._portraits[WORKLOAD, "infer"].total
+        return self.filter.removed(self.sequences, self.trained, total)
+
+    def of_step(self) -> tuple[Plan, Evidence]:
+        """What the last step holds, by itself."""
+        assert self._plan is not None and self.step_weighed is not None
+        own = replace(self.step_weighed, groups=len(self._groups))
+        return self._plan, Evidence(EMPTY, self._plan.digest, {(WORKLOAD, 0): own})
+
+    @property
+    def agreement(self) -> Agreement:
+        """Whether the two columns could have disagreed, and did."""
+        return Agreement() if self._sum is None else self._sum.agreement
 
     def evidence(self) -> tuple[Plan, Evidence]:
         """All of it, keyed by what was read."""
@@ -253,6 +322,7 @@ def added(mine: Weighed, other: Weighed) -> Weighed:
         tokens=mine.tokens + other.tokens,
         lost=mine.lost + other.lost,
         groups=mine.groups + other.groups,
+        agreement=mine.agreement + other.agreement,
     )
 
 

@@ -28,10 +28,10 @@ def clause(cell: CellVerdict) -> str:
 
 
 def number(cell: CellVerdict, value: float | None) -> str:
-    """A number of a cell as `clause` calls it: 2 TV is a share of the gradient."""
+    """A number of a cell as `clause` calls it: 2 TV is a share of the gradient, at most all."""
     if value is None:
         return ""
-    shown = percent(2 * value) if is_gradient(cell) else of_cell(cell, value)
+    shown = percent(min(2 * value, 1.0)) if is_gradient(cell) else of_cell(cell, value)
     return "< 0.01 %" if shown.endswith(" %") and 0 < value < _SMALL else shown
 
 
@@ -49,11 +49,16 @@ def place(name: str) -> str:
 
     >>> place("start-3"), place("turn-4-on"), place("start-2-to-3")
     ('first 3 tokens of turn 3', 'turn 4 and later', 'first 3 tokens of turns 2 to 3')
+    >>> place("step-6"), place("step-4-to-6 turn-2")
+    ('step 6', 'steps 4 to 6, turn 2')
     >>> place("position=16..64"), place("length>=4096")
     ('answer tokens 16 to 64', 'contexts of 4096 tokens and more')
     """
     if name == WHOLE:
         return "all trained tokens"
+    if found := re.fullmatch(r"step-(\d+)(?:-to-(\d+))?(?: (.+))?", name):
+        steps = f"steps {found[1]} to {found[2]}" if found[2] else f"step {found[1]}"
+        return f"{steps}, {place(found[3])}" if found[3] else steps
     if found := re.fullmatch(r"(turn|start|stale)-(\d+)(?:-(on)|-to-(\d+))?", name):
         kind, low, on, high = found.groups()
         if kind == "stale":

@@ -41,7 +41,7 @@ class DecodingEngine(ABC):
 
     The logits of kernel.batch_size scored sequences are in memory at a time.  They are arrays
     of the library's own (`Any` below), which can be indexed like those of numpy.  Who wraps the
-    engine may override `_draw`.
+    engine may override `_draw` and `_biased`.
     """
 
     _description: Description
@@ -127,6 +127,13 @@ class DecodingEngine(ABC):
         """The next token of each row, [S], from its processed logprobs."""
         return draw(logp_SV, uniform_S)
 
+    def _biased(self, logp_SV: Floats, texts: Sequence[Sequence[int]]) -> Floats:
+        """What is drawn from after the texts: what is reported, where no fault overrides it."""
+        return logp_SV
+
+    def _drawn(self, logp_SV: Floats, uniform_S: Floats, texts: Sequence[Sequence[int]]) -> Ints:
+        return self._draw(self._biased(logp_SV, texts), uniform_S)
+
     def _logprobs(self, logits_RV: Any, sampling: Sampling) -> Floats:
         """Processed logprobs in float64; a logit that is no number makes NaN, quietly."""
         with np.errstate(invalid="ignore"):
@@ -137,7 +144,7 @@ class DecodingEngine(ABC):
         decode, ends = self._decode(chunk), self._description.eos
         return decoded(
             lambda fed_S: self._logprobs(decode.send(fed_S), sampling),
-            *(self._draw, chunk, seed, ends, self._pad),
+            *(self._drawn, chunk, seed, ends, self._pad),
             **kept,
         )
 

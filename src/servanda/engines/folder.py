@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.errors import MeasurementError, Where
-from servanda.identity import digest_of
+from servanda.identity import DEFAULT, digest_of
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SAVED_ANEW = "copy the folder again, or write it anew with save_pretrained"
@@ -116,6 +116,47 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     said = read_json(file).get("eos_token_id") if file.is_file() else None
     said = config.get("eos_token_id") if said is None else said
     return () if said is None else tuple(said) if isinstance(said, list) else (said,)
+
+
+# of a config.json, what changes no number: who wrote it, and how the weights lie on disk
+_NO_NUMBER = (
+    *("dtype", "torch_dtype", "transformers_version", "_name_or_path", "name_or_path"),
+    *("architectures", "auto_map", "use_cache", "initializer_range", "_attn_implementation"),
+)
+
+
+def config_values(config: Mapping[str, Any], place: str = "") -> dict[str, str]:
+    """What a config.json says that may change a number, by dotted keys, as JSON.
+
+    >>> config_values({"rope_parameters": {"rope_theta": 1e4}, "dtype": "bfloat16"})
+    {'rope_parameters.rope_theta': '10000.0'}
+    """
+    found: dict[str, str] = {}
+    for key, value in config.items():
+        if key in _NO_NUMBER:
+            continue
+        if isinstance(value, Mapping):
+            found |= config_values(value, f"{place}{key}.")
+        else:
+            found[f"{place}{key}"] = json.dumps(value)
+    return found
+
+
+# of a generation_config.json, what a server takes for a request that names nothing else
+_DEFAULTS = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "bad_words_ids"),
+)
+
+
+def sampling_defaults(folder: Path) -> dict[str, str]:
+    """What generation_config.json makes of a request that names no sampling, for the fingerprint.
+
+    Servanda sends every parameter; whoever serves this folder may not.
+    """
+    file = folder / "generation_config.json"
+    said = read_json(file) if file.is_file() else {}
+    return {f"{DEFAULT}{key}": json.dumps(said[key]) for key in _DEFAULTS if key in said}
 
 
 def file_digest(file: Path) -> str:

@@ -81,6 +81,7 @@ class LlamaCppEngine(DecodingEngine):
             weights_from=self._weights_from(bare),
             encodes=tokenizes,
             decodes=tokenizes,
+            config=folder.config_values(config),
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

@@ -174,7 +174,9 @@ def _export(folder: Path, kernel: Kernel, file: Path) -> dict[str, Any]:
 
     with checkpoint.quiet():
         with reading(folder / "config.json"):
-            config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+            config: Any = transformers.AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         state = checkpoint.read_weights(folder)
         model: Any = checkpoint.build_model(folder, config, state, kernel)
     try:

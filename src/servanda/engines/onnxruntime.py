@@ -67,6 +67,7 @@ class OnnxRuntimeEngine(DecodingEngine):
                 "onnxruntime": onnxruntime.__version__,
                 "optimizations": options.graph_optimization_level.name,
                 "config": digest_of(config_json),
+                **folder.sampling_defaults(place),
             },
             tensors=about["tensors"],
             tokens=folder.token_digest(self._tokenizer.get_vocab(), tokenizer_json),
@@ -74,6 +75,7 @@ class OnnxRuntimeEngine(DecodingEngine):
             eos=folder.end_tokens(place, about),
             context=about["context"],
             timed=True,
+            config=folder.config_values(config_json),
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

@@ -48,6 +48,7 @@ class PackEngine:
             full_logits=False,
             top=self._best_NK.shape[1] if self.pack.golden_rows is not None else 0,
             decodes=False,
+            config=own.config,
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

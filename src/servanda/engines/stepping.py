@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from servanda.sampling import Floats, Ints, columns_of, uniforms
-from servanda.trace import Array, Batch, best_columns
+from servanda.sampling import Floats, Ints, columns_of, likeliest, uniforms
+from servanda.trace import Array, Batch
 
 Record = tuple[Array, Array, Mapping[str, Array]]  # length_S, token_N, columns
 
@@ -40,7 +40,7 @@ class Step:
 
 def decoded(
     logp_after: Callable[[Ints | None], Floats],
-    draw: Callable[[Floats, Floats], Ints],
+    draw: Callable[[Floats, Floats, Sequence[Sequence[int]]], Ints],
     chunk: Batch,
     seed: int,
     ends: Iterable[int],
@@ -54,20 +54,22 @@ def decoded(
     Args:
         logp_after: processed logprobs of the next token, [S, V], after the tokens that each
             row is fed; None before the first.
-        draw: the next token of each row, [S], from its logprobs and its uniform.
+        draw: the next token of each row, [S], from its logprobs, its uniform and its text so far.
         ends: ids that end a row.
         pad: what ended rows are fed.
         best: how many of the likeliest tokens are recorded as well.
     """
     uniform_SW = np.stack([uniforms(seed, "draw", s, chunk.width) for s in chunk.sequence_S])
-    ends, fed_S = [*ends], None
+    ends, fed_S, texts = [*ends], None, [[*prompt] for prompt in chunk.prompts]
     open_S = np.ones(len(chunk), dtype=bool)
     for t in range(chunk.width):
         logp_SV = logp_after(fed_S)
-        token_S = draw(logp_SV, uniform_SW[:, t])
+        token_S = draw(logp_SV, uniform_SW[:, t], texts)
         columns = columns_of(logp_SV, token_S) if record else {}
         yield Step(token_S, open_S, columns | likeliest(logp_SV, best))
         fed_S = np.where(open_S, token_S, pad)
+        for text, token in zip(texts, fed_S.tolist(), strict=True):
+            text.append(token)
         open_S = open_S & ~np.isin(token_S, ends)
         if not open_S.any():
             return
@@ -83,16 +85,3 @@ def stacked(steps: Iterable[Step]) -> Record:
         for name in step_T[0].columns
     }
     return open_ST.sum(axis=1), token_ST[open_ST], columns
-
-
-def likeliest(logp_RV: Floats, best: int) -> dict[str, Floats]:
-    """The `best` likeliest tokens of each row as columns of a trace, best first, ties by id.
-
-    >>> likeliest(np.log([[0.25, 0.5, 0.25]]), 2)["id.1"].tolist()
-    [0.0]
-    """
-    if not best:
-        return {}
-    id_RK = np.argsort(-logp_RV, axis=-1, kind="stable")[:, :best]
-    logp_RK = np.take_along_axis(logp_RV, id_RK, axis=-1)
-    return best_columns(id_RK, logp_RK)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from servanda.capture import rounded
 from servanda.contract import Kernel, Path
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
-from servanda.engines.stepping import likeliest
 from servanda.errors import MeasurementError
 from servanda.identity import Description, digest_of
 from servanda.latency import Timing
@@ -22,6 +21,7 @@ from servanda.sampling import (
     Sampling,
     columns_of,
     draw,
+    likeliest,
     observe,
     processed_logprobs,
     uniforms,
@@ -145,6 +145,10 @@ class TableEngine:
         """The next token of each row, [S], from its processed logprobs; a fault overrides it."""
         return draw(logp_SV, uniform_S)
 
+    def _biased(self, logp_SV: Floats, texts: Sequence[Sequence[int]]) -> Floats:
+        """What is drawn from after the texts: what is reported, where no fault overrides it."""
+        return logp_SV
+
     def _decode(
         self, batch: Batch, sampling: Sampling, seed: int
     ) -> Iterator[tuple[list[int], list[int], Ints]]:
@@ -157,7 +161,8 @@ class TableEngine:
             if not alive:
                 return
             rows = [self.table.row_of(texts[s]) for s in alive]
-            token_R = self._draw(logp_CV[rows], draws_SW[alive, step])
+            logp_RV = self._biased(logp_CV[rows], [texts[s] for s in alive])
+            token_R = self._draw(logp_RV, draws_SW[alive, step])
             yield alive, rows, token_R
             for s, token in zip(alive, token_R.tolist(), strict=True):
                 texts[s].append(token)

@@ -34,7 +34,7 @@ class TransformersEngine(checkpoint.Tokenized, DecodingEngine):
     """A model as `from_pretrained` builds it, in the kernel's dtype, attention and quantization.
 
     Who wraps the engine may override `_load_state` and `_finish` (the torch module), `_positions`,
-    `_attended`, `_cache` and `_forward` (how it runs), and `_draw`.
+    `_attended`, `_cache` and `_forward` (how it runs), `_draw` and `_biased`.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -47,12 +47,12 @@ class TransformersEngine(checkpoint.Tokenized, DecodingEngine):
             with folder.reading(self.folder / "config.json"):
                 config_json = folder.read_json(self.folder / "config.json")
                 self._config: Any = transformers.AutoConfig.from_pretrained(
-                    self.folder, local_files_only=True
+                    self.folder, local_files_only=True, trust_remote_code=False
                 )
             with folder.reading(self.folder / "tokenizer.json"):
                 tokenizer_json = folder.read_json(self.folder / "tokenizer.json")
                 self._tokenizer = transformers.AutoTokenizer.from_pretrained(
-                    self.folder, local_files_only=True
+                    self.folder, local_files_only=True, trust_remote_code=False
                 )
             state = self._load_state()
             self.model: Any = checkpoint.build_model(self.folder, self._config, state, kernel)
@@ -65,6 +65,7 @@ class TransformersEngine(checkpoint.Tokenized, DecodingEngine):
             eos=folder.end_tokens(self.folder, text_config.to_dict()),
             context=getattr(text_config, "max_position_embeddings", None),
             timed=True,
+            config=folder.config_values(config_json),
         )
         self._finish(kernel.quantization)
 
@@ -122,6 +123,7 @@ class TransformersEngine(checkpoint.Tokenized, DecodingEngine):
             "threads": str(torch.get_num_threads()),
             "architecture": self._config.model_type,
             "config": digest_of(dict(config_json)),
+            **folder.sampling_defaults(self.folder),
         }
 
     # running

@@ -56,9 +56,11 @@ class VllmEngine(checkpoint.Tokenized):
         self.kernel = kernel
         self._vllm = vllm_launch.imported()
         with checkpoint.quiet(), folder.reading(place / "config.json"):
-            config: Any = transformers.AutoConfig.from_pretrained(place, local_files_only=True)
+            config: Any = transformers.AutoConfig.from_pretrained(
+                place, local_files_only=True, trust_remote_code=False
+            )
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(
-                place, local_files_only=True
+                place, local_files_only=True, trust_remote_code=False
             )
         text_config = config.get_text_config()
         context = getattr(text_config, "max_position_embeddings", None)
@@ -78,6 +80,7 @@ class VllmEngine(checkpoint.Tokenized):
             timed=True,
             capture="float32",
             weights_from=kernel.weights_from or "",
+            config=folder.config_values(config_json),
         )
         self.clock: Callable[[], float] = time.perf_counter
 

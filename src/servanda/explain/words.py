@@ -34,6 +34,8 @@ _GUARDS = {
     "no more than each token's own logprob",
     "usable_ratio": "the share of launched tokens for which both kernels gave a usable logprob; "
     "a lost answer counts with all the tokens it had room for",
+    "kept_ratio": "the share of the drawn tokens that no filter of the trainer removed before "
+    "training; a filter that removes what disagrees hides a mismatch",
     "rescored_ratio": "the share of the requests served on a live leg, or in its last stretch "
     "(`over`), that train scored again; too few is inconclusive, and hides no violation",
     "coherence": "the two kernels' logprobs can be those of two distributions; it finds raw "

@@ -16,6 +16,8 @@ from servanda.faults.values import Between, OneOf, Switch
     takes=Switch(),
     seen="ml-explore/mlx-lm#1906 and Blaizzy/mlx-vlm#1946: the left-padding mask never "
     "reached attention, in prefill or in decoding",
+    field=True,
+    field_source="on or off",
 )
 def mask_contamination(base: Any, _: bool) -> Any:
     class Contaminated(base):
@@ -33,6 +35,9 @@ def mask_contamination(base: Any, _: bool) -> Any:
     takes=Between(1, 10_000_000, whole=True),
     seen="vllm-project/vllm#49795: a sliding_window in the config was applied to layers that "
     "are declared full_attention, and prompts beyond it came back degenerate",
+    field=512,
+    field_source="the sliding_window of Gemma 3 1B",
+    strengths=(512, 256, 128),
 )
 def attention_window(base: Any, value: int) -> Any:
     class Windowed(base):
@@ -62,6 +67,9 @@ def attention_window(base: Any, value: int) -> Any:
     takes=OneOf(("token", "head")),
     seen="vllm-project/vllm#11906 and #54705: a quantised KV cache without calibrated scales "
     "clips outliers; the scales may come from the first input a layer sees",
+    field="head",
+    field_source="scales from the first input",
+    strengths=("token", "head"),
 )
 def kv_cache_int8(base: Any, value: str) -> Any:
     class Int8Cache(base):

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,6 +31,9 @@ class Fault:
         takes: the values it may have.
         wrap: gives an engine's class the fault.
         seen: where the bug was met in the field; "" where no report is known to us.
+        field: the value that it was met at; None where no report gives one.
+        field_source: where that value is from.
+        strengths: the values that a sweep tries, weakest first; none where it is on or off.
     """
 
     name: str
@@ -40,6 +43,9 @@ class Fault:
     takes: Takes
     wrap: Wrap
     seen: str = ""
+    field: Any = None
+    field_source: str = ""
+    strengths: tuple[Any, ...] = ()
 
     def problem(self, value: Any) -> Problem | None:
         """What is wrong with a value; its place is for the caller to add."""
@@ -78,18 +84,33 @@ def cannot(name: str) -> str:
 
 
 def fault(
-    name: str, summary: str, *, default: Any, takes: Takes, side: Side = "infer", seen: str = ""
+    name: str,
+    summary: str,
+    *,
+    default: Any,
+    takes: Takes,
+    side: Side = "infer",
+    seen: str = "",
+    field: Any = None,
+    field_source: str = "",
+    strengths: Sequence[Any] = (),
 ) -> Callable[[Wrap], Wrap]:
     """Register a fault; the decorated function wraps a class of engine.
 
     Raises:
-        ValueError: the fault does not take its own default.
+        ValueError: the fault does not take its own default, the field's value or a strength.
     """
 
     def decorate(wrap: Wrap) -> Wrap:
-        entry = Fault(name, summary, side, default, takes, wrap, seen)
-        if entry.problem(default):
-            raise ValueError(f"fault {name!r} takes {takes}, and not its default {default!r}")
+        entry = Fault(
+            *(name, summary, side, default, takes, wrap, seen),
+            *(field, field_source, tuple(strengths)),
+        )
+        known = (field,) if field is not None else ()
+        refused = [value for value in (default, *known, *strengths) if entry.problem(value)]
+        if refused:
+            which = f"its default {default!r}" if refused[0] == default else repr(refused[0])
+            raise ValueError(f"fault {name!r} takes {takes}, and not {which}")
         FAULTS.add(name, entry)
         return wrap
 

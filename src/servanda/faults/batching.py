@@ -15,6 +15,7 @@ from servanda.faults.values import Between
     takes=Between(0, 1),
     seen="ml-explore/mlx-lm#1457: rows of a batched decode step returned corrupted logits; "
     "vllm-project/vllm#9567: logprobs that move with the batch by more than rounding",
+    strengths=(0.001, 0.01, 0.1),
 )
 def batch_dependent(base: Any, value: float) -> Any:
     class Leaky(base):

@@ -18,6 +18,7 @@ from servanda.trace import Batch, Trace
     default=0.05,
     takes=Between(0, 1),
     seen="NVIDIA-NeMo/RL#4218: what did not come back was read as the logprob 0.0, certainty",
+    strengths=(0.001, 0.005, 0.05),
 )
 def lost_sequences(base: Any, value: float) -> Any:
     class Lossy(base):

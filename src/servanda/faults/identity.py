@@ -20,6 +20,8 @@ _STALE_SCALE = 2e-3  # about a hundred small optimiser steps
     default=1,
     takes=Between(1, 10_000_000, whole=True),
     seen="vllm-project/vllm#8904: one prompt, other token ids in Transformers and in the server",
+    field=1,
+    field_source="any shift",
 )
 def permuted_ids(base: Any, value: int) -> Any:
     class Permuted(base):
@@ -52,6 +54,7 @@ def _earlier(tensor: Any, generator: Any, value: float) -> Any:
     takes=Between(0, 1000),
     seen="unslothai/unsloth#8701: every rollout came from the base model, the adapter ignored; "
     "huggingface/trl#5312: weights lost at sleep level 2",
+    strengths=(0.001, 1.0),
 )
 def stale_weights(base: Any, value: float) -> Any:
     class Stale(base):
@@ -73,6 +76,9 @@ def stale_weights(base: Any, value: float) -> Any:
     takes=Between(0, 1000),
     seen="vllm-project/vllm#51665 and PrimeIntellect-ai/prime-rl#2823: an embedding update need "
     "not reach a head that was loaded as a tensor of its own",
+    field=0.01,
+    field_source="one update behind",
+    strengths=(0.01, 0.1, 0.3, 1.0),
 )
 def stale_tied_head(base: Any, value: float) -> Any:
     class StaleHead(base):

@@ -13,6 +13,8 @@ from servanda.faults.values import Between, Switch
     "Weights are quantised to 4 bits in groups of 32, though the kernel says otherwise.",
     default=True,
     takes=Switch(),
+    field=True,
+    field_source="on or off",
 )
 def int4(base: Any, _: bool) -> Any:
     class FourBit(base):
@@ -25,9 +27,12 @@ def int4(base: Any, _: bool) -> Any:
 @fault(
     "norm_epsilon",
     "The epsilon of the RMS norms is `value` times that of the config.",
-    default=1000.0,  # the factor 10 of the field shows nowhere on a model as small as ours
+    default=1000.0,  # 100 times the field's, whose 10 no gate sees on a model as small as ours
     takes=Between(0, 1e9),
     seen="ggml-org/llama.cpp#2373: 1e-6 was hard-coded, and LLaMA 2 was trained with 1e-5",
+    field=10.0,
+    field_source="1e-5 in the place of 1e-6",
+    strengths=(10.0, 100.0, 300.0, 1000.0),
 )
 def norm_epsilon(base: Any, value: float) -> Any:
     class OtherEpsilon(base):
@@ -48,6 +53,7 @@ def norm_epsilon(base: Any, value: float) -> Any:
     takes=Between(0, 1),
     seen="intel/llm-scaler#633 and sgl-project/sglang#35358: single tokens silently wrong with "
     "tensor parallelism, and a quantised head that was never filled",
+    strengths=(0.008, 0.03, 0.125),
 )
 def corrupted_vocabulary(base: Any, value: float) -> Any:
     class Corrupted(base):
@@ -72,6 +78,8 @@ def corrupted_vocabulary(base: Any, value: float) -> Any:
     takes=Switch(),
     seen="MiniMax-M1 (arXiv 2506.13585): probabilities of trainer and engine agreed better once "
     "the output head ran in float32",
+    field=True,
+    field_source="on or off",
 )
 def bf16_logits(base: Any, _: bool) -> Any:
     class Coarse(base):

@@ -15,6 +15,8 @@ from servanda.faults.values import Between, Switch
     takes=Switch(),
     seen="huggingface/transformers#29285 and EleutherAI/gpt-neox#1003: rotary embeddings "
     "computed in the model's low precision go wrong in long contexts",
+    field=True,
+    field_source="on or off",
 )
 def bf16_positions(base: Any, _: bool) -> Any:
     class Rounded(base):
@@ -30,10 +32,13 @@ def bf16_positions(base: Any, _: bool) -> Any:
 @fault(
     "wrong_rope_base",
     "The base of the rotary embedding is `value` times that of the config.",
-    default=2.0,  # in the field it was 50 and more, which nobody could miss
+    default=2.0,
     takes=Between(0, 1e6),
     seen="deepspeedai/DeepSpeed#8345 and Open-Athena/MarinFold#184: rope_theta moved into "
     "rope_parameters, readers of the old key silently fell back to 10000",
+    field=0.02,
+    field_source="500000 read as 10000",
+    strengths=(1.01, 1.1, 1.3, 2.0),
 )
 def wrong_rope_base(base: Any, value: float) -> Any:
     class OtherBase(base):

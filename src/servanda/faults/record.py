@@ -20,6 +20,8 @@ from servanda.trace import Batch, Trace
     takes=Between(1, 1000, whole=True),
     seen="AI-Hypercomputer/maxtext#2103 and modelscope/ms-swift#8196: logprobs one position away "
     "from the tokens they are compared on",
+    field=1,
+    field_source="one place",
 )
 def off_by_one_shift(base: Any, value: int) -> Any:
     class Shifted(base):

@@ -36,6 +36,9 @@ def _undisclosed(base: Any, change: dict[str, Any]) -> Any:
     default=0.9,
     takes=Between(0, 1),
     seen=_VLLM_DEFAULTS,
+    field=0.95,
+    field_source="the default of llama.cpp's server",
+    strengths=(0.99, 0.95, 0.9),
 )
 def undisclosed_top_p(base: Any, value: float) -> Any:
     return _undisclosed(base, {"top_p": float(value)})
@@ -47,6 +50,9 @@ def undisclosed_top_p(base: Any, value: float) -> Any:
     default=0.1,
     takes=Between(0, 0.999),
     seen=_VLLM_DEFAULTS,
+    field=0.05,
+    field_source="the default of llama.cpp's server",
+    strengths=(0.01, 0.05, 0.1),
 )
 def undisclosed_min_p(base: Any, value: float) -> Any:
     return _undisclosed(base, {"min_p": float(value)})
@@ -58,6 +64,9 @@ def undisclosed_min_p(base: Any, value: float) -> Any:
     default=0.8,
     takes=Between(0, 2),
     seen=_VLLM_DEFAULTS,
+    field=0.8,
+    field_source="the default of llama.cpp's server",
+    strengths=(0.99, 0.95, 0.9, 0.8),
 )
 def undisclosed_temperature(base: Any, value: float) -> Any:
     return _undisclosed(base, {"temperature": float(value)})
@@ -73,6 +82,7 @@ _COARSE = 2.0**20  # steps of [0, 1): luck is what is left of a uniform below on
     takes=Between(0, 1),
     seen="Anthropic, A postmortem of three recent issues (2025): an approximate top-k, "
     "miscompiled by XLA:TPU, at times dropped the most probable token",
+    strengths=(0.002, 0.007, 0.02),
 )
 def lost_top_token(base: Any, value: float) -> Any:
     class Lossy(base):

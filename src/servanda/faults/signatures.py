@@ -1,12 +1,14 @@
 # The signatures of the faults: what each did to the shipped model, measured once and kept.
 #
-# One row a sequence; its tokens are lists.  Written by scripts/make_signatures.py.
+# One row a sequence; its tokens are lists.  Written by scripts/make_signatures.py: one file of
+# the faults at their defaults, one of those that the field met at another value, at that one.
 
 from __future__ import annotations
 
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
@@ -14,10 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from servanda.faults.base import FAULTS
 from servanda.power import Signature
 from servanda.trace import Trace, TracePair
 
 FILE = "signatures.parquet"
+FIELD_FILE = "signatures_field.parquet"
 # side and column of the pair -> how finely it is kept; log ratios of 1e-7 are noise here
 _KEPT: Mapping[tuple[str, str], type] = {
     ("infer", "logp"): np.float32,
@@ -40,6 +44,7 @@ def to_bytes(signatures: Sequence[Signature]) -> bytes:
             "fault": s.fault,
             "summary": s.summary,
             "golden": {name: list(values) for name, values in s.golden.items()},
+            "strength": s.strength,
         }
         for s in signatures
     ]
@@ -65,8 +70,18 @@ def _table(fault: str, pair: TracePair) -> pa.Table:
 
 @cache
 def catalogue() -> tuple[Signature, ...]:
-    """The signatures that travel with the package."""
-    return from_bytes((files("servanda.faults") / FILE).read_bytes())
+    """The signatures that travel with the package: at the defaults, then at the field's values."""
+    own, met = (
+        from_bytes((files("servanda.faults") / name).read_bytes()) for name in (FILE, FIELD_FILE)
+    )
+    # the first file is of the defaults, whether it says so or not
+    own = tuple(
+        s
+        if s.strength or s.fault not in FAULTS
+        else replace(s, strength=json.dumps(FAULTS[s.fault].default))
+        for s in own
+    )
+    return own + tuple(replace(s, met=True) for s in met)
 
 
 def from_bytes(data: bytes) -> tuple[Signature, ...]:

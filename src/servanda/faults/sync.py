@@ -177,3 +177,142 @@ def wrong_cast(base: Any, value: str) -> Any:
             return tensor.to(getattr(torch, value)).to(tensor.dtype)
 
     return Coarse
+
+
+@sync_fault(
+    "one_norm",
+    "The first norm of layer `value` is left out of the sync.",
+    default=1,
+    takes=Between(0, 10_000, whole=True),
+)
+def one_norm(base: Any, value: int) -> Any:
+    class Partial(base):
+        def _tensors(self) -> Iterator[tuple[str, Any]]:
+            lost = ""
+            for name, tensor in super()._tensors():
+                # not one of the attention's own: the layer is what it belongs to
+                own = name.split(".")[-3:-2] == [str(value)]
+                if not lost and own and _place(self.engine.model, name) == (value, "norm"):
+                    lost = name
+                else:
+                    yield name, tensor
+            if not lost:
+                raise _breaks_nothing("one_norm", f"norms with scales in a layer {value}")
+
+    return Partial
+
+
+@sync_fault(
+    "norm_class_stale",
+    "The norms of this name are left out of the sync, in all layers.",
+    default="post_attention_layernorm",
+    takes=OneOf(("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "norm")),
+)
+def norm_class_stale(base: Any, value: str) -> Any:
+    class Partial(base):
+        def _tensors(self) -> Iterator[tuple[str, Any]]:
+            complete = True
+            for name, tensor in super()._tensors():
+                if name.split(".")[-2] == value:
+                    complete = False
+                else:
+                    yield name, tensor
+            if complete:
+                raise _breaks_nothing("norm_class_stale", f"norms of the name {value}")
+
+    return Partial
+
+
+@sync_fault(
+    "rows_stale",
+    "The last `value` of the vocabulary's rows are left out of the sync, one row at least.",
+    default=1 / 256,
+    takes=Between(0, 1),
+)
+def rows_stale(base: Any, value: float) -> Any:
+    class Partial(base):
+        def _tensors(self) -> Iterator[tuple[str, Any]]:
+            old = self.engine.model.get_input_embeddings().weight.detach()
+            for name, tensor in super()._tensors():
+                if tensor.shape == old.shape:
+                    first = len(old) - max(1, round(value * len(old)))
+                    tensor = tensor.clone()
+                    tensor[first:] = old[first:].to(tensor.dtype)
+                yield name, tensor
+
+    return Partial
+
+
+@sync_fault(
+    "late",
+    "A sync sends the weights of `value` syncs ago.",
+    default=1,
+    takes=Between(1, 100, whole=True),
+)
+def late(base: Any, value: int) -> Any:
+    class Late(base):
+        def __init__(self, module: Any, engine: Any) -> None:
+            super().__init__(module, engine)
+            self.sent: list[list[tuple[str, Any]]] = []
+
+        def __call__(self) -> None:
+            self.sent.append([(name, self._cast(t).clone()) for name, t in self._tensors()])
+            if len(self.sent) > value:
+                self.engine.load(iter(self.sent.pop(0)))
+
+    return Late
+
+
+@sync_fault(
+    "dropped",
+    "Every sync of a number that `value` divides is dropped.",
+    default=2,
+    takes=Between(2, 100, whole=True),
+)
+def dropped(base: Any, value: int) -> Any:
+    class Dropped(base):
+        def __init__(self, module: Any, engine: Any) -> None:
+            super().__init__(module, engine)
+            self.calls = 0
+
+        def __call__(self) -> None:
+            self.calls += 1
+            if self.calls % value:
+                super().__call__()
+
+    return Dropped
+
+
+@sync_fault(
+    "scaled",
+    "The last matrix of every MLP arrives times `value`.",
+    default=0.9,
+    takes=Between(0, 100),
+)
+def scaled(base: Any, value: float) -> Any:
+    class Scaled(base):
+        def _tensors(self) -> Iterator[tuple[str, Any]]:
+            for name, tensor in super()._tensors():
+                last = name.endswith(("down_proj.weight", "mlp.c_proj.weight", "fc2.weight"))
+                yield name, value * tensor if last else tensor
+
+    return Scaled
+
+
+@sync_fault(
+    "adapter_scaled",
+    "An adapter is merged `value` times over: its alpha / r is applied again.",
+    default=2.0,
+    takes=Between(0, 100),
+)
+def adapter_scaled(base: Any, value: float) -> Any:
+    class Scaled(base):
+        def __init__(self, module: Any, engine: Any) -> None:
+            super().__init__(module, engine)
+            if not any(hasattr(layer, "get_delta_weight") for layer in module.modules()):
+                raise _breaks_nothing("adapter_scaled", "an adapter")
+
+        def _merged(self, layer: Any, weight: Any) -> Any:
+            return weight + value * (super()._merged(layer, weight) - weight)
+
+    return Scaled

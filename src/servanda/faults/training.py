@@ -17,6 +17,9 @@ from servanda.faults.values import Between
     takes=Between(0, 0.9),
     seen="huggingface/trl#3234: dropout is switched off for GRPO, since with it logprobs are "
     "not reproducible and the first ratios are not 1",
+    field=0.1,
+    field_source="attn_pdrop of GPT-2",
+    strengths=(0.001, 0.01, 0.1),
 )
 def dropout_in_train(base: Any, value: float) -> Any:
     class Dropping(base):

@@ -10,7 +10,15 @@ from shlex import quote
 
 from servanda.errors import ContractError
 from servanda.importers import nemo, own, prime_rl, skyrl, slime
-from servanda.importers.base import FORMATS, Collector, File, Found, Refused, flaw
+from servanda.importers.base import (
+    FORMATS,
+    Collector,
+    File,
+    Found,
+    Refused,
+    flaw,
+    with_removed,
+)
 from servanda.rollouts import Rollouts
 
 __all__ = ["FORMATS", "Dump", "Found", "Refused", "open_dump"]
@@ -26,10 +34,12 @@ class Dump:
     Args:
         found: where, and in which format.
         refused: rows that were left out, by reason; filled while reading.
+        empty: steps of which no sequence could be taken -> their first file; filled likewise.
     """
 
     found: Found
     refused: Refused = field(default_factory=Refused)
+    empty: dict[int, str] = field(default_factory=dict)
 
     @property
     def format(self) -> str:
@@ -73,18 +83,20 @@ class Dump:
             EvidenceError: at the end, when every row was refused or a file was cut off.
             MeasurementError: a file cannot be read.
         """
-        self.refused = Refused()
+        self.refused, self.empty = Refused(), {}
         done, total = 0, self.bytes
         for step, files in groupby(self.found.files, lambda file: file.step):
             of_step = tuple(files)
-            chunk = Collector(step)
+            chunk, before = Collector(step), self.refused.accepted
             for place, row in FORMATS[self.format].rows(of_step, self.refused):
                 if reason := flaw(row):
                     self.refused.add(reason, place)
                 else:
                     self.refused.accepted += 1
-                    yield from chunk.add(place, row)
+                    yield from chunk.add(place, with_removed(row))
             yield from chunk.flush()
+            if self.refused.accepted == before:
+                self.empty[step] = of_step[0].name
             done += sum(file.bytes for file in of_step)
             if progress is not None:
                 progress(done, total)

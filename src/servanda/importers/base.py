@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,9 +15,10 @@ import numpy as np
 
 from servanda.errors import EvidenceError
 from servanda.registry import Registry
-from servanda.rollouts import Array, Rollouts
+from servanda.rollouts import REMOVED, Array, Rollouts
 
 CHUNK_TOKENS = 1 << 20  # what a reader holds at once, prompts included
+_LEAST_NATS = -1e4  # no softmax gives less: float types' smallest numbers stand for "nothing"
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,33 @@ def importer(name: str):  # noqa: ANN201 - a class decorator
     return register
 
 
+def with_removed(row: Row) -> Row:
+    """The row with the tokens that a filter removed, where it has no other.
+
+    A row without a trained token whose tokens both sides scored was removed as a whole; zeros are
+    tokens that no policy drew.  A side that is 0 on everything that was removed did not score it.
+    """
+    if row.mask.any():
+        return row
+    if REMOVED in row.per_token:
+        drawn_T = row.per_token[REMOVED] == 1
+    else:
+        drawn_T = np.isfinite(row.logp_train) & np.isfinite(row.logp_infer)
+        drawn_T &= (row.logp_infer != 0) & (row.logp_train != 0)
+    if not drawn_T.any():
+        return row
+
+    def scored(logp_T: Array) -> Array:
+        return logp_T if logp_T[drawn_T].any() else np.where(drawn_T, np.nan, logp_T)
+
+    return replace(
+        row,
+        logp_train=scored(row.logp_train),
+        logp_infer=scored(row.logp_infer),
+        per_token={**row.per_token, REMOVED: drawn_T.astype(np.float64)},
+    )
+
+
 def group_of(prompt_T: Array) -> str:
     """A name for a prompt: sequences that begin alike share it, in every step.
 
@@ -239,8 +267,8 @@ def joined(step: int, rows: list[tuple[str, Row]]) -> Rollouts:
         length_S=np.array([len(row.token) for row in only], dtype=np.int64),
         token_N=np.concatenate([row.token for row in only]),
         mask_N=np.concatenate([row.mask for row in only]),
-        logp_train_N=np.concatenate([row.logp_train for row in only]),
-        logp_infer_N=np.concatenate([row.logp_infer for row in only]),
+        logp_train_N=_possible(np.concatenate([row.logp_train for row in only])),
+        logp_infer_N=_possible(np.concatenate([row.logp_infer for row in only])),
         group_S=tuple(row.group or group_of(row.token[: row.prompt]) for row in only),
         source_S=tuple(place for place, _ in rows),
         labels={
@@ -256,3 +284,13 @@ def joined(step: int, rows: list[tuple[str, Row]]) -> Rollouts:
             for name in names([row.per_token for row in only])
         },
     )
+
+
+def _possible(logp_N: Array) -> Array:
+    """A number that stands for "no probability" as -inf, so that no sum is made of it."""
+    return np.where(logp_N < _LEAST_NATS, -np.inf, logp_N)
+
+
+def drawn_only(logp_T: Array, mask_T: Array) -> Array:
+    """A sampler's column whose zeros outside the mask stand for tokens that it did not draw."""
+    return np.where(mask_T | (logp_T != 0), logp_T, np.nan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -16,6 +16,7 @@ from servanda.importers.base import File, Refused
 
 LONGEST = 1 << 28  # bytes of a line: a sequence of a million tokens takes a third of it
 CORRUPT = "the line is no JSON"
+_FILES, _HEADS = 4, 4  # that a format is told by: files, and lines of each
 _BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
@@ -75,10 +76,23 @@ def refuse_line(line: bytes, place: str, refused: Refused) -> None:
         refused.cut(place)
 
 
-def head(path: Path) -> dict[str, Any] | None:
-    """The first line of a file, if it is a JSON object."""
-    try:
-        with opened(path) as stream:
-            return plain(stream.readline(LONGEST))
-    except (OSError, EOFError, zlib.error):
-        return None
+def head(files: Sequence[File], needed: Sequence[str]) -> dict[str, Any]:
+    """A line that has what a format needs, from the beginnings of the first files and of the last.
+
+    One line that cannot be read, or one step without logprobs, is no reason to refuse a dump.
+
+    Returns:
+        The first such line; without one, the first that is a JSON object; {} where none is.
+    """
+    found: dict[str, Any] = {}
+    for file in dict.fromkeys((*files[:_FILES], *files[-1:])):
+        try:
+            with opened(file.path) as stream:
+                for _ in range(_HEADS):
+                    values = plain(stream.readline(LONGEST)) or {}
+                    if all(name in values for name in needed):
+                        return values
+                    found = found or values
+        except (OSError, EOFError, zlib.error):
+            continue
+    return found

@@ -3,7 +3,8 @@
 # Sequences are padded on the right to the longest of the batch: input_lengths says where they
 # end.  Index i speaks of token i.  generation_logprobs (the sampler's) are 0.0 outside the loss
 # mask; prev_logprobs (the trainer's) score the prompt as well.  A writer that skipped the
-# trainer's pass fills prev_logprobs with zeros.
+# trainer's pass fills prev_logprobs with zeros.  sample_loss_mask is 0 where a filter of the
+# trainer removed the sequence, by the mismatch of its logprobs for one.
 
 from __future__ import annotations
 
@@ -15,10 +16,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from servanda.importers.base import File, Found, Refused, Row, importer
+from servanda.importers.base import File, Found, Refused, Row, drawn_only, importer
 from servanda.importers.lines import head, lines, plain, refuse_line
-from servanda.importers.values import Unusable, floats, integers, number, scalar, unnested
-from servanda.rollouts import Array
+from servanda.importers.values import (
+    Unusable,
+    flags,
+    floats,
+    integers,
+    number,
+    scalar,
+    unnested,
+)
+from servanda.rollouts import REMOVED, Array
 
 _NAME = re.compile(r"train_data_step(\d+)\.jsonl(?:\.gz)?")
 _NEEDED = ("token_ids", "token_loss_mask", "generation_logprobs", "prev_logprobs")
@@ -58,7 +67,7 @@ class NemoImporter:
         if not found:
             return None
         files = tuple(sorted(found, key=lambda file: (file.step, file.name)))
-        first = head(files[0].path) or {}
+        first = head(files, _NEEDED)
         missing = [name for name in _NEEDED if name not in first]
         unread = sorted(set(first) - _READ - {"idx", "content"})
         return Found(
@@ -117,15 +126,21 @@ def _plain(values: dict[str, Any]) -> Row:
         raise Unusable("input_lengths is not an integer")
     return _row(
         integers(unnested(values["token_ids"]), "token_ids"),
-        floats(unnested(values["token_loss_mask"]), "token_loss_mask"),
+        flags(unnested(values["token_loss_mask"]), "token_loss_mask").astype(np.float64),
         floats(unnested(values["prev_logprobs"]), "prev_logprobs"),
         floats(unnested(values["generation_logprobs"]), "generation_logprobs"),
         length,
-        number(values.get("sample_loss_mask", 1.0), "sample_loss_mask"),
+        _kept(values.get("sample_loss_mask", 1.0)),
         None if advantages is None else floats(unnested(advantages), "advantages"),
         values.get("rewards") if rewards is None else rewards,
         values.get("agent_ref"),
     )
+
+
+def _kept(value: Any) -> float:
+    """A flag of 0 and 1, or of true and false."""
+    value = scalar(value)
+    return float(value) if isinstance(value, bool) else number(value, "sample_loss_mask")
 
 
 def _row(
@@ -158,11 +173,14 @@ def _row(
         token=token[:length],
         mask=drawn & (kept == 1.0),
         logp_train=train,
-        logp_infer=np.where(drawn, infer[:length], np.nan),
+        logp_infer=drawn_only(infer[:length], drawn),
         prompt=int(np.argmax(drawn)) if drawn.any() else length,
         labels=_labels(agent),
         per_sequence={} if reward is None else {"reward": number(reward, "rewards")},
-        per_token={} if advantage is None else {"advantage": advantage[:length]},
+        per_token={
+            **({} if advantage is None else {"advantage": advantage[:length]}),
+            **({} if kept == 1.0 else {REMOVED: drawn.astype(np.float64)}),
+        },
     )
 
 

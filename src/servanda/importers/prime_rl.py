@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from servanda.importers.base import File, Found, Refused, Row, importer
+from servanda.importers.base import File, Found, Refused, Row, drawn_only, importer
 from servanda.importers.lines import head, lines, plain, refuse_line
 from servanda.importers.values import Unusable, flags, floats, integers
 from servanda.rollouts import Array
@@ -73,7 +73,7 @@ class PrimeImporter:
         notes = [f"steps without STABLE, left out: {', '.join(map(str, left))}"] if left else []
         if not stable:
             return Found("prime-rl", folder, (), False, "no step has its STABLE marker")
-        first = head(stable[0].path) or {}
+        first = head(stable, _NEEDED)
         missing = [name for name in _NEEDED if name not in first]
         version = first.get("schema_version")
         if version not in _KNOWN and not missing:
@@ -162,7 +162,7 @@ def _rows(values: dict[str, Any], place: str, replica: str) -> Iterator[tuple[st
                 token=token[part],
                 mask=mine,
                 logp_train=scored,
-                logp_infer=np.where(mine, infer[part], np.nan),
+                logp_infer=drawn_only(infer[part], mine),
                 prompt=int(np.argmax(mine)) if mine.any() else len(mine),
                 labels=labels,
                 per_token={name: column[part] for name, column in per_token.items()},

@@ -37,6 +37,11 @@ _NEEDED = (
     "rollout_logprobs",
 )
 _OPTIONAL = ("advantages", "rewards")
+_HINTS = {
+    "rollout_logprobs": "the trainer must keep the sampler's logprobs: off_policy_correction",
+    "action_log_probs": "the trainer skipped its own pass over the batch: let it compute the "
+    "policy's logprobs before the update",
+}
 _KINDS = {"float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"}
 _TIMEOUT_S = 900
 
@@ -117,7 +122,7 @@ def _received(stream: BinaryIO, file: File) -> tuple[dict[str, Array], int]:
         if name not in columns:
             raise MeasurementError(
                 f"{file.name} has no {name}",
-                hint="the trainer must keep the sampler's logprobs: off_policy_correction",
+                hint=_HINTS.get(name, "the writer of the batch left it out"),
             )
     width, response = columns["sequences"].shape[-1], columns["loss_mask"].shape[-1]
     for name, column in columns.items():
@@ -178,7 +183,8 @@ def _row(values: dict[str, Array]) -> Row:
         token=token,
         mask=mask[cells],
         logp_train=whole("action_log_probs", scored),
-        logp_infer=whole("rollout_logprobs", loss),
+        # a sequence that the loss leaves out as a whole was drawn all the same
+        logp_infer=whole("rollout_logprobs", loss if loss.any() else scored),
         prompt=max(len(token) - int(scored.sum()), 0),
         per_sequence={} if reward is None else {"reward": reward},
         per_token={"advantage": whole("advantages", scored)} if "advantages" in values else {},

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from servanda.errors import MeasurementError
-from servanda.importers.base import File, Found, Refused, Row, importer
+from servanda.importers.base import File, Found, Refused, Row, drawn_only, importer
 from servanda.importers.sequences import plain
 from servanda.importers.values import Unusable
 from servanda.rollouts import Array
@@ -42,23 +42,25 @@ class SlimeImporter:
         if not found:
             return None
         files = tuple(file for *_, file in sorted(found, key=lambda e: (e[0], e[1], e[2].name)))
+        sure = any(_is_dump(file.path) for file in dict.fromkeys((files[0], files[-1])))
         return Found(
             format="slime",
             folder=folder,
             files=files,
-            sure=_is_dump(files[0].path),
-            why="names and the head of a file"
-            if _is_dump(files[0].path)
-            else f"{files[0].name} holds no rollout_id",
+            sure=sure,
+            why="names and the head of a file" if sure else f"{files[0].name} holds no rollout_id",
         )
 
     def rows(self, files: Sequence[File], refused: Refused) -> Iterator[tuple[str, Row]]:
         seen: set[tuple[str, bytes]] = set()
-        for file in files:
-            for at, sample in enumerate(_samples(_loaded(file), file)):
+        loaded = [(file, _samples(_loaded(file), file)) for file in files]
+        # of a step: miles counts updates since its process began, and a rollout's number goes on
+        newest = max((v for _, many in loaded for s in many for v in _versions(s)), default=0)
+        for file, samples in loaded:
+            for at, sample in enumerate(samples):
                 place = f"{file.name}:{at + 1}"
                 try:
-                    row = _row(sample, file.step)
+                    row = _row(sample, newest)
                 except Unusable as unusable:
                     refused.add(str(unusable), place)
                     continue
@@ -128,7 +130,7 @@ def _samples(payload: Mapping[str, Any], file: File) -> list[Mapping[str, Any]]:
     ]
 
 
-def _row(sample: Mapping[str, Any], rollout: int) -> Row:
+def _row(sample: Mapping[str, Any], newest: int) -> Row:
     if sample.get("shard"):
         raise Unusable("its columns are parts of a context-parallel rank, which are not joined")
     for name in _NEEDED:
@@ -153,9 +155,8 @@ def _row(sample: Mapping[str, Any], rollout: int) -> Row:
 
     optional = {"advantage": "advantages", "entropy_nats": "entropy"}
     per_token = {n: whole(key) for n, key in optional.items() if sample.get(key) is not None}
-    oldest = _oldest(sample.get("weight_versions"))
-    if oldest is not None:
-        per_token["staleness"] = np.full(len(token), float(rollout - oldest))
+    if versions := _versions(sample):
+        per_token["staleness"] = np.full(len(token), float(newest - min(versions)))
     reward = sample.get("raw_reward")
     plain_reward = isinstance(reward, int | float) and not isinstance(reward, bool)
     source = sample.get("source_names")
@@ -163,8 +164,7 @@ def _row(sample: Mapping[str, Any], rollout: int) -> Row:
         token=token,
         mask=mask,
         logp_train=whole("log_probs"),
-        # what no policy drew was given no logprob: the writer has zeros there
-        logp_infer=np.where(mask, whole("rollout_log_probs"), np.nan),
+        logp_infer=drawn_only(whole("rollout_log_probs"), mask),
         prompt=prompt,
         labels={"env": source} if isinstance(source, str) and source else {},
         per_sequence={"reward": float(reward)} if plain_reward else {},  # pyright: ignore
@@ -182,10 +182,10 @@ def _column(value: Any, name: str, kinds: str) -> Array:
     return array
 
 
-def _oldest(versions: Any) -> int | None:
-    """The oldest weights that drew for a sequence; their distance to the rollout is what miles
-    logs as its staleness."""
+def _versions(sample: Mapping[str, Any]) -> list[int]:
+    """The weights that drew for a sequence, as miles counts them; [] where that is not known."""
+    versions = sample.get("weight_versions")
     if not isinstance(versions, list):
-        return None
+        return []
     numbers = [int(v) for v in versions if str(v).isdecimal() and len(str(v)) < 10]
-    return min(numbers) if numbers and len(numbers) == len(versions) else None
+    return numbers if len(numbers) == len(versions) else []

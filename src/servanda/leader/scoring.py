@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from servanda.agreement import Agreement
+from servanda.bitwise import objection
 from servanda.engines.served import ServedEngine
 from servanda.errors import ContractError, EvidenceError, MeasurementError
+from servanda.evidence import agreement_of
 from servanda.identity import Description, same_policy
 from servanda.leader.intake import Row
 from servanda.leader.referee import Referee
@@ -27,6 +30,7 @@ from servanda.traffic import Entrance
 
 ANOTHER = "answered by another build of infer"
 ODD = "an answer that cannot be weighed"
+COPIED = "its logprobs are train's in every bit, and the contract declares no `bitwise: true`"
 EARLIER = "launched under an earlier contract"
 ONE_KERNEL = "train and infer have one fingerprint: the referee may not be an arm"
 _SEEDS = 65_536  # of requests, that are remembered
@@ -103,6 +107,7 @@ class Scorer:
         self.outside: Counter[str] = Counter()
         self.seconds, self.cost_s = 0.0, None
         self.scored = self.missing = 0
+        self.agreement = Agreement()
 
     cost_s: float | None
 
@@ -170,10 +175,14 @@ class Scorer:
         except (MeasurementError, ContractError) as error:
             raise Down(str(error), rows) from None
         self.outside.update(row.outside for row in rows if row.outside and row.request)
+        copied = bool(objection(self.watching.contract, self.agreement))
+        if copied:  # infer reports train's logprobs, or is train: nothing was compared
+            said = {}
         unknown = [row for row in evidence if row.slices is not None]
         self.missing += len(unknown)
         said |= {_place(r): nothing_of(self.watching, r.slices or ()) for r in unknown}
-        self.outside.update(ODD for row in known if _place(row) not in said)
+        why = COPIED if copied else ODD
+        self.outside.update(why for row in known if _place(row) not in said)
         return [Scored(r, said.get(_place(r)), _seed(r)) for r in rows]
 
     def _said(self, rows: Sequence[Row]) -> dict[tuple[str, float, int], Statistics]:
@@ -240,7 +249,9 @@ class Scorer:
         train, failed = self._train_on(batch, infer, {i: requests[i] for i in wanted})
         self.scored += len(wanted) - failed
         self.missing += len(rows) - len(wanted) + failed
-        return statistics_of(self.watching, requests, align(train, infer))
+        pair = align(train, infer)
+        self.agreement += agreement_of(pair)
+        return statistics_of(self.watching, requests, pair)
 
     def _fits(self, request: Request, tokens: int) -> bool:
         """Whether train may be asked: ids that it has no row for end some engines for good."""
@@ -296,6 +307,7 @@ class Scorer:
         self._seeds, self._entrance = other.seeds, None
         self.outside, self.seconds = other.outside, other.seconds
         self.scored, self.missing = other.scored, other.missing
+        self.agreement = other.agreement
         if engine:
             self.train.adopt(other.train)
             self.cost_s = other.cost_s

@@ -21,6 +21,7 @@ COVERAGE = "rescored_ratio"
 _WITHOUT_LIMIT = ("sampler_fidelity", "served_fidelity", "coherence")  # guards that can only reject
 _GUARD_LIMITS = {
     "usable_ratio": ("at_least", "0.999"),
+    "kept_ratio": ("at_least", "0.9"),
     "self_noise": ("at_most", "0.005"),
     "rescored_ratio": ("at_least", "0.005"),
 }

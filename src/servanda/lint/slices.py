@@ -9,7 +9,7 @@ from typing import Any
 from servanda.contract import WHOLE, Contract, SliceRule
 from servanda.lint.finding import Finding, nearest, quoted
 from servanda.marks import Path
-from servanda.slices import FIELDS, LABEL, OPERATORS, Field, field_of
+from servanda.slices import FIELDS, LABEL, MOVED, OPERATORS, Field, field_of
 
 _ANY_NUMBER = Field("context", "")  # stands in for a field that is none
 
@@ -37,7 +37,11 @@ def slices(contract: Contract) -> Iterator[Finding]:
 
 def field(path: Path, name: str, *, key: bool) -> Iterator[Finding]:
     """Whether tokens can be sliced by a field."""
-    if field_of(name) is None:
+    if name in MOVED:
+        message = f"{name} is known only once the answer is trained on, and so is an outcome"
+        hint = f"write {MOVED[name]}, and promise tv_contribution there instead of tv"
+        yield Finding(path, message, hint, key=key)
+    elif field_of(name) is None:
         hint = nearest(name, [*FIELDS, "labels.<name>"])
         yield Finding(path, f"no field is named {quoted(name)}", hint, key=key)
 

@@ -19,7 +19,10 @@ def against_itself(contract: Contract) -> Contract | None:
         return None
     # a transform and a mask of its own are what train scores by; what is drawn is the workload's
     infer = train.model_copy(update={"sampling": None, "mask": "own"})
-    return contract.model_copy(update={"kernels": Kernels(train=train, infer=infer)})
+    # equal bits are what one kernel on both sides is there to show
+    return contract.model_copy(
+        update={"kernels": Kernels(train=train, infer=infer), "bitwise": True}
+    )
 
 
 def conforming(plan: Plan, found: Drill, seconds: float) -> Conforming:

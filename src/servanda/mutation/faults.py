@@ -100,7 +100,7 @@ def _near(cell: CellVerdict, price: float) -> Iterator[Near]:
 
 
 def _part(metric: str, value: float, limit: float) -> float:
-    if metric == "usable_ratio":
+    if metric in ("usable_ratio", "kept_ratio"):
         return (1 - value) / (1 - limit) if limit < 1 else 0.0
     if metric in RUNTIME_METRICS and RUNTIME_METRICS[metric].limit == "at_least":
         return limit / value if value else math.inf

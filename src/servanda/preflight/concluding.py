@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from servanda.preflight.naming import CAUSES, cause_of
 from servanda.preflight.result import AsFound, Outcome, Poisoned, Preflight, Response
-
-_FARTHER = 2.0  # times, after a sync of unchanged weights: it damages them
-_BEYOND = 3.0  # times a side's own noise: by less nothing has moved
-_LEAST = 1e-4  # nats; damage that is less is none
+from servanda.verdict import BlindSpot
 
 
 def concluded(
@@ -18,61 +15,94 @@ def concluded(
     groups: Sequence[Response],
     *,
     returned: float,
+    back_late: int,
     syncs: int,
     tokens: int,
     seconds: float,
+    unprobed: int = 0,
 ) -> Preflight:
-    """Judge what was seen; see Preflight for the arguments."""
-    noise = max(found.engine_noise, found.train_noise)
-    damaged = (
-        min(found.moved, found.idle) > _BEYOND * noise
-        and found.idle > _FARTHER * found.distance
-        and found.idle - found.distance > _LEAST
-    )
+    """Judge what was seen; see Preflight for the arguments.
+
+    Args:
+        unprobed: ids of the vocabulary that no probe has.
+    """
     layers = len({group.layer for group in groups if group.layer is not None})
     adapted = any(group.kind == "adapter" for group in groups)
-    cause = cause_of(found, poison, groups, adapted=adapted, damaged=damaged, layers=layers)
-    limit = max(_BEYOND * found.engine_noise, found.floor)
-    if not cause and returned > limit:
-        cause = "not_returned"
+    cause = cause_of(found, poison, groups, adapted=adapted, layers=layers)
+    back = returned <= found.near
+    if not cause and back_late:
+        cause = "dropped" if back else "not_returned"
     unseen = [group.name for group in groups if group.mark == "unseen"]
+    shaky = [group.name for group in groups if group.mark == "warns"]
     outcome: Outcome = "violated" if cause else "holds"
     # noise that hardly moves the trainer says nothing, and takes nothing from groups that follow
-    if not cause and (unseen or poison.mark == "violated"):
+    if not cause and (unseen or shaky or poison.mark == "violated"):
         outcome = "inconclusive"
     return Preflight(
         outcome=outcome,
         cause=cause,
-        sentence=_sentence(outcome, cause, groups, unseen),
+        sentence=_sentence(outcome, cause, found, poison, groups, unseen, shaky, back_late),
         found=found,
         poison=poison,
         groups=tuple(groups),
         returned=returned,
+        back=back,
+        back_late=back_late,
         syncs=syncs,
         tokens=tokens,
         seconds=seconds,
         warnings=_warnings(found, groups, cause),
+        blind_spots=tuple(_blind(groups, unprobed)),
     )
 
 
 def _sentence(
     outcome: Outcome,
     cause: str,
+    found: AsFound,
+    poison: Poisoned,
     groups: Sequence[Response],
     unseen: Sequence[str],
+    shaky: Sequence[str],
+    back_late: int,
 ) -> str:
     if outcome == "violated":
-        wrong = [group.name for group in groups if group.mark == "violated"]
-        if not wrong:
-            return CAUSES[cause]
-        which = f"{len(wrong)} of {len(groups)} groups: {_few(wrong)}"
-        return f"{CAUSES[cause]} ({which})"
+        return _violated(cause, found, poison, groups, back_late)
     if outcome == "inconclusive":
         if unseen:
             which = f"{len(unseen)} of {len(groups)} groups"
             return f"{which} move nothing that could be seen: {_few(unseen)}"
+        if shaky:
+            return f"neither right nor wrong: {_few(shaky)}"
         return "each group follows by itself, and all at once they do not"
     return f"what the trainer updates reaches the engine: all {len(groups)} groups follow"
+
+
+def _violated(
+    cause: str,
+    found: AsFound,
+    poison: Poisoned,
+    groups: Sequence[Response],
+    back_late: int,
+) -> str:
+    wrong = [group for group in groups if group.mark == "violated"]
+    sentence = CAUSES[cause]
+    if cause in ("late", "dropped"):
+        late = max([poison.late, back_late, *(group.late for group in wrong)])
+        sentence += f" ({late} sync{'s' * (late > 1)} later)"
+    if cause == "scaled" and found.scale:
+        sentence += f": {found.scale}"
+    elif cause == "scaled":
+        scales = [group.scale for group in wrong if group.scale]
+        low, high = min(s.low for s in scales), max(s.high for s in scales)
+        mean = sum(s.factor for s in scales) / len(scales)
+        sentence += f": {mean:.3g} [{low:.3g}, {high:.3g}]"
+    if cause == "sync_moves":
+        sentence += f"; it was {found.distance:.2g} nats away, and is {found.idle:.2g}"
+    if wrong:
+        which = [group.name for group in wrong]
+        sentence += f" ({len(wrong)} of {len(groups)} groups: {_few(which)})"
+    return sentence
 
 
 def _few(names: Sequence[str]) -> str:
@@ -82,8 +112,30 @@ def _few(names: Sequence[str]) -> str:
 def _warnings(found: AsFound, groups: Sequence[Response], cause: str) -> tuple[str, ...]:
     told = []
     shaky = [group.name for group in groups if group.mark == "warns"]
-    if shaky:
+    if shaky and cause:
         told.append(f"neither right nor wrong: {_few(shaky)}")
     if found.distance > 2 * found.idle and not cause:
         told.append("the engine had other weights before the first sync")
     return tuple(told)
+
+
+def _blind(groups: Sequence[Response], unprobed: int) -> Iterator[BlindSpot]:
+    if unprobed:
+        yield BlindSpot(
+            "rows",
+            f"{unprobed:,} ids of the vocabulary are in no probe: one of their rows alone, lost "
+            "between others that arrive, is not seen",
+        )
+    unseen = [
+        f"{part.name} of {group.name}"
+        for group in groups
+        if group.mark == "holds"
+        for part in group.parts
+        if part.unseen
+    ]
+    if unseen:
+        yield BlindSpot(
+            "sample",
+            "the trainer moves too little with some parts to tell each from the rest of its "
+            f"group: {_few(unseen)}",
+        )

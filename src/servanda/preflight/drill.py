@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain, combinations
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import numpy as np
 from servanda.errors import Interrupted, MeasurementError
 from servanda.measurement import Watch, unwatched
 from servanda.preflight.concluding import concluded
-from servanda.preflight.groups import Group, block_name, blocks, grouped
+from servanda.preflight.explanation import classes, scaled_by
+from servanda.preflight.groups import blocks, grouped
 from servanda.preflight.keeping import (
     Weights,
     put_back,
@@ -20,31 +22,29 @@ from servanda.preflight.keeping import (
     refuse_journal,
     write_journal,
 )
-from servanda.preflight.looking import cast_of, parts_of, sized
-from servanda.preflight.nudging import apart, distance, following
+from servanda.preflight.looking import Trials, cast_of
+from servanda.preflight.nudge import LATEST, Nudges
+from servanda.preflight.nudging import distance
 from servanda.preflight.planning import plan_of
+from servanda.preflight.poison import poisoned
 from servanda.preflight.result import (
-    DEAF,
-    OFF,
+    EXPLAINED,
     PLAIN,
-    POISON_FLOORS,
-    POISON_NATS,
-    POISON_SHARE,
-    SEEN,
     AsFound,
-    Mark,
-    Part,
     Poisoned,
     Preflight,
     Response,
+    Scale,
 )
 from servanda.preflight.sides import Sides, told
-from servanda.preflight.signals import Signals, Terminated
+from servanda.preflight.signals import TIMEOUT_S, Alarm, Signals, Terminated, TimedOut, TimeLimit
 from servanda.preflight.trainee import Trainee, probes
+from servanda.preflight.vocabulary import ranges_of, size_of
 from servanda.sampling import Floats
 
 # no two kernels are said to be nearer than this, nats: logprobs of -10 in float32 are not finer
 RESOLUTION = 1e-5
+_MOST = 0.7  # of the distance at equal weights, that a factor on the adapters may leave
 
 
 def preflight(
@@ -52,6 +52,8 @@ def preflight(
     *,
     journal: str | Path | None = None,
     seed: int = 0,
+    timeout_s: float | None = TIMEOUT_S,
+    alarm: Alarm | None = None,
     watch: Watch | None = None,
 ) -> Preflight:
     """Find out whether what the trainer updates reaches its engine.
@@ -64,18 +66,23 @@ def preflight(
         journal: where the weights are kept on disk until they are back; None keeps them in
             memory only.
         seed: of the probe tokens and of the noise.
+        timeout_s: how long one sync or score may take; None for ever.  A call that hangs ends
+            the drill, and the weights are back.  See servanda.preflight.signals.TimeLimit.
+        alarm: the timer of that; the process's own by default.
         watch: is told how many syncs are done, of how many.
 
     Raises:
-        MeasurementError: a side gives no usable logprobs, the sync throws, a journal is there
-            already, or nothing is trained; the message says what state the engine is in.
+        MeasurementError: a side gives no usable logprobs, the sync throws or takes longer than
+            it may, a journal is there already, or nothing is trained; the message says what state
+            the engine is in.
         Interrupted: somebody stopped it.
     """
     place = Path(journal) if journal is not None else None
-    return _Drill(trainee, place, seed, watch or unwatched).run()
+    limit = TimeLimit(timeout_s, alarm)
+    return _Drill(trainee, place, seed, watch or unwatched, limit).run()
 
 
-def restore(trainee: Trainee, journal: str | Path) -> None:
+def restore(trainee: Trainee, journal: str | Path, *, timeout_s: float | None = TIMEOUT_S) -> None:
     """Put back the weights that a killed drill left in its journal, sync once, remove it.
 
     Raises:
@@ -85,8 +92,9 @@ def restore(trainee: Trainee, journal: str | Path) -> None:
     path = Path(journal)
     put_back(trainee.module, read_journal(path))
     try:
-        trainee.sync()
-    except Exception as error:
+        with TimeLimit(timeout_s)():
+            trainee.sync()
+    except (Exception, TimedOut) as error:
         raise MeasurementError(
             f"the weights are restored, and the sync threw {told(error)}",
             hint=f"the engine is as the drill left it; {path} is kept until a sync succeeds",
@@ -97,11 +105,18 @@ def restore(trainee: Trainee, journal: str | Path) -> None:
 class _Drill:
     """One drill: the state of its few minutes."""
 
-    def __init__(self, trainee: Trainee, journal: Path | None, seed: int, watch: Watch) -> None:
+    def __init__(
+        self, trainee: Trainee, journal: Path | None, seed: int, watch: Watch, limit: TimeLimit
+    ) -> None:
         self.trainee, self.journal = trainee, journal
         self.weights = Weights(trainee.module, seed)
         self.groups = grouped(self.weights.aliases)
-        self.sides = Sides(trainee, probes(trainee, seed), plan_of(self.weights).least, watch)
+        rows = probes(trainee, seed)
+        self.sides = Sides(trainee, rows, plan_of(self.weights).least, watch, limit)
+        self.trials = Trials(self.weights, self.sides.train, ranges_of(trainee.module, rows))
+        # further syncs: that weights are known to take, and that are tried where they might
+        self.late, self.further = 0, 1
+        self.near = 0.0  # how near the engine has to come to where it was, nats
         self.changed, self.whole, self.journals = False, False, False
         self.signals = Signals()
 
@@ -118,13 +133,17 @@ class _Drill:
             found,
             poison,
             groups,
-            returned=returned,
+            returned=returned[0],
+            back_late=returned[1],
             syncs=self.sides.syncs,
             tokens=sum(len(row) - 1 for row in self.sides.rows),
             seconds=time.monotonic() - began,
+            unprobed=(size_of(self.trainee.module) or 0) - len({*chain(*self.sides.rows)}),
         )
 
-    def _there_and_back(self) -> tuple[AsFound, Poisoned, tuple[Response, ...], float]:
+    def _there_and_back(
+        self,
+    ) -> tuple[AsFound, Poisoned, tuple[Response, ...], tuple[float, int]]:
         self._journalled()
         try:
             found, poison, groups, start_N = self._measured()
@@ -142,9 +161,18 @@ class _Drill:
 
     def _measured(self) -> tuple[AsFound, Poisoned, tuple[Response, ...], Floats]:
         found, train_N, infer_N = self._as_found()
-        poison = self._poisoned(found, train_N, infer_N)
+        poison = poisoned(self.weights, self.sides, found, train_N, infer_N)
+        self.late = poison.late
+        self.further = poison.late if poison.mark == "violated" else 1
         base_train_N, base_infer_N = self._anchored(train_N, infer_N)
-        groups = self._nudged(found.floor, base_train_N, base_infer_N)
+        gap = distance(base_train_N, base_infer_N)
+        if not found.scale and not poison.mixed and self.weights.anchored:
+            # what multiplies zeros shows once they are filled
+            far = gap > PLAIN * found.floor
+            limit = max(1.3 * found.floor, EXPLAINED * gap) if far else None
+            found = replace(found, scale=self._scale(base_infer_N, gap, limit, far=far))
+        groups = self._nudged(found, base_train_N, base_infer_N)
+        self.near = found.near
         return found, poison, groups, infer_N
 
     def _as_found(self) -> tuple[AsFound, Floats, Floats]:
@@ -154,6 +182,7 @@ class _Drill:
         self.sides.sync()
         after_N = self.sides.infer()
         train_noise, engine_noise = distance(train_N, again_N), distance(before_N, repeated_N)
+        mixed = engine_noise > RESOLUTION and self._two_answers(train_N, [before_N, repeated_N])
         idle = distance(after_N, train_N)
         self.changed = True
         found = AsFound(
@@ -164,104 +193,61 @@ class _Drill:
             train_noise=train_noise,
             floor=max(idle, train_noise, engine_noise, RESOLUTION),
             cast=cast_of(self.weights, after_N - train_N, train_N, self.sides.train),
+            mixed=mixed,
         )
+        excess = found.idle - found.distance
+        limit = found.distance + EXPLAINED * excess if found.moved_away else None
+        found = replace(found, scale=self._scale(after_N, idle, limit, far=found.moved_away))
         return found, train_N, after_N
 
-    def _poisoned(self, found: AsFound, train_N: Floats, infer_N: Floats) -> Poisoned:
-        self.sides.stage = "poison"
-        self.weights.poison()
-        self.sides.sync()
-        there_N, here_N = self.sides.infer(), self.sides.train()
-        change_N = here_N - train_N
-        apart_by, moved = distance(there_N, here_N), distance(here_N, train_N)
-        limit = max(POISON_FLOORS * found.floor, POISON_SHARE * moved)
-        answer = following(change_N, there_N - infer_N) if change_N.any() else None
-        mark: Mark = "violated" if apart_by > limit else "holds"
-        if moved < POISON_FLOORS * found.floor:
-            mark = "unseen"
-        if answer and moved > POISON_NATS and answer.follow + 3 * answer.spread < DEAF:
-            # however far apart the two were to begin with: one changed, the other did not
-            mark = "violated"
-        poison = Poisoned(
-            distance=apart_by,
-            moved=moved,
-            follow=answer.follow if answer else np.nan,
-            limit=limit,
-            mark=mark,
-        )
-        if poison.mark == "violated" and poison.follow < DEAF:
-            # the same tokens the other way round: no cache of prefixes knows them
-            rows = [row[::-1] for row in self.sides.rows]
-            poison = replace(poison, fresh=distance(self.sides.infer(rows), self.sides.train(rows)))
-        self.weights.restore()
-        return poison
+    def _scale(
+        self, infer_N: Floats, gap: float, limit: float | None = None, *, far: bool
+    ) -> Scale | None:
+        """The factor on some tensors that explains what the engine scores, without a nudge.
+
+        Args:
+            gap: mean |engine - trainer|, nats; limit: of what may be left of it.
+            far: any tensors may have one, and not adapters alone: an engine that has one twice
+                is as far away as one that never had it, so it need not have moved.
+        """
+        names = [*self.weights.parameters]
+        second = tuple(name for name in names if "lora_B" in name)
+        if not far and not second:
+            return None
+        tensors = classes(names) if far else {"lora_B": second}
+        limit = limit or (EXPLAINED if far else _MOST) * gap
+        return scaled_by(partial(self.trials.without, {}, ()), tensors, infer_N, limit=limit)
+
+    def _two_answers(self, train_N: Floats, calls: list[Floats]) -> bool:
+        """Whether an engine that is not deterministic has one of two answers, as two copies of
+        it have that hold different weights: noise is not the same twice."""
+        calls += [self.sides.infer(), self.sides.infer()]
+        gaps = [distance(a, b) for a, b in combinations(calls, 2)]
+        far = [distance(call, train_N) for call in calls]
+        return min(gaps) < RESOLUTION / 10 and max(far) > 3 * min(far)
 
     def _anchored(self, train_N: Floats, infer_N: Floats) -> tuple[Floats, Floats]:
         """Both sides where nudges begin: the weights themselves, but for matrices of zeros."""
         if not self.weights.anchor():
             return train_N, infer_N
         self.sides.stage = "filling matrices of zeros"
-        self.sides.sync()
+        for _ in range(1 + self.late):
+            self.sides.sync()
         return self.sides.train(), self.sides.infer()
 
-    def _nudged(self, floor: float, train_N: Floats, infer_N: Floats) -> tuple[Response, ...]:
-        responses: dict[str, Response] = {}
-        for block in blocks(self.groups):
-            found = self._block(block, floor, train_N, infer_N)
-            if len(block) > 1 and _is_mixed(found):
-                self.sides.total += len(block)
-                found = [r for g in block for r in self._block((g,), floor, train_N, infer_N)]
-            responses.update((response.name, response) for response in found)
+    def _nudged(self, found: AsFound, train_N: Floats, infer_N: Floats) -> tuple[Response, ...]:
+        nudges = Nudges(
+            self.trials,
+            self.sides,
+            train_N=train_N,
+            infer_N=infer_N,
+            floor=found.floor,
+            noise=found.engine_noise,
+            further=self.further,
+            scales=not found.moved_away and not found.scale,
+        )
+        responses = {r.name: r for block in blocks(self.groups) for r in nudges.answers(block)}
         return tuple(responses[group.name] for group in self.groups)
-
-    def _block(
-        self, block: Sequence[Group], floor: float, train_N: Floats, infer_N: Floats
-    ) -> list[Response]:
-        """One sync with some groups nudged."""
-        self.sides.stage = f"nudge of {block_name(block)}"
-        looks = [sized(self.weights, [g], train_N, self.sides.train, floor) for g in block]
-        for group, (size, _) in zip(block, looks, strict=True):
-            self.weights.nudge(group.tensors, size)
-        self.sides.sync()
-        change_N = self.sides.infer() - infer_N
-        own_N = self.sides.train() - train_N if len(block) > 1 else looks[0][1]
-        for group in block:
-            self.weights.settle(group.tensors)
-        responses = []
-        fits = apart([own for _, own in looks], own_N, change_N) if len(block) > 1 else None
-        whole = following(own_N, change_N) if own_N.any() else None
-        for number, (group, (size, mine_N)) in enumerate(zip(block, looks, strict=True)):
-            moved = float(np.abs(mine_N).mean()) / floor
-            follow, spread = fits[number] if fits else (np.nan, np.inf)
-            if not fits and whole is not None:
-                follow, spread = whole.follow, whole.spread
-            seen = moved >= SEEN
-            response = Response(
-                name=group.name,
-                kind=group.kind,
-                layer=group.layer,
-                follow=float(follow) if seen else float("nan"),
-                spread=float(spread),
-                residual=whole.residual_nats / floor if whole and seen else 0.0,
-                moved=moved,
-                size=float(size),
-                block=block_name(block),
-            )
-            due = response.doubtful or group.kind == "tied"
-            if len(block) == 1 and due and not response.deaf_as_a_whole:
-                parts = self._parts(group, size, train_N, own_N, change_N)
-                response = replace(response, parts=parts)
-            responses.append(response)
-        return responses
-
-    def _parts(
-        self, group: Group, size: float, train_N: Floats, own_N: Floats, change_N: Floats
-    ) -> tuple[Part, ...]:
-        looks = parts_of(self.weights, group, size, train_N, self.sides.train)
-        if len(looks) < 2:
-            return ()
-        fits = apart([*looks.values()], own_N, change_N)
-        return tuple(Part(name, *fit) for name, fit in zip(looks, fits, strict=True))
 
     # the way back
 
@@ -290,13 +276,21 @@ class _Drill:
             return "no weight was changed"
         return f"weights restored bit for bit; {_ENGINE_UNKNOWN}"
 
-    def _returned(self, start_N: Floats) -> float:
-        """Sync the restored weights; how far the engine is from where it was, nats."""
+    def _returned(self, start_N: Floats) -> tuple[float, int]:
+        """Sync the restored weights; how far the engine is from where it was, nats, and how many
+        more syncs that took.
+
+        An engine that takes them over late gets more syncs, so that it is left as it was.
+        """
         self.sides.stage = "sync of the restored weights"
         try:
             self.signals.expose()
-            self.sides.sync()
-            return distance(self.sides.infer(), start_N)
+            returned, late = np.inf, 0
+            while returned > self.near and late <= LATEST:
+                self.sides.sync()
+                returned = distance(self.sides.infer(), start_N)
+                late += 1
+            return float(returned), late - 1
         except BaseException as error:
             raise _stopped(error, self._state()) from error
 
@@ -307,12 +301,15 @@ class _Drill:
             return _stopped(error, "no weight was changed")
         try:
             self.signals.expose()
-            self.trainee.sync()
+            with self.sides.limit():
+                self.trainee.sync()
         except BaseException as again:
+            became = f"threw {told(again)}"
+            if isinstance(again, TimedOut):
+                became = f"did not return within {self.sides.limit.seconds:g} s"
             return _stopped(
                 error,
-                f"weights restored bit for bit; the sync that followed threw {told(again)}: "
-                f"{_ENGINE_UNKNOWN}",
+                f"weights restored bit for bit; the sync that followed {became}: {_ENGINE_UNKNOWN}",
             )
         return _stopped(error, "weights restored bit for bit, and synced to the engine once more")
 
@@ -330,11 +327,3 @@ def _stopped(error: BaseException, state: str) -> BaseException:
     if isinstance(error, KeyboardInterrupt | Terminated):
         return Interrupted(f"preflight was stopped\n  state: {state}")
     return error
-
-
-def _is_mixed(found: Sequence[Response]) -> bool:
-    """Whether a block has to be taken apart: something is wrong, and not all of it is deaf."""
-    if not any(response.doubtful for response in found):
-        return False
-    deaf = all(r.follow < 1 - OFF and r.residual < PLAIN for r in found)
-    return not deaf

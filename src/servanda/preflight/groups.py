@@ -1,7 +1,7 @@
 # Weights by name: which tensors are drilled together.
 #
-# A group is what a sync is likely to leave out as a whole: the embedding and the head, the
-# scales of the norms, attention or MLP of a layer, the adapters of a layer.
+# A group is what a sync is likely to leave out as a whole: the embedding and the head, one class
+# of norms in all layers, attention or MLP of a layer, the adapters of a layer.
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal
 
 Kind = Literal["embed", "head", "tied", "norms", "attn", "mlp", "other", "adapter", "rest"]
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.(.+)$")
+LAYER = re.compile(r"^(?:.*?\.)?(?:layers?|h|blocks?)\.(\d+)\.(.+)$")
 _NORM = re.compile(r"norm|(?:^|\.)ln(?:_|\d|\.)")
 _EMBED = re.compile(r"(?:^|\.)(?:embed|wte|wpe|tok_emb|word_emb)|embeddings?\.")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output|head|score)\.")
@@ -23,6 +23,7 @@ _MLP = re.compile(r"mlp|feed_forward|ffn|moe|expert")
 # more groups than this are drilled in blocks of several
 SINGLES = 12
 IN_A_BLOCK = 8
+PARTS = 32  # of a group, at most: experts of a layer are bundled
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def grouped(names: Mapping[str, Sequence[str]]) -> tuple[Group, ...]:
 
     >>> found = grouped({n: [n] for n in ("wte.weight", "h.0.attn.w", "h.0.ln_1.weight")})
     >>> [group.name for group in found]
-    ['embed', 'norms', 'layers.0.attn']
+    ['embed', 'norms.ln_1', 'layers.0.attn']
     """
     parts: dict[tuple[str, Kind, int | None], dict[str, tuple[str, ...]]] = {}
     for tensor, aliases in names.items():
@@ -62,7 +63,7 @@ def grouped(names: Mapping[str, Sequence[str]]) -> tuple[Group, ...]:
         group = parts.setdefault((name, kind, layer), {})
         group[part] = (*group.get(part, ()), tensor)
     order: tuple[Kind, ...] = ("tied", "embed", "head", "norms")
-    found = [Group(*key, members) for key, members in parts.items()]
+    found = [Group(*key, _bundled(members)) for key, members in parts.items()]
     return tuple(
         sorted(
             found,
@@ -74,10 +75,23 @@ def grouped(names: Mapping[str, Sequence[str]]) -> tuple[Group, ...]:
     )
 
 
+def _bundled(parts: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """No more parts than PARTS: neighbours become one, `first .. last`."""
+    names = [*parts]
+    count = -(-len(names) // PARTS)
+    if count == 1:
+        return dict(parts)
+    bundles = [names[i : i + count] for i in range(0, len(names), count)]
+    return {
+        f"{bundle[0]} .. {bundle[-1]}": tuple(t for name in bundle for t in parts[name])
+        for bundle in bundles
+    }
+
+
 def _place(tensor: str, aliases: Sequence[str]) -> tuple[str, Kind, int | None, str]:
     """(name, kind, layer) of a tensor's group, and which part of it the tensor is."""
     name = tensor.removeprefix("base_model.model.").replace(".base_layer.", ".")
-    in_layer = _LAYER.search(name)
+    in_layer = LAYER.search(name)
     layer = int(in_layer[1]) if in_layer else None
     short = (in_layer[2] if in_layer else name).removesuffix(".weight")
     of_layer = f"layers.{layer}" if in_layer else "rest"
@@ -90,7 +104,9 @@ def _place(tensor: str, aliases: Sequence[str]) -> tuple[str, Kind, int | None, 
     if not in_layer and _EMBED.search(name):
         return "embed", "embed", None, short
     if _NORM.search(name):
-        return "norms", "norms", None, of_layer if in_layer else short
+        # one class of norms in all layers is what a converter's table of names forgets
+        of_class = short.removesuffix(".bias").rpartition(".")[2]
+        return f"norms.{of_class}", "norms", None, of_layer if in_layer else short
     if in_layer and _ATTENTION.search(short):
         return f"{of_layer}.attn", "attn", layer, short
     if in_layer and _MLP.search(short):
@@ -104,7 +120,9 @@ def blocks(groups: Sequence[Group]) -> tuple[tuple[Group, ...], ...]:
     """Which groups share one sync: each its own where there are few, else layers together."""
     if len(groups) <= SINGLES:
         return tuple((group,) for group in groups)
-    alone = [(group,) for group in groups if group.layer is None]
+    alone = [(group,) for group in groups if group.layer is None and group.kind != "norms"]
+    norms = tuple(group for group in groups if group.kind == "norms")
+    alone += [norms] if norms else []
     kinds: dict[Kind, list[Group]] = {}
     for group in groups:
         if group.layer is not None:
@@ -122,4 +140,6 @@ def block_name(block: Sequence[Group]) -> str:
     first, last = block[0], block[-1]
     if first is last:
         return first.name
+    if first.kind == "norms":
+        return "norms"
     return f"layers.{first.layer}-{last.layer}.{first.name.rpartition('.')[2]}"

@@ -72,6 +72,11 @@ class Weights:
         self.settle(self._anchors)
         return bool(self._anchors)
 
+    @property
+    def anchored(self) -> bool:
+        """Whether matrices of zeros are filled."""
+        return bool(self._anchors)
+
     def nudge(self, names: Iterable[str], size: float) -> None:
         """Add noise to some tensors: `size` times each one's own spread."""
         for name in names:
@@ -84,6 +89,17 @@ class Weights:
         """Some tensors as they were before they were nudged."""
         for name in names:
             self._write(self.parameters[name], self.start(name))
+
+    def settle_rows(self, name: str, low: int, high: int | None) -> None:
+        """Some rows of a tensor as they were before it was nudged."""
+        parameter = self.parameters[name]
+        self._write(parameter.detach()[low:high], self.start(name)[low:high])
+
+    def scale(self, names: Iterable[str], factor: float) -> None:
+        """Some tensors, as they are, times a factor."""
+        for name in names:
+            parameter = self.parameters[name]
+            self._write(parameter, factor * parameter.detach())
 
     def has_zeros(self) -> bool:
         """Whether there are matrices of zeros, such as an adapter's B at its start."""
@@ -102,7 +118,7 @@ class Weights:
         path, _, leaf = alias.rpartition(".")
         self.module.get_submodule(path)._parameters[leaf] = parameter
 
-    def _write(self, parameter: nn.Parameter, values: Tensor) -> None:
+    def _write(self, parameter: Tensor, values: Tensor) -> None:
         with torch.no_grad():
             parameter.copy_(values)
 

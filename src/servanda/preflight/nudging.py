@@ -19,7 +19,8 @@ class Following:
 
     Args:
         follow: the slope of engine on trainer: 1 follows, 0 is deaf.
-        spread: the standard error of it, tokens taken as independent.
+        spread: the standard error of it, tokens taken as independent; the larger of the usual
+            one and White's, for noise that grows with a token's change.
         residual_nats: mean distance of the engine's change from slope times the trainer's.
     """
 
@@ -50,8 +51,9 @@ def following(train_N: Floats, infer_N: Floats) -> Following:
     square = float(train_N @ train_N)
     slope = float(train_N @ infer_N) / square
     rest_N = infer_N - slope * train_N
-    spread = float(np.sqrt(rest_N @ rest_N / max(rest_N.size - 1, 1) / square))
-    return Following(slope, spread, float(np.abs(rest_N).mean()))
+    even = rest_N @ rest_N / max(rest_N.size - 1, 1) / square
+    uneven = (rest_N * train_N) @ (rest_N * train_N) / square**2
+    return Following(slope, float(np.sqrt(max(even, uneven))), float(np.abs(rest_N).mean()))
 
 
 def apart(
@@ -69,7 +71,11 @@ def apart(
         infer_N: the engine's.
 
     Returns:
-        (follow, its standard error) of each part; (nan, inf) where parts cannot be told apart.
+        (follow, its standard error, as of Following) of each part; (nan, inf) where parts cannot
+        be told apart.
+
+    Source:
+        H. White, A heteroskedasticity-consistent covariance matrix estimator, 1980.
 
     >>> x, y = np.array([1.0, 0.0, 2.0, 1.0]), np.array([0.0, 3.0, 1.0, -1.0])
     >>> [round(follow, 6) for follow, _ in apart([x, y], x + y, x)]
@@ -84,10 +90,11 @@ def apart(
     if rank < unit_NP.shape[1]:
         return tuple((float("nan"), float("inf")) for _ in parts_PN)
     rest_N = lack_N - unit_NP @ slope_P
-    noise = rest_N @ rest_N / max(rest_N.size - unit_NP.shape[1], 1)
-    inverse_P = np.diag(np.linalg.inv(unit_NP.T @ unit_NP))
+    inverse_PP = np.linalg.inv(unit_NP.T @ unit_NP)
+    even_P = rest_N @ rest_N / max(rest_N.size - unit_NP.shape[1], 1) * np.diag(inverse_PP)
+    uneven_P = (((unit_NP @ inverse_PP) * rest_N[:, None]) ** 2).sum(axis=0)
     follow_P = np.full(len(parts_PN), np.nan)
     spread_P = np.full(len(parts_PN), np.inf)
     follow_P[known] = 1 + slope_P / norm_P[known]
-    spread_P[known] = np.sqrt(noise * inverse_P) / norm_P[known]
+    spread_P[known] = np.sqrt(np.maximum(even_P, uneven_P)) / norm_P[known]
     return tuple((float(f), float(s)) for f, s in zip(follow_P, spread_P, strict=True))

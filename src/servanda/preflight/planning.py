@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from servanda.preflight.groups import blocks, grouped
 from servanda.preflight.keeping import Weights
+from servanda.preflight.nudge import LATEST
 from servanda.preflight.trainee import Trainee, probes
 
 
@@ -16,7 +17,8 @@ class Plan:
     Args:
         groups: names, in the order of the drill.
         tensors, values: how much is trained, and so kept in host memory.
-        least, most: how often the sync runs; the most where every block has to be taken apart.
+        least, most: how often the sync runs; the most where every block has to be taken apart,
+            and whatever is wrong is looked at once more.
     """
 
     groups: tuple[str, ...]
@@ -26,10 +28,9 @@ class Plan:
     most: int
 
     def __str__(self) -> str:
-        syncs = f"{self.least}" + (f" to {self.most}" if self.most > self.least else "")
         return (
             f"{len(self.groups)} groups in {self.tensors} tensors of {self.values:,} values; "
-            f"{syncs} syncs"
+            f"{self.least} syncs, and at most {self.most} where something is wrong"
         )
 
 
@@ -50,5 +51,7 @@ def plan_of(weights: Weights) -> Plan:
     least = 3 + weights.has_zeros() + len(taken)
     values = sum(parameter.numel() for parameter in weights.parameters.values())
     apart = sum(len(block) for block in taken if len(block) > 1)
+    again = LATEST * (len(taken) + apart) + 1  # of each nudge, and the one that shifts the order
+    most = least + apart + again + 2 * LATEST + LATEST * weights.has_zeros()
     names = tuple(group.name for group in groups)
-    return Plan(names, len(weights.parameters), values, least, least + apart)
+    return Plan(names, len(weights.parameters), values, least, most)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from servanda.errors import MeasurementError
 from servanda.measurement import Progress, Watch
+from servanda.preflight.signals import TimedOut, TimeLimit
 from servanda.preflight.trainee import Rows, Trainee, flat, train_scores
 from servanda.sampling import Floats
 
@@ -18,9 +19,13 @@ class Sides:
     Args:
         rows: the probe tokens.
         total: how many syncs there will be, for whoever watches.
+        limit: of each call.
     """
 
-    def __init__(self, trainee: Trainee, rows: Rows, total: int, watch: Watch) -> None:
+    def __init__(
+        self, trainee: Trainee, rows: Rows, total: int, watch: Watch, limit: TimeLimit
+    ) -> None:
+        self.limit = limit
         self.trainee, self.rows, self.total, self.watch = trainee, rows, total, watch
         self.stage = "as found"
         self.syncs = 0
@@ -53,6 +58,7 @@ class Sides:
         Raises:
             MeasurementError: it throws.
         """
+        self.total = max(self.total, self.syncs + 1)
         self.watch(Progress("preflight", self.syncs, self.total))
         self._called(self.trainee.sync, "the sync")
         self.syncs += 1
@@ -60,7 +66,14 @@ class Sides:
 
     def _called(self, call: Callable[[], object], what: str) -> object:
         try:
-            return call()
+            with self.limit():
+                return call()
+        except TimedOut as error:
+            raise MeasurementError(
+                f"{self.stage}: {what} did not return within {self.limit.seconds:g} s",
+                hint="see whether the engine is alive; a slow one gets more by --timeout SECONDS, "
+                "or timeout_s=",
+            ) from error
         except Exception as error:
             hint = _CALLED if isinstance(error, TypeError) else ""
             message = f"{self.stage}: {what} threw {told(error)}"

@@ -1,11 +1,21 @@
 # Signals during a drill: the first one unwinds it, later ones wait until the weights are back.
+# A call that takes too long is ended by one, too: SIGALRM.
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
+
+TIMEOUT_S = 600.0  # of a call of the trainee's, where none is given
+
+# arms a timer that sends SIGALRM after so many seconds, 0 disarms it; what was left of the one
+# before, as signal.setitimer says it
+Alarm = Callable[[float], tuple[float, float]]
 
 
 class Terminated(BaseException):
@@ -63,3 +73,56 @@ class Signals:
     def _raise(self, number: int) -> None:
         self._shielded = True
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+
+
+class TimedOut(BaseException):
+    """A call took longer than it may; no `except Exception` of an engine keeps it."""
+
+
+class TimeLimit:
+    """How long a call may take.
+
+    The call stays in its own thread, where the devices, contexts and event loops of a trainer are,
+    so a signal ends it: between two instructions of Python, and in waits that signals reach.  A
+    wait inside of a library that does not return to Python is not ended, and outside the main
+    thread there is no limit.
+
+    Args:
+        seconds: None for no limit.
+        alarm: the timer; the process's own by default.
+    """
+
+    def __init__(self, seconds: float | None, alarm: Alarm | None = None) -> None:
+        self.seconds, self._alarm = seconds, alarm or _timer
+        self._armed = False
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Raises TimedOut in what takes longer."""
+        main = threading.current_thread() is threading.main_thread()
+        if self.seconds is None or not main or not hasattr(signal, "setitimer"):
+            yield
+            return
+        began = time.monotonic()
+        handler = signal.signal(signal.SIGALRM, self._handle)
+        self._armed = True
+        left, every = self._alarm(self.seconds)
+        try:
+            yield
+        finally:
+            self._armed = False
+            self._alarm(0.0)
+            signal.signal(signal.SIGALRM, handler if handler is not None else signal.SIG_DFL)
+            if left:  # a timer of somebody else's, such as a test runner's
+                signal.setitimer(
+                    signal.ITIMER_REAL, max(1e-3, left - time.monotonic() + began), every
+                )
+
+    def _handle(self, *_: object) -> None:
+        if self._armed:
+            self._armed = False
+            raise TimedOut
+
+
+def _timer(seconds: float) -> tuple[float, float]:
+    return signal.setitimer(signal.ITIMER_REAL, seconds)

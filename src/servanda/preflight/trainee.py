@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from servanda.errors import MeasurementError
+from servanda.preflight.vocabulary import drawn, named_ids, size_of
 from servanda.sampling import Floats
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Trainee:
         sync: what the trainer calls after an update, so that the engine has its weights.
         score: rows of token ids -> the engine's logprobs of each row's tokens but the first,
             at temperature 1, over the whole vocabulary.
-        tokens: rows to score; None draws some from the vocabulary.
+        tokens: rows to score; None draws some from the vocabulary, its ends several times.
         logprobs: as `score`, by the trainer; None is the module's own forward pass.
     """
 
@@ -52,7 +53,7 @@ def probes(trainee: Trainee, seed: int) -> Rows:
         MeasurementError: too few tokens, one that the vocabulary lacks, or none given and no
             vocabulary to draw from.
     """
-    known = _vocabulary(trainee.module)
+    known = size_of(trainee.module)
     if trainee.tokens is None:
         if known is None:
             raise MeasurementError(
@@ -60,7 +61,7 @@ def probes(trainee: Trainee, seed: int) -> Rows:
                 "can be drawn",
                 hint="give Trainee(tokens=...): some rows of token ids",
             )
-        return np.random.default_rng(seed).integers(0, known, (ROWS, TOKENS)).tolist()
+        return drawn(known, named_ids(trainee.module, known), ROWS, TOKENS, seed)
     rows = [[int(token) for token in row] for row in trainee.tokens]
     for number, row in enumerate(rows, 1):
         strange = [token for token in row if token < 0 or (known is not None and token >= known)]
@@ -83,18 +84,6 @@ def probes(trainee: Trainee, seed: int) -> Rows:
             hint=f"give more rows, or longer ones; {ROWS} of {TOKENS} are plenty",
         )
     return rows
-
-
-def _vocabulary(module: Any) -> int | None:
-    """How many tokens both its config and its embedding know; None where neither says."""
-    config = getattr(module, "config", None)
-    found = []
-    if config is not None:
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        found.append(getattr(text, "vocab_size", None))
-    if hasattr(module, "get_input_embeddings"):
-        found.append(getattr(module.get_input_embeddings(), "num_embeddings", None))
-    return min((size for size in found if isinstance(size, int) and size > 1), default=None)
 
 
 def forward_logprobs(module: Any, rows: Rows) -> list[Floats]:

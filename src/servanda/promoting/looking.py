@@ -121,7 +121,9 @@ def look(
             plan, found.key, {"coverage": _coverage(plan, found.evidence, now)}
         )
         seconds = None if resumed else time.monotonic() - began
-        circumstances = Circumstances(found.fingerprints, seconds, contract_text=text)
+        circumstances = Circumstances(
+            found.fingerprints, seconds, contract_text=text, differences=found.differences
+        )
         verdict = concluded(plan, evidence, circumstances, deadline)
         if found.evidence.rounds:
             directory.finish(json.dumps(verdict.to_dict(), indent=1))
@@ -147,7 +149,9 @@ def _offline(
         resumed, began = directory.begun, time.monotonic()
         found = _gathered(plan, directory, open_, watch, deadline)
         seconds = None if resumed else time.monotonic() - began
-        circumstances = Circumstances(found.fingerprints, seconds, contract_text=text)
+        circumstances = Circumstances(
+            found.fingerprints, seconds, contract_text=text, differences=found.differences
+        )
         verdict = concluded(plan, found.evidence, circumstances, deadline)
         if found.evidence.rounds or found.evidence.once:
             directory.finish(json.dumps(verdict.to_dict(), indent=1))

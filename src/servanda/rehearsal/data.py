@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from servanda.agreement import Agreement
 from servanda.clauses import Cell
 from servanda.clauses.base import Source
 from servanda.divergence import DIVERGENCES
@@ -76,10 +77,20 @@ class Gathering:
                 self._closed += self._weighed(self.data.round(schedule, index))
             if rest:
                 cut += self._weighed(first_groups(self.data.round(schedule, whole), rest))
-        return self._closed + cut
+        found = self._closed + cut
+        return _as_written(found) if found.key.train == _MADE else found
 
     def _weighed(self, one: Round) -> Evidence:
         return weigh(self.data.plan, self._closed.key, [one])
+
+
+def _as_written(evidence: Evidence) -> Evidence:
+    """Of series that somebody wrote: sides that are equal in every bit are meant to be."""
+    rounds, once = (
+        {name: replace(part, agreement=Agreement()) for name, part in parts.items()}
+        for parts in (evidence.rounds, evidence.once)
+    )
+    return replace(evidence, rounds=rounds, once=once)
 
 
 def synthetic_data(test: ContractTest, i: int, plan: Plan, leg: str = "", first: int = 0) -> Data:

@@ -11,7 +11,7 @@ from servanda.contrast import Contrast, contrast, parted
 from servanda.portrait import Portrait, Worst
 from servanda.report import words
 from servanda.report.sentence import counted, dumped
-from servanda.verdict import Verdict
+from servanda.verdict import Caught, Verdict
 
 _ALIKE = 4.0  # self-noise that is parted by this much less is parted alike
 _GRADES = {
@@ -214,17 +214,26 @@ def _about(cell: CellVerdict, seen: float) -> str:
 
 
 def _power(verdict: Verdict) -> list[Line]:
-    missed = [c for c in verdict.power if not c.by]
-    total = len(verdict.power)
-    lines = [
-        Line(f"At this size it catches {total - len(missed)} of {total} known faults.", strong=True)
-    ]
-    if missed:
-        names = ", ".join(words.line(c.fault, 48) for c in missed[:4])
-        more = f", {len(missed) - 4} more" if len(missed) > 4 else ""
-        lines.append(Line(f"Missed: {names}{more}."))
+    lines = []
+    for met, at in ((False, "the catalogue's strengths"), (True, "the strengths of the field")):
+        found = [c for c in verdict.power if c.met == met]
+        missed = [c for c in found if not c.by]
+        if found:
+            caught = f"{len(found) - len(missed)} of {len(found)}"
+            told = f"At {at} this size catches {caught} known faults."
+            lines.append(Line(told, strong=not met))
+        if missed:
+            names = ", ".join(words.line(_strong(c), 48) for c in missed[:4])
+            more = f", {len(missed) - 4} more" if len(missed) > 4 else ""
+            lines.append(Line(f"Missed: {names}{more}."))
     grounds = sorted({c.grounds for c in verdict.power if c.grounds})
     return [*lines, *(Line(f"Known {words.line(g, 80)}.") for g in grounds[:1])]
+
+
+def _strong(caught: Caught) -> str:
+    """A fault with its strength, where it has one."""
+    with_value = caught.strength not in ("", "true")
+    return f"{caught.fault} at {caught.strength}" if with_value else caught.fault
 
 
 def least_seen(cell: CellVerdict, verdict: Verdict) -> float | None:

@@ -24,6 +24,8 @@ def render(verdict: Verdict) -> str:
     summary = f"{headline(verdict)} {impact(verdict)}"
     if len(cells) > _MOST:
         summary += f" {len(cells) - _MOST} more cells are not annotated."
+    summary += "".join(f"\n{words.line(text)}" for text in verdict.circumstances.differences)
+    summary += "".join(f"\nNot examined: {words.line(s.text)}" for s in verdict.blind_spots)
     title = escaped_property(f"servanda: {words.line(verdict.contract)}")
     return "\n".join([*lines, f"::notice title={title}::{escaped(summary)}"])
 

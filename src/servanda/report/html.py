@@ -9,6 +9,7 @@ from typing import Any
 from servanda.gates import gates
 from servanda.report import words
 from servanda.report.base import FORMATS
+from servanda.report.breakdown import removed_line, tables
 from servanda.report.cards import cards, chance, described
 from servanda.report.fold import NUMBER_HEADS, curves, fingerprints, matrix, numbers, tails
 from servanda.report.implied import implied
@@ -34,7 +35,11 @@ _GLOSSARY = (
     ("bound", "two ends that hold the exact number of the recorded positions"),
     ("estimate", "a number without a promise"),
     ("guard", "a precondition; where it fails, certificates say nothing"),
-    ("floor", "what a kernel shows against itself in other batches; red only beyond twice it"),
+    (
+        "floor",
+        "what a kernel shows against itself in other batches, on infer's tokens; red only beyond "
+        "twice it",
+    ),
     ("claim: population", "speaks of all tokens that this workload's prompts bring forth"),
     ("claim: realised", "speaks of the tokens that were measured, and of no others"),
     ("alpha", "how often such a verdict may be wrong, over all its looks together"),
@@ -85,6 +90,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
     """Everything that the page shows, by the names that its template uses."""
     what, portrait = described(verdict)
     known = [g.passes for g in gates(verdict.portraits)]
+    found = verdict.breakdown
     return {
         "v": verdict,
         "head": headline(verdict),
@@ -102,7 +108,10 @@ def view(verdict: Verdict) -> dict[str, Any]:
         "worst": portrait.worst,
         "prints": fingerprints(verdict),
         "implied": implied(verdict),
+        "assumed": words.assumed(c for c in verdict.cells if words.certified(c)),
         "heads": NUMBER_HEADS,
+        "tables": tables(verdict),
+        "removed": removed_line(found.removed) if found and found.removed else "",
         "numbers": numbers(verdict),
         "glossary": _GLOSSARY,
         "line": words.line,

@@ -37,6 +37,9 @@ def render(verdict: Verdict) -> str:
     properties = ET.SubElement(suite, "properties")
     for key, value in _properties(verdict).items():
         ET.SubElement(properties, "property", {"name": key, "value": _text(value)})
+    if verdict.blind_spots:
+        spots = "\n".join(words.line(spot.text) for spot in verdict.blind_spots)
+        ET.SubElement(properties, "property", {"name": "not_examined", "value": _text(spots)})
     for cell, tag in zip(verdict.cells, tags, strict=True):
         _case(suite, name, cell, tag)
     if silent:  # nothing was judged: whoever reads test results must not see green

@@ -9,6 +9,7 @@ from servanda.clauses import CellVerdict
 from servanda.gates import gates
 from servanda.report import words
 from servanda.report.base import FORMATS
+from servanda.report.breakdown import removed_line, tables
 from servanda.report.sentence import headline, impact
 from servanda.verdict import Verdict
 
@@ -27,9 +28,17 @@ def render(verdict: Verdict) -> str:
     text = f"**{plain(str(headline(verdict)))}**"
     lines = [f"> [!{_ALERTS[verdict.outcome]}]", f"> {text}", ">"]
     lines.append(f"> {plain(impact(verdict))}")
+    lines += [f"> {plain(text)}" for text in verdict.circumstances.differences]
     lines += ["", *_table(cells[:_WORST])]
     if cells[_WORST:]:
         lines += ["", *_folded(f"{len(cells) - _WORST} more cells", _table(cells[_WORST:]))]
+    if verdict.blind_spots:
+        spots = [f"- {plain(spot.text)}" for spot in verdict.blind_spots]
+        lines += ["", "Not examined by this run:", "", *spots]
+    if verdict.breakdown is not None and verdict.breakdown.removed is not None:
+        lines += ["", plain(removed_line(verdict.breakdown.removed))]
+    for title, heads, rows in tables(verdict):
+        lines += ["", *_folded(plain(title), _plain_table(heads, rows))]
     lines += ["", *_folded("What the usual gates say", _gates(verdict)), "", _small(verdict)]
     return "\n".join(lines)
 
@@ -64,6 +73,12 @@ def _gates(verdict: Verdict) -> list[str]:
         shown = gate.shown if gate.passes is not None else "–"
         lines.append(f"| {plain(gate.name)} | {plain(shown)} | {says[gate.passes]} |")
     return lines
+
+
+def _plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [" | ".join(map(plain, heads)), "|".join(["---"] * len(heads))]
+    lines += [" | ".join(map(plain, row)) for row in rows]
+    return [f"| {text} |" for text in lines]
 
 
 def _folded(title: str, lines: Sequence[str]) -> list[str]:

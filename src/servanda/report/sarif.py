@@ -50,6 +50,10 @@ def render(verdict: Verdict) -> str:
                 "executionSuccessful": verdict.outcome != "error",
                 "exitCode": verdict.exit_code,
                 "exitCodeDescription": str(headline(verdict)),
+                "toolExecutionNotifications": [
+                    {"level": "note", "message": {"text": f"Not examined: {words.line(spot.text)}"}}
+                    for spot in verdict.blind_spots
+                ],
             }
         ],
         "results": results,

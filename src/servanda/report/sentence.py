@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from servanda.clauses import CellVerdict
-from servanda.clauses.guards import FOUND_TRAIN
+from servanda.clauses.fidelity import FOUND_TRAIN
 from servanda.contract import EXTERNAL, WHOLE
 from servanda.report.words import (
     excess,

@@ -9,7 +9,16 @@ from servanda.clauses.certificate import ALWAYS
 from servanda.clauses.chain import CHAIN, ChainCertificate
 from servanda.divergence import DIVERGENCES
 from servanda.report.base import FORMATS
-from servanda.report.words import GIVEN_UP, GLYPH, UNITS, certified, columns, line, number
+from servanda.report.words import (
+    GIVEN_UP,
+    GLYPH,
+    UNITS,
+    assumed,
+    certified,
+    columns,
+    line,
+    number,
+)
 from servanda.verdict import Verdict
 
 _SAYS = {
@@ -29,13 +38,14 @@ def render(verdict: Verdict) -> str:
     lines = [
         f"{line(verdict.contract)}: {line(verdict.infer)}  against  {line(verdict.train)}",
         _measured(verdict),
+        *(line(text) for text in verdict.circumstances.differences),
         "",
         "  " + _line(rows[0], widths),
     ]
     for cell, row in zip(cells, rows[1:], strict=True):
         lines += [f"{GLYPH[cell.outcome]} {_line(row, widths)}"]
         lines += [f"    {note}" for note in _notes(cell)]
-    lines += ["", sentence(verdict), *_small_print(verdict)]
+    lines += ["", sentence(verdict), *not_examined(verdict), *_small_print(verdict)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -56,6 +66,12 @@ def sentence(verdict: Verdict) -> str:
         text += f" About {verdict.more:,} more prompt groups would decide"
         text += " (raise the limit of promotion.offline.sequences)."
     return text + watched
+
+
+def not_examined(verdict: Verdict) -> list[str]:
+    """What the verdict could not see, one line each, under a heading; [] where nothing is known."""
+    spots = [f"  - {line(spot.text)}" for spot in verdict.blind_spots]
+    return ["Not examined by this run:", *spots] if spots else []
 
 
 def _named(cells: list[CellVerdict]) -> str:
@@ -169,8 +185,14 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.2f}%"
 
 
-def _of_leg(verdict: Verdict) -> str:
-    return f" of the {verdict.part:.3g} of it that this leg has" if verdict.part < 1 else ""
+def _spent(verdict: Verdict) -> str:
+    """What each cell of a run may spend on a violation that is none, and who shares it."""
+    cells, alpha = verdict.price_cells, verdict.alpha * verdict.part
+    leg = f", of which this leg has {verdict.part:.3g} for violations" if verdict.part < 1 else ""
+    if not cells:
+        return leg
+    share = f"is called so wrongly with probability at most {alpha / cells:.2g}"
+    return f"{leg}; each of {cells} enforced cells that chance can call violated {share}"
 
 
 def _small_print(verdict: Verdict) -> list[str]:
@@ -179,10 +201,11 @@ def _small_print(verdict: Verdict) -> list[str]:
     if certificates:
         lines += [
             f"alpha {verdict.alpha:.3g} is what attempt {verdict.key.attempt} may spend of "
-            f"1 - confidence = {1 - verdict.confidence:.3g}; each of {verdict.price_cells} cells "
-            f"may be called violated for its share{_of_leg(verdict)}",
+            f"1 - confidence = {1 - verdict.confidence:.3g}{_spent(verdict)}",
             f"intervals: each cell alone, each end at {1 - verdict.alpha:.4g}, valid at every "
-            f"look; floor: {_floors(verdict)}",
+            "look and so about twice as wide as one for a single look; measured: at the look that "
+            f"ended the run; floor: {_floors(verdict)}",
+            f"certified numbers assume that {'; that '.join(assumed(certificates))}",
         ]
     lines += [*dict.fromkeys(filter(None, map(_rests, certificates)))]
     lines.append(
@@ -208,7 +231,7 @@ def _rests(cell: CellVerdict) -> str:
 
 def _floors(verdict: Verdict) -> str:
     """Whose noise the floors are."""
-    told = "a side against itself in other batches"
+    told = "a side against itself in other batches, on the tokens that infer drew"
     unknown = [side for side in ("train", "infer") if f"self_{side}" not in verdict.portraits]
     if len(unknown) != 1:
         return told

@@ -6,9 +6,10 @@ import math
 import unicodedata
 from collections.abc import Iterable
 
+from servanda.bounds import ASSUMPTIONS
 from servanda.clauses import CellVerdict
 from servanda.clauses.base import ORDER
-from servanda.clauses.certificate import WITHIN_NOISE
+from servanda.clauses.certificate import ALWAYS, WITHIN_NOISE
 from servanda.contract import WHOLE
 
 GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓", "not applicable": "–"}
@@ -81,6 +82,12 @@ def certified(cell: CellVerdict) -> bool:
     return cell.kind in ("certificate", "conditional bound")
 
 
+def assumed(cells: Iterable[CellVerdict]) -> list[str]:
+    """What every certified number rests on: the sampler, the order, the tokens, the groups."""
+    named = dict.fromkeys(name for cell in cells for name in cell.assumptions if name in ALWAYS)
+    return [ASSUMPTIONS[name].text for name in named]
+
+
 def where(cell: CellVerdict, longest: int = 0) -> str:
     """Where a cell was judged: a slice of the traffic, or of the golden texts."""
     if cell.section != "numerical":
@@ -96,6 +103,16 @@ def worst_first(cells: Iterable[CellVerdict]) -> list[CellVerdict]:
     """By outcome, then by how far beyond the limit; the order of the contract breaks ties."""
     rank = {outcome: i for i, outcome in enumerate(ORDER)}
     return sorted(cells, key=lambda c: (rank.get(c.outcome, len(ORDER)), -excess(c)))
+
+
+def seen_first(cells: Iterable[CellVerdict]) -> CellVerdict | None:
+    """The enforced promise to name first: violated before others, then the largest of its limit."""
+    measured = (
+        c
+        for c in cells
+        if c.enforced and c.section != "observability" and c.value is not None and c.limit
+    )
+    return max(measured, key=lambda c: (c.outcome == "violated", excess(c)), default=None)
 
 
 def excess(cell: CellVerdict) -> float:

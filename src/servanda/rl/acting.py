@@ -41,6 +41,13 @@ class Due:
     masked: tuple[str, ...] = ()
 
 
+def named(contract: Contract) -> set[str]:
+    """Every action that the contract's rules name, or that follows without a rule."""
+    entries = (entry for rule in contract.escalation for entry in rule.do)
+    found = {entry if isinstance(entry, str) else next(iter(entry)) for entry in entries}
+    return found if contract.escalation else {*possible(contract)}
+
+
 def due(
     contract: Contract, verdict: Verdict, names: Sequence[str], atoms: Mapping[int, Sequence[float]]
 ) -> Due:

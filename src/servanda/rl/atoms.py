@@ -259,5 +259,5 @@ COLUMNS: dict[str, Callable[[Batch], Array | None]] = {
     "context.length": lambda batch: np.arange(batch.mask_BT.shape[1], dtype=np.int32)[None],
     "context.turn": _turn,
     "context.turn_position": _in_turn,
-    "context.staleness": lambda batch: batch.staleness_BT,
+    "outcome.staleness": lambda batch: batch.staleness_BT,
 }

@@ -76,6 +76,20 @@ class Batch:
         """Whether the columns begin before the first trained token of some sequence."""
         return bool((self.start_B > 0).any())
 
+    @property
+    def staleness(self) -> tuple[float, int, float]:
+        """Sum, tokens and largest of what is known of the trained tokens."""
+        if self.staleness_BT is None:
+            return 0.0, 0, 0.0
+        if self.staleness_BT.shape[1] == 1:  # one number a sequence
+            values_N, n_N = self.staleness_BT[:, 0], np.count_nonzero(self.mask_BT, axis=1)
+        else:
+            values_N = self.staleness_BT[self.mask_BT]
+            n_N = np.ones(len(values_N), dtype=np.int64)
+        known_N = ~np.isnan(values_N) & (n_N > 0)
+        values_N, n_N = values_N[known_N].astype(np.float64), n_N[known_N]
+        return float(values_N @ n_N), int(n_N.sum()), float(values_N.max(initial=0.0))
+
     @classmethod
     def of(
         cls,

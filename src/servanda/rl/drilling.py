@@ -10,6 +10,7 @@ from servanda.errors import MeasurementError
 from servanda.measurement import Watch
 from servanda.preflight.drill import preflight as _preflight
 from servanda.preflight.result import Preflight
+from servanda.preflight.signals import TIMEOUT_S
 from servanda.preflight.trainee import Score, Trainee
 
 
@@ -22,6 +23,7 @@ def preflight(
     logprobs: Score | None = None,
     journal: str | Path | None = None,
     seed: int = 0,
+    timeout_s: float | None = TIMEOUT_S,
     watch: Watch | None = None,
 ) -> Preflight:
     """Find out, before a run, whether what the trainer updates reaches its engine.
@@ -29,7 +31,7 @@ def preflight(
     Args:
         trainer: a TRL trainer, a Trainee, or a torch module; a module needs `sync` and `score`.
         sync, score, tokens, logprobs: as of a Trainee.
-        journal, seed, watch: as of servanda.preflight.drill.preflight.
+        journal, seed, timeout_s, watch: as of servanda.preflight.drill.preflight.
 
     Raises:
         MeasurementError: no such trainer, or as the drill does.
@@ -45,7 +47,7 @@ def preflight(
         trainee = Trainee(trainer, sync, score, tokens, logprobs)
     else:
         trainee = trainee_of(trainer)
-    return _preflight(trainee, journal=journal, seed=seed, watch=watch)
+    return _preflight(trainee, journal=journal, seed=seed, timeout_s=timeout_s, watch=watch)
 
 
 def trainee_of(found: Any) -> Trainee:

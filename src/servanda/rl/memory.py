@@ -49,6 +49,7 @@ class Memory:
     Args:
         contract: digest, once the first step was seen; rules, kinds: its slices, and the labels
             that it began with.
+        left_out: what has no slice of its own, and why.
         first, last: steps whose groups are kept, at most five each.
         would: the first step that rules would have stopped the run at.
     """
@@ -56,6 +57,7 @@ class Memory:
     contract: str = ""
     rules: tuple[SliceRule, ...] = ()
     kinds: Kinds = ()
+    left_out: tuple[str, ...] = ()
     first: list[Step] = field(default_factory=list)
     last: list[Step] = field(default_factory=list)
     would: int | None = None
@@ -167,11 +169,12 @@ class Journal:
         )
 
 
-def kept(rules: tuple[SliceRule, ...], kinds: Kinds) -> dict[str, Any]:
+def kept(memory: Memory) -> dict[str, Any]:
     """What the first line of a run carries besides its step: `_recall` reads it."""
     return {
-        "slices": [rule.model_dump(mode="json", exclude_none=True) for rule in rules],
-        "kinds": [dict(kind) for kind in kinds],
+        "slices": [rule.model_dump(mode="json", exclude_none=True) for rule in memory.rules],
+        "kinds": [dict(kind) for kind in memory.kinds],
+        "left_out": [*memory.left_out],
     }
 
 
@@ -181,6 +184,7 @@ def _recall(memory: Memory, entry: Mapping[str, Any]) -> None:
             memory.contract = str(entry["contract"])
             memory.rules = tuple(SliceRule.model_validate(rule) for rule in entry["slices"])
             memory.kinds = tuple(tuple(kind.items()) for kind in entry["kinds"])
+            memory.left_out = tuple(map(str, entry.get("left_out", ())))
         if memory.would is None and "halt" in (*entry["would"], *entry["action"]):
             memory.would = int(entry["weights"])
         groups = {str(i): GroupSums(float(t), int(n)) for i, (t, n) in enumerate(entry["groups"])}

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
+from servanda.agreement import Agreement
+from servanda.bitwise import objection, remarks
 from servanda.clauses.gradient import psi_of
 from servanda.contract import WHOLE, Contract
 from servanda.dumps import causes
@@ -21,6 +21,7 @@ from servanda.evidence import Evidence
 from servanda.identity import EvidenceKey
 from servanda.plan import Plan
 from servanda.rl import acting, ranks, sound
+from servanda.rl.atoms import COLUMNS
 from servanda.rl.batch import Batch
 from servanda.rl.memory import Journal, Memory, kept
 from servanda.rl.ranks import Gather, Opening, Overlaps, Part
@@ -29,7 +30,7 @@ from servanda.rl.step import Step, line, measured
 from servanda.rl.terms import WORKLOAD, Terms, labels_of, plan_of
 from servanda.rl.weighing import Scales, as_round, contributions, joined, overlaps, told
 from servanda.slices import Cut
-from servanda.verdict import Verdict, judge, unsound
+from servanda.verdict import BlindSpot, Verdict, judge, unsound
 
 _NOTES = 20  # that are carried on
 
@@ -177,6 +178,7 @@ class Monitor:
             kinds = (kind for opening in openings for kind in opening.kinds)
             self._memory.kinds = tuple(dict.fromkeys(kinds))
             self._note(*notes)
+            self._memory.left_out = notes
             asked = self._terms.labels
             if odd := [repr(name) for name in batch.labels if name not in asked]:
                 by = f"by {', '.join(asked)}" if asked else "by no label"
@@ -191,6 +193,10 @@ class Monitor:
         self._plan = plan
         named = dict.fromkeys(cell.cut for cell in plan.cells if told(cell))
         self._cuts: tuple[Cut, ...] = tuple(cut for cut in named if cut.name != WHOLE)
+        # a step does not judge what is known after the token, and shows where the excess lies
+        late = dict.fromkeys(cell.cut for cell in plan.cells if cell.cut.outcome)
+        shown = (cut for cut in late if cut.fields <= {*COLUMNS})
+        self._shown: tuple[Cut, ...] = (*self._cuts, *shown)
         self._scales = Scales(plan.cells, self._cuts)
 
     def _part(self, said: tuple[str, str, int], batch: Batch) -> Part:
@@ -209,9 +215,10 @@ class Monitor:
             sequences=batch.sequences,
             tokens=batch.tokens,
             usable=found.usable,
-            staleness=_staleness(batch),
+            staleness=batch.staleness,
             contributions=contributions(batch, psi_of(self._plan.contract)),
             unsound=sound.problems(batch),
+            agreement=sound.agreement_of(batch),
         )
 
     def _overlaps(self, verdict: Verdict, batch: Batch) -> dict[int, tuple[int, float]]:
@@ -219,19 +226,21 @@ class Monitor:
         if not any(c.outcome == "violated" for c in verdict.cells):
             return {}
         said = (self._member, verdict.key.contract, batch.weights)
-        mine = Overlaps(*said, atoms=overlaps(self._cuts, batch))
+        mine = Overlaps(*said, atoms=overlaps(self._shown, batch))
         return ranks.added(ranks.gathered(self._gather, mine)[0])
 
     def _judged(self, parts: Sequence[Part], rank: int, batch: Batch) -> Step:
         plan, memory = self._plan, self._memory
         assert plan is not None
         groups = ranks.groups_of(parts)
+        agreement = sum((part.agreement for part in parts), Agreement())
         weighed_round = as_round(
             plan,
             joined(plan.cells, [part.statistics for part in parts]),
             sequences=sum(part.sequences for part in parts),
             tokens=sum(part.tokens for part in parts),
             groups=len(groups),
+            agreement=agreement,
         )
         key = EvidenceKey(
             contract=plan.contract.digest,
@@ -243,15 +252,21 @@ class Monitor:
         )
         evidence = Evidence(key, plan.digest, {(WORKLOAD, 0): weighed_round})
         wrong = [problem for part in parts for problem in part.unsound]
+        if copied := objection(plan.contract, agreement):
+            wrong.append(copied)
+        else:
+            self._note(*remarks(plan.contract, agreement))
         if not weighed_round.tokens:
             wrong.append("no token of the mask is trained")
 
         def answer(intervals: bool = True) -> Verdict:
             verdict = judge(plan, evidence, intervals=intervals)
+            spots = tuple(BlindSpot("slice", text) for text in memory.left_out) if intervals else ()
+            verdict = replace(verdict, blind_spots=(*verdict.blind_spots, *spots))
             return unsound(verdict, wrong[0]) if wrong else verdict
 
         verdict = answer(intervals=False)
-        names = [cut.name for cut in self._cuts]
+        names = [cut.name for cut in self._shown]
         sums = self._overlaps(verdict, batch)
         taken = acting.due(plan.contract, verdict, names, sums)
         would = ("halt",) if "halt" in taken.action and not self._stop else ()
@@ -274,7 +289,7 @@ class Monitor:
             failed = (c for c in verdict.cells if c.enforced and c.outcome == "error")
             cause = wrong[0] if wrong else next((c.note for c in failed), "")
         else:
-            cause = causes.likely(names, [*red], sums, None)
+            cause = causes.likely(self._shown, [*red], sums, None)
         masked = [cut for cut in self._cuts if cut.name in taken.masked]
         step = Step(
             batch.weights,
@@ -313,7 +328,7 @@ class Monitor:
             if self._journal is not None and rank == 0:
                 entry = line(step, time.time())
                 if not self._memory.contract and entry["tokens"]:
-                    entry |= kept(self._memory.rules, self._memory.kinds)
+                    entry |= kept(self._memory)
                 entry["groups"] = [[float(f"{g.total:.6g}"), g.n] for g in groups.values()]
                 self._journal.write(entry)
         except (OSError, ServandaError) as error:
@@ -323,17 +338,3 @@ class Monitor:
         """Say it with this step and all later ones, once each."""
         new = (note for note in notes if note not in self.notes)
         self.notes = (*self.notes, *new)[-_NOTES:]
-
-
-def _staleness(batch: Batch) -> tuple[float, int, float]:
-    """Sum, tokens and largest of what is known."""
-    if batch.staleness_BT is None:
-        return 0.0, 0, 0.0
-    if batch.staleness_BT.shape[1] == 1:  # one number a sequence
-        values_N, n_N = batch.staleness_BT[:, 0], np.count_nonzero(batch.mask_BT, axis=1)
-    else:
-        values_N = batch.staleness_BT[batch.mask_BT]
-        n_N = np.ones(len(values_N), dtype=np.int64)
-    known_N = ~np.isnan(values_N) & (n_N > 0)
-    values_N, n_N = values_N[known_N].astype(np.float64), n_N[known_N]
-    return float(values_N @ n_N), int(n_N.sum()), float(values_N.max(initial=0.0))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from servanda.agreement import Agreement
 from servanda.dumps.steps import GroupSums
 from servanda.dumps.structure import Counts
 from servanda.errors import EvidenceError
@@ -62,6 +63,7 @@ class Part(Said):
         staleness: (sum, tokens, largest) where it is known.
         contributions: see `weighing.contributions`.
         unsound: what is wrong with its data.
+        agreement: whether its two columns could have disagreed.
     """
 
     statistics: tuple[Any, ...] = ()
@@ -72,6 +74,7 @@ class Part(Said):
     staleness: tuple[float, int, float] = (0.0, 0, 0.0)
     contributions: tuple[float, float, int] = (0.0, 0.0, 0)
     unsound: tuple[str, ...] = ()
+    agreement: Agreement = field(default_factory=Agreement)
 
 
 @dataclass(frozen=True)

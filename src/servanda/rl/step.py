@@ -14,6 +14,7 @@ from servanda.clauses import CellVerdict, Outcome
 from servanda.contract import WHOLE
 from servanda.dumps.steps import GroupSums
 from servanda.plain import to_plain
+from servanda.report.words import seen_first
 from servanda.rl.memory import SCHEMA, Drift
 from servanda.rl.ranks import Part
 from servanda.verdict import EXIT_CODES, Verdict
@@ -67,8 +68,32 @@ class Step:
         """0 holds, 1 violated, 3 inconclusive, 4 error."""
         return EXIT_CODES[self.outcome]
 
+    @cached_property
+    def worst(self) -> CellVerdict | None:
+        """The enforced cell to look at first: violated ones, then by value against limit.
+
+        None where no number was measured.
+        """
+        return seen_first(self.verdict.cells)
+
+    @property
+    def needs_tokens(self) -> int | None:
+        """About how many tokens a step like this one needs to be decided; None where it is."""
+        return self.verdict.needs_tokens if self.outcome == "inconclusive" else None
+
     def __str__(self) -> str:
-        return str(self.verdict)
+        needs = self.needs_tokens
+        short = "" if needs is None else f"\n{too_few(needs, self.verdict.tokens)}"
+        return f"{self.verdict}{short}"
+
+
+def too_few(needs: int, tokens: int) -> str:
+    """What an inconclusive step lacks.
+
+    >>> too_few(288, 192)
+    'a step needs about 288 tokens to be decided, and this one has 192'
+    """
+    return f"a step needs about {needs:,} tokens to be decided, and this one has {tokens:,}"
 
 
 def line(step: Step, at: float) -> dict[str, Any]:
@@ -93,6 +118,7 @@ def line(step: Step, at: float) -> dict[str, Any]:
             "cause": step.cause,
             "notes": step.notes,
             "tokens": verdict.tokens,
+            "needs_tokens": step.needs_tokens,
             "sequences": verdict.sequences,
             "cells": [_cell(c) for c in verdict.cells if c.outcome != "not applicable"],
             "metrics": dict(step.metrics),

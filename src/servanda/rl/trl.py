@@ -13,11 +13,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from servanda.errors import EvidenceError, MeasurementError
-from servanda.rl.trl_engine import drilled, rollouts, trainee
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.errors import ContractError, EvidenceError, MeasurementError
+from servanda.rl import acting
+from servanda.rl.trl_engine import drilled, instead_of_training, rollouts, trainee
 
 if TYPE_CHECKING:
     from servanda.rl.monitor import Monitor, Step
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
 else:
     Base = object
 
-__all__ = ["Monitored", "drilled", "gathered", "rollouts", "trainee"]
+__all__ = ["Monitored", "drilled", "gathered", "instead_of_training", "rollouts", "trainee"]
 
 PREFIX = "servanda/"
 # what the trainer's forward takes besides ids, where a batch has it
@@ -48,10 +54,14 @@ class Monitored(Base):
         slices: columns of the data set, or of what a rollout function returns, by which tokens
             are told apart: the slices of a contract name them `labels.<column>`.  A mapping
             gives labels of other names, such as {"env": "task"}: presets slice by `env`.
+        score_share: of the sequences of a batch whose logprobs TRL does not compute itself, the
+            share that the trainer scores and the monitor judges, drawn by the step alone.  Below
+            1 the contract may neither weigh nor mask: most tokens have no weight then.
 
     Raises:
         MeasurementError: TRL draws from the very module that it trains, so no sampler's logprobs
-            come with the tokens; or all of them are NaN.
+            come with the tokens; or all of them are NaN; or this TRL has another GRPOTrainer.
+        ContractError: a share of sequences is scored, and the contract acts on every token.
     """
 
     def __init__(
@@ -59,9 +69,12 @@ class Monitored(Base):
         *args: Any,
         monitor: Monitor,
         slices: Sequence[str] | Mapping[str, str] = (),
+        score_share: float = 1.0,
         **kwargs: Any,
     ) -> None:
-        self.monitor = monitor
+        _check_trl(self)
+        _check_share(monitor, score_share)
+        self.monitor, self.score_share = monitor, score_share
         self.slices = dict(
             slices if isinstance(slices, Mapping) else zip(slices, slices, strict=True)
         )
@@ -78,7 +91,8 @@ class Monitored(Base):
             step = self._observe(inputs, out)
             self._seen += 1
             self._halt = self._halt or self._anywhere("halt" in step.action)
-            for name, value in {**step.metrics, "active": 1.0}.items():
+            share = {"share": self.score_share} if self.score_share < 1 else {}
+            for name, value in {**step.metrics, **share, "active": 1.0}.items():
                 name = name if name.startswith(PREFIX) else PREFIX + name
                 self._metrics["train"][name].append(float(value))
             self._act(out, step)
@@ -97,7 +111,9 @@ class Monitored(Base):
             raise
         old_BT = out.get("old_per_token_logps")
         if old_BT is None:  # on policy TRL needs none, and does not compute them
-            old_BT = self._score(out)
+            rows_B = _rows(len(mask_BT), self.score_share, int(self.state.global_step))
+            old_BT = self._score(out, rows_B)
+            mask_BT = mask_BT * mask_BT.new_tensor(rows_B)[:, None]
         if sampled_BT is None:
             sampled_BT = old_BT.new_full(old_BT.shape, float("nan"))
         return self.monitor.observe(
@@ -111,23 +127,26 @@ class Monitored(Base):
             tokens=out["completion_ids"],
         )
 
-    def _score(self, out: Mapping[str, Any]) -> Any:
-        """The trainer's logprobs of the completions before its update, [B, T]."""
+    def _score(self, out: Mapping[str, Any], rows_B: NDArray[np.bool_]) -> Any:
+        """The trainer's logprobs before its update of the completions of some rows, [B, T]."""
         import torch
 
         ids = torch.cat([out["prompt_ids"], out["completion_ids"]], dim=1)
         attended = torch.cat([out["prompt_mask"], out["completion_mask"]], dim=1)
         forward = {name: out[name] for name in _FORWARD if name in out}
+        at = torch.as_tensor(rows_B if not forward else np.ones_like(rows_B), device=ids.device)
         with torch.no_grad():
-            logps_BT, _, _ = self._get_per_token_logps_and_entropies(
+            logps_BT = self._get_per_token_logps_and_entropies(
                 self.model,
-                ids,
-                attended,
+                ids[at],
+                attended[at],
                 out["completion_ids"].size(1),
                 batch_size=self.args.per_device_train_batch_size,
                 **forward,
-            )
-        return logps_BT
+            )[0]
+        found_BT = logps_BT.new_full((len(ids), logps_BT.size(1)), float("nan"))
+        found_BT[at] = logps_BT
+        return found_BT
 
     def _act(self, out: dict[str, Any], step: Step) -> None:
         """Do to a batch what the contract says."""
@@ -174,6 +193,41 @@ def _watcher(trainer: Monitored) -> Any:
                 control.should_training_stop = True
 
     return Watcher()
+
+
+def _check_trl(trainer: Any) -> None:
+    """Refuse a TRL whose trainer works otherwise than the mixin takes it to."""
+    for name in ("_generate_and_score_completions", "_get_per_token_logps_and_entropies"):
+        if not hasattr(super(Monitored, trainer), name):
+            try:
+                has = f"TRL {version('trl')}"
+            except PackageNotFoundError:
+                has = "this trainer"
+            raise MeasurementError(
+                f"{has} has no GRPOTrainer.{name}: the run would go unwatched",
+                hint="this is written against TRL 1.16, and runs with 1.8; pip install -U trl",
+            )
+
+
+def _check_share(monitor: Monitor, share: float) -> None:
+    """Refuse to score a share where the contract weighs or leaves out single tokens."""
+    if not 0 < share <= 1:
+        raise ContractError(
+            f"score_share is {share!r}", hint="a share of the sequences of a batch, such as 0.1"
+        )
+    acts = sorted({"correct", "mask"} & acting.named(monitor.contract))
+    if share < 1 and acts:
+        raise ContractError(
+            f"the contract says {' and '.join(acts)}, which needs every token, and "
+            f"score_share={share:g} scores a share of them",
+            hint="leave score_share out, or take a contract that only judges",
+        )
+
+
+def _rows(size: int, share: float, step: int) -> NDArray[np.bool_]:
+    """Which rows of a batch are scored: decided by the step, before anything is looked at."""
+    kept = np.random.Generator(np.random.Philox(key=step)).permutation(size)
+    return kept < max(1, math.ceil(share * size))
 
 
 def _check_sampler(trainer: Any) -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from servanda.preflight.trainee import Trainee
 
 Rows = Sequence[Sequence[int]]
+T = TypeVar("T")
 
 
 class Rollouts:
@@ -182,11 +183,11 @@ def _vllm_scores(vllm: Any, rows: Rows) -> list[np.ndarray]:
     ]
 
 
-class _Drilled(BaseException):
-    """The drill of a script is done; the script's own `except Exception` lets it pass."""
+class _CameToTrain(BaseException):
+    """A script has come to train; its own `except Exception` lets this pass."""
 
-    def __init__(self, found: Preflight) -> None:
-        self.found = found
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
 
 
 def drilled(path: str | Path, arguments: Sequence[str] = (), **options: Any) -> Preflight:
@@ -203,6 +204,16 @@ def drilled(path: str | Path, arguments: Sequence[str] = (), **options: Any) -> 
         ContractError: the script is not there, TRL is not installed, or train is never called.
         MeasurementError: the script failed before it came to train.
     """
+    from servanda.preflight.drill import preflight
+
+    return instead_of_training(path, arguments, lambda found: preflight(found, **options))
+
+
+def instead_of_training(
+    path: str | Path, arguments: Sequence[str], call: Callable[[Trainee], T]
+) -> T:
+    """Run a training script as far as GRPOTrainer.train, and call this with its trainee; see
+    `drilled`."""
     script = Path(path)
     if not script.is_file():
         raise ContractError(f"{script} is no file", hint="give the script that trains")
@@ -212,18 +223,19 @@ def drilled(path: str | Path, arguments: Sequence[str] = (), **options: Any) -> 
         raise ContractError(
             "TRL is not installed here", hint="run it in the environment of the training script"
         ) from None
-    with _instead_of_training(base, options), _as_a_script(script, arguments):
+    with _replaced(base, call), _as_a_script(script, arguments):
         try:
             runpy.run_path(str(script), run_name="__main__")
-        except _Drilled as done:
-            return done.found
+        except _CameToTrain as done:
+            return done.answer
         except ServandaError:
             raise
         except SystemExit as left:
             if left.code:
                 raise MeasurementError(
                     f"{script} left with {left.code!r} before it came to train",
-                    hint="run it by itself first",
+                    hint="run it by itself first; its own arguments follow --, as in "
+                    "servanda preflight --trl SCRIPT -- ARGS",
                 ) from None
         except Exception as error:
             raise MeasurementError(
@@ -237,12 +249,11 @@ def drilled(path: str | Path, arguments: Sequence[str] = (), **options: Any) -> 
 
 
 @contextmanager
-def _instead_of_training(base: Any, options: Mapping[str, Any]) -> Iterator[None]:
-    """A class of trainers whose `train` is the drill."""
-    from servanda.preflight.drill import preflight
+def _replaced(base: Any, call: Callable[[Trainee], Any]) -> Iterator[None]:
+    """A class of trainers whose `train` is that call."""
 
     def train(self: Any, *_args: Any, **_kwargs: Any) -> None:
-        raise _Drilled(preflight(trainee(self), **options))
+        raise _CameToTrain(call(trainee(self)))
 
     own = base.__dict__.get("train")
     base.train = train

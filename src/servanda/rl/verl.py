@@ -20,6 +20,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import sys
@@ -28,7 +29,9 @@ from functools import wraps
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from servanda.errors import MeasurementError, ServandaError
@@ -37,6 +40,7 @@ from servanda.rl.verl_watch import ACTIVE, CONTRACT, Watch
 _OURS = "__servanda__"  # on what has been replaced
 
 
+_PACKAGES = {"transfer_queue": "TransferQueue"}  # module -> where it has another name on PyPI
 _METRICS = "verl.utils.debug.metrics"
 _HELPER = "verl.trainer.ppo.rollout_corr_helper"
 
@@ -181,17 +185,68 @@ def missing() -> list[str]:
         _ = watch.monitor, watch.recompute
     except ServandaError as error:
         found.append(str(error))
+    lacking = absent()
+    if lacking:
+        packages = " ".join(_PACKAGES.get(name, name) for name in lacking)
+        found.append(
+            f"verl imports {', '.join(lacking)}, not installed here: pip install {packages}"
+        )
     for name in CHANGES:
         try:
             module = import_module(name)
         except (ImportError, ServandaError) as error:
-            found.append(f"{name} cannot be imported: {error}")
+            if (getattr(error, "name", None) or "").partition(".")[0] not in lacking:
+                found.append(f"{name} cannot be imported: {error}")
             continue
         if not any(hasattr(value, _OURS) for value in _functions(module)):
             found.append(
                 f"{name} is not watched: is servanda installed in this environment, and does "
                 "VERL_USE_EXTERNAL_PLUGINS leave it out?"
             )
+    return found
+
+
+def absent() -> list[str]:
+    """Packages that the watched modules of verl import when they load, and that are not here.
+
+    Read from the text of verl, import after import: an import that fails tells of one at a time.
+    """
+    verl = find_spec("verl")
+    if verl is None or not verl.submodule_search_locations:
+        return []
+    root = Path(next(iter(verl.submodule_search_locations)))
+    found: dict[str, None] = {}
+    seen: set[str] = set()
+    left = [*CHANGES]
+    while left:
+        name = left.pop()
+        parts = name.split(".")
+        if parts[0] != "verl":
+            found |= {} if find_spec(parts[0]) else {parts[0]: None}
+            continue
+        # a module is imported after the packages around it
+        for end in range(1, len(parts) + 1):
+            if (own := ".".join(parts[:end])) in seen:
+                continue
+            seen.add(own)
+            path = root.joinpath(*parts[1:end])
+            file = next(filter(Path.is_file, (path / "__init__.py", path.with_suffix(".py"))), None)
+            if file is not None:
+                text = file.read_text(encoding="utf-8")
+                left += _imports(text, own if file.stem == "__init__" else own.rpartition(".")[0])
+    return [*found]
+
+
+def _imports(text: str, package: str) -> list[str]:
+    """What a module imports for sure when it loads: not in a function, and not after `try`."""
+    found = []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level]
+            base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
+            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from servanda.agreement import Agreement
 from servanda.bounds import Psi, weight_gap
 from servanda.capture import captured, errors
 from servanda.clauses import Cell, Certificate, UsableRatio
@@ -269,8 +270,21 @@ def _sum(moments: Sequence[LogMoment]) -> LogMoment:
 
 
 def as_round(
-    plan: Plan, statistics: tuple[Any, ...], *, sequences: int, tokens: int, groups: int
+    plan: Plan,
+    statistics: tuple[Any, ...],
+    *,
+    sequences: int,
+    tokens: int,
+    groups: int,
+    agreement: Agreement = Agreement(),  # noqa: B008 - frozen
 ) -> Weighed:
     """One closed round, which is all that a step's verdict speaks of."""
     noise = ((),) * len(plan.cells)  # a step has no kernel that is run against itself
-    return Weighed(statistics, noise, sequences=sequences, tokens=tokens, groups=groups)
+    return Weighed(
+        statistics,
+        noise,
+        sequences=sequences,
+        tokens=tokens,
+        groups=groups,
+        agreement=agreement,
+    )

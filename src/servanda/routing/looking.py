@@ -18,6 +18,7 @@ from servanda.routing.nearness import (
     SUSPICIOUS,
     Weighed,
     late_mean,
+    left_out,
     mean,
     slowest,
     weighed,
@@ -197,7 +198,8 @@ class _Look:
             moves=self._moves(one) if left else one.moves,
         )
         cell = found[0].cell
-        reason = f"{cell.name} is beyond its limit"
+        asked = left_out(self._rules, self._state.slices[cell.slice])
+        reason = f"{cell.name} is beyond its limit{asked}"
         reason += f"; again, so that the dwell is {dwell:g} s" if again else ""
         pages = tuple(dict.fromkeys((*self._pages(one), *cell.pages)))
         self._note(one, after, found, reason, acted=left, pages=pages)
@@ -233,7 +235,8 @@ class _Look:
             step_since=self._now,
             moves=moves,
         )
-        reason = f"every cell is within its limit; infer serves {RAMP[0]:.0%} of its share"
+        kept = f"every cell is within its limit{left_out(self._rules, one)}"
+        reason = f"{kept}; infer serves {RAMP[0]:.0%} of its share"
         self._note(one, after, () if slow is None else (slow,), reason, acted=True)
 
     def _holds_all(self, whole: SliceState) -> bool:

@@ -41,7 +41,6 @@ __all__ = [
     "snapshot",
 ]
 
-_PART = 4  # one key has at most one part in so many of a slice's evidence
 _AT_LEAST = 2  # requests that every key may have
 _RUNS = 32  # of promotions, whose last turn is known
 # that a clock was ahead at most, for it to be waited for: an audit that goes on is behind its
@@ -114,7 +113,7 @@ def _filled(rules: Rules, one: SliceState, key: str) -> bool:
     if not key:
         return False
     had = one.recent.count(key)
-    return had > max(_AT_LEAST, len(one.recent) / min(_PART, rules.policy.keys))
+    return had > max(_AT_LEAST, len(one.recent) / rules.parts)
 
 
 def pin(

@@ -22,6 +22,7 @@ from servanda.stats.log_moment import log_mean_exp
 SUSPICIOUS = 1 / 4  # of a price: more is sampled, so that it is soon paid or gone
 CALM = 1 / 16
 _LATELY = 100  # requests
+_FEW = 0.05  # of the requests: less makes hardly another mean, and is not worth a word
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,15 @@ def late_mean(track: Track) -> float:
     For people, beside an alarm: it is picked by what it shows, and no certificate.
     """
     return track.late / track.late_tokens if track.late_tokens else mean(track)
+
+
+def left_out(rules: Rules, one: SliceState) -> str:
+    """Of which requests the means of a slice are, where one user asks for more than his part."""
+    asked = one.scored + one.passed
+    if one.passed < _FEW * asked or not one.passed:
+        return ""
+    part = f"requests of which no user has more than {1 / rules.parts:.0%}"
+    return f", over {part} ({one.passed:,} of {asked:,} were left out)"
 
 
 def _near(log_evidence: float, log_price: float) -> float:

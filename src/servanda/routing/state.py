@@ -15,6 +15,7 @@ from servanda.stats import GroupRatio
 from servanda.stats.log_moment import NEG, POS
 
 RAMP = (0.01, 0.05, 0.25, 1.0)  # of an active slice's share, while it recovers
+_PARTS = 4
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,14 @@ class Rules:
     def enforces(self) -> bool:
         """Whether the contract wants its decisions done, where no pin says otherwise."""
         return self.policy.mode == "enforce" and self.contract.stable is not None
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts a slice's evidence falls, of which one key has at most one.
+
+        Four, or fewer where fewer users are enough for the contract.
+        """
+        return min(_PARTS, self.policy.keys)
 
     @property
     def cells(self) -> int:

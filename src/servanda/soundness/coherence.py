@@ -33,6 +33,7 @@ class MeanWeight:
     def __init__(self) -> None:
         self.fine, self.heads, self.rest = Coherence(), Coherence(), Coherence()
         self.first = ""
+        self.weight, self.weighed = 0.0, 0
 
     def add(self, rollouts: Rollouts) -> None:
         train_N, infer_N = rollouts.logp_train_N, rollouts.logp_infer_N
@@ -40,6 +41,8 @@ class MeanWeight:
         if not known_N.any():
             return
         train_K, infer_K, head_K = train_N[known_N], infer_N[known_N], heads(rollouts)[known_N]
+        self.weight += float(np.exp(train_K - infer_K).sum())
+        self.weighed += len(train_K)
         ratio_K, error_K = train_K - infer_K, _error(train_K) + _error(infer_K)
         gross_K = np.maximum(error_K, _GROSS_NATS)
         self.fine += Coherence.of(ratio_K, error_N=error_K)
@@ -47,10 +50,14 @@ class MeanWeight:
         if head_K.any():
             self.heads += Coherence.of(ratio_K[head_K], error_N=gross_K[head_K])
         if not self.first and max(self.rest.log_e, self.heads.log_e) >= _LIMIT_NATS:
-            self.first = rollouts.source_S[0]
+            # of the chunk that completes the evidence, the sequence that gives most of it
+            above_S = np.bincount(rollouts.sequence_N[known_N], np.expm1(np.minimum(ratio_K, 50.0)))
+            self.first = rollouts.source_S[int(above_S.argmax())]
 
     def finding(self) -> Finding:
         numbers = {"tokens": float(self.fine.n), "log_e": self.fine.log_e}
+        if self.weighed and math.isfinite(self.weight):
+            numbers["mean"] = self.weight / self.weighed
         if not self.fine.n:
             return Finding("coherence", "warning", "no token to tell the mean weight by", numbers)
         if self.rest.log_e >= _LIMIT_NATS:

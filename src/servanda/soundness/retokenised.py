@@ -28,7 +28,8 @@ class Retokenised:
         turn_N, head_N = rollouts.turn_N, heads(rollouts)
         with np.errstate(invalid="ignore"):
             far_N = np.abs(rollouts.logp_train_N - rollouts.logp_infer_N) > FAR_NATS
-        far_N &= rollouts.mask_N
+        # a value that was never recorded is no sign of another token (`zeros` says so)
+        far_N &= rollouts.mask_N & (rollouts.logp_train_N != 0) & (rollouts.logp_infer_N != 0)
         rest_N = rollouts.mask_N & ~head_N
         hit_N = head_N & far_N
         self.turns += int(((turn_N >= 2) & (rollouts.turn_token_N == 0)).sum())

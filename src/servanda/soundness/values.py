@@ -12,10 +12,14 @@ _ROUNDING_NATS = 1e-3  # a fused kernel in bfloat16 may come out that much above
 
 @check("values")
 class Values:
-    """Counts logprobs of trained tokens that are infinite or above 0."""
+    """Counts logprobs of trained tokens that are infinite or above 0.
+
+    An importer gives a number below -10,000, which no softmax has, as -inf.
+    """
 
     def __init__(self) -> None:
         self.tokens = self.above = self.infinite = 0
+        self.impossible = 0  # drawn by the sampler, which says that it cannot be
         self.sides = {"trainer": 0, "sampler": 0}
         self.highest = -np.inf
         self.first = First()
@@ -27,13 +31,19 @@ class Values:
             infinite_N = rollouts.mask_N & np.isinf(logp_N)
             above_N = rollouts.mask_N & np.isfinite(logp_N) & (logp_N > _ROUNDING_NATS)
             self.infinite += int(infinite_N.sum())
+            if side == "sampler":
+                self.impossible += int((infinite_N & (logp_N < 0)).sum())
             self.above += int(above_N.sum())
             self.sides[side] += int(above_N.sum())
             self.highest = max(self.highest, float(logp_N[above_N].max(initial=-np.inf)))
             self.first.see(rollouts, infinite_N | above_N)
 
     def finding(self) -> Finding:
-        numbers = {"above": self.above, "infinite": self.infinite}
+        numbers = {
+            "above": self.above,
+            "infinite": self.infinite,
+            "impossible": self.impossible,
+        }
         if not self.above and not self.infinite:
             return Finding("values", "ok", "every logprob is finite and at most 0", numbers)
         parts = []
@@ -42,7 +52,13 @@ class Values:
             part = f"{self.above:,} logprobs are above 0 ({sides}; up to {self.highest:.3g} nats)"
             turned = max(self.sides.values()) > self.tokens / 2
             parts.append(f"{part}: losses, which have the other sign?" if turned else part)
-        if self.infinite:
-            parts.append(f"{self.infinite:,} are infinite")
+        if self.impossible:
+            parts.append(
+                f"the sampler gives {self.impossible:,} tokens that it drew a logprob of -inf, or "
+                "below -10,000: they count as missing, and a trainer that weighs by it has an "
+                "infinite weight there"
+            )
+        if others := self.infinite - self.impossible:
+            parts.append(f"{others:,} {'more ' if parts else 'logprobs '}are infinite")
         state = "unsound" if self.above else "warning"
         return Finding("values", state, ", ".join(parts), numbers, self.first.place)

@@ -39,6 +39,12 @@ def log_densities(u_N: Floats) -> Floats:
     return np.log((1 - LEAK) * np.concatenate([cuts_JN, head_JN, tail_JN]) + LEAK)
 
 
+def edges() -> Floats:
+    """Edges of bins of [0, 1] between which no density jumps, narrow where they are steep."""
+    near = np.geomspace(1e-4, 0.25, 12)
+    return np.unique(np.concatenate([[0.0, 1.0], near, 1 - near, _CUTS, np.linspace(0, 1, 17)]))
+
+
 @dataclass(frozen=True)
 class Fidelity(Refutation):
     """Evidence against the reported sampler, from ranks."""

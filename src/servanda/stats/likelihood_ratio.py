@@ -116,16 +116,21 @@ def _sorted(
 
 def _log_ratios(best_NK: Floats, hit_NK: NDArray[np.bool_]) -> Floats:
     """log a / m of the drawn cells, one row an alternative, [J, N]."""
+    hit_NC = np.column_stack([hit_NK, ~hit_NK.any(axis=1)])
+    return np.array([factors_NC[hit_NC] for factors_NC in cell_factors(best_NK)])
+
+
+def cell_factors(best_NK: Floats) -> Floats:
+    """log a / m of every cell: the masses, best first, and the rest; [J, N, K + 1]."""
     rest_N = np.maximum(1 - best_NK.sum(axis=1), 0.0)
     # an upper end of each mass: rounding of the record may not look like a lie
     null_NC = np.column_stack([best_NK * (1 + _SLACK), rest_N + _SLACK])
-    hit_NC = np.column_stack([hit_NK, ~hit_NK.any(axis=1)])
-    told_N = null_NC[hit_NC]
+    null_NC = np.where(null_NC > 0, null_NC, 1.0)  # a cell without mass is never drawn
     found = []
     for cells_NC in _alternatives(best_NK, rest_N):
-        share_N = cells_NC[hit_NC] / cells_NC.sum(axis=1)
+        share_NC = cells_NC / cells_NC.sum(axis=1, keepdims=True)
         # the report itself adds LEAK of its own, less the slack that null_NC holds
-        found.append(np.log((1 - LEAK) * share_N / told_N + LEAK))
+        found.append(np.log((1 - LEAK) * share_NC / null_NC + LEAK))
     return np.array(found)
 
 

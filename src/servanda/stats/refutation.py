@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TypeVar
 
 import numpy as np
@@ -36,7 +37,8 @@ class Refutation:
         return replace(
             self,
             n=self.n + other.n,
-            growth=tuple(map(math.fsum, zip(*parts, strict=True))),
+            # rounds of an older record lack the last alternatives: there nothing was bet on them
+            growth=tuple(map(math.fsum, zip_longest(*parts, fillvalue=0.0))),
             missing=self.missing + other.missing,
         )
 

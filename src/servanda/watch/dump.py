@@ -9,42 +9,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from servanda.clauses import CellVerdict, Outcome, worst
+from servanda.clauses import Outcome, worst
 from servanda.contract import WHOLE
 from servanda.dumps import causes, presetting
 from servanda.dumps.blocks import blocks
+from servanda.dumps.filtered import bracketed
 from servanda.dumps.judging import unsound
-from servanda.dumps.sound import told
-from servanda.dumps.steps import ENDS, Step, Trend, trend
-from servanda.dumps.weighing import WORKLOAD, added
+from servanda.dumps.sound import sides, told
+from servanda.dumps.steps import ENDS, Step, Trend, concentration, trend
+from servanda.dumps.window import Window
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.escalation import actions_of
-from servanda.evidence import Evidence, Weighed
 from servanda.importers import FORMATS, Dump, open_dump
 from servanda.loading import read
-from servanda.plan import Plan
 from servanda.soundness import Soundness
-from servanda.verdict import judge
 from servanda.watch.ends import plain, steps_of
 from servanda.watch.seen import Seen
 from servanda.watch.terms import Asked, Terms, fixed, of_a_trainer, part_of, weighing_of
-
-
-@dataclass(frozen=True)
-class _Weighed:
-    """A step of the window: what was weighed, and by which slices."""
-
-    step: int
-    weighed: Weighed
-    atoms: Mapping[int, Sequence[float]]
 
 
 class _NotWhole(Exception):  # noqa: N818 - a step that is being written
@@ -73,7 +60,7 @@ class DumpSource:
         self._cut: dict[int, str] = {}
         self._first: list[Step] = []
         self._last: list[Step] = []
-        self._window: list[_Weighed] = []
+        self._window: Window | None = None
         self._trend: Trend | None = None
 
     def look(self, *, final: bool) -> Iterator[Seen]:
@@ -148,30 +135,32 @@ class DumpSource:
             return Seen(step, "error", why=why, command=f"{command} --steps {step}", again=again)
         assert terms is not None and weighing is not None  # a step that can be read fixes them
         plan, evidence = weighing.evidence()
-        verdict = judge(plan, evidence)
-        found = told(sound.findings(), part.refused, weighing.sequences)
+        if self._window is None:
+            self._window = Window(terms.window)
+        known = [*self._judged]
+        number = known.index(step) + 1 if again else len(known) + 1
+        verdict = self._window.alone(number, plan, evidence)
+        if (drawn := weighing.before_filter(evidence)) is not None:
+            verdict = bracketed(verdict, self._window.alone(number, plan, drawn))
+        findings = (*sound.findings(), *sides(plan.contract, weighing.agreement))
+        found = told(findings, part.refused, weighing.sequences)
         errors = [line.text for line in found if line.level == "error"]
         errors += [c.note for c in verdict.cells if c.enforced and c.outcome == "error"]
         cells, atoms = verdict.cells, weighing.atoms
-        together: dict[str, int] = {}
+        together: Mapping[str, int] = {}
         if errors:
             pairs = zip(verdict.cells, unsound(verdict, errors[0]).cells, strict=True)
             # a guard that failed is what says so
             cells = tuple(c if c.outcome == "error" else other for c, other in pairs)
         else:
             self._remember(weighing.steps[step])
-            if terms.window > 1:
-                weighed = evidence.rounds[WORKLOAD, 0]
-                cells, atoms = self._together(plan, evidence, cells, step, weighed, atoms)
-                first = self._window[0].step
-                pairs = zip(cells, verdict.cells, strict=True)
-                together = {c.slice: first for c, alone in pairs if c is not alone}
+            judged = self._window.judged(number, step, plan, evidence, verdict, atoms)
+            cells, atoms, together = judged.cells, judged.atoms, judged.together
         outcomes: list[Outcome] = [
             c.outcome for c in cells if c.enforced and c.outcome != "not applicable"
         ]
         outcome = "error" if errors else worst(outcomes)
         red = [c.slice for c in cells if c.enforced and c.outcome == "violated"]
-        names = [cut.name for cut in weighing.cuts]
         # drift that grows is a cause where it grew before this step; a jump is none
         before, self._trend = self._trend, self._grown()
         since = min((together.get(name, step) for name in red), default=step)
@@ -184,44 +173,15 @@ class DumpSource:
             weighing.trained,
             weighing.sequences,
             why=errors[0] if errors else "",
-            cause=causes.likely(names, red, atoms, before) if red else "",
+            cause=causes.likely(weighing.cuts, red, atoms, before, self._held) if red else "",
             trend=self._trend,
             staleness=weighing.largest_staleness if aged else None,
             actions=actions_of(terms.contract, cells),
             command=command,
             again=again,
             together=together,
+            needs_tokens=verdict.needs_tokens,
         )
-
-    def _together(
-        self,
-        plan: Plan,
-        evidence: Evidence,
-        cells: Sequence[CellVerdict],
-        step: int,
-        weighed: Weighed,
-        atoms: Mapping[int, Sequence[float]],
-    ) -> tuple[tuple[CellVerdict, ...], Mapping[int, Sequence[float]]]:
-        """The cells of a step, its slices judged with the steps before it; and their atoms."""
-        assert self._terms is not None
-        others = [part for part in self._window if part.step != step]
-        self._window = [*others, _Weighed(step, weighed, atoms)][-self._terms.window :]
-        total = reduce(added, (part.weighed for part in self._window))
-        judged = judge(plan, replace(evidence, rounds={(WORKLOAD, 0): total}))
-        full = len(self._window) == self._terms.window
-        found = []
-        for alone, both in zip(cells, judged.cells, strict=True):
-            if alone.slice == WHOLE or alone.outcome in ("holds", "violated"):
-                both = alone
-            elif both.outcome == "inconclusive" and not full:
-                both = both.but(outcome="not applicable", note="too few steps yet")
-            found.append(both)
-        sums: dict[int, list[float]] = {}
-        for part in self._window:
-            for key, (n, tv) in part.atoms.items():
-                had = sums.get(key, [0.0, 0.0])
-                sums[key] = [had[0] + n, had[1] + tv]
-        return tuple(found), sums
 
     def _remember(self, step: Step) -> None:
         """Both ends of the run: a trend compares them."""
@@ -234,6 +194,10 @@ class DumpSource:
             self._first.append(step)
         else:
             self._last = [*self._last, step][-ENDS:]
+
+    @property
+    def _held(self) -> float | None:
+        return concentration(self._last)
 
     def _grown(self) -> Trend | None:
         return trend(self._first, self._last) if len(self._last) == ENDS else None
@@ -252,6 +216,7 @@ class DumpSource:
             f"found    {FORMATS[self._format].framework} in {self.asked.path}",
             limits,
             f"slices   {', '.join(named) or 'none: too few tokens a step, or all alike'}",
+            *(f"         {note}" for note in terms.left_out),
             f"each     step is judged alone, at confidence {terms.contract.confidence:g}"
             + (
                 f"; a slice it does not decide, with the last {terms.window}"
@@ -272,6 +237,7 @@ class DumpSource:
                 "preset": terms.preset,
                 "why": terms.why,
                 "window": terms.window,
+                "left_out": [*terms.left_out],
                 "kinds": [[list(pair) for pair in kind] for kind in terms.kinds],
             },
             "judged": [[step, stamp] for step, stamp in self._judged.items()],
@@ -291,7 +257,13 @@ class DumpSource:
             contract = read(terms["text"].encode(), "the kept contract", self.asked.path)
             kinds = tuple(tuple((n, v) for n, v in kind) for kind in terms["kinds"])
             self._terms = Terms(
-                terms["text"], contract, terms["preset"], terms["why"], kinds, terms["window"]
+                terms["text"],
+                contract,
+                terms["preset"],
+                terms["why"],
+                kinds,
+                terms["window"],
+                tuple(terms.get("left_out", ())),
             )
         self._judged = dict(kept["judged"])
         self._before = dict(self._judged)

@@ -47,6 +47,7 @@ class Following:
     wait: Callable[[float], None] = time.sleep
     now: Callable[[], float] = time.time
     memory: Memory = field(default_factory=Memory)
+    red: bool = False  # a step that was judged in this run was violated
     _said: set[str] = field(default_factory=set)
 
     def run(self) -> Memory:
@@ -96,6 +97,7 @@ class Following:
 
     def _see(self, seen: Seen) -> None:
         self.memory, alerts = advance(self.memory, seen)
+        self.red = self.red or seen.outcome == "violated"
         self.memory = replace(self.memory, places=placed(self.memory.places, seen))
         self.say(step_line(seen))
         if self.stop_file is not None and (why := stops(seen)):

@@ -54,6 +54,7 @@ class _Line(msgspec.Struct):
     would: list[str] = []
     cause: str = ""
     tokens: int = 0
+    needs_tokens: int | None = None
     sequences: int = 0
     metrics: dict[str, Number] = {}
     groups: list[tuple[float, int]] = []  # sum of |log ratio| and tokens
@@ -143,6 +144,7 @@ class MonitorSource:
             staleness=_number(line.metrics.get("servanda/staleness/max")),
             actions=tuple(dict.fromkeys((*line.action, *line.would))),
             again=again,
+            needs_tokens=line.needs_tokens,
         )
 
     def head(self) -> tuple[str, ...]:

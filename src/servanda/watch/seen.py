@@ -10,7 +10,7 @@ from servanda.clauses import CellVerdict, Outcome
 from servanda.contract import WHOLE
 from servanda.dumps import words
 from servanda.dumps.steps import Trend
-from servanda.report.words import excess
+from servanda.report.words import seen_first
 
 COVERAGE = ("usable_ratio", "rescored_ratio")  # guards: trained tokens with both logprobs
 
@@ -29,6 +29,7 @@ class Seen:
         command: to run next.
         again: whether this step was judged before, and has changed since.
         together: slices that are judged with steps before this one -> the first of those.
+        needs_tokens: about how many tokens such a step needs to be decided, where it is not.
     """
 
     step: int
@@ -44,19 +45,11 @@ class Seen:
     command: str = ""
     again: bool = False
     together: Mapping[str, int] = field(default_factory=dict)
+    needs_tokens: int | None = None
 
     @property
     def enforced(self) -> tuple[CellVerdict, ...]:
         return tuple(cell for cell in self.cells if cell.enforced)
-
-    @property
-    def promises(self) -> tuple[CellVerdict, ...]:
-        """Enforced cells that a number was measured for; guards are none."""
-        return tuple(
-            c
-            for c in self.enforced
-            if c.section != "observability" and c.value is not None and c.limit
-        )
 
     def place(self, name: str) -> str:
         """A slice in words, and the steps that are judged together."""
@@ -71,8 +64,7 @@ class Seen:
 
     def worst(self, slice_: str | None = None) -> CellVerdict | None:
         """The cell to name first: violated before others, then the largest of its limit."""
-        cells = [c for c in self.promises if slice_ in (None, c.slice)]
-        return max(cells, key=lambda c: (c.outcome == "violated", excess(c)), default=None)
+        return seen_first(c for c in self.cells if slice_ in (None, c.slice))
 
     def of_whole(self, metric: str) -> CellVerdict | None:
         """The first cell of a metric on all tokens, enforced or not."""

@@ -21,6 +21,8 @@ def step_line(seen: Seen) -> str:
         parts.append("no trained token")
     if seen.trend is not None:
         parts.append(f"trend x{seen.trend.ratio:.2f}")
+    if seen.outcome == "inconclusive" and seen.needs_tokens is not None:
+        parts.append(f"needs about {seen.needs_tokens:,} tokens, has {seen.tokens:,}")
     if seen.again:
         parts.append("written again")
     return "  ".join(part for part in parts if part).rstrip()

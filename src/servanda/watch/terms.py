@@ -14,12 +14,10 @@ from servanda.dumps.blocks import blocks, paired
 from servanda.dumps.steps import ENDS
 from servanda.dumps.structure import HEAD_TOKENS, Counts, rules_of
 from servanda.dumps.weighing import Kind, Weighing
+from servanda.dumps.window import MOST_STEPS, window_of
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.importers import Dump
 from servanda.loading import load
-
-_PARTS = 20  # a slice with one part in so many of the tokens should be decided
-_TOGETHER = 12  # steps at most that a slice is judged on
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,7 @@ class Terms:
     Args:
         text: the contract's.
         kinds: labels of sequences, so that every step has the same cells.
+        left_out: what has no slice of its own, and why.
         window: steps that a slice is judged on together, where one does not decide it.
     """
 
@@ -49,6 +48,7 @@ class Terms:
     why: str
     kinds: tuple[Kind, ...]
     window: int = 1
+    left_out: tuple[str, ...] = ()
 
 
 def fixed(
@@ -63,6 +63,7 @@ def fixed(
         None where no step can be read.
     """
     counts, counted, tokens, trained = Counts(), 0, 0, 0
+    left: tuple[str, ...] = ()
     rows: dict[Kind, None] = {}
     for step in steps[:ENDS]:
         if tokens >= HEAD_TOKENS:
@@ -81,7 +82,7 @@ def fixed(
     if not counted:
         return None
     if own is not None:
-        window = _TOGETHER  # of slices that are not ours, nobody knows how small they are
+        window = MOST_STEPS  # of slices that are not ours, nobody knows how small they are
         text, contract = own
         preset, why = contract.metadata.name, "as asked"
     else:
@@ -91,12 +92,12 @@ def fixed(
             framework = dump.about.get("framework", "")
             preset, why = presetting.guessed(dump.format, framework, stale=stale)
         needed = presetting.needed(preset)
-        window = min(max(math.ceil(_PARTS * needed * counted / max(trained, 1)), 1), _TOGETHER)
-        rules, _ = rules_of(counts, math.ceil(counted * needed / window))
-        text, contract = presetting.contract_of(preset, _name(asked.path), rules)
+        window = window_of(needed, counted, trained)
+        rules, left = rules_of(counts, math.ceil(counted * needed / window))
+        text, contract = presetting.contract_of(preset, _name(asked.path), rules, filtered=True)
     values = Weighing(contract, str(asked.path)).values
     known = (tuple((n, v) for n, v in row if v in values.get(n, ())) for row in rows)
-    return Terms(text, contract, preset, why, tuple(dict.fromkeys(known)), window)
+    return Terms(text, contract, preset, why, tuple(dict.fromkeys(known)), window, left)
 
 
 def part_of(dump: Dump, step: int) -> Dump:

@@ -11,9 +11,8 @@ from servanda.contract import Path
 from servanda.engines.base import streams
 from servanda.engines.server.jobs import Ended, Failed, Job, Token
 from servanda.engines.server.texts import Speech, Words
-from servanda.engines.stepping import likeliest
 from servanda.errors import MeasurementError
-from servanda.sampling import Sampling, processed_logprobs
+from servanda.sampling import Sampling, likeliest, processed_logprobs
 from servanda.trace import Batch, Trace
 
 SEED = 0  # of the engine; a request's own is the number of its sequence

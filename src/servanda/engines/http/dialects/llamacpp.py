@@ -25,8 +25,14 @@ from servanda.engines.http.dialects.base import (
 from servanda.engines.http.replies import Best, Part, likeliest, same_number
 from servanda.engines.http.transport import Transport
 from servanda.errors import MeasurementError
+from servanda.identity import DEFAULT
 from servanda.sampling import Sampling
 
+# of /props: what a request that names none is drawn with
+_DEFAULTS = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty"),
+    *("presence_penalty", "frequency_penalty", "dry_multiplier", "xtc_probability", "mirostat"),
+)
 _ENDS = {"eos": "stop", "limit": "length"}
 # the order of our own transform; the server's default has the temperature last
 _SAMPLERS = ["temperature", "top_k", "top_p", "min_p"]
@@ -49,6 +55,13 @@ class LlamaCpp:
         name, model = only_model(transport, served)
         meta, context = model.get("meta"), props["default_generation_settings"]["n_ctx"]
         facts = {key: part.text() for key in ("model_ftype",) if (part := props.get(key))}
+        params = props["default_generation_settings"]
+        params = params.get("params") or params
+        facts |= {
+            f"{DEFAULT}{key}": str(part.value)
+            for key in _DEFAULTS
+            if (part := params.get(key)) and part.value is not None
+        }
         size = meta.get("n_vocab") if meta else None
         return Server(
             served=name,

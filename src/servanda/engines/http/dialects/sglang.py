@@ -25,6 +25,7 @@ from servanda.engines.http.dialects.base import (
 )
 from servanda.engines.http.replies import Best, Part, likeliest, same_number, same_prompt
 from servanda.engines.http.transport import Transport
+from servanda.identity import DEFAULT
 from servanda.sampling import Sampling
 
 _FACTS = ("dtype", "quantization", "kv_cache_dtype", "attention_backend", "sampling_backend",
@@ -49,6 +50,12 @@ class SGLang(Tokenless):
         about = transport.maybe("/get_server_info") or info
         length, version = model.get("max_model_len"), about.get("version")
         facts = {key: str(part.value) for key in _FACTS if (part := about.get(key))}
+        # "model": those of the folder's generation_config.json; others were preferred at the start
+        facts |= {
+            f"{DEFAULT}{key}": str(part.value)
+            for key in ("sampling_defaults", "preferred_sampling_params")
+            if (part := about.get(key)) and part.value is not None
+        }
         return Server(
             served=name,
             version=version.text() if version else "",

@@ -1,0 +1,94 @@
+# What the monitor answered on the uncorrected runs, and why it is quiet where the field rings.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from benchmarks.experiment.alarms import Firings, cases_of, chosen
+from benchmarks.experiment.guards import FIELD
+from benchmarks.experiment.pictures import called
+from benchmarks.experiment.record import Run
+from benchmarks.experiment.sections import cries
+from benchmarks.experiment.tables import markdown
+from benchmarks.experiment.watching import CONTRACT
+from servanda import run as runs_of
+
+OUTCOMES = ("holds", "inconclusive", "violated", "error")
+WINDOW = 12  # steps of a pooled mean: the tokens of a step are few
+
+
+def slower(runs: Sequence[Run], told: Firings) -> str:
+    """Where most of the field rings on every run and the monitor on none, and what it measured."""
+    quiet = [name for name in FIELD if name in told and not cries(told[name])]
+    found = []
+    for case, seen in told.get("monitor", {}).items():
+        rows = [of for name in quiet if (of := told[name][case])]
+        loud = sum(of.runs == len(of.first) for of in rows)
+        if seen is not None and not seen.runs and 2 * loud > len(rows):
+            found += [f"- {line}" for line in _measured(runs, case)]
+    if not found:
+        return "Nowhere do most of the field's guards ring while the monitor does not."
+    return "\n".join(
+        [
+            "Most of the field's guards ring on these cases, and the monitor does not. Its limit "
+            "is the looser one; few tokens are the reason only on the steps beyond it:\n",
+            *found,
+        ]
+    )
+
+
+def _measured(runs: Sequence[Run], case: str) -> list[str]:
+    """What the clauses on the whole measured, against their limits."""
+    lines = []
+    for clause in runs_of.load(CONTRACT).statistical:
+        cells = [
+            [cell for entry in run.monitor for cell in entry["cells"] if _whole(cell, clause.id)]
+            for run in chosen(runs, case, "none")
+        ]
+        values = [[float(cell[3]) for cell in found] for found in cells if found]
+        if not values or clause.at_most is None:
+            continue
+        beyond = sum(value > clause.at_most for of in values for value in of)
+        steps = sum(map(len, values))
+        pooled = max(
+            (fmean(of[i : i + WINDOW]) for of in values for i in _starts(of)), default=math.nan
+        )
+        mean = f"Over {WINDOW} steps together the mean is"
+        within = (
+            f"{mean} {pooled:.4f} at most: within the limit, so that more tokens would say *holds*."
+            if pooled <= clause.at_most
+            else f"{mean} up to {pooled:.4f}: beyond it, so that more would say *violated*."
+        )
+        lines.append(
+            f"**{called(case)}**, `{clause.id}`: the measured value is above the limit of "
+            f"{clause.at_most:g} on {beyond} of {steps} steps. {within}"
+        )
+    return lines
+
+
+def _whole(cell: Sequence[object], clause: str) -> bool:
+    return cell[0] == clause and cell[1] == "all" and cell[3] is not None
+
+
+def _starts(values: Sequence[float]) -> range:
+    return range(len(values) - WINDOW + 1)
+
+
+def monitor_table(runs: Sequence[Run]) -> str:
+    """What the monitor answered on the uncorrected runs, step by step, and which cells were red."""
+    rows = []
+    for case in cases_of(runs):
+        told = [entry for run in chosen(runs, case, "none") for entry in run.monitor]
+        if not told:
+            continue
+        red: dict[str, int] = {}
+        for entry in told:
+            for clause, where, outcome, *_ in entry["cells"]:
+                if outcome == "violated":
+                    red[f"{clause}[{where}]"] = red.get(f"{clause}[{where}]", 0) + 1
+        cells = ", ".join(f"{cell} {n}" for cell, n in red.items())
+        answers = [sum(entry["outcome"] == word for entry in told) for word in OUTCOMES]
+        rows.append((called(case), *map(str, answers), cells or "-"))
+    return markdown(("steps of", *OUTCOMES, "red cells, and on how many steps"), rows)

@@ -1,0 +1,127 @@
+# Judged steps: what `check DIR` says of each training step, and what of it joins the verdict.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from servanda.breakdown import StepRow
+from servanda.clauses import CellVerdict, Certificate, Outcome, worst
+from servanda.contract import WHOLE
+from servanda.dumps.weighing import WORKLOAD, Weighing
+from servanda.dumps.window import Window
+from servanda.report.words import excess
+from servanda.stats import interval
+from servanda.verdict import Verdict
+
+SHOWN = 6  # cells of single steps that a verdict has
+_STEP = "step-"
+
+
+@dataclass
+class JudgedSteps:
+    """Every step of a dump, judged when the next one begins."""
+
+    window: Window
+    rows: list[StepRow] = field(default_factory=list)
+    red: list[CellVerdict] = field(default_factory=list)
+
+    def close(self, weighing: Weighing) -> None:
+        """Judge the last step that was weighed."""
+        if not weighing.steps:
+            return
+        step = next(reversed(weighing.steps.values()))
+        plan, evidence = weighing.of_step()
+        number = len(self.rows) + 1
+        alone = self.window.alone(number, plan, evidence, intervals=False)
+        judged = self.window.judged(
+            number, step.step, plan, evidence, alone, weighing.step_atoms, intervals=False
+        )
+        enforced = [c for c in judged.cells if c.enforced and c.outcome != "not applicable"]
+        violated = [c for c in enforced if c.outcome == "violated"]
+        for cell, planned, statistic in zip(
+            judged.cells, plan.cells, evidence.rounds[WORKLOAD, 0].statistics, strict=True
+        ):
+            if cell not in violated:
+                continue
+            first = judged.together.get(cell.slice, step.step)
+            own = cell.but(slice=step_slice(first, step.step, cell.slice))
+            if cell.slice not in judged.together and isinstance(planned.kind, Certificate):
+                feed = planned.kind.feed
+                low, high = interval(statistic.process, plan.alpha)
+                own = own.but(interval=(feed.value(low), feed.value(high)))
+            self.red.append(own)
+        outcome: Outcome = worst([c.outcome for c in enforced] or ["inconclusive"])
+        sums = weighing.step_sums
+        self.rows.append(
+            StepRow(
+                step.step,
+                outcome,
+                step.sequences,
+                step.tokens,
+                _finite(sums.mean("tv")),
+                _finite(sums.mean("abs_log_ratio")),
+                _finite(sums.mean("exp_abs")),
+                _finite(sums.mean("k3")),
+                tuple(f"{c.clause}[{c.slice}]" for c in violated),
+            )
+        )
+
+    def joined(self, verdict: Verdict) -> Verdict:
+        """The verdict of the whole, violated where any step is.
+
+        The worst red cells of steps are added, of clauses and slices that the whole does not show
+        red already.  A dump of one step has no step to tell apart from the whole.
+        """
+        if len(self.rows) < 2:
+            return verdict
+        known = {(c.clause, c.slice) for c in verdict.cells if c.outcome == "violated"}
+        fresh = [c for c in self.red if (c.clause, slice_of(c.slice)) not in known]
+        shown = _spread(fresh)
+        outcome = worst([verdict.outcome, "violated"]) if self.red else verdict.outcome
+        return replace(verdict, outcome=outcome, cells=(*verdict.cells, *shown))
+
+
+def _spread(cells: Sequence[CellVerdict]) -> list[CellVerdict]:
+    """The worst cells: of a step that is red as a whole, its slices add nothing."""
+    whole = {c.slice for c in cells if " " not in c.slice}
+    best: dict[tuple[str, str], CellVerdict] = {}
+    for cell in cells:
+        step, _, slice_ = cell.slice.partition(" ")
+        if slice_ and step in whole:
+            continue
+        key = (step, "" if slice_ else cell.clause)
+        if key not in best or excess(cell) > excess(best[key]):
+            best[key] = cell
+    return sorted(best.values(), key=lambda c: -excess(c))[:SHOWN]
+
+
+def step_slice(first: int, step: int, slice_: str) -> str:
+    """The name of a cell of one step, or of some steps together.
+
+    >>> step_slice(6, 6, "all"), step_slice(4, 6, "start-2-on")
+    ('step-6', 'step-4-to-6 start-2-on')
+    """
+    steps = f"{_STEP}{step}" if first == step else f"{_STEP}{first}-to-{step}"
+    return steps if slice_ == WHOLE else f"{steps} {slice_}"
+
+
+def slice_of(name: str) -> str:
+    """The slice that a cell of a step is of; any other name as it is.
+
+    >>> slice_of("step-6"), slice_of("step-4-to-6 start-2-on"), slice_of("turn-2")
+    ('all', 'start-2-on', 'turn-2')
+    """
+    if not name.startswith(_STEP):
+        return name
+    return name.partition(" ")[2] or WHOLE
+
+
+def is_step(cell: CellVerdict) -> bool:
+    """Whether a cell is of single steps."""
+    return cell.slice.startswith(_STEP)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,93 @@
+# Transform: whether one setting of the sampler, that only one side applies, makes the difference.
+#
+# Two settings leave a mark that no noise of kernels leaves.  A cut (top-p, top-k, min-p) that the
+# engine renormalises takes mass from the trainer's distribution, so the mean weight is below 1 by
+# that mass and hardly any weight is above 1.  A temperature turns log p into log p / T less a
+# constant of the context, so the log ratio follows log p.  Each is named only where it explains
+# at least half of the difference.
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+ENOUGH = 1000  # tokens, or nothing is told
+_MOST_OF_IT = 0.5
+_FAR_NATS = math.log(2)
+_FAR_SHARE = 0.002  # of tokens with a weight above 2: a cut has none, and heavy tails have more
+_SIGMAS = 5.0
+_STEEPEST = 0.5  # |1 - 1/T|: steeper is the slope that large independent noise has, about 1
+_EDGES_NATS = np.geomspace(1e-4, 20.0, 40)  # of bins of -log p
+
+
+class Transform:
+    """Sums over the tokens with both logprobs; none of it grows with their number."""
+
+    def __init__(self) -> None:
+        self.n = self.far = 0
+        self.above = self.below = self.squares = 0.0  # of (w - 1)^+, (1 - w)^+ and (w - 1)^2
+        # of each bin of log p_train: tokens, and sums of x, d, xd, dd; x = log p, d = log ratio
+        self.bins = np.zeros((5, len(_EDGES_NATS) + 1))
+
+    def add(self, logp_train_N: Array, logp_infer_N: Array) -> None:
+        """Both logprobs of some tokens, nats; a train logprob may be -inf."""
+        d_N = logp_train_N - logp_infer_N
+        gap_N = np.expm1(np.minimum(d_N, 300.0))
+        self.n += len(d_N)
+        self.far += int((d_N > _FAR_NATS).sum())
+        self.above += float(np.maximum(gap_N, 0.0).sum())
+        self.below -= float(np.minimum(gap_N, 0.0).sum())
+        self.squares += float((gap_N * gap_N).sum())
+        known_N = np.isfinite(d_N)
+        x_K, d_K = logp_train_N[known_N], d_N[known_N]
+        bin_K = np.searchsorted(_EDGES_NATS, -x_K)
+        for row, values_K in enumerate((None, x_K, d_K, x_K * d_K, d_K * d_K)):
+            self.bins[row] += np.bincount(bin_K, values_K, minlength=self.bins.shape[1])
+
+    def cause(self) -> str:
+        """The setting that explains most of the difference, in one line; "" where none does."""
+        if self.n < ENOUGH:
+            return ""
+        return self._cut() or self._temperature()
+
+    def _cut(self) -> str:
+        """Mass that infer cannot draw: E w = 1 - mass, and E(1 - w)^+ = mass without noise."""
+        mass = (self.below - self.above) / self.n
+        error = math.sqrt(self.squares / self.n / self.n)
+        share = mass * self.n / self.below if self.below else 0.0
+        if self.far > _FAR_SHARE * self.n or mass < _SIGMAS * error or share < _MOST_OF_IT:
+            return ""
+        return (
+            f"the engine cannot draw {100 * mass:.2g} % of the trainer's mass and renormalises the "
+            f"rest: a top-p of at most {1 - mass:.2g}, a top-k or a min-p that the trainer does "
+            f"not apply; it explains {100 * share:.0f} % of the difference"
+        )
+
+    def _temperature(self) -> str:
+        """d = (1 - 1/T) x - c of the context, and c is about (1/T - 1) times its entropy.
+
+        With b = 1 - 1/T, d is b (x + cross entropy): its mean is near 0 in each context, so its
+        variance over its covariance with x is b, however the entropies of contexts vary.  The
+        share of the variance of d that lies between bins of x is at most what b explains.
+        """
+        n_B, _, d_B, *_ = self.bins
+        n, x, d, xd, dd = self.bins.sum(axis=1)
+        if n < ENOUGH:
+            return ""
+        spread, slope = dd / n - (d / n) ** 2, xd / n - x / n * d / n
+        if not (spread > 0 and slope):
+            return ""
+        b = spread / slope
+        met_B = n_B > 0
+        between = float((d_B[met_B] ** 2 / n_B[met_B]).sum()) / n - (d / n) ** 2
+        share = between / spread
+        if abs(b) > _STEEPEST or share < _MOST_OF_IT:
+            return ""
+        return (
+            f"a temperature: the engine drew at about {1 / (1 - b):.2f} times the trainer's; the "
+            f"log ratio follows log p, which explains at least {100 * share:.0f} % of its variance"
+        )

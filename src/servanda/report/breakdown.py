@@ -1,0 +1,101 @@
+# The breakdown of a dump as tables: the steps, the worst sequences, and what a filter removed.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from servanda.breakdown import Breakdown, Removed, SequenceRow, StepRow
+from servanda.clauses.base import ORDER
+from servanda.report.words import GLYPH, line, percent
+from servanda.verdict import Verdict
+
+STEPS = 20  # rows of a report; JSON has all
+Table = tuple[str, list[str], list[list[str]]]
+_STEP_HEADS = ["step", "alone", "sequences", "tokens", "2 TV", "mean |Δ logp|", "TME", "k3, nats"]
+_SEQUENCE_HEADS = [
+    "step", "place", "prompt group", "tokens", "sum Δ logp", "mean exp |Δ logp|", "2 TV", "share",
+    "",
+]  # fmt: skip
+
+
+def tables(verdict: Verdict) -> list[Table]:
+    """(title, heads, rows) of what a report folds; [] of a verdict that is not of a dump."""
+    found = verdict.breakdown
+    if found is None:
+        return []
+    made: list[Table] = []
+    if len(found.steps) > 1:
+        rows = worst_steps(found.steps)[:STEPS]
+        made.append((_steps_title(found, len(rows)), _STEP_HEADS, [step_row(r) for r in rows]))
+    if found.sequences:
+        title = f"The worst {len(found.sequences)} sequences; {found.beyond:,} of all are beyond "
+        title += "the limit on their own tokens"
+        made.append((title, _SEQUENCE_HEADS, [sequence_row(r) for r in found.sequences]))
+    return made
+
+
+def worst_steps(steps: Sequence[StepRow]) -> list[StepRow]:
+    """By answer, then by mean (1 - w)^+."""
+    return sorted(steps, key=lambda s: (ORDER.index(s.outcome), -(s.tv or 0.0), s.step))
+
+
+def step_row(row: StepRow) -> list[str]:
+    """One step as cells of a table."""
+    double = None if row.tv is None else 2 * row.tv
+    return [
+        f"{row.step}",
+        f"{GLYPH[row.outcome]} {row.outcome}",
+        f"{row.sequences:,}",
+        f"{row.tokens:,}",
+        percent(double),
+        digits(row.abs_log_ratio),
+        digits(row.exp_abs),
+        digits(row.k3),
+    ]
+
+
+def sequence_row(row: SequenceRow) -> list[str]:
+    """One sequence as cells of a table."""
+    return [
+        f"{row.step}",
+        line(row.source, 60),
+        line(row.group, 24),
+        f"{row.tokens:,}",
+        f"{row.log_ratio:+.3g}",
+        digits(row.exp_abs),
+        percent(2 * row.tv),
+        percent(row.share),
+        "removed by a filter" if row.removed else "beyond the limit" if row.beyond else "",
+    ]
+
+
+def count_of(steps: Sequence[StepRow]) -> str:
+    """How the steps were answered, such as "11 hold, 1 violated"."""
+    words = {"holds": "hold", "error": "without an answer", "not applicable": "without a token"}
+    counts = {o: sum(s.outcome == o for s in steps) for o in reversed(ORDER)}
+    return ", ".join(f"{n:,} {words.get(o, o)}" for o, n in counts.items() if n)
+
+
+def removed_line(removed: Removed) -> str:
+    """What the trainer's filter took out, and what it hides."""
+    text = (
+        f"a filter removed {removed.sequences:,} of {removed.of_sequences:,} sequences "
+        f"({percent(removed.tokens / max(removed.of_tokens, 1))} of the tokens) before training"
+    )
+    if removed.tv is None or removed.kept is None or removed.before is None:
+        return f"{text}; nothing is known about them"
+    return (
+        f"{text}: {percent(2 * removed.tv)} of their gradient may be wrong, and "
+        f"{percent(2 * removed.kept)} of that of the others; before the filter it was "
+        f"{percent(2 * removed.before)}"
+    )
+
+
+def digits(value: float | None) -> str:
+    """Three significant digits."""
+    return "" if value is None else f"{value:.4g}" if value >= 1 else f"{value:.3g}"
+
+
+def _steps_title(found: Breakdown, shown: int) -> str:
+    title = f"Each step judged alone: {count_of(found.steps)}"
+    return title if shown == len(found.steps) else f"{title}; the worst {shown} (JSON has all)"

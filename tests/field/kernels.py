@@ -1,0 +1,396 @@
+# Caches, kernels, builds: two kernels are compared, or one dump of a run.
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from servanda.language import parse
+from servanda.rl import Monitor
+from tests import kit
+from tests.field.rows import bug, known, servanda
+from tests.field.sync import observed
+from tests.field.worlds import NOISE, draw, run
+
+CACHE = "Prefix cache, KV and state"
+BUILDS = "Kernels, batches, builds"
+SPECULATION = "Drafts and speculation"
+SHORT, LONG = "abcdefghijkl", "ABCDEFGHIJKL"
+TOKENS = [*SHORT, *LONG, "<eos>"]
+
+
+def policy(seed=0):
+    """Next-token probabilities by the last token; text in small letters goes on in them."""
+    rng = np.random.default_rng(seed)
+    rows = {}
+    for letters, at in ((SHORT, 0), (LONG, len(SHORT))):
+        for letter in letters:
+            row = np.zeros(len(TOKENS))
+            row[at : at + len(letters)] = 0.95 * rng.dirichlet(np.full(len(letters), 0.5))
+            row[-1] = 0.05
+            rows[letter] = row
+    rows[""] = np.r_[np.full(len(TOKENS) - 1, 0.95 / (len(TOKENS) - 1)), 0.05]
+    return rows
+
+
+def noisy(rows, spread, letters=SHORT + LONG, seed=1):
+    """The rows of these letters with noise on their logits, nats."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for name, row in rows.items():
+        moved = row * np.exp(spread * rng.standard_normal(len(row)))
+        found[name] = moved / moved.sum() if name and name in letters else row
+    return found
+
+
+def forgetful(rows, share):
+    """Rows of a kernel that has lost a share of what its cache knew of the last token."""
+    mean = np.mean([rows[letter] for letter in SHORT + LONG], axis=0)
+    return {name: (1 - share) * row + share * mean for name, row in rows.items()}
+
+
+def compared(folder, a, b, preset):
+    """`servanda compare A B` of two tables, on short prompts and prompts of eight times that."""
+    for name, rows in (("a.json", a), ("b.json", b)):
+        kit.table(folder, name, {k: row.tolist() for k, row in rows.items()}, tokens=TOKENS)
+    texts = [" ".join(SHORT[(i + j) % 12] for j in range(4)) for i in range(12)]
+    texts += [" ".join(LONG[(i + j) % 12] for j in range(32)) for i in range(12)]
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    kernels = (f"table:{folder / 'a.json'}", f"table:{folder / 'b.json'}")
+    options = ("--prompts", prompts, "--max-new-tokens", 8, "--run-dir", folder / "run")
+    return servanda("compare", *kernels, "--preset", preset, *options, "--quiet")
+
+
+@functools.cache
+def healthy(preset):
+    """The same of two kernels that differ by noise alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        return compared(Path(folder), policy(), noisy(policy(), 0.01), preset)
+
+
+@bug(
+    CACHE,
+    "vllm-project/vllm#13133",
+    "vllm-project/vllm#42179",
+    "vllm-project/vllm#6135",
+    what="with an FP8 KV cache the output cannot be read",
+    command="servanda compare A B --preset fp8",
+    state="caught",
+    exit=1,
+    says="VIOLATED: whole on all",
+)
+def fp8_cache(folder, broken):
+    rows = policy()
+    return compared(folder, rows, forgetful(rows, 0.5), "fp8") if broken else healthy("fp8")
+
+
+@bug(
+    CACHE,
+    "vllm-project/vllm#15865",
+    "vllm-project/vllm#23813",
+    what="FP8 loses accuracy on contexts beyond 8k tokens",
+    command="servanda compare A B --preset fp8 --prompts FILE (with prompts as long as yours)",
+    state="caught",
+    exit=1,
+    says="✗ slice: mean tv              prompt_tokens>=16",
+)
+def fp8_on_long_contexts(folder, broken):
+    rows = policy()
+    return compared(folder, rows, noisy(rows, 0.3, LONG), "fp8") if broken else healthy("fp8")
+
+
+@bug(
+    SPECULATION,
+    "vllm-project/vllm#38711",
+    "vllm-project/vllm#30846",
+    what="with multi-token prediction logprobs are wrong where an answer nears the model's length",
+    command="servanda check DIR",
+    state="caught",
+    exit=1,
+    says="✗   … answer tokens from 64 on",
+)
+def wrong_near_the_end(folder, broken):
+    last = (np.arange(96) >= 88) & broken
+    how = functools.partial(draw, 21, noise=np.where(last, 2.5, NOISE))
+    return servanda("check", run(folder / "dump", how, range(1, 7)), "--quiet")
+
+
+BITWISE = """
+apiVersion: servanda.dev/v1alpha1
+kind: KernelContract
+metadata: {name: bitwise}
+bitwise: true
+kernels:
+  train: {engine: external}
+  infer: {engine: external}
+weights: {changes: every_step}
+claim: realised
+workload: {source: trainer}
+statistical:
+  - {id: equal, metric: abs_log_ratio_nats, aggregate: p99, at_most: 0.0}
+"""
+
+
+@bug(
+    BUILDS,
+    "pytorch/torchtitan#3498",
+    what="bitwise mode leaves a constant difference of 4.8e-07",
+    command="Monitor.observe (with a limit of 0)",
+    state="caught",
+    exit=1,
+    says="✗ equal",
+)
+def not_bitwise(folder, broken):
+    step = draw(40, 1)
+    contract = parse(BITWISE, "bitwise.kernelcontract.yaml", engines=["external"])[0]
+    train = (step.infer - 4.8e-7 * broken).astype(np.float32)
+    infer = step.infer.astype(np.float32)
+    return observed(Monitor(contract).observe(train, infer, step.mask, weights=1))
+
+
+@bug(
+    BUILDS,
+    "vllm-project/vllm#5280",
+    "vllm-project/vllm#15381",
+    "vllm-project/vllm#4740",
+    what="an upgrade of the server changes predictions, or the meaning of logprobs",
+    command="servanda compare URL_A URL_B",
+    state="caught",
+    exit=1,
+    says="VIOLATED: whole on all",
+)
+def upgraded(folder, broken):
+    return two_servers(folder, new="Upgraded") if broken else equal_servers()
+
+
+@bug(
+    BUILDS,
+    "vllm-project/vllm#49927",
+    what="a change of one kernel moves the distribution; its operator builds an A/B harness by "
+    "hand",
+    command="servanda compare A B --preset vllm-upgrade",
+    state="caught",
+    exit=1,
+    says="VIOLATED: whole on all",
+)
+def one_kernel_changed(folder, broken):
+    if not broken:
+        return healthy("vllm-upgrade")
+    return compared(folder, policy(), noisy(policy(), 0.1), "vllm-upgrade")
+
+
+@bug(
+    BUILDS,
+    "PrimeIntellect-ai/prime-rl#2671",
+    "PrimeIntellect-ai/prime-rl#3543",
+    what="KL of .03 at step 0, before any update; a bug of CUDA graphs read .194 where .024 is "
+    "healthy",
+    command="servanda check DIR",
+    state="caught",
+    exit=1,
+    says="since step 0",
+)
+def red_before_any_update(folder, broken):
+    noise = 0.35 if broken else NOISE
+    return servanda(
+        "check", run(folder / "dump", functools.partial(draw, 47, noise=noise), [0]), "--quiet"
+    )
+
+
+THRESHOLD = """
+apiVersion: servanda.dev/v1alpha1
+kind: KernelContract
+metadata: {{name: ci, version: {version}}}
+kernels:
+  train: {{engine: external}}
+  infer: {{engine: external}}
+weights: {{changes: every_step}}
+claim: realised
+workload: {{source: trainer}}
+statistical:
+  - {{id: logprobs, metric: abs_log_ratio_nats, aggregate: mean, clip: 1.0, at_most: {limit}}}
+"""
+
+
+@bug(
+    BUILDS,
+    "NovaSky-AI/SkyRL#1408",
+    "NVIDIA-NeMo/RL#1307",
+    what="a threshold of CI is raised after an upgrade: “keep an eye on”",
+    command="servanda diff OLD NEW",
+    state="caught",
+    exit=1,
+    says="statistical.logprobs.at_most  0.07 -> 0.09",
+)
+def threshold_raised(folder, broken):
+    for name, version, limit in (("old", "1.0.0", 0.07), ("new", "1.0.1", 0.09)):
+        text = THRESHOLD.format(version=version, limit=limit if broken else 0.07)
+        (folder / f"{name}.kernelcontract.yaml").write_text(text)
+    return servanda("diff", *(folder / f"{name}.kernelcontract.yaml" for name in ("old", "new")))
+
+
+@bug(
+    "Meaning of the data",
+    "swiss-ai/model-launch#173",
+    "vllm-project/vllm#9519",
+    what="on some paths the chat template and the tokenizer each add a BOS",
+    command="servanda compare URL_A URL_B",
+    state="caught",
+    exit=1,
+    says="surface   ✗ the chat template differs: clients are served otherwise",
+)
+def doubled_bos(folder, broken):
+    return two_servers(folder, new="DoubledBos") if broken else equal_servers()
+
+
+def two_servers(folder, new):
+    """`servanda compare URL_A URL_B` of two servers on sockets."""
+    from tests.field import servers
+
+    return servers.compared(folder, servers.Served, getattr(servers, new))
+
+
+@functools.cache
+def equal_servers():
+    with tempfile.TemporaryDirectory() as folder:
+        return two_servers(Path(folder), "Served")
+
+
+@bug(
+    CACHE,
+    "NVIDIA-NeMo/RL#4018",
+    what="the prefix cache is never reset over 17 weight updates: the mismatch grows in a job, "
+    "and is gone after a restart",
+    command="servanda check DIR",
+    state="caught",
+    exit=1,
+    says="as of a prefix cache that outlives a sync",
+)
+def stale_prefixes(folder, broken):
+    def how(step):
+        hit = (np.arange(24) % 5 == 0) & broken
+        noise = np.where(hit, 0.15 * step, NOISE)
+        return draw(23, step, noise=noise[:, None])
+
+    return servanda("check", run(folder / "dump", how), "--quiet")
+
+
+@bug(
+    BUILDS,
+    "Tencent-Hunyuan/UniRL#208",
+    what="a deterministic mode draws 8 equal answers a group: GRPO learns nothing, and its "
+    "evaluation is inflated",
+    command="servanda check DIR",
+    state="caught",
+    exit=4,
+    says="Does the sampler repeat itself (deterministic, or seeded alike)",
+)
+def equal_answers(folder, broken):
+    def how(step):
+        drawn = draw(41, step)
+        first = np.arange(24) // 8 * 8 if broken else np.arange(24)
+        columns = {name: getattr(drawn, name)[first] for name in ("token", "train", "infer")}
+        return drawn.but(**columns, group=8)
+
+    return servanda("check", run(folder / "dump", how, range(1, 7)), "--quiet")
+
+
+known(
+    CACHE,
+    "InternLM/lmdeploy#4917",
+    what="`/update_weights` keeps the KV of stale prefixes",
+    command="servanda preflight FILE.py:NAME",
+    state="in part",
+    missing="the drill names a stale cache; it needs a whole module, and lmdeploy has no dialect",
+)
+known(
+    CACHE,
+    "vllm-project/vllm#53912",
+    "vllm-project/vllm#43559",
+    what="prefix caching and multi-token prediction corrupt hybrid models",
+    command="-",
+    state="not",
+    missing="a relation between a cold and a warm cache: evidence is taken with caches off",
+)
+known(
+    CACHE,
+    "sgl-project/sglang#39830",
+    what="a hit of the host's tier of the cache: 20 of 20 answers are fluent and wrong; cold and "
+    "from the device 20 of 20 are right",
+    command="-",
+    state="not",
+    missing="the same, by tier; behind `servanda serve` live answers are scored again",
+)
+known(
+    CACHE,
+    "vllm-project/tpu-inference#3412",
+    what="gsm8k .01 with prefix caching, .97 without",
+    command="-",
+    state="not",
+    missing="the same",
+)
+known(
+    CACHE,
+    "TheTom/llama-cpp-turboquant#305",
+    what="K and V in q8_0: median KLD .055, same top token 74.9 %, and a smoke test passes",
+    command="servanda compare A B",
+    state="in part",
+    missing="no `kv_cache` key of the `llamacpp` engine: a llama-server has to be started by hand",
+)
+known(
+    BUILDS,
+    "vllm-project/vllm#48271",
+    what="a block size switches at 256 tokens: prefill is not decode, and decode depends on load",
+    command="servanda selftest URL",
+    state="in part",
+    missing="seen beyond .01 TV; relations with a limit of 0 for servers",
+)
+known(
+    BUILDS,
+    "sgl-project/sglang#30821",
+    "sgl-project/sglang#39581",
+    "sgl-project/sglang#19431",
+    "sgl-project/sglang#10785",
+    what="a deterministic mode is broken by temperature, by an attention kernel, by TP ≥ 4",
+    command="servanda selftest URL",
+    state="in part",
+    missing="replay, shuffle, batch of 1 against N, warm against cold, decode against prefill",
+)
+known(
+    BUILDS,
+    "sgl-project/sglang-omni#458",
+    what="H20 against H200: 2 of 30 answers flip, and a threshold on a task turns red",
+    command="servanda compare A B --preset new-gpu",
+    state="in part",
+    missing="texts only: no images, no sound",
+)
+known(
+    BUILDS,
+    "NovaSky-AI/SkyRL#2201",
+    what="wanted: trainer against engine over the whole vocabulary",
+    command="golden clauses",
+    state="in part",
+    missing="exact where both run in one process; trainers whose parameters are sharded",
+)
+known(
+    SPECULATION,
+    "vllm-project/vime#351",
+    "verl-project/verl#6947",
+    "vllm-project/vllm#46725",
+    what="only the target is synced: drafts are accepted about 0 % of the time instead of 58.6 %",
+    command="-",
+    state="not",
+    missing="the acceptance of drafts as a metric; a drill of the draft",
+)
+known(
+    SPECULATION,
+    "vllm-project/vllm#40149",
+    what="rejection sampling without the draft's probabilities, or in another dtype: the law of "
+    "the output changes",
+    command="servanda selftest URL",
+    state="in part",
+    missing="`served_fidelity` sees it above a size; a fault of it in the catalogue",
+)

@@ -1,0 +1,106 @@
+# docs/explanation/field_bugs.md, written from the rows: python -m tests.field.page
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.field import ROWS
+from tests.field.rows import Row, short
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "field_bugs.md"
+SECTIONS = (
+    "Weight sync and adapters",
+    "Drafts and speculation",
+    "Prefix cache, KV and state",
+    "Kernels, batches, builds",
+    "Meaning of the data",
+    "Routing of experts",
+    "Vendors",
+)
+HEAD = """\
+<!-- written by python -m tests.field.page -->
+# Bugs of the field, and the answers to them
+
+Bugs that people reported in public threads about training and serving language models, and the
+answer that Servanda gives to data of their shape: **{caught} of {all} are caught, {part} in part,
+{no} not.** The threads were read up to September 2026.
+
+*Caught* means that the command is red and its answer leads to the bug. *In part*: it is red without
+the cause, red only above a size, or needs code of your own. *Not*: no command of today would show
+it.
+
+Where an answer is shown, it is word for word what the command prints in `tests/field/`: a case
+there builds the bug, a healthy twin of the same shape has to hold, and this page is written from
+the cases. The data is synthetic. Dumps are drawn from a softmax over 256 tokens, kernels are tables
+of probabilities or the shipped models of 2.6 M parameters, and sizes of errors are chosen to be
+those of the thread where it tells them. So a case shows that this kind of bug is seen, and not how
+large the bug was in the field. Nothing was run on a GPU, and the frameworks themselves were not
+run. The threads' numbers are their reporters'.
+"""
+
+
+def links(row: Row) -> str:
+    """Every thread of a row as a link; GitHub leads from an issue's address to a pull request."""
+    found = []
+    for thread in row.threads:
+        repository, number = thread.split("#")
+        found.append(f"[{short(thread)}](https://github.com/{repository}/issues/{number})")
+    return ", ".join(found)
+
+
+def answer(row: Row) -> str:
+    """Of the case that is run."""
+    if row.exit is None:
+        return "-"
+    return f"`{row.says.replace('|', '&#124;')}` · exit {row.exit}"
+
+
+def command(row: Row) -> str:
+    """A call in code; words, and what stands in brackets behind a call, not."""
+    if not row.command.startswith(("servanda", "Monitor")):
+        return row.command
+    call, bracket, rest = row.command.partition(" (")
+    return f"`{call}`{bracket}{rest}"
+
+
+def rows(state: str) -> Iterator[tuple[str, list[Row]]]:
+    for section in SECTIONS:
+        found = [row for row in ROWS if (row.section, row.state) == (section, state)]
+        if found:
+            yield section, found
+
+
+def written() -> str:
+    """The whole page."""
+    count = {
+        state: sum(row.state == state for row in ROWS) for state in ("caught", "in part", "not")
+    }
+    lines = [
+        HEAD.format(all=len(ROWS), caught=count["caught"], part=count["in part"], no=count["not"]),
+        "## Caught",
+        "",
+    ]
+    for section, found in rows("caught"):
+        lines += [
+            f"**{section}**",
+            "",
+            "| bug | happened | command | answer |",
+            "|---|---|---|---|",
+        ]
+        lines += [f"| {links(r)} | {r.what} | {command(r)} | {answer(r)} |" for r in found]
+        lines.append("")
+    for state, title in (("in part", "Caught in part"), ("not", "Not caught")):
+        lines += [f"## {title}", ""]
+        lines += ["| bug | happened | command | answer | missing |", "|---|---|---|---|---|"]
+        for _, found in rows(state):
+            lines += [
+                f"| {links(r)} | {r.what} | {command(r)} | {answer(r)} | {r.missing} |"
+                for r in found
+            ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(), encoding="utf-8")

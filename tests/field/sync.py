@@ -1,0 +1,248 @@
+# Weight sync, adapters and versions.
+
+from pathlib import Path
+
+import numpy as np
+
+from servanda.errors import EvidenceError
+from servanda.rl import Monitor
+from tests.field.rows import Answer, bug, known, servanda
+from tests.field.worlds import NOISE, draw, run
+
+SYNC = "Weight sync and adapters"
+FLEET = 6
+DRIFTED = 0.25  # nats a logit: an engine whose weights are some updates behind
+
+
+def drilled(folder: Path, text: str) -> Answer:
+    """`servanda preflight FILE.py:NAME` on a script of this text."""
+    (folder / "drill.py").write_text(text)
+    return servanda("preflight", folder / "drill.py:sync", "--quiet")
+
+
+def observed(step) -> Answer:
+    """What a monitor said of a step."""
+    return Answer(step.exit_code, f"{step.outcome}: {step.cause}\n{step}")
+
+
+ADAPTER = """
+from servanda.engines.weight_sync import WeightSync
+from servanda.faults.sync import SYNC_FAULTS
+from servanda.preflight.trainee import Trainee
+from tests.trainers import MODELS, adapt, open_engine, score, trainer
+
+tokens = [[(7 * i + 3 * j) % 1000 + 1 for j in range(25)] for i in range(6)]
+
+def sync():
+    module, engine = trainer("qwen3", moved=0.0), open_engine(MODELS / "tiny-qwen3", "bfloat16")
+    adapt(module)
+    sender = {sender}
+    return Trainee(module, sender(module, engine), lambda rows: score(engine, rows), tokens)
+"""
+
+
+@bug(
+    SYNC,
+    "unslothai/unsloth#8701",
+    what="LoRA training; every rollout comes from the base model",
+    command="servanda preflight FILE.py:NAME",
+    state="caught",
+    exit=1,
+    says="the adapters never reach the engine: rollouts come from the base model",
+)
+def adapter_ignored(folder, broken):
+    fault = 'SYNC_FAULTS["adapter_ignored"].inject(WeightSync, True)'
+    return drilled(folder, ADAPTER.format(sender=fault if broken else "WeightSync"))
+
+
+SLEEP = """
+import torch
+from tests.preflight.toys import Engine, Toy
+from servanda.preflight.trainee import Trainee
+
+class Sleeping(Engine):
+    '''At level 2 weights are dropped when the engine sleeps, and it wakes with what is there.'''
+
+    def sync(self):
+        super().sync()
+        if {broken}:
+            noise = torch.Generator().manual_seed(1)
+            with torch.no_grad():
+                for weight in self.model.parameters():
+                    weight.copy_(torch.randn(weight.shape, generator=noise, dtype=weight.dtype))
+
+def sync():
+    module = Toy()
+    engine = Sleeping(module)
+    return Trainee(module, engine.sync, engine.score)
+"""
+
+
+@bug(
+    SYNC,
+    "huggingface/trl#5312",
+    what="`vllm_enable_sleep_mode` drops the synced weights; mean logprob difference .015 → .201",
+    command="servanda preflight FILE.py:NAME",
+    state="caught",
+    exit=1,
+    says="the sync returns, and nothing reaches the engine",
+)
+def weights_lost_in_sleep(folder, broken):
+    return drilled(folder, SLEEP.format(broken=broken))
+
+
+@bug(
+    SYNC,
+    "vllm-project/vllm#45835",
+    "vllm-project/vllm#28425",
+    "vllm-project/vllm#41670",
+    what="scales of FP8 stay uninitialised memory after a layerwise reload: logprobs are NaN",
+    command="Monitor.observe",
+    state="caught",
+    exit=4,
+    says="launched tokens have no usable logprob (NaN, infinite, or a lost sequence)",
+)
+def uninitialised_scales(folder, broken):
+    step = draw(10, 1, size=32)
+    infer = step.infer.copy()
+    if broken:
+        infer[: len(infer) // 4] = np.nan
+    return observed(Monitor("verl-sync").observe(step.train, infer, step.mask, weights=1))
+
+
+@bug(
+    SYNC,
+    "THUDM/slime#1695",
+    what="after a resume from a checkpoint the logprob difference is very high for some steps",
+    command="servanda check DIR",
+    state="caught",
+    exit=1,
+    says="✗ each step alone: 9 hold, 3 violated (steps 7 to 9)",
+)
+def resumed(folder, broken):
+    def how(step):
+        return draw(13, step, noise=0.6 if broken and 7 <= step <= 9 else NOISE)
+
+    return servanda("check", run(folder / "dump", how), "--quiet")
+
+
+@bug(
+    SYNC,
+    "ai-dynamo/dynamo#9131",
+    "sgl-project/sglang-omni#663",
+    what="a weight update is not atomic: one worker fails, and the fleet serves two versions",
+    command="servanda check DIR (the dump names the replica)",
+    state="caught",
+    exit=1,
+    says="replica r3 itself: its weights, its build, its hardware; it explains 100 % of the excess",
+)
+def mixed_fleet(folder, broken):
+    def how(step):
+        late = (np.arange(24) % FLEET == 3) & broken & (step >= 6)
+        noise = np.where(late, DRIFTED, NOISE)[:, None]
+        return draw(15, step, noise=noise, labels={"replica": lambda s: f"r{s % FLEET}"})
+
+    return servanda("check", run(folder / "dump", how), "--quiet")
+
+
+@bug(
+    SYNC,
+    "radixark/miles#2244",
+    what="after a failover the version counter falls: staleness is negative, and a filter is inert",
+    command="Monitor.observe(staleness=)",
+    state="caught",
+    exit=4,
+    says="a token is -5 updates old",
+)
+def version_fell(folder, broken):
+    step, monitor = draw(16, 1, size=32), Monitor("verl-async")
+    trained, drawn = 12, 17 if broken else 11
+    try:
+        found = monitor.observe(
+            step.train, step.infer, step.mask, weights=trained, staleness=[trained - drawn] * 32
+        )
+    except EvidenceError as error:
+        return Answer(error.exit_code, str(error))
+    return observed(found)
+
+
+@bug(
+    SYNC,
+    "verl-project/verl#7495",
+    what="asynchronous LoRA is never delivered: of 399 tensors of a sync none is the adapter's; "
+    "`rollout_corr/kl` grows 36-fold in two months, and reads as staleness",
+    command="servanda check DIR",
+    state="in part",
+    exit=0,
+    says="it has doubled",
+    missing="below the limit a trend is shown and does not decide; a drill of an asynchronous "
+    "verl run",
+)
+def adapter_never_delivered(folder, broken):
+    def how(step):
+        return draw(1, step, noise=NOISE * (1 + broken * (step - 1) / 4))
+
+    return servanda("check", run(folder / "dump", how), "--quiet")
+
+
+known(
+    SYNC,
+    "modelscope/ms-swift#9855",
+    what="an asynchronous server ignores the updated LoRA; its user showed it by a reward on "
+    "length",
+    command="servanda preflight FILE.py:NAME",
+    state="in part",
+    missing="a hook for ms-swift; a `score` over HTTP has to be written by hand",
+)
+known(
+    SYNC,
+    "huggingface/trl#6344",
+    what="a worker of one's own skips the LoRA sync, and the version counter still rises",
+    command="Monitor.observe",
+    state="in part",
+    missing="seen once it has drifted; a version is not held against a digest of the weights",
+)
+known(
+    SYNC,
+    "verl-project/verl#7195",
+    what="tensors in the layout of the checkpoint are written into that of a kernel: experts lie "
+    "in the wrong places",
+    command="the verl plug-in",
+    state="in part",
+    missing="violated at step 1, without its cause; a drill where parameters are sharded",
+)
+known(
+    SYNC,
+    "vllm-project/vime#388",
+    what="expert parallelism: expert 0 equals expert 32; from HF to Megatron and back the cosine "
+    "is .24 in all layers",
+    command="servanda compare HF1 HF2",
+    state="in part",
+    missing="the identity of the weights refuses, by tensor; a drill that reaches each expert",
+)
+known(
+    SYNC,
+    "Accio-Lab/Dressage#1",
+    what="the first update from Megatron to SGLang turns a mixture of experts into token salad",
+    command="servanda check DIR",
+    state="in part",
+    missing="seen after the fact; a drill where parameters are sharded",
+)
+known(
+    SYNC,
+    "sgl-project/sglang#30761",
+    what="a reload of blockwise FP8: layers whose shapes survive serve raw scales, silently",
+    command="-",
+    state="not",
+    missing="a drill over `/update_weights_from_disk`",
+)
+known(
+    SYNC,
+    "verl-project/verl#7136",
+    "verl-project/verl#7978",
+    what="a resync of FP8 or of a bfloat16 mixture breaks with the backend that vLLM picks (a "
+    "crash)",
+    command="-",
+    state="not",
+    missing="nothing is wrong silently; a drill over builds and backends would say which work",
+)

@@ -1,0 +1,129 @@
+# Every number of a page that a script wrote is the one that the script kept.
+#
+# Pages that are held elsewhere: experiment.md (tests/experiment), accuracy.md (tests/divergence),
+# faults.md (tests/faults), the reference pages (tests/test_docs.py).
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+from benchmarks import committed, truth
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servanda.falsification import findings
+
+DOCS = committed.ROOT / "docs"
+BLOCKS = sorted(
+    set(committed.KEPT.glob("*.json")) - {truth.MEASURED, committed.KEPT / "theory.json"}
+)
+# pages whose numbers a person copied from what the command printed, which the page names
+BY_HAND = {"binning.md": "benchmarks.monitor", "monitor.md": "benchmarks.monitor"}
+
+
+@pytest.mark.parametrize("path", BLOCKS, ids=lambda path: path.stem)
+def test_a_page_shows_what_was_measured(path):
+    told = json.loads(path.read_text(encoding="utf-8"))
+    page = committed.ROOT / told["page"]
+
+    text = page.read_text(encoding="utf-8")
+
+    assert committed.placed(text, told) == text, f"run {told['command']}"
+
+
+def test_every_pair_of_markers_on_a_page_is_held():
+    marked = {
+        (page.relative_to(committed.ROOT).as_posix(), begin)
+        for page in DOCS.rglob("*.md")
+        for begin in re.findall(r"^<!-- (?!end|/|written by)[^>]* -->$", page.read_text(), re.M)
+    }
+    held = {(told["page"], told["begin"]) for told in map(_read, BLOCKS)}
+    elsewhere = {("docs/explanation/experiment.md", "<!-- faults x guards -->")}
+
+    assert marked == held | elsewhere
+
+
+def _read(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_how_often_verdicts_are_wrong_is_what_was_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(truth, "RECORDS", tmp_path)  # nothing newer of this machine
+
+    assert truth.page(truth.recorded()) == truth.DOCS.read_text(encoding="utf-8"), "make truth"
+
+
+def test_a_number_that_is_copied_by_hand_is_said_to_be():
+    for page in DOCS.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        if "copied by hand from" in text:
+            assert f"python -m {BY_HAND[page.name]}" in text, page
+    for name in BY_HAND:
+        (page,) = DOCS.rglob(name)
+        assert "copied by hand from" in page.read_text(encoding="utf-8"), name
+
+
+cells = st.text("ab1|. -", min_size=1).map(str.strip).filter(lambda c: c and "|" not in c)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(["## Head", "a\n\nb", "\n"]),
+            st.integers(1, 4).flatmap(
+                lambda n: st.lists(st.lists(cells, min_size=n, max_size=n), min_size=1, max_size=4)
+            ),
+        ),
+        min_size=1,
+    )
+)
+def test_a_text_and_its_tables_are_kept_whole(parts):
+    lines = []
+    for part in parts:
+        if isinstance(part, str):
+            lines.append(part)
+        else:
+            head, *rest = (f"| {' | '.join(row)} |" for row in part)
+            lines += [head, "|---" * len(part[0]) + "|", *rest, ""]
+    text = "\n".join(lines)
+
+    assert committed.text_of(committed.blocks(text)).split() == text.split()
+
+
+def test_a_cell_that_is_changed_on_a_page_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(committed, "ROOT", tmp_path)
+    monkeypatch.setattr(committed, "KEPT", tmp_path / "measured")
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{committed.BEGIN}\n{committed.END}\nafter\n")
+
+    committed.write(page, "| a | b |\n|---|---|\n| 1 | 2 |", "make it")
+
+    (kept,) = (tmp_path / "measured").iterdir()
+    told = json.loads(Path(kept).read_text())
+    assert told["blocks"][0]["rows"] == [["a", "b"], ["1", "2"]]
+    assert committed.placed(page.read_text(), told) == page.read_text()
+    changed = page.read_text().replace("| 2 |", "| 3 |")
+    assert committed.placed(changed, told) != changed
+    with pytest.raises(ValueError):
+        committed.placed("no marker", told)
+
+
+def test_what_was_tried_against_the_theorems_is_what_was_counted():
+    told = json.loads((committed.KEPT / "theory.json").read_text(encoding="utf-8"))
+
+    def each(kind, rows):
+        names = {field.name for field in dataclasses.fields(kind)}
+        return tuple(kind(**{k: v for k, v in row.items() if k in names}) for row in rows)
+
+    found = findings.Findings(
+        each(findings.Tightness, told["theorems"]),
+        each(findings.Row, told["procedures"]),
+        *(told[name] for name in ("cases", "runs", "seed")),
+    )
+
+    page = DOCS / "explanation" / "falsification.md"
+    assert page.read_text(encoding="utf-8").strip() == findings.markdown(found).strip(), (
+        "servanda bench theory --format json -o benchmarks/measured/theory.json, and make theory"
+    )
