@@ -529,7 +529,8 @@ def test_a_span_that_begins_does_not_undo_that_the_one_before_it_held():
     state, effects = advance(course, state, early, now=T0 + 2)
 
     assert (state.status, effects) == ("completed", ())
-    assert state.why == "tv on all is inconclusive; 1 of 2 to 4 prompt groups"
+    since = "on full-2 tv on all is inconclusive; 1 of 2 to 4 prompt groups"
+    assert state.why == f"everything held before; {since}"
 
 
 def test_a_violation_on_a_later_span_rolls_back_as_on_any_other():

@@ -231,13 +231,13 @@ def _undecided(
     if finding.groups < leg.last or (leg.if_inconclusive == "wait" and not full):
         many = f"{finding.groups:,} of {leg.first:,} to {leg.last:,} prompt groups"
         # a new span is not decided for a while, and the one before it held: that is no news
-        through = full and state.status == "completed"
-        status: Status = "completed" if through else "awaiting_evidence"
-        return replace(state, status=status, why=f"{on}; {many}")
+        if full and state.status == "completed":
+            return replace(state, why=f"everything held before; on {leg.name} {on}; {many}")
+        return replace(state, status="awaiting_evidence", why=f"{on}; {many}")
     why = f"{on} at the limit of {leg.last:,} prompt groups"
     if leg.if_inconclusive == "roll_back":
         return _ended(state, "rolled_back", why)
-    status = "awaiting_evidence" if leg.if_inconclusive == "wait" else "halted"
+    status: Status = "awaiting_evidence" if leg.if_inconclusive == "wait" else "halted"
     if full:  # infer serves everybody, so somebody goes on looking, at a fresh span
         state = replace(state, span=state.span + 1, since=now)
     return replace(state, status=status, why=why)
