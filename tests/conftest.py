@@ -47,3 +47,13 @@ def where(request, swift_path):
     if request.param == "sqlite":
         return str(swift_path / "ledger.db")
     return request.getfixturevalue("cluster").place()
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    """What a test leaves in the environment is met by those that come after it."""
+    before = {**os.environ}
+    yield
+    after = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    before.pop("PYTEST_CURRENT_TEST", None)
+    assert after == before, "the test changed the environment"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from servanda.admission import as_declared, path_of
+from servanda.arrivals import Arrivals
 from servanda.clauses import DRAWS, REWARD
 from servanda.contract import Kernel, Path
 from servanda.engines.base import Engine, verb_of
@@ -27,7 +28,7 @@ from servanda.rundir import RunDirectory
 from servanda.sampling import Sampling
 from servanda.schedule import Schedule, Unit
 from servanda.scoring import Scorer
-from servanda.trace import Batch, Trace, answered, some
+from servanda.trace import Batch, Trace, answered, some, with_ends
 
 
 def ends_of(descriptions: Mapping[str, Description], side: str) -> tuple[int, ...]:
@@ -83,6 +84,8 @@ class Drawing:
         def draw() -> Trace:
             # one seed for every kernel: the draws of a sequence are coupled, see reward_gap
             trace = in_order(batch, verb_of(engine, "generate"), sampling, schedule.seed)
+            if not isinstance(schedule, Arrivals):  # a user's request has a length of its own
+                trace = with_ends(trace, schedule.width, self.descriptions[side].eos)
             known = with_history(self._classified(batch, trace), batch.prompts)
             return self._rewarded(schedule, units, side, known)
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from servanda.portrait import Portrait, added, portray
 from servanda.sampling import uniforms
 from servanda.schedule import Schedule, Unit
 from servanda.slices import FIELDS, LABEL
-from servanda.trace import TracePair
+from servanda.trace import TracePair, unended
 
 Array = NDArray[Any]
 
@@ -70,6 +70,7 @@ class Weighed:
         noise: of each cell, (train, infer), each side against itself.
         stable: of each cell, what the stable kernel has there.
         agreement: whether the two sides could have disagreed; no digest is taken of it.
+        unended: answers whose last token has no logprob.
     """
 
     statistics: tuple[Any, ...]
@@ -80,6 +81,7 @@ class Weighed:
     lost: int = 0
     groups: int = 0
     agreement: Agreement = field(default=Agreement(), repr=False, compare=False)
+    unended: int = field(default=0, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -190,10 +192,22 @@ def _weigh_round(plan: Plan, measured: Round) -> tuple[Weighed, dict[str, Portra
         lost=int(measured.pair.infer.lost_S.sum()),
         groups=own.launched,
         agreement=agreement_of(measured.pair),
+        unended=unended(measured.pair.infer),
     )
     # answers that only their rewards are looked at for have no second side to be portrayed
     views = {"infer": own, **{name: v for name, v in peers.items() if name != DRAWS}}
     return weighed, {name: _portrait(v, measured, cells) for name, v in views.items()}
+
+
+def cut_answers(rounds: Sequence[Weighed]) -> str:
+    """How many answers stop where nothing ended them; "" of none."""
+    if not (cut := sum(r.unended for r in rounds)):
+        return ""
+    return (
+        f"{cut:,} of {sum(r.sequences for r in rounds):,} answers stop early, at no end token "
+        "with a logprob (cut, aborted, or the engine does not report it): the token that would "
+        "come next is counted as missing, what follows it is not known"
+    )
 
 
 def agreement_of(pair: TracePair) -> Agreement:

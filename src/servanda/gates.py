@@ -76,7 +76,7 @@ def quantile_shown(ends: tuple[float, float]) -> tuple[float, str]:
     """A quantile known to lie between two ends: its middle, and how it is printed.
 
     >>> quantile_shown((0.1, 0.102)), quantile_shown((0.0, 1e-6)), quantile_shown((10.0, math.inf))
-    ((0.101..., '0.101 ±1 %'), (1e-06, '≤ 1e-06'), (inf, '> 10'))
+    ((0.10..., '0.101 ±1 %'), (1e-06, '≤ 1e-06'), (inf, '> 10'))
     """
     low, high = ends
     if math.isinf(high):

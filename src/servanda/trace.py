@@ -154,6 +154,40 @@ def answered(trace: Trace, batch: Batch) -> Trace:
     )
 
 
+def with_ends(trace: Trace, width: int, ends: Sequence[int]) -> Trace:
+    """A trace in which each answer that stops early has an end token.
+
+    One that an engine cut or aborted has none.  The model would have gone on, nobody knows by
+    which token, so one without a logprob is added: it counts as missing (law 1).
+
+    Args:
+        width: tokens that an answer had room for.
+        ends: ids that end an answer; of none, nothing can be told.
+    """
+    if not ends:
+        return trace
+    after_S = np.cumsum(trace.length_S)
+    drawn_S = trace.length_S > 0
+    last_S = trace.token_N[after_S[drawn_S] - 1]
+    cut_S = drawn_S & (trace.length_S < width)
+    cut_S[drawn_S] &= ~np.isin(last_S, list(ends))
+    if not cut_S.any():
+        return trace
+    at = after_S[cut_S]
+    return replace(
+        trace,
+        length_S=trace.length_S + cut_S,
+        token_N=np.insert(trace.token_N, at, ends[0]),
+        columns={name: np.insert(values, at, np.nan) for name, values in trace.columns.items()},
+    )
+
+
+def unended(trace: Trace) -> int:
+    """Answers whose last token has no logprob, as `with_ends` adds it."""
+    last_S = np.cumsum(trace.length_S)[trace.length_S > 0] - 1
+    return int(np.isnan(trace.columns["logp"][last_S]).sum())
+
+
 def some(trace: Trace, sequences: Sequence[int]) -> Trace:
     """The given sequences of a trace, in the given order."""
     starts = np.cumsum(trace.length_S) - trace.length_S

@@ -14,7 +14,7 @@ from servanda.clauses import Cell, CellVerdict, Certificate, Look, Outcome, Samp
 from servanda.clauses.strength import weak_guards
 from servanda.contract import WHOLE, Contract
 from servanda.errors import EvidenceError
-from servanda.evidence import Evidence
+from servanda.evidence import Evidence, Weighed, cut_answers
 from servanda.identity import EvidenceKey
 from servanda.plain import from_plain, to_plain
 from servanda.plan import Plan
@@ -255,7 +255,7 @@ def judge(
         infer=str(kernels.infer),
         stable=str(plan.stable) if plan.stable else "",
         portraits=_portraits(evidence) if intervals else {},
-        blind_spots=_blind_spots(plan, cells, looked) if intervals else (),
+        blind_spots=_blind_spots(plan, cells, looked, every) if intervals else (),
     )
     measured = [*every, golden] if golden else every
     found = sum((part.agreement for part in measured), Agreement())
@@ -270,13 +270,17 @@ def agreed(verdict: Verdict, contract: Contract, found: Agreement) -> Verdict:
     return unsound(verdict, SAME) if why and verdict.outcome != "violated" else verdict
 
 
-def _blind_spots(plan: Plan, cells: Sequence[CellVerdict], looked: Any) -> tuple[BlindSpot, ...]:
-    """What follows from the plan, from the tokens of each slice and of each guard."""
+def _blind_spots(
+    plan: Plan, cells: Sequence[CellVerdict], looked: Any, rounds: Sequence[Weighed]
+) -> tuple[BlindSpot, ...]:
+    """What follows from the plan, from the tokens of each slice and guard, and from the answers."""
     spots = [BlindSpot("slice", text) for text in uncovered(plan, cells)]
     spots += [BlindSpot("guard", text) for text in weak_guards(looked)]
     workload = plan.contract.workload
     if workload is not None and workload.source == "trainer":
         spots.append(BlindSpot("sample", OF_A_TRAINER))
+    if cut := cut_answers(rounds):
+        spots.append(BlindSpot("rows", cut))
     return tuple(spots)
 
 

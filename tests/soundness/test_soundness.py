@@ -442,3 +442,53 @@ def test_precision_is_the_coarsest_format_that_is_exact():
 def test_a_dump_of_nothing_is_told_by_every_check():
     assert found()["coverage"].state == "unsound"
     assert len(found()) == len(CHECKS)
+
+
+def answers(cut=0, sequences=400, longest=50, end=7, seed=0):
+    """A chunk of answers, most of which end in `end` early; `cut` of them stop at any token."""
+    rng = np.random.default_rng(seed)
+    length_S = rng.integers(20, longest, sequences)
+    length_S[:5] = longest
+    token_N = rng.integers(100, 1000, length_S.sum())
+    last_S = np.cumsum(length_S) - 1
+    token_N[last_S[5 + cut :]] = end
+    n = len(token_N)
+    infer_N = -rng.exponential(1.5, n)
+    return Rollouts(
+        1,
+        length_S,
+        token_N,
+        np.ones(n, dtype=bool),
+        np.minimum(infer_N + 0.02 * rng.normal(size=n), -1e-6),
+        infer_N,
+        tuple(f"g{s // 4}" for s in range(sequences)),
+        tuple(f"dump.jsonl:{s + 1}" for s in range(sequences)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("cut", "state"), [(0, "ok"), (1, "ok"), (40, "warning"), (150, "warning")]
+)
+def test_answers_that_stop_early_and_at_no_end_token_are_counted(cut, state):
+    finding = found(answers(cut))["ends"]
+
+    assert (finding.state, finding.numbers["cut"]) == (state, cut)
+    if cut:
+        assert finding.text.startswith(f"{cut} of 400 answers are shorter than the longest")
+        assert finding.first == "dump.jsonl:6"
+
+
+def test_where_no_token_ends_answers_it_is_said_that_cuts_cannot_be_told():
+    finding = found(answers(cut=395))["ends"]
+    assert (finding.state, finding.numbers["cut"]) == ("ok", 0)
+    assert "cannot be told" in finding.text
+
+
+def test_answers_after_a_prompt_of_any_length_may_fill_the_context():
+    """The longest answer, and the longest prompt with its answer, are both a limit."""
+    chunk = answers()
+    starts = np.cumsum(chunk.length_S) - chunk.length_S
+    mask_N = chunk.mask_N.copy()
+    for start in starts[:5]:
+        mask_N[start : start + 30] = False  # full contexts, whose answers are short
+    assert found(replace(chunk, mask_N=mask_N))["ends"].numbers["cut"] == 0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from servanda.fields import seconds
 from servanda.foreign import NO_CODE
+
+R = TypeVar("R")
 
 
 class DurationType(click.ParamType):
@@ -39,26 +42,29 @@ def until(max_time: float | None) -> Callable[[], bool] | None:
     return lambda: time.monotonic() >= end
 
 
-def _no_code(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
+def no_code_option(verb: Callable[..., R]) -> Callable[..., R]:
+    """--no-code of a verb: code that a contract names is refused while the verb runs."""
+
+    @click.option(
+        "--no-code",
+        is_flag=True,
+        help="Refuse contracts and kernels that run code of their own.  "
+        "[env var: SERVANDA_NO_CODE]",
+    )
+    @functools.wraps(verb)
+    def refusing(*args: Any, no_code: bool, **options: Any) -> R:
+        if not no_code:
+            return verb(*args, **options)
         before = os.environ.get(NO_CODE)
         os.environ[NO_CODE] = "1"  # of child processes too
-
-        def put_back() -> None:
+        try:
+            return verb(*args, **options)
+        finally:
             os.environ.pop(NO_CODE)
             os.environ.update({} if before is None else {NO_CODE: before})
 
-        # the root is closed even where a later option of the verb is refused
-        ctx.find_root().call_on_close(put_back)
+    return refusing
 
-
-no_code_option = click.option(
-    "--no-code",
-    is_flag=True,
-    expose_value=False,
-    callback=_no_code,
-    help="Refuse contracts and kernels that run code of their own.  [env var: SERVANDA_NO_CODE]",
-)
 
 ledger_option = click.option(
     "--ledger",

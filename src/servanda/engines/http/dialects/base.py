@@ -185,11 +185,12 @@ def neutral(sampling: Sampling) -> bool:
     return sampling.temperature == 1.0 and not sampling.filters
 
 
-def complete(part: Part, tokens: Ids, width: int, ended: str) -> None:
+def complete(part: Part, tokens: Ids, width: int, ended: str, ends: Ids = ()) -> None:
     """Refuse an answer that is neither ended by the model nor as long as was asked for.
 
     Args:
         ended: "stop" where the model ended it, "length" where the limit did.
+        ends: the tokens that end an answer, of a server that returns them; () where unknown.
     """
     if ended == "length" and len(tokens) != width:
         found = f"has {len(tokens)} tokens and ended by its length, and {width} were asked for"
@@ -197,6 +198,8 @@ def complete(part: Part, tokens: Ids, width: int, ended: str) -> None:
         found = f"ended by {ended!r}"
     elif not 1 <= len(tokens) <= width:
         found = f"has {len(tokens)} tokens, and 1 to {width} were asked for"
+    elif ended == "stop" and ends and tokens[-1] not in ends:
+        found = f"ended by 'stop' at token {tokens[-1]}, which ends no answer (those are {ends})"
     else:
         return
     raise part.refuse(

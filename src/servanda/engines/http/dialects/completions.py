@@ -88,8 +88,8 @@ def _best(step: Part, token: int, logp: float, k: int, server: Server) -> Best:
     return likeliest(pairs, token, logp, k, step, few=False)
 
 
-def ended(choice: Part, tokens: Ids, asked: Asked) -> None:
-    complete(choice, tokens, asked.width, choice["finish_reason"].text())
+def ended(choice: Part, tokens: Ids, asked: Asked, server: Server) -> None:
+    complete(choice, tokens, asked.width, choice["finish_reason"].text(), server.eos)
 
 
 def rows(choice: Part, asked: Asked, server: Server) -> Answer:

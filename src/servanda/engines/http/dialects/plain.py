@@ -57,7 +57,7 @@ class Plain(Tokenless):
             tokens = tuple(completions.named(part, server) for part in names)
         else:
             tokens = ids.tokens(server.vocab_size)
-        completions.ended(choice, tokens, asked)
+        completions.ended(choice, tokens, asked, server)
         return completions.answer(choice, tokens, asked, server)
 
     def score(self, asked: Asked, server: Server, path: Path) -> Request:

@@ -105,7 +105,7 @@ class VLLM:
         choice = completions.only_choice(reply)
         same_prompt(choice["prompt_token_ids"], asked.prompt)
         tokens = choice["token_ids"].tokens(server.vocab_size)
-        completions.ended(choice, tokens, asked)
+        completions.ended(choice, tokens, asked, server)
         answer = completions.answer(choice, tokens, asked, server)
         reason = choice.get("stop_reason")
         if reason is not None and isinstance(reason.value, int):
