@@ -50,10 +50,12 @@ def where(request, swift_path):
 
 
 @pytest.fixture(autouse=True)
-def environment():
-    """What a test leaves in the environment is met by those that come after it."""
-    before = {**os.environ}
+def settings_of_ours():
+    """A variable of ours that a test leaves behind is met by those that come after it."""
+    before = _ours()
     yield
-    after = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    before.pop("PYTEST_CURRENT_TEST", None)
-    assert after == before, "the test changed the environment"
+    assert _ours() == before, "the test changed the environment"
+
+
+def _ours():
+    return {name: value for name, value in os.environ.items() if name.startswith("SERVANDA_")}
