@@ -6,8 +6,9 @@ VENVS ?= .venvs
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 OTHER_PYTHONS ?= 3.10 3.12 3.13
-# processes that share the default suite, each with one thread of torch; a file stays with one
-JOBS ?= 2
+# processes that share the default suite, each with one thread of torch, many of which wait for
+# a server; a file stays with one
+JOBS ?= 3
 SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
@@ -53,7 +54,7 @@ test-gateway: $(VENV)/.dev  ## real processes and a real browser: serve, a promo
 	  tests/slow/test_gateway_promotion.py tests/slow/test_gateway_page.py
 
 test-slow: $(VENV)/.dev  ## the truth of verdicts and of procedures, fifty kills, every example: about an hour
-	$(SLOW) tests/slow
+	$(SLOW) -m slow tests
 
 # A seed of one's own repeats a night: make test-nightly SEED=20261122
 SEED ?= $(shell date +%Y%m%d)

@@ -19,6 +19,18 @@ settings.register_profile(
 settings.load_profile("servanda")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
+def pytest_collection_modifyitems(config, items):
+    """Tests of tests/slow, and those marked slow beside their like, run only when asked for."""
+    folder = Path(__file__).parent / "slow"
+    asked = "slow" in config.option.markexpr or any("slow" in str(arg) for arg in config.args)
+    for item in items:
+        if folder in item.path.parents:
+            item.add_marker("slow")
+        if not asked and item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="make test-slow"))
+
+
 @pytest.fixture(scope="session")
 def cluster():
     """A PostgreSQL server that lives as long as the session; one for each worker of xdist."""

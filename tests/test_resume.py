@@ -16,7 +16,7 @@ from servanda.errors import Interrupted, MeasurementError
 from servanda.measurement import Progress
 from tests import kit
 
-KILLS = 6  # tests/slow/test_kill.py does the same 50 times
+KILLS = 3  # tests/slow/test_kill.py does the same 50 times
 SEED = 5
 
 

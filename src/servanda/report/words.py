@@ -147,7 +147,7 @@ def meaning(cell: CellVerdict) -> str:
     if cell.limit is not None:
         parts.append(f"limit {limit_sign(cell)} {limit(cell)}")
     if cell.floor is not None:
-        parts.append(f"self-noise floor {of_cell(cell, cell.floor)}")
+        parts.append(f"self-noise floor on infer's tokens {of_cell(cell, cell.floor)}")
     if cell.n:
         parts.append(f"n {cell.n:,} {cell.units}")
     if cell.missing:
