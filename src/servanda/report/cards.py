@@ -71,7 +71,8 @@ def _fair(verdict: Verdict) -> list[Line]:
     if known:
         noise = ", ".join(f"{side} {words.number(v)}" for side, v in known.items())
         n = max(p.total.n for p in selves.values())
-        lines.append(Line(f"each against itself on infer's tokens, mean TV: {noise} (n {n:,})", "✓", "holds"))
+        text = f"each against itself on infer's tokens, mean TV: {noise} (n {n:,})"
+        lines.append(Line(text, "✓", "holds"))
     else:
         lines.append(Line("self-noise was not measured", "?", "inconclusive"))
     if verdict.lost:
