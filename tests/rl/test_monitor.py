@@ -316,6 +316,9 @@ def test_one_array_on_both_sides_is_an_error_and_not_agreement():
     beside = Monitor("verl-sync").observe(halves[..., 0], halves[..., 1], mask, weights=0)
     assert [s.outcome for s in (view, copy, beside)] == ["error"] * 3
     assert copy.cause.startswith("both sides' logprobs are equal in every bit, on all ")
+    declared = Monitor("verl-sync", bitwise=True).observe(train, train.copy(), mask, weights=0)
+    assert declared.outcome == "holds"
+    assert any("could not have shown" in spot.text for spot in declared.verdict.blind_spots)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.95])

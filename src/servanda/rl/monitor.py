@@ -50,6 +50,8 @@ class Monitor:
         state: JSON lines, one a step, which `servanda watch` follows and a restart continues.
         seed: of the share.
         stop: whether a rule that says halt is an action; else it is told as `would`.
+        bitwise: whether both kernels are declared to compute the same bits; without it, columns
+            that are equal in every bit are an error.
 
     Raises:
         ContractError: there is no such preset or file, or its text is wrong.
@@ -66,8 +68,9 @@ class Monitor:
         state: str | Path | None = None,
         seed: int = 0,
         stop: bool = False,
+        bitwise: bool = False,
     ) -> None:
-        self._terms = Terms.of(contract)
+        self._terms = Terms.of(contract, bitwise=bitwise)
         self._gather = gather or ranks.alone
         self._member = ranks.name_of_member()
         self._keeper = None if dump is None else Keeper(Path(dump), sample, seed)

@@ -43,14 +43,17 @@ class Terms:
     contract: Contract
 
     @classmethod
-    def of(cls, given: str | Path | Contract) -> Terms:
+    def of(cls, given: str | Path | Contract, *, bitwise: bool = False) -> Terms:
         """Of a contract, the path of one, or the name of a preset of trainers.
+
+        Args:
+            bitwise: whether both kernels are declared to compute the same bits.
 
         Raises:
             ContractError: there is no such preset or file, or its text is wrong.
         """
         if isinstance(given, Contract):
-            return cls("", _in_a_trainer(given))
+            return cls("", _declared(_in_a_trainer(given), bitwise))
         if not isinstance(given, str | Path):
             raise ContractError(
                 f"the contract of a monitor is a {type(given).__name__}",
@@ -59,8 +62,8 @@ class Terms:
         name = str(given)
         if name in PRESETS or (Path(name).name == name and not Path(name).suffix):
             preset = presetting.preset_of(name)
-            return cls(preset, presetting.contract_of(preset, preset, ())[1])
-        return cls("", _in_a_trainer(load(given)))
+            return cls(preset, presetting.contract_of(preset, preset, (), bitwise=bitwise)[1])
+        return cls("", _declared(_in_a_trainer(load(given)), bitwise))
 
     @property
     def slices_itself(self) -> bool:
@@ -108,8 +111,13 @@ class Terms:
     def complete(self, rules: Sequence[SliceRule]) -> Contract:
         """The contract with its slices."""
         if self.preset:
-            return presetting.contract_of(self.preset, self.preset, rules)[1]
+            declared = self.contract.bitwise
+            return presetting.contract_of(self.preset, self.preset, rules, bitwise=declared)[1]
         return self.contract.model_copy(update={"slices": tuple(rules)})
+
+
+def _declared(contract: Contract, bitwise: bool) -> Contract:
+    return contract.model_copy(update={"bitwise": True}) if bitwise else contract
 
 
 def _in_a_trainer(contract: Contract) -> Contract:
