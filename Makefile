@@ -13,7 +13,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: demo demo-gateway test check test-all test-gateway test-engines test-nightly test-rl test-slow truth routing theory experiment experiment-full \
+.PHONY: demo demo-gateway test check test-all test-gateway test-engines test-long test-nightly test-rl test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
 
 $(VENV)/.demo: pyproject.toml constraints.txt
@@ -41,6 +41,9 @@ demo-gateway: $(VENV)/.gateway  ## two servers, users, and a slice that goes wro
 test: $(VENV)/.dev  ## the default suite, minutes
 	$(BIN)/python -m pytest $(SHARED)
 
+test-long: $(VENV)/.dev  ## what stands beside the default suite and takes longer: kills, real kernels, every fault of a sync
+	$(SLOW) $(SHARED) -m slow --ignore tests/slow tests
+
 check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,7 +57,7 @@ test-gateway: $(VENV)/.dev  ## real processes and a real browser: serve, a promo
 	  tests/slow/test_gateway_promotion.py tests/slow/test_gateway_page.py
 
 test-slow: $(VENV)/.dev  ## the truth of verdicts and of procedures, fifty kills, every example: about an hour
-	$(SLOW) -m slow tests
+	$(SLOW) tests/slow
 
 # A seed of one's own repeats a night: make test-nightly SEED=20261122
 SEED ?= $(shell date +%Y%m%d)

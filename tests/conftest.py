@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config, items):
         if folder in item.path.parents:
             item.add_marker("slow")
         if not asked and item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="make test-slow"))
+            item.add_marker(pytest.mark.skip(reason="make test-long, or make test-slow"))
 
 
 @pytest.fixture(scope="session")

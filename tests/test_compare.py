@@ -486,6 +486,7 @@ def test_a_folder_without_a_config(tables):
 
 
 @needs_torch
+@pytest.mark.slow
 def test_a_real_model_against_its_pack(tables):
     model = f"transformers:{ROOT / 'models' / 'tiny-lm'}"
     lines = (ROOT / "data" / "prompts.jsonl").read_text().splitlines()

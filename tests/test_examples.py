@@ -41,6 +41,7 @@ def servanda(*arguments):
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize("name", ["tiny-permuted-ids", "tiny-stale-weights"])
 def test_another_policy_is_refused(tmp_path, name):
@@ -49,6 +50,7 @@ def test_another_policy_is_refused(tmp_path, name):
     assert done.returncode == code and sentence in done.stderr
 
 
+@pytest.mark.slow
 @needs_torch
 def test_two_real_kernels_in_their_workers(tmp_path):
     prompts = EXAMPLES.parent / "data" / "prompts.jsonl"
@@ -61,6 +63,7 @@ def test_two_real_kernels_in_their_workers(tmp_path):
     assert "HOLDS: every enforced cell, 3 of 3." in done.stdout
 
 
+@pytest.mark.slow
 @needs_torch
 def test_a_prompt_beyond_the_context_is_named_by_its_line(tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "' + "b " * 600 + '"}\n')
@@ -72,6 +75,7 @@ def test_a_prompt_beyond_the_context_is_named_by_its_line(tmp_path):
     assert "exceeds the context of 512" in done.stderr
 
 
+@pytest.mark.slow
 @needs_torch
 def test_a_missing_model_folder(tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')

@@ -16,7 +16,7 @@ from servanda.errors import Interrupted, MeasurementError
 from servanda.measurement import Progress
 from tests import kit
 
-KILLS = 3  # tests/slow/test_kill.py does the same 50 times
+KILLS = 6  # tests/slow/test_kill.py does the same 50 times
 SEED = 5
 
 
@@ -98,6 +98,7 @@ def kill_and_resume(folder, kills, seed):
     raise AssertionError(f"only {landed} of {kills} kills landed")
 
 
+@pytest.mark.slow
 def test_kill_9_at_random_moments_leaves_no_trace_in_the_evidence(tmp_path):
     kill_and_resume(tmp_path, KILLS, SEED)
 

@@ -176,6 +176,7 @@ def test_what_the_exit_code_stands_on_is_said_however_quiet(tmp_path):
     assert "a token id does not mean the same on both servers" in result.output
 
 
+@pytest.mark.slow
 def test_selftest_holds_and_finds_what_is_asked_of_it(tmp_path):
     prompts = tmp_path / "p.jsonl"
     prompts.write_text("\n".join(PROMPTS) + "\n")

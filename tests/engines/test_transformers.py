@@ -664,6 +664,7 @@ def test_a_throw_away_model_keeps_every_law_that_speaks_of_it(folder):
     assert [f.law for f in report.those("skipped")] == ["top_is_the_head"]
 
 
+@pytest.mark.slow
 def test_the_shipped_model_keeps_the_laws_on_texts_and_through_a_worker():
     shipped = Path(__file__).parents[2] / "models" / "tiny-lm"
     kernel = Kernel(engine="transformers", model=str(shipped), batch_size=16)

@@ -31,12 +31,14 @@ def few(tmp_path_factory):
     return tests, limits_of(tests)
 
 
+@pytest.mark.slow
 def test_tests_that_ask_about_everything_notice_everything(sharp):
     assert sharp.counts() == (24, 24)
     assert (sharp.score, sharp.exit_code(1.0), sharp.toothless) == (1.0, 0, ())
     assert str(sharp).endswith("mutation score 24 of 24 (100 %): limits 24 of 24")
 
 
+@pytest.mark.slow
 def test_a_killed_mutant_names_the_case_that_notices(sharp):
     by = {tried.name: tried.by for tried in sharp.limits}
 
@@ -132,6 +134,7 @@ def mark_of(tmp_path, contract, name):
     return next(t for t in limits_of(tests).limits if t.name == name)
 
 
+@pytest.mark.slow
 def test_a_guard_that_a_plan_adds_anyway_is_equivalent_with_the_proof(sharp):
     tried = next(t for t in sharp.limits if t.name == "fidelity as a warning")
 

@@ -226,6 +226,7 @@ def interrupted_at(number, model, journal):
 
 
 # cut off inside open(), a file is closed by whoever collects it
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @both
 def test_ctrl_c_between_any_two_lines_leaves_the_weights_as_they_were(tmp_path, adapted):
@@ -307,6 +308,7 @@ def numbers(adapted, seed):
 
 
 @both
+@pytest.mark.slow
 @pytest.mark.parametrize("early", [False, True], ids=["in a call", "between calls"])
 def test_after_sigterm_the_weights_are_back_and_the_trainers_own_handler_runs(
     processes, tmp_path, adapted, early
@@ -339,6 +341,7 @@ def test_without_a_handler_sigterm_ends_the_trainer_once_engine_and_weights_are_
 
 
 @both
+@pytest.mark.slow
 @pytest.mark.parametrize("early", [False, True], ids=["in a call", "between calls"])
 def test_after_sigkill_a_new_process_puts_the_weights_back(processes, tmp_path, adapted, early):
     whole = trials.digest(trials.module(adapted=adapted))

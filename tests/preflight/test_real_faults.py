@@ -26,6 +26,7 @@ def test_a_sync_that_works_is_found_to_work(adapters):
     assert result.returned == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [*SYNC_FAULTS])
 def test_each_fault_is_named_with_what_it_leaves_behind(fault):
     drill = Drill("qwen3", "bfloat16", fault, "fresh" if fault in OF_ADAPTERS else "")

@@ -130,6 +130,7 @@ def told_once(own, site):
 
 
 # in PostgreSQL in tests/slow: a store's own kills are tests/ledger's, in both
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["sqlite"], indirect=True)
 def test_a_promotion_survives_every_kill(where, swift_path):
     said, kills = promotions(where, swift_path, KILLS, 31)
@@ -138,6 +139,7 @@ def test_a_promotion_survives_every_kill(where, swift_path):
     nothing_is_lost_or_doubled(said, where, swift_path)
 
 
+@pytest.mark.slow
 def test_of_many_at_one_run_no_two_move_it_over_a_leg_and_none_after_a_rollback(where, swift_path):
     """Three promoters, each where it measures by itself, and people who approve and take back."""
     found = processes("raced", where, swift_path, 3, RACES, 32)
