@@ -28,6 +28,7 @@ _POWER = 60.0
 # what a sync may round to by mistake; an engine that is meant to hold these has scales, too,
 # and rounds otherwise
 _CASTS = ("float8_e4m3fn", "float8_e5m2")
+_PLAIN = 5.0  # standard errors by which a rounding has to be seen
 
 Scores = Callable[[], Floats]
 Family = Literal["tensor", "use", "rows"]
@@ -234,6 +235,6 @@ def cast_of(weights: Weights, lack_N: Floats, logp_N: Floats, scores: Scores) ->
         if not np.isfinite(rounding_N).all() or not rounding_N.any():
             continue
         fit = following(rounding_N, lack_N)
-        if abs(fit.follow - 1) < 0.5 and fit.spread < 0.1:
+        if abs(fit.follow - 1) < 0.5 and fit.follow > _PLAIN * fit.spread:
             found[name] = fit.residual_nats
     return min(found, key=lambda name: found[name], default="")
