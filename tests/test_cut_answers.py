@@ -96,3 +96,27 @@ def test_a_trace_of_lost_answers_alone_stays_as_it_is():
     drawn = trace((), ())
     assert with_ends(drawn, 3, (END,)) is drawn
     assert unended(drawn) == 0
+
+
+@ENGINES.register("table_of_two_ends")
+class TwoEnds(TableEngine):
+    """Says that "d" ends an answer as well, as a generation config with two end tokens does."""
+
+    def describe(self):
+        own = super().describe()
+        return dataclasses.replace(own, eos=(*own.eos, D))
+
+
+def test_an_end_token_that_one_side_alone_names_is_an_end(tmp_path):
+    path, _ = kit.write(tmp_path, stable=None)
+    text = path.read_text()
+    text = text.replace("infer: {engine: table", "infer: {engine: aborting_table")
+    text = text.replace("train: {engine: table", "train: {engine: table_of_two_ends")
+    known = ["table", "aborting_table", "table_of_two_ends"]
+    contract, _ = language.parse(text, str(path), engines=known)
+    verdict = run.check(
+        loading.beside(contract, tmp_path), run_dir=tmp_path / "run", open=run.in_process
+    )
+
+    assert verdict.outcome == "holds"
+    assert not any("stop early" in s.text for s in verdict.blind_spots)

@@ -85,7 +85,7 @@ class Drawing:
             # one seed for every kernel: the draws of a sequence are coupled, see reward_gap
             trace = in_order(batch, verb_of(engine, "generate"), sampling, schedule.seed)
             if not isinstance(schedule, Arrivals):  # a user's request has a length of its own
-                trace = with_ends(trace, schedule.width, self.descriptions[side].eos)
+                trace = with_ends(trace, schedule.width, self._ends(side))
             known = with_history(self._classified(batch, trace), batch.prompts)
             return self._rewarded(schedule, units, side, known)
 
@@ -98,6 +98,15 @@ class Drawing:
                 hint='let the trace of Engine.generate say about={"path": "decode"}',
             )
         return self._declared(trace, schedule, side, "decode")
+
+    def _ends(self, side: str) -> tuple[int, ...]:
+        """The ids that may end an answer of a side that says what ends one; () where it does not.
+
+        A server names one end token where its model has several, which the other side knows.
+        """
+        own = self.descriptions[side].eos
+        others = (end for d in self.descriptions.values() for end in d.eos)
+        return tuple(dict.fromkeys((*own, *others))) if own else ()
 
     def _declared(self, trace: Trace, schedule: Schedule, side: str, path: Path) -> Trace:
         record = self.plan.contract.observability.record
