@@ -135,8 +135,8 @@ def _decided(record: Record) -> str:
     return cells or ("identity" if record.outcome == "refused" else ABSENT)
 
 
-def _ringing(record: Record) -> str:
-    return (", ".join(record.ringing) or "none") if record.gates else ABSENT
+def _fired(record: Record) -> str:
+    return (", ".join(record.fired) or "none") if record.gates else ABSENT
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -153,7 +153,7 @@ def _defaults(records: Records) -> str:
                 (
                     *(*described(name), record.outcome, str(record.exit), _decided(record)),
                     _change(record.gates.get(GATES[0])),
-                    *(*map(_size, sizes), _ringing(record)),
+                    *(*map(_size, sizes), _fired(record)),
                 )
             )
     head = (
@@ -171,7 +171,7 @@ def _in_the_field(records: Records) -> str:
             rows.append(
                 (
                     *(f"`{name}`", _code(fault.field), fault.field_source, same),
-                    *(record.outcome, _decided(record), _ringing(record)),
+                    *(record.outcome, _decided(record), _fired(record)),
                 )
             )
     head = (

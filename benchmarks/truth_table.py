@@ -31,7 +31,7 @@ RECORDS = Path(__file__).with_suffix(".jsonl")
 NONE = "none"
 NAMES = (NONE, *FAULTS)
 CAUGHT = ("violated", "error", "refused")
-# the field's gates, as servanda.gates names them without limit; the last rings for the healthy
+# the field's gates, as servanda.gates names them without limit; the last fires for the healthy
 # kernel too, and is left out of the smallest strengths
 GATES = (
     *("perplexity, ±1 %", "mean KL (k3)", "mean |Δ logp|", "token_mult_prob_error"),
@@ -79,13 +79,13 @@ class Record:
         return self.fault, json.dumps(self.value)
 
     @property
-    def ringing(self) -> tuple[str, ...]:
-        """The field's gates that ring."""
+    def fired(self) -> tuple[str, ...]:
+        """The field's gates that fire."""
         return tuple(name for name in GATES if self.gates.get(name, (None, None))[1] is False)
 
     def caught(self, gate: str) -> bool:
         """Whether servanda, or a gate of the field, calls this kernel wrong."""
-        return self.outcome in CAUGHT if gate == OURS else gate in self.ringing
+        return self.outcome in CAUGHT if gate == OURS else gate in self.fired
 
 
 Records = dict[tuple[str, str], Record]
@@ -186,7 +186,7 @@ def main() -> None:
             records[key] = measured(name, value)
             write({**read(), key: records[key]})
             told = records[key]
-            print(name, key[1], told.outcome, told.tokens, *told.ringing, flush=True)
+            print(name, key[1], told.outcome, told.tokens, *told.fired, flush=True)
         return records[key]
 
     for gates in ((OURS,), GATES[:-1]):

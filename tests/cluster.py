@@ -116,3 +116,10 @@ def _free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def place(store, folder, request):
+    """Of a ledger that is not there yet, in this store."""
+    if store == "sqlite":
+        return str(folder / "ledger.db")
+    return request.getfixturevalue("cluster").place()

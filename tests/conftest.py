@@ -56,9 +56,7 @@ def swift_path(tmp_path):
 @pytest.fixture(params=["sqlite", "postgresql"])
 def where(request, swift_path):
     """The place of a ledger that is not there yet, in either store."""
-    if request.param == "sqlite":
-        return str(swift_path / "ledger.db")
-    return request.getfixturevalue("cluster").place()
+    return clusters.place(request.param, swift_path, request)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from servanda import language, loading, pair, run
 from servanda.agreement import ENOUGH, INFORMATIVE, Agreement
 from servanda.bitwise import objection, remarks
+from servanda.capture import rounded
 from servanda.cli import main
 from servanda.comparison import Asked, compare, prepare
 from servanda.engines.base import ENGINES
@@ -220,6 +221,64 @@ def test_a_healthy_dump_has_nothing_to_say_of_it(tmp_path):
 
     assert done.exit_code == 0, done.output
     assert "every bit" not in done.output
+
+
+STORED = {
+    "float64": lambda x: x,
+    "float32": lambda x: x.astype(np.float32).astype(float),
+    "bfloat16": lambda x: rounded(x, "bfloat16"),
+    "float16": lambda x: rounded(x, "float16"),
+    "3 decimals": lambda x: np.round(x, 3),
+    "4 decimals": lambda x: np.round(x, 4),
+}
+
+
+def kernels(seed, noise_S, width=64):
+    """Two kernels whose log ratios have a spread of each sequence's own, [S, width] each."""
+    rng = np.random.default_rng(seed)
+    infer = np.log(np.clip(rng.beta(2, 1, (len(noise_S), width)), 1e-4, 0.999))
+    moved = rng.normal(0, 1, infer.shape) * np.array(noise_S)[:, None]
+    return np.minimum(infer + moved * (1 - np.exp(infer)), -1e-6), infer
+
+
+def agreement(train, infer):
+    return Agreement.of(train.ravel(), infer.ravel(), np.full(len(train), train.shape[1]))
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("noises", [(1e-4, 0.02), (3e-4, 0.02), (1e-5, 1e-3), (1e-3, 1e-3)])
+def test_rounding_makes_no_copies_where_some_sequences_are_older_than_others(stored, noises):
+    """Half of them were drawn by the newest weights, half by older ones."""
+    for seed in range(4):
+        pair = kernels(seed, [noises[s % 2] for s in range(300)])
+        found = agreement(*map(STORED[stored], pair))
+        assert not found.mixed and not found.mostly
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("own", [1, 2, 16])
+def test_a_column_that_was_copied_but_for_a_few_tokens_is_seen(stored, own):
+    train, infer = kernels(3, [0.02] * 100)
+    train[:, own:] = infer[:, own:]
+
+    found = agreement(*map(STORED[stored], (train, infer)))
+
+    assert found.mostly
+    mask = np.ones(train.shape, dtype=bool)
+    assert Agreement.of_rows(*map(STORED[stored], (train, infer)), mask).mostly
+
+
+def test_a_dump_whose_column_was_copied_but_for_each_first_token_is_not_sound(tmp_path):
+    rng, writer = np.random.default_rng(0), Writer(tmp_path / "dump")
+    for step in range(1, 5):
+        train, infer = kernels(step, [0.02] * 24)
+        train[:, 1:] = infer[:, 1:]
+        ids = rng.integers(0, 9999, (24, 84))
+        writer.step(step, ids, np.ones((24, 64)), train, infer)
+    for verb, option in (("check", "--quiet"), ("watch", "--once")):
+        done = CliRunner().invoke(main, [verb, str(tmp_path / "dump"), option])
+        assert done.exit_code == 4, done.output
+        assert "most of a column was copied" in done.output
 
 
 def test_few_informative_tokens_are_said_and_refuse_nothing():

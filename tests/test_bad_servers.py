@@ -60,6 +60,7 @@ def misbehave(client, **fault):
     assert client.post("/servanda/misbehave", json=fault).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [{"kind": "drop"}, {"kind": "status"}, {"kind": "cut"}])
 def test_a_fifth_of_all_requests_may_fail_and_the_verdict_is_the_very_same(
     tmp_path, client, path, fault

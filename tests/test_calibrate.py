@@ -112,6 +112,7 @@ def test_the_same_run_gives_the_same_limits(done):
     assert again.read_text() == new.read_text()
 
 
+@pytest.mark.slow
 def test_later_runs_of_the_pair_hold_and_a_pair_three_times_worse_is_violated(done, tmp_path):
     """The slow test counts; this one would see a limit that is off by much."""
     _, _, new, _ = done
@@ -185,6 +186,7 @@ def test_no_limit_is_below_twice_the_self_noise(tmp_path):
     assert "self-noise: twice the floor, within which nothing is red" in call(run_dir).output
 
 
+@pytest.mark.slow
 def test_the_standard_set_is_what_one_would_promise_of_any_pair(tmp_path):
     more = MORE + "reward: {range: [0, 2]}   # of an answer\n"
     slices = SLICES + "\n" + with_golden(tmp_path)
@@ -449,6 +451,7 @@ def test_a_contract_that_was_edited_since_is_refused(tmp_path):
     assert "  hint: it changed since: restore it, measure again with --fresh, or " in answer.output
 
 
+@pytest.mark.slow
 def test_a_budget_that_grows_and_a_run_that_was_violated_are_warned_of(tmp_path):
     more = "  - {id: reward, metric: reward_drift, at_most: 0.01}\nreward: {range: [0, 1]}\n"
     run_dir, _ = good(tmp_path, q=WORSE, more=more, slices="", last=1200)

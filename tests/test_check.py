@@ -302,6 +302,7 @@ def test_lost_sequences_do_not_look_like_a_wrong_sampler(tmp_path):
     assert verdict.outcome == "error"
 
 
+@pytest.mark.slow
 def test_what_was_violated_stays_so_for_a_population(tmp_path):
     from dataclasses import replace
 

@@ -313,6 +313,7 @@ def test_a_pack_of_other_weights_is_refused(tables):
         compared(a="p.pack", b="new.json", prompts=None, max_new_tokens=None)
 
 
+@pytest.mark.slow
 def test_a_gross_fault_stops_within_a_tenth(tables):
     """A slice that lies on its limit would take the whole budget; the whole breaks long before."""
     stays = [0.0, 0.0, 0.95, 0.0, 0.05]  # who begins with c goes on with c

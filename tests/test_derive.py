@@ -87,6 +87,7 @@ BUDGETS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(budgets=BUDGETS)
 def test_whatever_is_derived_lints_clean(folder, budgets):

@@ -111,7 +111,7 @@ def test_the_demo_exits_as_the_check_and_says_what_the_field_would_have(tmp_path
     assert done.exit_code == 1, done.output
     assert "with kernels.infer.fault {undisclosed_temperature: 0.3}: The sampler" in done.output
     assert "VIOLATED: sampler_fidelity on all." in done.output
-    assert "With the field's thresholds: none of 7 rings on these" in done.output
+    assert "With the field's thresholds: none of 7 fires on these" in done.output
 
 
 def test_the_demo_counts_the_thresholds_that_ring(tmp_path):
@@ -120,7 +120,7 @@ def test_the_demo_counts_the_thresholds_that_ring(tmp_path):
     done = demo("--fault", "off_by_one_shift", "--contract", path)
 
     assert done.exit_code == 1
-    assert "6 of 7 ring on these 781 tokens: " in done.output
+    assert "6 of 7 fire on these 781 tokens: " in done.output
     assert "mean |Δ logp| ≤ 0.1 (slime)" in done.output
 
 

@@ -196,6 +196,7 @@ def untimed(run):
     return json.dumps(dataclasses.asdict(dataclasses.replace(run, steps=steps, seconds=None)))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_but_for_its_times(tmp_path):
     from benchmarks.experiment.training import train
 

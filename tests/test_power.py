@@ -79,6 +79,7 @@ def test_a_fault_beyond_the_limit_is_caught_and_one_below_is_not(tmp_path, tv, b
     assert found.grounds == "as large as on the shipped 2.6 M model"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_too_small_does_not_catch_what_a_larger_one_does(tmp_path):
     small, large = (
         healthy(tmp_path / str(n), first=n, last=n, round=8, claim="realised") for n in (16, 640)

@@ -59,6 +59,12 @@ def test_a_slice_that_answers_hardly_reach_is_told_from_one_of_too_few_groups(tm
             "label 'kind': 'y', 'z', 50 % of the prompts, not by itself: judged with the whole "
             "alone",
         ),
+        (
+            "slices: [{name: x, match: {labels.kind: {in: [x]}}},"
+            " {name: y, match: {labels.kind: {in: [y]}, context.position: {lt: 2}}}]",
+            "label 'kind': 'y', 'z', 50 % of the prompts, not by itself: judged with the whole "
+            "alone",
+        ),
         ("slices: [{name: kind, split: labels.kind}]", None),
     ],
 )

@@ -1,4 +1,4 @@
-# Which guard rings on which run, and when: faults x guards, from the records alone.
+# Which guard fires on which run, and when: faults x guards, from the records alone.
 #
 # All of them watch the same runs, those of arm "none", which nothing corrects and nothing stops;
 # only the drill is read from arm "contract", and stands before the first step.
@@ -28,7 +28,7 @@ class Guarding:
 
     Args:
         who, rule, source: as in guards.Guard; arm: of the runs that it is read from.
-        rings: run -> the steps on which it rings; None where the run says nothing of it.
+        fires: run -> the steps on which it fires; None where the run says nothing of it.
         once: whether it looks once a run, and not at each step.
     """
 
@@ -36,7 +36,7 @@ class Guarding:
     rule: str
     source: str
     arm: str
-    rings: Callable[[Run], list[int] | None]
+    fires: Callable[[Run], list[int] | None]
     once: bool = False
 
 
@@ -65,13 +65,13 @@ def steps_of(run: Run) -> list[dict[str, float]]:
 def _of_field(name: str) -> Guarding:
     guard = FIELD[name]
 
-    def rings(run: Run) -> list[int] | None:
+    def fires(run: Run) -> list[int] | None:
         steps = steps_of(run)
         if any(bar.reads not in step for bar in guard.bars for step in steps):
             return None
-        return [run.steps["step"][i] for i in guard.rings(steps)]
+        return [run.steps["step"][i] for i in guard.fires(steps)]
 
-    return Guarding(guard.who, guard.rule, guard.source, "none", rings)
+    return Guarding(guard.who, guard.rule, guard.source, "none", fires)
 
 
 def _trend(run: Run) -> list[int]:
@@ -126,12 +126,12 @@ class Firing:
     """One guard on the runs of one fault, one run a seed.
 
     Args:
-        first: of each run the first step on which it rings, or None.
-        ringing, looks: of all runs; unit: what a look is.
+        first: of each run the first step on which it fires, or None.
+        fired, looks: of all runs; unit: what a look is.
     """
 
     first: tuple[int | None, ...]
-    ringing: int
+    fired: int
     looks: int
     unit: str = "steps"
 
@@ -160,19 +160,19 @@ class Firing:
         >>> print(Firing((2, None), 3, 40).alarms, Firing((None, None), 0, 40).alarms, sep="; ")
         3 of 40 steps, 1 of 2 runs; 0 of 40 steps
         """
-        told = f"{self.ringing} of {self.looks} {self.unit}"
-        return f"{told}, {self.runs} of {len(self.first)} runs" if self.ringing else told
+        told = f"{self.fired} of {self.looks} {self.unit}"
+        return f"{told}, {self.runs} of {len(self.first)} runs" if self.fired else told
 
 
 def firing(guard: Guarding, runs: Iterable[Run]) -> Firing | None:
     """A guard on some runs of one fault; None where none of them says anything of it."""
-    told = [(guard.rings(run), 1 if guard.once else len(run.steps["step"])) for run in runs]
-    heard = [(rings, looks) for rings, looks in told if rings is not None]
+    told = [(guard.fires(run), 1 if guard.once else len(run.steps["step"])) for run in runs]
+    heard = [(fires, looks) for fires, looks in told if fires is not None]
     if not heard:
         return None
     return Firing(
-        tuple(min(rings, default=None) for rings, _ in heard),
-        sum(len(rings) for rings, _ in heard),
+        tuple(min(fires, default=None) for fires, _ in heard),
+        sum(len(fires) for fires, _ in heard),
         sum(looks for _, looks in heard),
         "drills" if guard.once else "steps",
     )
@@ -205,12 +205,12 @@ def chosen(runs: Sequence[Run], case: str, arm: str) -> list[Run]:
     return sorted(found, key=lambda run: run.settings["seed"])
 
 
-# guard -> case -> how it rings; None where no run says anything of it
+# guard -> case -> how it fires; None where no run says anything of it
 Firings = Mapping[str, Mapping[str, Firing | None]]
 
 
 def firings(runs: Sequence[Run]) -> Firings:
-    """How every guard rings on the runs of every case; an adapter makes no other healthy case.
+    """How every guard fires on the runs of every case; an adapter makes no other healthy case.
 
     A guard of which no run says anything, since its statistic is not on record, is left out.
     """

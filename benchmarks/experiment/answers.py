@@ -1,4 +1,4 @@
-# What the monitor answered on the uncorrected runs, and why it is quiet where the field rings.
+# What the monitor answered on the uncorrected runs, and why it is quiet where the field fires.
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WINDOW = 12  # steps of a pooled mean: the tokens of a step are few
 
 
 def slower(runs: Sequence[Run], told: Firings) -> str:
-    """Where most of the field rings on every run and the monitor on none, and what it measured."""
+    """Where most of the field fires on every run and the monitor on none, and what it measured."""
     quiet = [name for name in FIELD if name in told and not cries(told[name])]
     found = []
     for case, seen in told.get("monitor", {}).items():
@@ -29,11 +29,12 @@ def slower(runs: Sequence[Run], told: Firings) -> str:
         if seen is not None and not seen.runs and 2 * loud > len(rows):
             found += [f"- {line}" for line in _measured(runs, case)]
     if not found:
-        return "Nowhere do most of the field's guards ring while the monitor does not."
+        return "In no case do most published thresholds fire while the monitor does not."
     return "\n".join(
         [
-            "Most of the field's guards ring on these cases, and the monitor does not. Its limit "
-            "is the looser one; few tokens are the reason only on the steps beyond it:\n",
+            "In these cases most published thresholds fire and the monitor does not. The reason is "
+            "that the contract's limit is higher than what was measured on most steps. On the few "
+            "steps above the limit, the step has too few tokens for a verdict:\n",
             *found,
         ]
     )
@@ -55,11 +56,10 @@ def _measured(runs: Sequence[Run], case: str) -> list[str]:
         pooled = max(
             (fmean(of[i : i + WINDOW]) for of in values for i in _starts(of)), default=math.nan
         )
-        mean = f"Over {WINDOW} steps together the mean is"
-        within = (
-            f"{mean} {pooled:.4f} at most: within the limit, so that more tokens would say *holds*."
+        within = f"The largest mean over {WINDOW} consecutive steps is {pooled:.4f}, " + (
+            "below the limit: with more tokens the verdict would be *holds*."
             if pooled <= clause.at_most
-            else f"{mean} up to {pooled:.4f}: beyond it, so that more would say *violated*."
+            else "above the limit: with more tokens the verdict would be *violated*."
         )
         lines.append(
             f"**{called(case)}**, `{clause.id}`: the measured value is above the limit of "

@@ -1,6 +1,6 @@
 # The guards that people have for the gap between trainer and engine, as their projects define them.
 #
-# A guard reads statistics (statistics.py) of one step after another, and says on which it rings.
+# A guard reads statistics (statistics.py) of one step after another, and says on which it fires.
 #
 # One sign everywhere: log_ratio = logp_train - logp_infer, "d" for short.
 # Axes: B sequences, T tokens.
@@ -74,7 +74,7 @@ class Guard:
 
     Args:
         who: says so; rule: formula and threshold in short; source: the name there, where it
-            stands, and what they do when it rings, in Markdown.
+            stands, and what they do when it fires, in Markdown.
     """
 
     who: str
@@ -83,8 +83,8 @@ class Guard:
     bars: tuple[Bar, ...]
     in_a_row: int = 1
 
-    def rings(self, steps: Sequence[Mapping[str, float]]) -> list[int]:
-        """Indices of the steps on which it rings.
+    def fires(self, steps: Sequence[Mapping[str, float]]) -> list[int]:
+        """Indices of the steps on which it fires.
 
         Args:
             steps: of each what measure() found, in order.
@@ -93,7 +93,7 @@ class Guard:
             EvidenceError: a step lacks a statistic.
 
         >>> guard = Guard("", "", "", (Bar("abs_d_mean", at_most=0.1),), in_a_row=2)
-        >>> guard.rings([{"abs_d_mean": x} for x in (0.2, 0.0, 0.2, 0.3, 0.4)])
+        >>> guard.fires([{"abs_d_mean": x} for x in (0.2, 0.0, 0.2, 0.3, 0.4)])
         [3, 4]
         """
         found, row = [], 0

@@ -107,17 +107,17 @@ def rewards(runs: Sequence[Run], cases: Sequence[str], what: str, title: str) ->
 
 
 def timeline(firings: Firings, steps: int) -> str:
-    """When guards ring: a row a guard, a column a case, a mark the first step of each seed."""
+    """When guards fire: a row a guard, a column a case, a mark the first step of each seed."""
     cases = [*next(iter(firings.values()))]
     left, gap, top, height = 322, 22, 98, 24
     width = max(76, min(140, 760 // len(cases) - gap))
     parts = [
-        svg.text(20, 28, "The first step on which a guard rings", "big"),
+        svg.text(20, 28, "The first step on which a guard fires", "big"),
         svg.text(20, 47, "one mark a seed, across: updates;", "small"),
         svg.mark(226, 43, _RINGS),
-        svg.text(236, 47, "rings;", "small"),
+        svg.text(236, 47, "fires;", "small"),
         svg.mark(286, 43, _CRIES),
-        svg.text(296, 47, "rings, and on healthy runs as well;", "small"),
+        svg.text(296, 47, "fires, and on healthy runs as well;", "small"),
         _bar(502, 43),
         svg.text(506, 47, "before the first step", "small"),
     ]
@@ -134,7 +134,7 @@ def timeline(firings: Firings, steps: int) -> str:
             y = top + height * (i + 0.5)
             parts.append(svg.line(panel.left, y, panel.left + width, y))
             healthy = row.get(HEALTHY)
-            cries = bool(healthy and healthy.ringing)
+            cries = bool(healthy and healthy.fired)
             parts += _marks(row.get(case), _CRIES if cries else _RINGS, panel, y)
     for i, name in enumerate(firings):
         y, guard = top + height * (i + 0.5) + 4, GUARDS[name]
@@ -142,7 +142,7 @@ def timeline(firings: Firings, steps: int) -> str:
         parts.append(svg.text(left - 12, y, guard.rule, "small", "end"))
     size = left + len(cases) * (width + gap), top + height * len(firings) + 34
     about = "A row for each guard, a column for each case; the numbers stand in the table."
-    return svg.picture(*size, "When guards ring", about, parts)
+    return svg.picture(*size, "When guards fire", about, parts)
 
 
 _RINGS, _CRIES = 1, 4  # series, with their shapes

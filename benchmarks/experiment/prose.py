@@ -62,14 +62,15 @@ written down after the first runs had begun, at that rate.)
 
 ## Who notices, and when
 
-The guards below are those that projects document, assert or ship, with their thresholds. All
-watch the same uncorrected runs; the numbers are first steps on which a guard rings, over seeds.
-Step 0 comes before the first update. A guard that rings on a healthy run, too, is in brackets.
+The guards below are checks that projects document, assert or ship, with their thresholds. All of
+them see the same uncorrected runs. A number is the first step on which a guard fires, as a range
+over seeds; step 0 comes before the first update. Brackets mark a guard that also fires on a
+healthy run.
 
 {begin}
 {end}
 
-![When each guard rings, by case](experiment_guards.svg)
+![When each guard fires, by case](experiment_guards.svg)
 
 {noticed}
 

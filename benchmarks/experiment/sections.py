@@ -147,9 +147,10 @@ def poisoned(drills: Sequence[Drilled]) -> str:
     )
     healthy = next(drill.poison for drill in drills if drill.fault == HEALTHY)
     return (
-        f"slime's mean |d| > {limit:g}, read on the drill's tokens, rings on {before} of "
-        f"{len(broken)} broken syncs before the poison and on {after} after it; a healthy one then "
-        f"reads {healthy:.2f}. What the guards lack is not a finer number but the intervention."
+        f"slime's threshold, mean |d| > {limit:g}, evaluated on the tokens that the drill scores, "
+        f"fires on {before} of {len(broken)} broken syncs before the weights are replaced, and on "
+        f"{after} afterwards; a healthy sync then has mean |d| {healthy:.2f}. So the drill finds "
+        "these faults because it replaces weights, not because its threshold is finer."
     )
 
 
@@ -171,7 +172,7 @@ def drill_cost(runs: Sequence[Run]) -> str:
 def guard_list(names: Sequence[str]) -> str:
     """Guards with their sources."""
     rows = [(GUARDS[name].who, GUARDS[name].rule, GUARDS[name].source) for name in names]
-    return markdown(("guard", "rings when", "is"), rows)
+    return markdown(("guard", "fires when", "is"), rows)
 
 
 def guard_notes(runs: Sequence[Run]) -> str:
@@ -237,13 +238,13 @@ def noticed(told: Firings) -> str:
             continue
         quiet = [name for name in FIELD if name in told and not cries(told[name])]
         field = {name: told[name][case] for name in quiet if told[name][case]}
-        rang = [n for n, firing in field.items() if firing and firing.runs == len(firing.first)]
+        fired = [n for n, firing in field.items() if firing and firing.runs == len(firing.first)]
         lines.append(
-            f"- **{called(case)}**: {len(rang)} of the field's {len(field)} guards that are quiet "
-            "on healthy runs ring on every seed; "
+            f"- **{called(case)}**: {len(fired)} of {len(field)} thresholds fire on every seed; "
             f"the monitor {_when(told, 'monitor', case)}, the drill {_when(told, 'drill', case)}."
         )
-    return "\n".join(lines)
+    head = "Thresholds that other projects publish, without those that also fire on healthy runs:"
+    return "\n".join([head, "", *lines])
 
 
 def sharp(told: Firings) -> str:
@@ -255,15 +256,19 @@ def sharp(told: Firings) -> str:
         if name in told and not cries(told[name])
         if all((of := told[name][case]) is None or of.runs == len(of.first) for case in broken)
     ]
+    if not found:
+        return (
+            "No published threshold fires on every broken run without also firing on a healthy one."
+        )
     return (
-        f"Of the field's guards {len(found)} ring on every broken run and on no healthy one"
-        f"{': ' if found else '.'}{'; '.join(found)}{'.' if found else ''}"
+        f"{len(found)} published thresholds fire on every broken run and on no healthy one: "
+        f"{'; '.join(found)}."
     )
 
 
 def cries(row: Mapping[str, Firing | None]) -> bool:
     healthy = row[HEALTHY]
-    return bool(healthy and healthy.ringing)
+    return bool(healthy and healthy.fired)
 
 
 def _when(told: Firings, guard: str, case: str) -> str:
@@ -271,10 +276,10 @@ def _when(told: Firings, guard: str, case: str) -> str:
     if firing is None:
         return "was not run"
     if not firing.runs:
-        return "never rings"
+        return "never fires"
     if set(firing.first) == {BEFORE}:
-        return "rings before the first step"
-    return f"rings at step {firing}"
+        return "fires before the first step"
+    return f"fires at step {firing}"
 
 
 def differences(runs: Sequence[Run], what: str) -> str:

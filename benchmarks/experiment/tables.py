@@ -30,14 +30,14 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def faults_by_guards(firings: Firings, names: Sequence[str]) -> str:
-    """The first step on which each guard rings, case by case.
+    """The first step on which each guard fires, case by case.
 
-    A guard that rings on healthy runs as well stands in brackets: its ring says little.
+    A guard that fires on healthy runs as well stands in brackets: its fire says little.
     """
     names = [name for name in names if name in firings]
     shown = [*firings[names[0]]]
     others = [case for case in shown if case != HEALTHY]
-    head = ("guard", "rings when", "on healthy runs", *map(called, others))
+    head = ("guard", "fires when", "on healthy runs", *map(called, others))
     seeds = [len(told.first) if (told := firings[names[0]][case]) else 0 for case in shown]
     rows = [("runs", "", *map(str, seeds))]
     for name in names:
@@ -48,7 +48,7 @@ def faults_by_guards(firings: Firings, names: Sequence[str]) -> str:
                 f"**{guard.who}**" if name in OURS else guard.who,
                 guard.rule,
                 "not run" if healthy is None else healthy.alarms,
-                *(_cell(told[case], bool(healthy and healthy.ringing)) for case in others),
+                *(_cell(told[case], bool(healthy and healthy.fired)) for case in others),
             )
         )
     return markdown(head, rows)

@@ -4,6 +4,10 @@
 # bit are one column: copied, or made by one program.  Equality tells only where it is unlikely
 # to come by chance: on tokens that neither side is nearly certain of.
 #
+# Logprobs that were stored in few digits coincide by chance.  Then those that do not coincide lie
+# a step of the storage apart, and sequences that are equal throughout stand beside others that
+# are equal but for a few tokens.  Copies have neither.
+#
 # Axes: S sequences, N tokens of all sequences one after another.
 
 from __future__ import annotations
@@ -15,15 +19,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from servanda.capture import captured, errors
+
 Array = NDArray[Any]
 
 INFORMATIVE = 0.95  # probability below which a token's logprob is not rounded to that of others
 ENOUGH = 16  # informative tokens, or nothing is concluded
 MIXED = 0.01  # of the sequences: more identical ones among others are copies
 ROUNDING_NATS = 5e-6  # mean |log ratio|: float32 kernels of one program; bfloat16 makes 1e-3
+_CLOSE, _LONG = 0.5, 8  # of a sequence's tokens are equal, of so many at least
+_STEPS = 1.5  # of the storage: values that were rounded from neighbours are one apart
 _CHANCE = 1e-6  # that any one sequence is identical without a cause
 _COINCIDENCE = 0.01  # least share of tokens that are taken to coincide by chance
 _FIRST, _FAR = 16, 100  # sequences that are looked at first; times rounding that is far from it
+_DIGITS, _WRITTEN = 6, 1e-9  # decimals that a logprob may be stored in, and how exactly
+_FEW = 0.1  # sequences that are nearly equal, for each that is
 _BINS = 24  # identical sequences by the octave of their informative tokens
 _LIMIT_NATS = math.log(INFORMATIVE)
 
@@ -38,6 +48,9 @@ class Agreement:
         identical: of those, the ones that are equal throughout, by octaves of their tokens.
         identical_tokens: informative tokens in them.
         distance: sum of |log ratio| over the informative tokens where it is finite, nats.
+        close: sequences of which most tokens are equal, and not all.
+        differing: informative tokens of those that are not equal; apart: of these, the ones that
+            rounding to what is stored does not explain.
     """
 
     tokens: int = 0
@@ -46,6 +59,9 @@ class Agreement:
     identical: tuple[int, ...] = (0,) * _BINS
     identical_tokens: int = 0
     distance: float = 0.0
+    close: int = 0
+    differing: int = 0
+    apart: int = 0
 
     @classmethod
     def of(cls, logp_train_N: Array, logp_infer_N: Array, length_S: Array) -> Agreement:
@@ -66,6 +82,12 @@ class Agreement:
         n_S = np.bincount(sequence_N, minlength=len(length_S))
         equal_S = np.bincount(sequence_N[distance_N == 0], minlength=len(length_S))
         same_S = n_S[(n_S > 0) & (equal_S == n_S)]
+        close_S = (n_S >= _LONG) & (equal_S >= _CLOSE * n_S) & (equal_S < n_S)
+        differ_N = close_S[sequence_N] & (distance_N > 0)
+        apart = 0
+        if differ_N.any():
+            step_N = np.minimum(*(_step(of_N[told_N]) for of_N in (logp_train_N, logp_infer_N)))
+            apart = int((distance_N > _STEPS * step_N)[differ_N].sum())
         octave_S = np.minimum(np.frexp(same_S)[1] - 1, _BINS - 1)
         return cls(
             len(distance_N),
@@ -74,14 +96,17 @@ class Agreement:
             tuple(np.bincount(octave_S, minlength=_BINS).tolist()),
             int(same_S.sum()),
             float(distance_N[np.isfinite(distance_N)].sum(dtype=np.float64)),
+            int(close_S.sum()),
+            int(differ_N.sum()),
+            apart,
         )
 
     @classmethod
     def of_rows(cls, logp_train_BT: Array, logp_infer_BT: Array, mask_BT: Array) -> Agreement:
         """Of padded sequences, [B, T], at a few passes over them.
 
-        Where no sequence looks copied and the first ones differ by far more than rounding, what
-        they all differ by is not added up: their mean stands for it.
+        Where no sequence looks copied, not even for the most part, and the first ones differ by
+        far more than rounding, what they all differ by is not added up: their mean stands for it.
         """
         with np.errstate(invalid="ignore"):
             # NaN and -inf of infer compare false; where train alone is unsure, the count is lower
@@ -93,7 +118,8 @@ class Agreement:
             moved = np.abs(logp_train_BT[:_FIRST] - logp_infer_BT[:_FIRST])[first]
         moved = moved[np.isfinite(moved)]
         mean = float(moved.mean(dtype=np.float64)) if len(moved) else 0.0
-        if len(n_B) <= _FIRST or mean <= _FAR * ROUNDING_NATS or (equal_B == n_B)[n_B > 0].any():
+        like = ((equal_B >= _CLOSE * n_B) & (n_B >= _LONG)) | ((equal_B == n_B) & (n_B > 0))
+        if len(n_B) <= _FIRST or mean <= _FAR * ROUNDING_NATS or like.any():
             logp = (logp_train_BT[mask_BT], logp_infer_BT[mask_BT])
             return cls.of(*logp, np.count_nonzero(mask_BT, axis=1))
         tokens, equal = int(n_B.sum()), int(equal_B.sum())
@@ -107,6 +133,9 @@ class Agreement:
             tuple(a + b for a, b in zip(self.identical, other.identical, strict=True)),
             self.identical_tokens + other.identical_tokens,
             self.distance + other.distance,
+            self.close + other.close,
+            self.differing + other.differing,
+            self.apart + other.apart,
         )
 
     @property
@@ -130,9 +159,18 @@ class Agreement:
 
     @property
     def mixed(self) -> bool:
-        """Whether copies stand among sequences that differ by more than rounding."""
-        among = not self.everywhere and self.copies > MIXED * self.sequences
-        return among and self.copies > 1 and not self.one_program
+        """Whether copies stand among sequences that differ by more than rounding.
+
+        Where equality comes by chance, more than a few sequences miss it by some tokens.
+        """
+        among = not self.everywhere and self.copies > max(1, MIXED * self.sequences)
+        return among and self.close <= _FEW * self.copies and not self.one_program
+
+    @property
+    def mostly(self) -> bool:
+        """Whether sequences are equal but for tokens that differ by more than rounding."""
+        many = self.close > max(1, MIXED * self.sequences)
+        return many and 2 * self.apart > self.differing and not self.one_program
 
     @property
     def one_program(self) -> bool:
@@ -147,3 +185,11 @@ class Agreement:
         """Mean |log ratio| over the tokens that differ, nats; NaN where none does."""
         differing = self.tokens - self.equal
         return self.distance / differing if differing else math.nan
+
+
+def _step(logp_N: Array) -> Array:
+    """Between a recorded logprob and its neighbour in what it is stored in, nats, [N]."""
+    for digits in range(1, _DIGITS + 1):
+        if np.allclose(logp_N, np.round(logp_N, digits), rtol=0, atol=_WRITTEN):
+            return np.full(len(logp_N), 10.0**-digits)
+    return 2 * errors(logp_N, captured(logp_N))

@@ -32,6 +32,13 @@ def objection(contract: Contract, found: Agreement) -> str:
             "others: those were copied from one side to the other, or only a part of the kernels "
             f"is bitwise equal; if that is so, {DECLARE}"
         )
+    if contract.kernels.infer.engine == EXTERNAL and found.mostly:
+        return (
+            f"{SAME} on {found.equal:,} of {found.tokens:,} tokens that could differ, and "
+            f"{found.close:,} of {found.sequences:,} sequences differ at a few tokens alone, by "
+            "more than rounding: most of a column was copied from one side to the other, or only a "
+            f"part of the kernels is bitwise equal; if that is so, {DECLARE}"
+        )
     return ""
 
 
@@ -57,6 +64,12 @@ def remarks(contract: Contract, found: Agreement) -> tuple[str, ...]:
         said.append(
             f"{SAME} in {found.copies:,} of {found.sequences:,} sequences: on them the two sides "
             "are one program, or one column was copied"
+        )
+    elif found.tokens >= ENOUGH and found.mostly:
+        said.append(
+            f"{SAME} on {found.equal:,} of {found.tokens:,} tokens that could differ, though the "
+            "others differ by more than rounding: in part the two sides are one program, or a "
+            "column was copied"
         )
     coarse = "" if contract.bitwise or not found.one_program else _coarse(contract.kernels)
     if coarse:

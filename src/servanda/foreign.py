@@ -1,8 +1,8 @@
 # Foreign code: what a contract makes run that is neither Servanda's nor a library's.
 #
 # A contract is data, but it may name code: a function of a file, an interpreter, an engine of an
-# installed package.  Whoever gates strangers' pull requests refuses all of them by --no-code,
-# which is the variable SERVANDA_NO_CODE, so that child processes are bound by it as well.
+# installed package.  --no-code refuses all three, for CI on pull requests from strangers.  It is
+# passed on as the variable SERVANDA_NO_CODE, so that child processes refuse them as well.
 #
 # Never run, whatever a contract names: code in a model's folder (no remote code is trusted),
 # pickles (weights are safetensors, GGUF or ONNX), and faults, which are Servanda's own.

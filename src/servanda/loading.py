@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from servanda.plan import Plan
 from servanda.rewards import file_and_function
 from servanda.traffic import Traffic
 
+_SHORT = 1 << 16  # characters of a text that is kept
 T = TypeVar("T", Workload, NamedWorkload, Golden)
 
 
@@ -87,8 +89,13 @@ def parse(data: bytes, name: str) -> Contract:
             f"{name} is not UTF-8 text: {error.reason} at byte {error.start}",
             hint="save it as UTF-8",
         ) from None
-    contract, _ = language.parse(text, name, engines=engine_names(), faults=[*FAULTS])
-    return contract
+    parsed = _parsed if len(text) < _SHORT else _parsed.__wrapped__
+    return parsed(text, name, tuple(engine_names()), (*FAULTS,))
+
+
+@lru_cache(maxsize=32)  # one run reads its contract several times
+def _parsed(text: str, name: str, engines: tuple[str, ...], faults: tuple[str, ...]) -> Contract:
+    return language.parse(text, name, engines=engines, faults=faults)[0]
 
 
 def _fault_values(contract: Contract) -> Iterator[Problem]:

@@ -198,26 +198,31 @@ def portray(pair: TracePair, masks: Mapping[str, Array], rows: Sequence[int]) ->
         top1 = {"top1_train": train["top1"][usable_N], "top1_infer": infer["top1"][usable_N]}
         values["flips"] = sampled("top1_flip", top1)
     bins = _bins(pair, usable_N)
+    names, values_CN = [*values], np.stack([*values.values()])
+
+    def inside(mask_N: Array) -> Sums:
+        return _sums(names, np.compress(mask_N, values_CN, axis=1))
+
     return Portrait(
-        total=_sums(values, slice(None)),
+        total=_sums(names, values_CN),
         by={
-            name: tuple(_sums(values, bin_N == i) for i in range(len(EDGES[name]) + 1))
+            name: tuple(inside(bin_N == i) for i in range(len(EDGES[name]) + 1))
             for name, bin_N in bins.items()
         },
-        slices={name: _sums(values, mask_N[usable_N]) for name, mask_N in masks.items()},
+        slices={name: inside(mask_N[usable_N]) for name, mask_N in masks.items()},
         ratios=_ratios(values["k1"], values["abs_log_ratio"]),
         worst=_worst(pair, usable_N, values["abs_log_ratio"], rows),
         fine=_fine(values["abs_log_ratio"]),
     )
 
 
-def _sums(values: Mapping[str, Array], inside: Any) -> Sums:
-    sums: dict[str, Any] = {name: float(v[inside].sum()) for name, v in values.items()}
-    flips = values.get("flips")
-    if flips is not None:
-        known = flips[inside][~np.isnan(flips[inside])]
-        sums |= {"flips": float(known.sum()), "flips_n": len(known)}
-    return Sums(n=len(values["tv"][inside]), **sums)
+def _sums(names: Sequence[str], values_CN: Array) -> Sums:
+    sums: dict[str, Any] = dict(zip(names, values_CN.sum(axis=1).tolist(), strict=True))
+    if "flips" in sums:
+        flips_N = values_CN[names.index("flips")]
+        known_N = flips_N[~np.isnan(flips_N)]
+        sums |= {"flips": float(known_N.sum()), "flips_n": len(known_N)}
+    return Sums(n=values_CN.shape[1], **sums)
 
 
 def _bins(pair: TracePair, usable_N: Array) -> dict[str, Array]:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,10 @@ def processed_logprobs(logits_RV: NDArray[np.floating], sampling: Sampling) -> F
     return log_softmax(np.where(kept_RV, logp_RV, -np.inf))
 
 
+_generators = threading.local()
+_ZEROS = np.zeros(4, dtype=np.uint64)
+
+
 def uniforms(seed: int, stream: str, sequence: int, n: int) -> Floats:
     """The first n uniforms of one stream of one sequence, in [0, 1).
 
@@ -80,7 +85,19 @@ def uniforms(seed: int, stream: str, sequence: int, n: int) -> Floats:
     and sharding draw the same tokens.  Streams ("draw", "pit", "prompt") are independent.
     """
     key = hashlib.blake2b(f"{seed}|{stream}|{sequence}".encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "big"))).random(n)
+    # a generator begun again: making one asks the operating system for entropy it does not use
+    if not hasattr(_generators, "philox"):
+        _generators.philox = np.random.Philox(key=0)
+    high, low = int.from_bytes(key[:8], "big"), int.from_bytes(key[8:], "big")
+    _generators.philox.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": _ZEROS, "key": np.array([low, high], dtype=np.uint64)},
+        "buffer": _ZEROS,
+        "buffer_pos": len(_ZEROS),
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    return np.random.Generator(_generators.philox).random(n)
 
 
 def seed_of(seed: int, stream: str, sequence: int, bits: int = 63) -> int:

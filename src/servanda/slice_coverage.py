@@ -116,9 +116,11 @@ def _label(name: str, corpus: Corpus, cuts: Iterable[Cut], *, counted: bool) -> 
             "averaged with the others"
         )
         return
-    alone = {t.value[0] for t in terms if t.op == "in" and len(t.value) == 1}
+    # a slice that asks for more than the label shows a part of its value
+    own = [t for cut in cuts if {*cut.fields} == {field} for t in cut.terms]
+    alone = {t.value[0] for t in own if t.op == "in" and len(t.value) == 1}
     for pooled in (True, False):
-        some = [v for v in values if v not in alone and _pooled(v, terms) == pooled]
+        some = [v for v in values if v not in alone and _pooled(v, own) == pooled]
         if not some:
             continue
         share = sum(values[v] for v in some) / len(corpus)

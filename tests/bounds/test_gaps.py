@@ -92,6 +92,7 @@ def test_beyond_both_ends_of_a_band_everything_may_be_masked():
     assert weight_gap_from_log_ratio(1.0, PSIS["mis"]) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*PSIS])
 @pytest.mark.parametrize("rho", [0.2, 0.5, 0.9, 2.0])
 def test_the_gap_is_the_most_that_two_level_drift_can_reach(name, rho):

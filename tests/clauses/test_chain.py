@@ -68,6 +68,7 @@ def test_the_weight_gap_is_what_the_declared_weighting_leaves(tmp_path, claim):
     assert cell.interval[0] < truth < cell.interval[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", ["population", "realised"])
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("weighting", ["naive", "{tis: 1.2}"])

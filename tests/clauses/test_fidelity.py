@@ -221,6 +221,7 @@ def rate(runs, **how):
     return found.count("violated") / runs
 
 
+@pytest.mark.slow
 def test_the_stated_penalty_is_rejected_in_most_runs_and_half_of_it_in_fewer():
     off, presence, repetition = stated(judged(rounds(6, seed=99))[1])
     assert 1 < repetition < 2 and 0 < presence < 2 and 0 < off < 0.5
@@ -238,6 +239,60 @@ def test_the_stated_strengths_are_rejected_in_nine_of_ten_runs_and_a_quarter_in_
         # of 40 runs at 0.9, fewer than 30 have a chance of 1 in 200
         assert rate(40, **strong) >= 0.75
         assert rate(40, **weak) <= 0.6
+
+
+@pytest.mark.parametrize("missing", [6, 12, 400])  # of the last one nothing is seen, and said
+def test_the_stated_strength_is_rejected_beside_missing_tokens(missing):
+    """Each missing token is charged; what is said to be rejected is, at that charge."""
+    kind = SamplerFidelity()
+    cell = cell_of(kind)
+
+    def verdict(seed, **how):
+        views = [lossy(view, missing // 6) for view in rounds(6, seed=seed, **how)]
+        found = [kind.weigh(cell, view) for view in views]
+        return kind.judge(cell, found, None, LOOK), kind.unexamined(cell, found, LOOK)
+
+    limits = verdict(99)[1]
+    assert ("no temperature" in limits[0]) == (missing == 400)
+    if missing == 400:
+        return
+    off, *_ = stated(limits)
+    assert off > stated(judged(rounds(6, seed=99))[1])[0]
+    outcomes = [verdict(s, real=warmed(chain(), 1 - off))[0].outcome for s in range(8)]
+    assert outcomes.count("violated") >= 6
+
+
+def lossy(view, missing):
+    """Some tokens of a view have neither rank nor likeliest tokens."""
+    gone_N = np.arange(len(view.pair.infer.token_N)) < missing
+    columns = {
+        name: np.where(gone_N, np.nan, values) for name, values in view.pair.infer.columns.items()
+    }
+    return replace(view, pair=TracePair(replace(view.pair.infer, columns=columns), view.pair.train))
+
+
+def test_where_train_draws_too_both_are_stated_at_the_price_that_they_share():
+    kind, views = SamplerFidelity(), rounds(6, seed=99)
+    cell = cell_of(kind)
+    alone = [kind.weigh(cell, view) for view in views]
+    both = [{**found, "train": found["infer"]} for found in alone]
+
+    of_infer, of_train = (kind.unexamined(cell, found, LOOK) for found in (alone, both))
+
+    assert len(of_train) == 2 * len(of_infer)
+    assert of_train[2].startswith("fidelity of train's own tokens would have rejected")
+    assert stated(of_train)[0] >= stated(of_infer)[0]
+
+
+def test_draws_that_depend_on_the_token_before_accuse_no_single_id():
+    """Each id is drawn as often as reported, and after its like never."""
+    even = np.full((V, V), -np.log(V))
+    real = np.where(np.eye(V, dtype=bool), -np.inf, -np.log(V - 1))
+
+    verdict, _ = judged(rounds(24, reported=even, real=real))
+
+    assert verdict.outcome == "violated"
+    assert "depends on the token before" in verdict.note
 
 
 def test_a_record_without_likeliest_tokens_says_that_it_did_not_look():

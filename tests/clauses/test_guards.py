@@ -214,6 +214,7 @@ def test_a_mix_up_of_raw_and_processed_is_seen_in_some_fifty_tokens(tmp_path):
     assert sum(len(view.pair.infer.token_N) for view in views[:needed]) <= 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("honest", [RAW, Sampling(temperature=0.8, top_p=0.9)])
 def test_an_honest_server_is_not_rejected_at_any_look(tmp_path, honest):
     """40 runs of five rounds, at 2.5 %: a count beyond 5 has a chance of one in a thousand."""

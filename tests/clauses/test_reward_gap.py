@@ -146,6 +146,7 @@ def traces(path, index=0):
         return [kept.read(f"rounds/{index:06d}.{what}") for what in ("infer", DRAWS)]
 
 
+@pytest.mark.slow
 def test_coupled_draws_follow_their_own_kernels(tmp_path):
     """What train draws beside infer has train's law: the reward's mean is that of its table."""
     path, pair = write(tmp_path, last=1500, clause="{id: gap, metric: reward_gap, at_most: 0.001}")
@@ -182,6 +183,7 @@ def test_the_text_ends_before_the_token_that_ends_it(tmp_path):
     assert not infer.columns[REWARD].any()
 
 
+@pytest.mark.slow
 def test_train_draws_with_a_transform_of_its_own(tmp_path):
     own = ", sampling: {temperature: 0.5}"
     path, pair = write(tmp_path, q=P, train=own, limit=0.4, first=1500)

@@ -84,6 +84,7 @@ def test_it_holds_for_unlike_kernels_too(sharpness):
             assert (value <= ends[:, 1] + slack).all(), (name, k)
 
 
+@pytest.mark.slow
 @given(tables)
 def test_more_tokens_never_widen_it(case):
     train, infer, *_ = case

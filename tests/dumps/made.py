@@ -3,6 +3,8 @@
 # infer draws token 0 with probability Q; train gives it Q - tv.  So TV(train, infer) = tv in
 # every context, and (1 - w)^+ is tv / Q where token 0 was drawn, else 0.
 
+from dataclasses import replace
+
 import numpy as np
 
 from servanda.importers.own import Writer
@@ -94,3 +96,27 @@ def store(writer, r):
 def bad_starts(step, s, turn, i, *, since=14, high=0.15, low=0.005):
     """The first three tokens of turns 3 and 4 are off from a step on."""
     return high if step >= since and turn in (3, 4) and i < 3 else low
+
+
+def natural(rng, r, noise=0.02):
+    """The rollouts with logprobs as models have them, and noise between the two sides, nats."""
+    size = len(r.mask_N)
+    infer_N = np.where(r.mask_N, np.log(np.clip(rng.beta(2, 1, size), 1e-4, 0.999)), np.nan)
+    less_N = 1 - np.exp(infer_N)  # a token that is all but certain hardly moves
+    train_N = infer_N + rng.normal(0, noise, size) * less_N - 0.5 * noise**2
+    token_N = rng.integers(0, 50_000, size)
+    train_N = np.minimum(train_N, -1e-6)
+    return replace(r, logp_infer_N=infer_N, logp_train_N=train_N, token_N=token_N)
+
+
+def without(r, gone_S):
+    """The rollouts once a filter of the trainer has masked some sequences, both logprobs kept."""
+    return replace(r, mask_N=r.mask_N & ~np.repeat(gone_S, r.length_S))
+
+
+def each(folder, change, seed=3, steps=range(1, 13), n=24, **how):
+    """A dump of natural rollouts that are changed step by step: change(rng, rollouts)."""
+    rng, writer = np.random.default_rng(seed), Writer(folder)
+    for step in steps:
+        store(writer, change(rng, natural(rng, rollouts(rng, step, n, **how))))
+    return folder

@@ -224,7 +224,9 @@ def test_what_a_filter_removed_keeps_a_dump_from_holding(tmp_path):
     assert removed.before == pytest.approx(0.1 * removed.tv + 0.9 * removed.kept)
     text = tell(answer)
     assert "! a filter removed 16 of 160 sequences (10.0 % of the tokens)" in text
-    assert "INCONCLUSIVE: it holds only for what a filter left" in text
+    assert (
+        "INCONCLUSIVE: it holds only for what a filter left; before the filter it is viol" in text
+    )
     for name in ("markdown", "html"):
         assert "a filter removed 16 of 160 sequences" in FORMATS[name](answer.verdict)
 
@@ -251,6 +253,43 @@ def test_what_was_removed_and_never_scored_is_missing(tmp_path):
     assert answer.verdict.breakdown.removed.tv is None
     spot = next(spot for spot in answer.verdict.blind_spots if spot.subject == "rows")
     assert spot.text.endswith("nothing is known about them")
+    cell = next(c for c in answer.verdict.cells if (c.clause, c.slice) == ("gradient", "all"))
+    assert cell.note == "holds only for what a filter left: before it not known, not decided"
+    text = tell(answer)
+    assert "both logprobs are there" not in text
+    assert "holds only for what a filter left; before the filter it is not decided." in text
+
+
+def test_a_step_that_a_filter_emptied_is_told_as_such(tmp_path):
+    made.each(tmp_path, lambda _, r: made.without(r, np.full(len(r), r.step == 3)))
+    text = tell(judged(tmp_path))
+    assert "too small to be judged alone" not in text
+    assert "step 3: no token was trained on" in text
+
+
+def test_a_step_that_lacks_logprobs_is_said_to_have_no_answer(tmp_path):
+    """One token in 200 of one step, and 1 in 6,000 of the dump, which may be missing."""
+
+    def lossy(rng, r):
+        lost_N = r.mask_N & (rng.random(len(r.mask_N)) < (0.005 if r.step == 3 else 0))
+        return replace(r, logp_train_N=np.where(lost_N, np.nan, r.logp_train_N))
+
+    made.each(tmp_path, lossy, steps=range(1, 31), turn_tokens=64)
+    verdict = judged(tmp_path).verdict
+    assert [row.step for row in verdict.breakdown.steps if row.outcome == "error"] == [3]
+    assert verdict.outcome != "error"
+    spots = [spot.text for spot in verdict.blind_spots if spot.subject == "sample"]
+    assert "1 of 30 steps have no answer: too many of their tokens have no logprob" in spots
+
+
+def test_a_step_with_an_infinite_log_ratio_has_no_blanks(tmp_path):
+    def broken(_, r):
+        train_N = r.logp_train_N.copy()
+        train_N[int(r.mask_N.argmax())] = -np.inf if r.step == 3 else train_N[0]
+        return replace(r, logp_train_N=train_N)
+
+    made.each(tmp_path, broken, turn_tokens=64)
+    assert "mean |Δ logp| infinite, TME infinite" in tell(judged(tmp_path))
 
 
 def test_a_watch_says_of_a_filter_as_a_check_does(tmp_path):

@@ -33,7 +33,7 @@ def test_the_ratio_of_two_temperatures_is_what_counts():
     assert told(temperature=0.7, scaled=True) == ("", [])
 
 
-@pytest.mark.parametrize("top_p", [0.8, 0.9, 0.95])
+@pytest.mark.parametrize("top_p", [0.8, 0.9, 0.95, 0.995])
 def test_a_cut_is_named_with_the_mass_it_takes(top_p):
     cause, numbers = told(top_p=top_p)
 
@@ -43,7 +43,7 @@ def test_a_cut_is_named_with_the_mass_it_takes(top_p):
     assert cause.startswith("the engine cannot draw ")
     assert numbers[0] == pytest.approx(100 * np.mean(mass), rel=0.05)
     assert top_p - 0.005 <= numbers[1] <= top_p + 0.06  # no more than was cut, and near it
-    assert numbers[2] > 90
+    assert numbers[2] > (90 if top_p < 0.99 else 50)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.1, 0.5, 1.5, 3.0, 5.0])

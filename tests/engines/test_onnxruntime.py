@@ -38,6 +38,8 @@ from tests.engines.test_transformers import (
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "models" / "tiny-lm"
 ROUNDING = 1e-5  # float32, nats
+
+pytestmark = pytest.mark.slow  # models are exported first
 PATHS = pytest.mark.parametrize("path", ["prefill", "decode"])
 MODELS = pytest.mark.parametrize("name", ["llama", "qwen", "tiny"])
 

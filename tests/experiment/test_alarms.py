@@ -75,7 +75,7 @@ def test_a_monitored_run_whose_records_disagree_is_an_error():
     short.monitor.pop()
 
     with pytest.raises(ValueError, match="shorter"):
-        alarms.GUARDS["monitor"].rings(short)
+        alarms.GUARDS["monitor"].fires(short)
 
 
 def test_cases_come_in_the_order_of_the_catalogue():
@@ -116,7 +116,7 @@ def test_the_table_brackets_a_guard_that_rings__runs():
     table = tables.faults_by_guards(alarms.firings(RUNS), ["slime", "monitor", "drill"])
 
     assert table == (
-        "| guard | rings when | on healthy runs | never synced | one MLP stale |\n"
+        "| guard | fires when | on healthy runs | never synced | one MLP stale |\n"
         "|---|---|---|---|---|\n"
         "| runs |  | 2 | 1 | 3 |\n"
         "| slime | mean &#124;d&#124; > 0.1 | 1 of 24 steps, 1 of 2 runs | [2] | [4-6 (2 of 3)] |\n"
@@ -140,7 +140,7 @@ def test_a_guard_whose_statistic_is_not_on_record_is_not_quiet_but_absent():
     kept = run(HEALTHY, "none", 0, 6)
     steps = {name: column for name, column in kept.steps.items() if name != "k3"}
 
-    assert alarms.GUARDS["prime-rl"].rings(replace(kept, steps=steps)) is None
+    assert alarms.GUARDS["prime-rl"].fires(replace(kept, steps=steps)) is None
 
 
 def test_a_step_without_a_number_is_an_error():
@@ -148,7 +148,7 @@ def test_a_step_without_a_number_is_an_error():
     kept.steps["k3"][3] = None
 
     with pytest.raises(EvidenceError, match="step 3 has no k3"):
-        alarms.GUARDS["prime-rl"].rings(kept)
+        alarms.GUARDS["prime-rl"].fires(kept)
 
 
 def test_every_statistic_that_a_guard_reads_is_one_that_is_measured():
@@ -164,4 +164,4 @@ def test_a_run_and_the_arrays_it_came_from_ring_alike():
     kept = Run("", {}, steps={"step": [*range(12)], **columns})
 
     for name in FIELD:
-        assert alarms.GUARDS[name].rings(kept) == FIELD[name].rings(steps)
+        assert alarms.GUARDS[name].fires(kept) == FIELD[name].fires(steps)

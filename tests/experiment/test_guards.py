@@ -56,7 +56,7 @@ def test_every_number_that_a_guard_reads_is_worked_out_here():
 def test_kernels_that_agree_ring_nothing():
     same = measure(TRAIN, TRAIN, MASK)
 
-    assert [name for name, guard in FIELD.items() if guard.rings([same] * 3)] == []
+    assert [name for name, guard in FIELD.items() if guard.fires([same] * 3)] == []
 
 
 @pytest.mark.parametrize("name", [*FIELD])
@@ -67,19 +67,19 @@ def test_every_guard_rings_when_the_engine_never_synced(name):
 
     step = measure(train, infer, np.ones((8, 20)))
 
-    assert FIELD[name].rings([step, step])
+    assert FIELD[name].fires([step, step])
 
 
 def test_a_threshold_is_crossed_and_not_met():
     quiet, loud = [{"abs_d_mean_by_sequence": x} for x in (0.1, 0.1000001)]
 
-    assert FIELD["slime"].rings([quiet, loud, quiet, loud]) == [1, 3]
+    assert FIELD["slime"].fires([quiet, loud, quiet, loud]) == [1, 3]
 
 
 def test_twice_means_two_steps_in_a_row():
     steps = [{"abs_d_mean_by_sequence": x} for x in (0.8, 0.2, 0.8, 0.9, 0.2)]
 
-    assert FIELD["drift-guard"].rings(steps) == [3]
+    assert FIELD["drift-guard"].fires(steps) == [3]
 
 
 def test_each_bar_of_verls_health_check_is_enough():
@@ -87,13 +87,13 @@ def test_each_bar_of_verls_health_check_is_enough():
     ill = {"is_mean": 0.4, "ess": 0.2, "is_std": 1.1, "k1": -0.2, "chi2_token": 1.5}
     health = FIELD["verl-health"]
 
-    assert health.rings([well]) == []
-    assert all(health.rings([{**well, name: value}]) == [0] for name, value in ill.items())
+    assert health.fires([well]) == []
+    assert all(health.fires([{**well, name: value}]) == [0] for name, value in ill.items())
 
 
 def test_a_step_without_the_statistic_is_an_error_and_not_quiet():
     with pytest.raises(EvidenceError, match="step 1 has no k3"):
-        FIELD["prime-rl"].rings([{"k3": 0.0}, {"k3": math.nan}])
+        FIELD["prime-rl"].fires([{"k3": 0.0}, {"k3": math.nan}])
 
 
 def test_a_trend_compares_the_last_five_steps_with_the_first_five():

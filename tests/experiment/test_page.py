@@ -118,14 +118,14 @@ def test_what_the_table_says_is_said_in_words():
     said = sections.noticed(told)
 
     # one healthy run is loud at its last step: all guards cry but the one that wants two in a row
-    assert "- **never synced**: 1 of the field's 1 guards that are quiet on" in said
-    assert "the monitor rings at step 5, the drill rings before the first step." in said
+    assert "- **never synced**: 1 of 1 thresholds fire on every seed; " in said
+    assert "the monitor fires at step 5, the drill fires before the first step." in said
     assert sections.sharp(told) == (
-        "Of the field's guards 0 ring on every broken run and on no healthy one."
+        "No published threshold fires on every broken run without also firing on a healthy one."
     )
     loud = firings([run for run in RUNS if run.settings["seed"] == 0])
     assert sections.sharp(loud).startswith(
-        "Of the field's guards 12 ring on every broken run and on no healthy one: slime (mean |d|"
+        "12 published thresholds fire on every broken run and on no healthy one: slime (mean |d|"
     )
 
 
@@ -143,8 +143,8 @@ def test_thresholds_are_read_on_the_drills_tokens():
 
     told = sections.poisoned([one, broken])
 
-    assert "rings on 0 of 1 broken syncs before the poison and on 1 after it" in told
-    assert "a healthy one then reads 0.04" in told
+    assert "on 0 of 1 broken syncs before the weights are replaced, and on 1 afterwards" in told
+    assert "a healthy sync then has mean |d| 0.04" in told
 
 
 def test_an_arm_that_was_not_run_is_marked_and_not_counted_as_a_run():
@@ -166,7 +166,7 @@ def test_an_arm_that_was_not_run_is_marked_and_not_counted_as_a_run():
     assert "1 cells are 0 by construction" in sections.helped(runs)
 
 
-@pytest.mark.parametrize(("loud", "says"), [(4, "would say *holds*"), (12, "would say *violated*")])
+@pytest.mark.parametrize(("loud", "says"), [(4, "would be *holds*"), (12, "would be *violated*")])
 def test_a_monitor_that_is_quiet_where_the_field_is_not_is_explained_by_what_it_measured(
     loud, says
 ):
@@ -180,14 +180,14 @@ def test_a_monitor_that_is_quiet_where_the_field_is_not_is_explained_by_what_it_
         for v in values
     ]
     quiet = next(r for r in RUNS if r.settings["fault"] == "healthy" and r.monitor)
-    rings = next(r for r in RUNS if r.settings["fault"] == "never_synced")
-    runs = [quiet, replace(rings, monitor=cells)]
+    fires = next(r for r in RUNS if r.settings["fault"] == "never_synced")
+    runs = [quiet, replace(fires, monitor=cells)]
 
     told = answers.slower(runs, firings(runs))
 
     assert "want of evidence" not in told
     assert f"above the limit of 0.025 on {loud} of 12 steps." in told
-    assert f"the mean is {'0.0200 at most' if loud == 4 else 'up to 0.0400'}" in told
+    assert f"consecutive steps is {'0.0200, below' if loud == 4 else '0.0400, above'}" in told
     assert says in told
 
 

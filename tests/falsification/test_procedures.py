@@ -99,15 +99,15 @@ def test_the_simulated_group_ratio_is_the_one_that_judges(draw):
 def test_the_simulated_alarm_is_the_one_that_rings(threshold):
     rng = np.random.default_rng(4)
     draw = Draw.of(rng.random((20, 12, 5)) ** 3, 0.25, 0.2, every=4)
-    rang = []
+    fired = []
     for r in range(20):
         alarm, ever = ShiryaevRoberts(0.2, threshold), False
         for x, _ in rounds(draw, r):
             alarm = alarm.after(LogMoment.of(x))
-            ever |= alarm.rings
-        rang.append(ever)
-    assert looks.shiryaev_roberts(draw, 0.2, threshold).violated_R.tolist() == rang
-    assert threshold > 20 or any(rang)
+            ever |= alarm.fires
+        fired.append(ever)
+    assert looks.shiryaev_roberts(draw, 0.2, threshold).violated_R.tolist() == fired
+    assert threshold > 20 or any(fired)
 
 
 @pytest.mark.parametrize(("bets", "side"), [(NEG, "log_e_below"), (POS, "log_e_above")])

@@ -17,6 +17,7 @@ def test_a_bug_of_the_field_gets_the_answer_that_the_page_shows(row, tmp_path):
     assert row.says in found.text, found.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", RUN, ids=[row.name for row in RUN])
 def test_its_healthy_twin_holds(row, tmp_path):
     if "preflight" in row.command:

@@ -99,6 +99,7 @@ class Fake:
     def __init__(self, script=None):
         self.script, self.scripts = script or reply({"ok": True}), deque()
         self.requests = []
+        self.heads = 0  # of requests, whose bodies may not have come
         self.arrived = threading.Semaphore(0)
 
     def __enter__(self):
@@ -120,6 +121,7 @@ class Fake:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n"))[:-4]
+                self.heads += 1
                 request = Request(head, b"")
                 length = int(request.headers.get("content-length", 0))
                 if request.headers.get("transfer-encoding") == "chunked":

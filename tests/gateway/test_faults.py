@@ -8,9 +8,12 @@ import threading
 from typing import ClassVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from servanda.gateway.breaker import Breaker
 from servanda.gateway.config import Limits
+from servanda.gateway.keys import Keys
 from servanda.gateway.sessions import Sessions
 from tests.clock import HOUR_S, NEVER_S
 from tests.gateway.serving import (
@@ -413,13 +416,99 @@ def test_a_pool_that_fails_again_and_again_is_left_alone(pools, running):
         assert post(running).json() == {"by": "stable"}
 
     assert len(infer.requests) == 5
-    assert running.gateway.report()["pools"] == {"infer": "open", "stable": "closed"}
+    counts = running.idle().report()
+    assert counts["pools"] == {"infer": "open", "stable": "closed"}
+    assert counts["failovers"] == {"broken": 5, "breaker": 4}
+    assert counts["answers"] == {"all\tstable": 9}
     stable.script = drop
+    for _ in range(9):  # nobody else is left to ask: it is asked each time
+        assert post(running).json()["error"]["code"] == "broken"
+
+
+def test_a_last_pool_that_cannot_be_connected_to_is_refused_at_once(pools):
+    with Running(config(NOBODY.url)) as running:
+        running.gateway.take(snapshot())
+        codes = [post(running).json()["error"]["code"] for _ in range(6)]
+
+        assert codes == ["no_upstream"] * 5 + ["pool_down"]
+        assert int(post(running).headers["retry-after"]) >= 1
+
+
+BAD = {"prompt": [6, 6, 6]}  # what no server of this model can run
+
+
+async def poisoned(request, writer):
+    """A server that answers 500 to one kind of request, and well to any other."""
+    bad = request.json["prompt"] == BAD["prompt"]
+    await reply({"error": "$ref"} if bad else {"ok": True}, 500 if bad else 200)(request, writer)
+
+
+@pytest.mark.parametrize("pool", ["infer", "stable"])
+def test_what_both_pools_fail_at_is_the_fault_of_the_request(pools, running, pool):
+    """One client sends nothing else; others are answered by the pool that was decided."""
+    infer, stable = pools
+    whole = everything(share=float(pool == "infer"), acts=True, sample=0.0)
+    running.gateway.take(snapshot(whole=whole, version=2))
+    infer.script = stable.script = poisoned
+    for _ in range(20):
+        assert post(running, **BAD).status_code == 500
+        assert post(running).status_code == 200
+
+    counts = running.idle().report()
+    assert counts["pools"] == {"infer": "closed", "stable": "closed"}
+    assert counts["statuses"][f"{pool}\t2xx"] == 20
+    assert counts["failovers"] == ({"5xx": 20} if pool == "infer" else {})
+
+
+def test_infer_that_cannot_be_reached_is_left_alone_while_stable_is_still_answering(pools):
+    stable = pools[1]
+    stable.script = stream(EVENT, hang)
+    with Running(config(NOBODY.url, stable)) as running:
+        running.gateway.take(snapshot())
+        for _ in range(6):
+            Client(running, stream=True).read_until(EVENT)
+
+        assert running.gateway.servers["infer"].breaker.state == "open"
+        assert running.gateway.counts.failovers == {"connect": 5, "breaker": 1}
+
+
+def test_infer_is_compared_with_stable_as_soon_as_that_answers(pools, running):
+    infer, stable = pools
+    running.gateway.take(snapshot(version=2))
+    infer.script, stable.script = reply({}, status=500), stream(EVENT, hang)
     for _ in range(5):
-        assert post(running).status_code == 502
-    answer = post(running)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "pool_down")
-    assert int(answer.headers["retry-after"]) >= 1
+        Client(running, stream=True).read_until(EVENT)
+
+    assert running.gateway.servers["infer"].breaker.state == "open"
+
+
+def test_a_reply_of_which_the_client_got_nothing_is_nobodys_answer(pools, running):
+    async def half(request, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 20\r\n\r\n{")
+        await drop(request, writer)
+
+    pools[0].script = pools[1].script = half
+
+    assert post(running).status_code == 502
+    assert running.idle().counts.answers == {"all\tnone": 1}
+
+
+def test_one_client_opens_no_breaker_that_others_need(pools):
+    """Infer alone fails what one key sends, again and again; the other key's requests go on."""
+    infer, _ = pools
+    infer.script = poisoned
+    keys = Keys.of(*((name, "client", f"key of {name}") for name in ("bad", "good")))
+    with Running(config(*pools, keys=keys)) as running:
+        running.gateway.take(snapshot())
+        for _ in range(30):
+            for name, more in (("good", {}), ("bad", BAD), ("bad", BAD)):
+                headers = {"authorization": f"Bearer key of {name}"}
+                answer = running.client.post(PATH, json={**ASK, **more}, headers=headers)
+                assert answer.is_success, answer.text
+        counts = running.idle().report()
+    assert counts["pools"]["infer"] == "closed"
+    assert counts["answers"] == {"all\tinfer": 30, "all\tstable": 60}
+    assert counts["failovers"] == {"5xx": 60}
 
 
 class Clock:
@@ -434,47 +523,115 @@ def test_a_breaker_opens_rests_tries_once_and_closes():
     clock = Clock()
     breaker = Breaker(clock, failures=3, rest_s=5.0)
     for _ in range(2):
-        breaker.failed()
-    breaker.well()
+        breaker.failed("a")
+    breaker.well("a")
     for _ in range(3):
-        assert breaker.enter()
-        breaker.failed()
-    assert (breaker.state, breaker.enter(), breaker.wait_s) == ("open", False, 5)
+        assert breaker.enter("a")
+        breaker.failed("a")
+    assert (breaker.state, breaker.enter("a"), breaker.wait_s) == ("open", False, 5)
     clock.now = 5.0
     assert breaker.state == "half-open"
-    assert [breaker.enter(), breaker.enter()] == [True, False]
+    assert [breaker.enter("a"), breaker.enter("a")] == [True, False]
     breaker.left()
-    assert breaker.enter()
-    breaker.failed()
+    assert breaker.enter("a")
+    breaker.failed("a")
     clock.now = 14.0
     assert breaker.state == "open"  # twice as long
     clock.now = 15.0
-    assert breaker.enter()
-    breaker.well()
-    assert breaker.state == "closed" and breaker.enter() and breaker.enter()
+    assert breaker.enter("a")
+    breaker.well("a")
+    assert breaker.state == "closed" and breaker.enter("a") and breaker.enter("a")
 
 
 def test_a_trial_that_does_not_end_keeps_nobody_from_trying_for_ever():
     clock = Clock()
     breaker = Breaker(clock, failures=1, rest_s=5.0)
-    breaker.failed()
+    breaker.failed("a")
     clock.now = 5.0
 
-    assert [breaker.enter(), breaker.enter()] == [True, False]
+    assert [breaker.enter("a"), breaker.enter("a")] == [True, False]
     clock.now = 10.0
-    assert breaker.enter()
+    assert breaker.enter("a")
 
 
 def test_a_breaker_rests_no_longer_than_a_minute():
     clock = Clock()
     breaker = Breaker(clock, failures=1, rest_s=5.0)
-    breaker.failed()
+    breaker.failed("a")
     for _ in range(10):
         clock.now += 60.0
-        assert breaker.enter()
-        breaker.failed()
+        assert breaker.enter("a")
+        breaker.failed("a")
     clock.now += 60.0
     assert breaker.state == "half-open"
+
+
+def test_connections_that_cannot_be_made_are_nobodys_fault():
+    clock = Clock()
+    breaker = Breaker(clock, failures=3)
+    for client in "abc":
+        breaker.well(client)
+        breaker.unreachable()
+    assert breaker.state == "closed"  # not in a row
+    breaker.unreachable()
+    breaker.unreachable()
+    assert breaker.state == "open"
+
+
+def test_most_clients_have_to_fail_lately():
+    clock = Clock()
+    breaker = Breaker(clock, failures=3, window_s=30.0)
+    for client in "abcd":
+        breaker.well(client)
+    for _ in range(50):
+        breaker.failed("a")
+        breaker.failed("b")
+    assert breaker.state == "closed"  # two of four
+    clock.now = 31.0
+    breaker.failed("a")
+    breaker.failed("b")
+    assert breaker.state == "open"  # what the others met is long ago
+
+
+def test_a_client_whose_trials_fail_keeps_no_other_from_trying():
+    clock = Clock()
+    breaker = Breaker(clock, failures=2, rest_s=5.0)
+    for client in "ab":
+        assert breaker.enter(client)
+        breaker.failed(client)
+    assert breaker.state == "open"
+    clock.now = 5.0
+    assert breaker.enter("a")
+    breaker.failed("a")
+    assert breaker.state == "half-open" and not breaker.enter("a")
+    assert breaker.enter("b")
+    breaker.well("b")
+    assert breaker.state == "closed"
+
+
+def test_a_pool_that_fails_two_clients_in_its_trials_rests_for_longer():
+    clock = Clock()
+    breaker = Breaker(clock, failures=2, rest_s=5.0)
+    for now in (0.0, 5.0):
+        clock.now = now
+        for client in "ab":
+            assert breaker.enter(client)
+            breaker.failed(client)
+    clock.now = 14.0
+    assert breaker.state == "open"
+
+
+@given(st.lists(st.floats(0, 2), max_size=100))
+def test_whatever_one_client_sends_two_others_are_never_kept_out(pauses):
+    clock = Clock()
+    breaker = Breaker(clock)
+    for seconds in pauses:
+        clock.now += seconds
+        for good in ("good 1", "good 2"):
+            assert breaker.enter(good)
+            breaker.well(good)
+        assert breaker.enter("bad")
+        breaker.failed("bad")
 
 
 def test_sessions_are_few_and_do_not_last_for_ever():

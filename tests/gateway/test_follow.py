@@ -10,7 +10,7 @@ import pytest
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.gateway import follow
 from servanda.gateway.config import Limits, Upstream
-from servanda.gateway.counts import BOUNDS, Counts, Presence
+from servanda.gateway.counts import OVERHEAD_S, Counts, Presence
 from servanda.gateway.launches import NOBODY_KNOWS, Launches
 from servanda.gateway.log import Log
 from servanda.plain import to_plain
@@ -169,8 +169,10 @@ def test_rows_reach_the_leader_in_launch_order_and_once(infer, leader):
         counts = leader.told[-1]["counts"]
         assert counts["launched"] == {"all": 5}
         assert counts["statuses"] == {"infer\t2xx": 5}
-        assert counts["overhead"]["count"] == sum(counts["overhead"]["buckets"]) == 5
-        assert len(counts["overhead"]["buckets"]) == len(BOUNDS) + 1
+        assert sum(counts["overhead"]["buckets"].values()) == 5
+        assert len(counts["overhead"]["buckets"]) == len(OVERHEAD_S) + 1
+        assert counts["answers"] == {"all\tinfer": 5}
+        assert sum(counts["first_byte"]["infer"]["buckets"].values()) == 5
         assert counts["pools"] == {"infer": "closed"}
 
 

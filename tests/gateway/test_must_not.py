@@ -500,7 +500,8 @@ def test_what_infer_is_asked_for_nobody_is_in_no_count_of_users():
         assert counts["mirrored"] == 8
         assert sum(counts["decisions"].values()) == 8
         assert counts["statuses"] == {"stable\t2xx": 8}
-        assert counts["overhead"]["count"] == 8
+        assert sum(counts["overhead"]["buckets"].values()) == 8
+        assert counts["answers"] == {"domain=math\tstable": 8}
         assert {row["x-mirrored"] for row in w.stub.rows} == {True}
 
 

@@ -262,15 +262,16 @@ def test_a_connection_that_says_less_than_a_request_is_not_kept(pools, more):
         all_of(client)
 
 
-def test_what_another_path_fails_at_does_not_make_a_pool_well(pools, running):
+def test_what_another_path_fails_at_does_not_make_a_pool_well(pools):
     infer, stable = pools
-    running.gateway.take(snapshot(whole=everything(share=0.0, acts=True), version=2))
-    infer.script = stable.script = reply({}, status=503)
-    for _ in range(6):
-        running.client.post(PATH, json=ASK)
-        running.client.get("/v1/models")
+    infer.script = reply({}, status=503)
+    with Running(config(infer, stable, without="infer")) as running:
+        running.gateway.take(snapshot())
+        for _ in range(6):
+            running.client.post(PATH, json=ASK)
+            running.client.get("/v1/responses")
 
-    assert running.idle().report()["pools"]["stable"] == "open"
+        assert running.idle().report()["pools"] == {"infer": "open", "stable": "closed"}
 
 
 def test_a_comment_between_events_of_a_sampled_stream_is_not_held_back(pools, running):

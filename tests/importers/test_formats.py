@@ -143,6 +143,12 @@ def test_nemo_sequences_that_the_loss_leaves_out_have_no_mask(tmp_path):
     assert row["infer"][3:].tolist() == EXPECTED[0].infer
 
 
+def test_nemo_sample_mask_of_null_is_none(tmp_path):
+    nemo(tmp_path, EXPECTED[:1], sample_loss_mask=None)
+    (row,) = read(open_dump(tmp_path)).rows
+    assert any(row["mask"])
+
+
 def test_nemo_takes_the_reward_that_was_trained_on(tmp_path):
     nemo(tmp_path, EXPECTED[:1], rewards=[7.0], filtered_rewards=[0.25])
     assert read(open_dump(tmp_path)).rows[0]["reward"] == 0.25

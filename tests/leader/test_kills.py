@@ -1,9 +1,12 @@
 # Killed in the middle of anything, a leader loses nothing that it took and counts nothing twice.
 # tests/slow/test_leader_kills.py does it at many more moments.
 
+import pytest
+
 from tests.leader import killed, leads
 
 
+@pytest.mark.slow
 def test_a_leader_that_is_killed_counts_every_row_once(tmp_path):
     path = leads.contract(tmp_path, q=leads.FAULTY)
     rows = leads.rows(path, 120)

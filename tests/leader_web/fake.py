@@ -151,7 +151,17 @@ def gateway(name="gateway-1", start=NOW - 4_000, **more):
     counts = {
         "decisions": decisions,
         "launched": {"all": 41_300},
-        "overhead": {"buckets": [5, 10, 3, 0, 0, 0, 0, 0, 0, 0, 1], "sum": 2.5, "count": 19},
+        "answers": {
+            "long\tinfer": 1_100,
+            "long\tstable": 400,
+            "domain=code\tinfer": 9_800,
+            "all\tinfer": 19_990,
+            "all\tnone": 10,
+        },
+        "statuses": {"infer\t2xx": 30_890, "infer\t5xx": 20, "stable\t2xx": 400},
+        "failovers": {"5xx": 20},
+        "overhead": {"buckets": {"0.0001": 5, "0.0002": 10, "1.0": 3, "inf": 1}, "sum": 2.5},
+        "first_byte": {"infer": {"buckets": {"0.1": 7, "inf": 1}, "sum": 61.0}},
     }
     known = {"heard": NOW - 0.3, "version": 17, "taken": 412, "counts": counts}
     return GatewayStanding(name, start, **(known | more))

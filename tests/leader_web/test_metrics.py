@@ -9,7 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from servanda.leader.standing import ScoringStanding
-from servanda.leader.web.metrics import REASONS, Metrics
+from servanda.leader.web.counted import REASONS
+from servanda.leader.web.metrics import Metrics
 from tests.leader_web import fake
 from tests.leader_web.serving import bearer, live
 
@@ -35,6 +36,11 @@ FAMILIES = {
     "servanda_rescore_queue_depth",
     "servanda_rescore_lag_seconds",
     "servanda_rescore_engine_seconds",
+    "servanda_route_answers",
+    "servanda_upstream_replies",
+    "servanda_upstream_first_byte_seconds",
+    "servanda_failovers",
+    "servanda_breaker_open",
     "servanda_gateway_overhead_seconds",
     "servanda_transitions",
     "servanda_problems",
@@ -117,6 +123,13 @@ def test_every_metric_is_there_with_a_type_and_words():
         ("servanda_gateway_overhead_seconds_bucket", {"le": "0.0002"}, 15),
         ("servanda_gateway_overhead_seconds_bucket", {"le": "1.0"}, 18),
         ("servanda_gateway_overhead_seconds_count", {}, 19),
+        ("servanda_route_answers_total", {"slice": "long", "pool": "stable"}, 400),
+        ("servanda_route_answers_total", {"slice": "all", "pool": "none"}, 10),
+        ("servanda_upstream_replies_total", {"pool": "infer", "status": "5xx"}, 20),
+        ("servanda_failovers_total", {"reason": "5xx"}, 20),
+        ("servanda_breaker_open", {"pool": "infer"}, 0),
+        ("servanda_upstream_first_byte_seconds_bucket", {"pool": "infer", "le": "0.1"}, 7),
+        ("servanda_upstream_first_byte_seconds_count", {"pool": "infer"}, 8),
         ("servanda_transitions_total", {"from": "suspect", "to": "quarantined"}, 1),
         ("servanda_problems", {}, 0),
     ],
@@ -162,11 +175,12 @@ def grown(gateway, by):
     decisions = {key: n + by for key, n in gateway.counts["decisions"].items()}
     overhead = gateway.counts["overhead"]
     more = {
-        "buckets": [n + by for n in overhead["buckets"]],
+        "buckets": {bound: n + by for bound, n in overhead["buckets"].items()},
         "sum": overhead["sum"] + by,
-        "count": 0,
     }
-    return replace(gateway, counts=gateway.counts | {"decisions": decisions, "overhead": more})
+    answers = {key: n + by for key, n in gateway.counts["answers"].items()}
+    counted = {"decisions": decisions, "overhead": more, "answers": answers}
+    return replace(gateway, counts=gateway.counts | counted)
 
 
 def test_no_counter_ever_falls():
@@ -231,9 +245,15 @@ def test_nobody_who_sends_requests_can_make_a_series():
     counted |= {f"long\t{bad}{i}\t{bad}{i}": 1 for i in range(2_000) for bad in HOSTILE}
     counted |= {"long\tinfer\tshare": math.nan, "long\tstable\tshare": "many", "x": {}, "all": -1}
     overhead = {"buckets": dict.fromkeys(HOSTILE, 1), "sum": math.inf}
+    odd = {
+        "answers": {f"{bad}{i}\t{bad}": 1 for i in range(2_000) for bad in HOSTILE},
+        "statuses": {f"infer\t{bad}{i}": 1 for i in range(2_000) for bad in HOSTILE},
+        "failovers": dict.fromkeys(HOSTILE, 1),
+        "first_byte": dict.fromkeys(HOSTILE, overhead),
+    }
     steps = tuple(fake.transition(i + 1, bad, bad) for i, bad in enumerate(HOSTILE))
     gateways = (
-        fake.gateway(counts={"decisions": counted, "overhead": overhead}),
+        fake.gateway(counts={"decisions": counted, "overhead": overhead, **odd}),
         *(fake.gateway(bad, counts={"decisions": [], "overhead": None}) for bad in HOSTILE),
         fake.gateway("odd", counts={"decisions": None, "overhead": {"buckets": "1", "sum": "x"}}),
     )

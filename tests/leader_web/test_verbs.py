@@ -210,7 +210,8 @@ def test_status_shows_a_row_a_slice(server):
     assert done.output.replace(url, "URL").splitlines() == [
         "✗ prompt > 32k would be served by stable. The other slice keeps the contract.",
         "gateway-demo · contract 3982d4a0 · route 17",
-        "infer 12 in flight, room for 33 · stable 3 in flight, room for 7 · 1 gateway",
+        "infer 12 in flight, room for 33 · stable 3 in flight, room for 7 · 1 gateway"
+        " · 20 in place of infer (5xx 20)",
         "scored 1,912 of 41,300 requests · 14 wait · 3 dropped · keys 41",
         "",
         "  slice          share   value  limit  stable  served by                state",

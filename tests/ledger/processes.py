@@ -3,6 +3,7 @@
 # A program of its own, with one thread: it imports the ledger once and forks, which costs a
 # hundredth of starting Python each time.
 
+import ctypes
 import json
 import os
 import random
@@ -14,6 +15,7 @@ from pathlib import Path
 from servanda.ledger import LedgerError, Outrun, Record, open_ledger
 
 _MOST_BYTES = 25  # of acknowledgements before a kill: up to five appends
+_PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
 _DELAYS_S = (0.0005, 0.005, 0.03)  # behind the last byte: a part of one append, one, or a few
 
 
@@ -41,16 +43,26 @@ def append_for_ever(where, witness, run, child, told):
                 raise
 
 
+def end_with(parent):
+    """Be killed when this parent is: a test that is stopped leaves nobody who works on."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # gone before it could be said
+            os._exit(1)
+
+
 def forked(work, ours=()):
     """(process id, the end of a pipe that it writes to) of a child that does the work.
 
     `ours` are pipes of this process alone: whoever holds an end of one keeps it from ending.
     """
     reads, writes = os.pipe()
+    parent = os.getpid()
     child = os.fork()
     if child:
         os.close(writes)
         return child, reads
+    end_with(parent)
     for pipe in (reads, *ours):
         os.close(pipe)
     try:
@@ -157,6 +169,7 @@ def raced(where, witness, processes, rounds, shared):
 
 
 def main(what, where, witness, *numbers):
+    end_with(os.getppid())
     work = {"killed": killed, "terminated": terminated, "raced": raced}[what]
     print(json.dumps(work(where, Path(witness), *map(int, numbers))))
 

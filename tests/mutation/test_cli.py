@@ -29,6 +29,7 @@ def test_limits_are_moved_and_the_score_is_the_last_line(folder):
     assert done.output.splitlines()[-1] == "mutation score 0 of 24 (0 %): limits 0 of 24"
 
 
+@pytest.mark.slow
 def test_a_score_that_is_too_low_exits_1_and_says_so(tmp_path):
     made.written(tmp_path, cases=FEW)
 
@@ -41,6 +42,7 @@ def test_a_score_that_is_too_low_exits_1_and_says_so(tmp_path):
     assert re.fullmatch(score + "; 0.1 is wanted: enough", enough.output.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_faults_are_injected_and_told_as_json(folder):
     faults = ["--mutate", "--only", "faults", "--fault", "permuted_ids"]
 
@@ -52,6 +54,7 @@ def test_faults_are_injected_and_told_as_json(folder):
     assert [(f["fault"], f["fate"]) for f in found["faults"]] == [("permuted_ids", "caught")]
 
 
+@pytest.mark.slow
 def test_the_cost_and_the_progress_go_to_the_error_stream(folder):
     done = call(folder, "--mutate", "--only", "faults", "--fault", "permuted_ids")
 

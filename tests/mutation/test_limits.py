@@ -50,6 +50,7 @@ def test_a_killed_mutant_names_the_case_that_notices(sharp):
     )
 
 
+@pytest.mark.slow
 def test_killed_and_survived_are_what_rehearsing_by_hand_says(few):
     (test,), found = few
     marks = {tried.name: tried.mark for tried in found.limits}
@@ -106,6 +107,7 @@ def test_without_a_test_every_mutant_survives(tmp_path):
     assert (found.toothless, found.exit_code()) == (("limits",), 1)
 
 
+@pytest.mark.slow
 def test_limits_that_are_fifty_times_too_loose_are_toothless_by_name(tmp_path):
     loose = "metric: abs_log_ratio_nats, aggregate: p90, at_most: 15"  # good kernels have 0.3
     contract = made.CONTRACT

@@ -204,3 +204,9 @@ def test_probes_hold_the_ends_of_the_vocabulary_and_what_is_not_probed_is_said()
     few = Trainee(drill.module, drill.sync, drill.score, tokens=[[1, 2, 3, 4] * 5] * 4)
     (spot,) = [spot for spot in preflight(few).blind_spots if spot.subject == "rows"]
     assert spot.text.startswith("19 ids of the vocabulary are in no probe")
+
+
+def test_a_vocabulary_of_unknown_size_is_said_to_be_one(monkeypatch):
+    monkeypatch.setattr("servanda.preflight.drill.size_of", lambda _: None)
+    (spot,) = [spot for spot in drilled(load).blind_spots if spot.subject == "rows"]
+    assert spot.text.startswith("the size of the vocabulary is not known")

@@ -76,6 +76,7 @@ def test_wherever_a_call_is_stopped_the_weights_are_back(adapted, error):
         assert isinstance(raised, Interrupted if isinstance(error, KeyboardInterrupt) else Stop)
 
 
+@pytest.mark.slow
 @both
 def test_wherever_a_call_throws_the_weights_are_back_and_the_error_says_so(adapted):
     whole = trials.digest(trials.module(adapted=adapted))

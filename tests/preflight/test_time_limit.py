@@ -137,3 +137,21 @@ def test_a_journal_is_kept_where_the_sync_of_the_restored_weights_hangs(tmp_path
     with pytest.raises(MeasurementError, match="the sync threw TimedOut"):
         restore(hangs, journal, timeout_s=0.02)
     assert journal.exists()
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e20])
+def test_a_time_limit_that_no_timer_takes_is_refused_before_the_drill(seconds):
+    handler = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(MeasurementError, match=r"the time limit of a call is .* s\n  hint: write"):
+        preflight(pair()[0], timeout_s=seconds)
+    assert signal.getsignal(signal.SIGALRM) is handler
+
+
+def test_a_timer_that_cannot_be_set_leaves_no_handler_of_ours():
+    def broken(seconds):
+        raise OSError("no timer")
+
+    handler = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(OSError, match="no timer"), TimeLimit(1.0, broken)():
+        pass
+    assert signal.getsignal(signal.SIGALRM) is handler

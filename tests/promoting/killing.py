@@ -25,7 +25,7 @@ from servanda.promoting.writing import let_pass, say_yes, take_back
 from servanda.promotion import Override
 from servanda.run import in_process
 from tests import kit, serving
-from tests.ledger.processes import drained, forked
+from tests.ledger.processes import drained, end_with, forked
 
 STAGES = """\
 promotion:
@@ -353,6 +353,7 @@ def taking_back(site, where, witness, told, until, pause):
 
 
 def main(what, folder, where, witness, *numbers):
+    end_with(os.getppid())
     work = {"killed": killed, "raced": raced}[what]
     print(json.dumps(work(folder, where, Path(witness), *map(int, numbers))))
 

@@ -249,6 +249,7 @@ FAST = settings(
 )
 
 
+@pytest.mark.slow
 @FAST
 @given(st.lists(st.integers(1, 30), max_size=4))
 def test_looks_at_any_split_of_the_log_end_in_one_verdict(tmp_path_factory, sizes):
@@ -452,6 +453,7 @@ def test_a_violation_is_charged_the_part_of_its_leg(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_one_kernel_on_both_sides_is_never_red(tmp_path):
     for seed in range(30):
         path, _ = kit.write(tmp_path / str(seed), q={"": kit.BASE}, seed=seed)

@@ -13,6 +13,7 @@ from servanda.promoting.story import disagreements, story_of
 from servanda.promoting.writing import say_yes, take_back
 from servanda.run import in_process
 from servanda.rundir import Occupied, opened
+from tests import cluster as clusters
 from tests import kit, serving
 from tests.promoting.histories import ACTOR
 
@@ -44,6 +45,12 @@ class Clock:
 @pytest.fixture
 def clock():
     return Clock()
+
+
+# the ledger's own tests are of both stores; a promotion in the other one takes no other way
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def where(request, swift_path):
+    return clusters.place(request.param, swift_path, request)
 
 
 @pytest.fixture

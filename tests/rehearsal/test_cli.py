@@ -147,6 +147,7 @@ def test_the_example_passes():
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [

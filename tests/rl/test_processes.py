@@ -84,6 +84,7 @@ def ranks(tmp_path_factory):
     return [json.loads(out.splitlines()[-1]) for out, _ in done]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SECOND)
 def test_processes_say_the_same_of_every_step(case, ranks):
     said = [rank[case] for rank in ranks]

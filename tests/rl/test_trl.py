@@ -113,7 +113,7 @@ def test_a_share_of_the_sequences_is_scored_and_judged(tmp_path, share):
     log = logged(trainer)
     mask_BT = trainer.call.mask_BT
     assert log["servanda/observed_tokens"] == [mask_BT[rows].sum()]
-    assert (log["servanda/share"], log["servanda/coverage"]) == ([share], [1.0])
+    assert (log["servanda/share"], log["servanda/coverage"]) == ([len(rows) / len(full)], [1.0])
     d_BT = np.abs(np.log(trainer.call.ratio_BT))
     expected = d_BT[rows][mask_BT[rows] == 1].mean()
     assert log["servanda/abs_log_ratio_nats"] == [pytest.approx(expected, rel=1e-5)]

@@ -108,6 +108,7 @@ def room(edge: Edge) -> bool:
     return edge.step not in ("full", "blind")
 
 
+@pytest.mark.slow
 @ALL
 def test_every_status_is_met(world):
     met = {edge.came for _, edge in edges(world)}

@@ -287,6 +287,17 @@ def test_a_draw_that_is_used_again_with_other_weights_is_one_draw_and_no_copy():
     assert (finding.state, finding.numbers["reused"]) == ("warning", 20)
 
 
+def test_one_answer_that_is_carried_over_to_a_later_step_is_a_warning():
+    first, later = rollouts(seed=1, sequences=100), rollouts(seed=2, sequences=100, step=2)
+    own_N = np.repeat(np.arange(100) == 7, 60)
+    columns = {
+        name: np.where(own_N, getattr(first, name), getattr(later, name))
+        for name in ("token_N", "logp_train_N", "logp_infer_N")
+    }
+    finding = found(first, replace(later, **columns))["copies"]
+    assert (finding.state, finding.numbers["again"]) == ("warning", 1)
+
+
 def test_answers_that_are_all_but_certain_may_recur():
     sure = np.where(np.arange(1200) % 7, 0.0, -1e-7)
     chunk = rollouts(seed=1, logp_train_N=sure, logp_infer_N=sure)
@@ -368,6 +379,19 @@ def test_one_step_of_zeros_is_not_averaged_over_the_run():
     finding = found(*chunks)["zeros"]
     assert finding.state == "unsound"
     assert "of the tokens of step 7" in finding.text
+
+
+def test_one_zero_in_a_small_step_is_no_step_of_zeros():
+    small = rollouts(seed=9, sequences=2, tokens=48, step=9)
+    infer = small.logp_infer_N.copy()
+    infer[int((small.mask_N & (small.logp_train_N < -1)).argmax())] = 0.0
+    chunks = [*(rollouts(seed=s, step=s) for s in range(8)), replace(small, logp_infer_N=infer)]
+    assert found(*chunks)["zeros"].state == "warning"
+
+
+def test_end_tokens_of_zero_are_found_where_answers_have_two_tokens():
+    chunk = rollouts(tokens=3, prompt=1, sequences=400)
+    assert found(written(chunk, "last"))["zeros"].state == "unsound"
 
 
 def test_a_token_that_its_sampler_calls_impossible_is_told_for_what_it_is():
@@ -476,6 +500,27 @@ def test_answers_that_stop_early_and_at_no_end_token_are_counted(cut, state):
     if cut:
         assert finding.text.startswith(f"{cut} of 400 answers are shorter than the longest")
         assert finding.first == "dump.jsonl:6"
+
+
+def test_answers_that_are_mostly_cut_are_counted_all_the_same():
+    """The fewer answers come to their end, the less often is any token the last one."""
+    finding = found(answers(300))["ends"]
+    assert (finding.state, finding.numbers["cut"]) == ("warning", 300)
+
+
+def test_a_length_limit_of_each_step_cuts_no_answer():
+    early = answers(seed=1)
+    short_N = np.arange(len(early.token_N)) - np.repeat(early.start_S, early.length_S) < 32
+    halved = replace(
+        early,
+        step=0,
+        length_S=np.minimum(early.length_S, 32),
+        **{
+            name: getattr(early, name)[short_N]
+            for name in ("token_N", "mask_N", "logp_train_N", "logp_infer_N")
+        },
+    )
+    assert found(halved, answers())["ends"].numbers["cut"] == 0
 
 
 def test_where_no_token_ends_answers_it_is_said_that_cuts_cannot_be_told():

@@ -61,7 +61,7 @@ def test_the_rounds_to_a_false_alarm_are_the_threshold_or_more_on_average(thresh
 
     def follow(alarm, chance):
         nonlocal expected
-        if alarm.rings or alarm.rounds == most:
+        if alarm.fires or alarm.rounds == most:
             expected += chance * alarm.rounds
             return
         follow(watch(alarm, [[1.0]]), chance * limit)
@@ -78,10 +78,10 @@ def test_a_million_good_units_do_not_mask_a_regression():
     alarm, memory = ShiryaevRoberts(0.1, 1e4), sum(good, LogMoment())
     for one in good:
         alarm = alarm.after(one)
-        assert not alarm.rings
+        assert not alarm.fires
     for one in bad:
         alarm, memory = alarm.after(one), memory + one
-    assert alarm.rings
+    assert alarm.fires
     assert memory.log_e_above(0.1) < 0
 
 
@@ -89,11 +89,11 @@ def test_no_evidence_is_too_much_to_be_written_down():
     alarm = ShiryaevRoberts(1e-3, 1e6)
     for _ in range(50):
         alarm = alarm.after(LogMoment.of(np.ones(100)))
-    assert math.isfinite(alarm.log_mean) and alarm.log_mean > 1e4 and alarm.rings
+    assert math.isfinite(alarm.log_mean) and alarm.log_mean > 1e4 and alarm.fires
     for _ in range(50):
         alarm = alarm.after(LogMoment.of(np.zeros(100_000)))
     assert all(map(math.isfinite, alarm.log_s))
-    assert not alarm.rings
+    assert not alarm.fires
 
 
 @given(rounds, st.integers(1, 5))
@@ -107,7 +107,7 @@ def test_a_lost_unit_does_not_ring_it(streams, lost):
 
 def test_before_the_first_round_and_without_a_unit_it_says_nothing():
     alarm = ShiryaevRoberts(0.1, 100)
-    assert alarm.log_mean == -math.inf and not alarm.rings
+    assert alarm.log_mean == -math.inf and not alarm.fires
     assert alarm.after(LogMoment()) == alarm
 
 
@@ -124,5 +124,5 @@ def test_a_limit_outside_the_unit_interval_is_refused(limit):
 
 @pytest.mark.parametrize("threshold", [1, 0, math.nan])
 def test_a_threshold_that_the_first_round_reaches_is_refused(threshold):
-    with pytest.raises(EvidenceError, match="rounds would ring by itself\n  hint: the threshold"):
+    with pytest.raises(EvidenceError, match="rounds would fire by itself\n  hint: the threshold"):
         ShiryaevRoberts(0.1, threshold)

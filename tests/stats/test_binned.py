@@ -192,6 +192,7 @@ def test_the_interval_holds_the_exact_one_and_is_wider_by_less_than_a_hundredth(
         assert binned[1] <= exact[1] * 1.01 + 1e-7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FED)
 @given(streams)
 def test_the_total_is_off_by_at_most_half_of_what_the_bins_leave_open(name, ratio_N):

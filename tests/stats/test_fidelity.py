@@ -10,6 +10,7 @@ from servanda.stats import Fidelity
 from servanda.stats.fidelity import log_densities
 
 
+@pytest.mark.slow
 def test_every_alternative_is_a_density():
     middles = (np.arange(2_000_000) + 0.5) / 2_000_000
     assert np.exp(log_densities(middles)).mean(axis=1) == pytest.approx(1.0, abs=1e-3)

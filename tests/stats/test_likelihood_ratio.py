@@ -23,6 +23,7 @@ def drawn(rng, n, reported, real, k=20, spread=2.5, stored=np.float64):
     return ids, np.take_along_axis(logp, ids, axis=1).astype(stored).astype(np.float64), tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("k", "honest"), [(1, HONEST), (20, CUT), (VOCABULARY, HONEST)], ids=str)
 def test_a_true_report_is_rejected_no_more_often_than_alpha(k, honest):
     """At the largest e-value of any prefix of 10 rounds, over 200 seeded runs."""

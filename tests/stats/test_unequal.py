@@ -64,6 +64,7 @@ def test_over_all_patterns_the_estimate_is_the_mean_and_no_bet_pays():
     assert below.max() > 0.99  # and hardly anything is given away where bets are small
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one", "parts"])
 def test_watched_for_long_they_miss_no_more_often_than_alpha(kind):
     """The chance of a unit depends on the x before it; 100 runs, looked at 20 times."""

@@ -59,8 +59,8 @@ class Drawn:
     seen: Seen = field(default_factory=Seen, repr=False, compare=False)
 
     def __add__(self, other: Drawn) -> Drawn:
-        pairs = zip(self.met or other.met, other.met if self.met else (), strict=False)
-        met = tuple((a + c, b + d) for (a, b), (c, d) in pairs) if self.met and other.met else ()
+        pairs = zip(self.met, other.met, strict=False)
+        met = tuple((a + c, b + d) for (a, b), (c, d) in pairs)
         return Drawn(
             self.ranks + other.ranks,
             self.sets + other.sets,
@@ -134,6 +134,11 @@ def _why(whole: Drawn, families: tuple[float, float, float], found: str) -> str:
             "expected of the reported distribution: an undisclosed repetition, presence or "
             "frequency penalty, or another sampler that depends on the text so far"
         )
+    if whole.cells.in_pairs():
+        return (
+            "tokens are drawn otherwise than reported in a way that depends on the token before "
+            "them: another model, or a sampler that looks at the text so far"
+        )
     return whole.cells.worst() + ": tokens that are banned or favoured without a report of it"
 
 
@@ -168,9 +173,7 @@ class SamplerFidelity(_Fidelity):
         self, cell: Cell, rounds: list[Mapping[str, Drawn]], floor: object, look: Look
     ) -> CellVerdict:
         texts = {"infer": self.found, "train": FOUND_TRAIN}
-        sides = [side for side in texts if side == "infer" or any(side in r for r in rounds)]
-        # sides share the price, so that either may be called unfaithful
-        shared = replace(look, cells=max(look.cells, 1) * len(sides))
+        sides, shared = self._shared(rounds, look)
         verdicts = []
         for side in sides:
             own, unseen = [r[side] for r in rounds if side in r], self.unseen.format(side=side)
@@ -186,12 +189,28 @@ class SamplerFidelity(_Fidelity):
         self, cell: Cell, rounds: list[Mapping[str, Drawn]], look: Look
     ) -> tuple[str, ...]:
         """What this guard was too weak to see, one sentence each."""
-        return _unexamined(cell, sum((r["infer"] for r in rounds), Drawn()), look)
+        sides, shared = self._shared(rounds, look)
+        return tuple(
+            text
+            for side in sides
+            for text in _unexamined(
+                cell,
+                sum((r[side] for r in rounds if side in r), Drawn()),
+                shared,
+                "" if side == "infer" else f" of {side}'s own tokens",
+            )
+        )
+
+    @staticmethod
+    def _shared(rounds: list[Mapping[str, Drawn]], look: Look) -> tuple[list[str], Look]:
+        """Whose tokens are looked at, and at what price: either side may be called unfaithful."""
+        sides = ["infer", *(["train"] if any("train" in r for r in rounds) else [])]
+        return sides, replace(look, cells=max(look.cells, 1) * len(sides))
 
 
-def _unexamined(cell: Cell, whole: Drawn, look: Look) -> tuple[str, ...]:
+def _unexamined(cell: Cell, whole: Drawn, look: Look, of: str = "") -> tuple[str, ...]:
     name = cell.clause.id if not cell.cut.terms else f"{cell.clause.id} on {cell.cut.name}"
-    return weakest(name, whole.cells, whole.seen, look) if whole.cells.n else ()
+    return weakest(name + of, whole.cells, whole.seen, look) if whole.cells.n else ()
 
 
 def _evidence(cell: Cell, view: View) -> Drawn:
@@ -216,7 +235,7 @@ def _evidence(cell: Cell, view: View) -> Drawn:
         Refutation(table.n, tuple(growth_J.tolist()), missing) if len(bets_JN) else Refutation(),
         table.cells(missing),
         table.met(),
-        seen_of(table.mass_NK, table.inside, by_rank=by_rank),
+        seen_of(table.mass_NK, table.inside, by_rank=by_rank, missing=missing),
     )
 
 
@@ -293,7 +312,7 @@ class ServedFidelity(_Fidelity):
             Served.of(bets_JN, ratio_n, missing, error_n) if len(bets_JN) else Refutation(),
             table.cells(missing, weight),
             table.met(),
-            seen_of(table.mass_NK, table.inside, ratio_n, by_rank=by_rank),
+            seen_of(table.mass_NK, table.inside, ratio_n, by_rank=by_rank, missing=missing),
         )
 
     def judge(self, cell: Cell, rounds: list[Drawn], floor: object, look: Look) -> CellVerdict:

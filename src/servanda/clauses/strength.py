@@ -14,7 +14,7 @@ import numpy as np
 
 from servanda.clauses.base import Array, Cell, Limited, Look, Outcome
 from servanda.stats.cells import Cells
-from servanda.stats.fidelity import edges, log_densities
+from servanda.stats.fidelity import LEAK, edges, log_densities
 from servanda.stats.likelihood_ratio import cell_factors
 from servanda.stats.sets import log_bets
 from servanda.stats.tilts import STRENGTHS, Tilts, by_cells, by_rank
@@ -28,6 +28,8 @@ _EACH = 64  # positions of a round that are kept
 _MOST = 384  # and of a run that are looked at: strength varies little between them
 # what a penalty speaks of: most engines count the prompt for one and not for the other
 _SET = {"presence": "answer", "repetition": "text"}
+# engines scale logits, and logprobs do not tell which of those are above 0
+_ON = {"presence": "", "repetition": " on logprobs"}
 _TRANSFORMS = ("colder", "hotter", "top_p")
 
 
@@ -43,6 +45,7 @@ class Seen:
         drift, spread: of the log-ratios that weigh each factor, their sum and that of their
             squares.
         by_rank: whether the guard looks at where tokens rank, besides the cells of these tokens.
+        missing: tokens that every component is charged for.
     """
 
     n: int = 0
@@ -51,6 +54,7 @@ class Seen:
     drift: float = 0.0
     spread: float = 0.0
     by_rank: bool = False
+    missing: int = 0
 
     def __add__(self, other: Seen) -> Seen:
         return Seen(
@@ -60,6 +64,7 @@ class Seen:
             self.drift + other.drift,
             self.spread + other.spread,
             self.by_rank or other.by_rank,
+            self.missing + other.missing,
         )
 
     def reached(self, price: float) -> dict[str, float | None]:
@@ -81,15 +86,20 @@ class Seen:
                 tilts, share, beside = _of_penalty(fault, mass_nK, in_NK[at]), SHARES[1], len(sets)
             else:
                 continue
-            assert tilts.mean is not None
             needed = price + math.log(tilts.mean.shape[1] * beside / share)
+            needed -= self.missing * math.log(LEAK)
             reached = tilts.scaled(times).reached(needed, self.drift, spread)
             found[fault] = None if reached is None else strengths[reached]
         return found
 
 
 def seen_of(
-    mass_NK: Array, inside: Mapping[str, Array], ratio_N: Array | None = None, *, by_rank: bool
+    mass_NK: Array,
+    inside: Mapping[str, Array],
+    ratio_N: Array | None = None,
+    *,
+    by_rank: bool,
+    missing: int = 0,
 ) -> Seen:
     """Of one round; see `Seen`.
 
@@ -98,7 +108,7 @@ def seen_of(
     """
     n = len(mass_NK)
     if not n:
-        return Seen()
+        return Seen(missing=missing)
     at = np.arange(0, n, max(1, math.ceil(n / _EACH)))
     finite_N = ratio_N[np.isfinite(ratio_N)] if ratio_N is not None else np.zeros(0)
     return Seen(
@@ -108,6 +118,7 @@ def seen_of(
         float(finite_N.sum()),
         float((finite_N**2).sum()),
         by_rank,
+        missing,
     )
 
 
@@ -142,10 +153,10 @@ def weakest(guard: str, cells: Cells, seen: Seen, look: Look) -> tuple[str, ...]
     for kind in _SET:
         if kind in found:
             value, name = found[kind], f"{kind} penalty"
-            parts.append(f"no {name}" if value is None else f"a {name} of {value:g}")
+            parts.append(f"no {name}" if value is None else f"a {name} of {value:g}{_ON[kind]}")
     texts = [
         f"{guard} would have rejected, on these {cells.n:,} tokens and with probability 0.9, "
-        f"{', '.join(parts[:-1])} and {parts[-1]}; smaller ones pass"
+        f"{', '.join(parts[:-1])} and {parts[-1]}; smaller ones may pass"
     ]
     if "repetition" not in found:
         texts.append(f"{guard}: penalties were not examined, for the record has no column of them")

@@ -167,9 +167,9 @@ def _in_the_field(told: Drill) -> str:
         return "nothing would have been refused: an average asks for logprobs, not for identity."
     if not told.gates:
         return "no token came back, and a mean over none is logged as 0.0."
-    ringing = [gate for gate in told.gates if gate.passes is False]
+    fired = [gate for gate in told.gates if gate.passes is False]
     tokens = f"on these {told.tokens:,} tokens"
-    if not ringing:
-        return f"none of {len(told.gates)} rings {tokens}."
-    named = "; ".join(f"{gate.name}: {gate.shown}" for gate in ringing)
-    return f"{len(ringing)} of {len(told.gates)} ring {tokens}: {named}."
+    if not fired:
+        return f"none of {len(told.gates)} fires {tokens}."
+    named = "; ".join(f"{gate.name}: {gate.shown}" for gate in fired)
+    return f"{len(fired)} of {len(told.gates)} fire {tokens}: {named}."

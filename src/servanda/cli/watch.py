@@ -64,8 +64,9 @@ def watch(
     coverage that is lost, a trend) is told once, with the command to run next.
 
     Nothing is ever stopped: the text says at which step a run would have been. Ctrl-C ends the
-    watch. --once of a dump ends with exit code 1 where any step is violated; else it and
-    --until-step end with the code of the last verdict.
+    watch. --once of a dump ends with exit code 4 where the data of any step is not sound, else
+    with 1 where any step is violated; else it and --until-step end with the code of the last
+    verdict.
     """
     refuse_run(path)
     if preset is not None and contract is not None:
@@ -93,9 +94,9 @@ def watch(
         )
         memory = following.run()
     assert memory.outcome is not None  # a watch that met no step has said so
-    # one violated step is not undone by a good one behind it, as `servanda check DIR` says
-    one_red = once and following.red and source.kind == "dump"
-    code = EXIT_CODES["violated" if one_red else memory.outcome]
+    # one bad step is not undone by a good one behind it, as `servanda check DIR` says
+    bad = following.bad if once and source.kind == "dump" else None
+    code = EXIT_CODES[bad or memory.outcome]
     show(f"exit {code}")
     # wandb puts a function of its own in the place of sys.exit
     raise SystemExit(code)

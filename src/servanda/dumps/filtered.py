@@ -64,8 +64,11 @@ def bracketed(kept: Verdict, before: Verdict) -> Verdict:
             )
             cell = cell.but(interval=ends)
         if own.outcome == "holds" and drawn.outcome != "holds":
-            value = of_cell(drawn, drawn.value) or "not known"
-            note = f"{ONLY_FILTERED}: before it {value}"
+            # what no side scored was removed unseen: a mean over the rest says nothing of it
+            scored = drawn.n - own.n > drawn.missing - own.missing
+            value = of_cell(drawn, drawn.value) if scored else ""
+            known = drawn.outcome if drawn.outcome == "violated" else "not decided"
+            note = f"{ONLY_FILTERED}: before it {value or 'not known'}, {known}"
             cell = cell.but(outcome="inconclusive", note=note)
         cells.append(cell)
     enforced = [c.outcome for c in cells if c.enforced and c.outcome != "not applicable"]

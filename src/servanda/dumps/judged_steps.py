@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from servanda.breakdown import StepRow
-from servanda.clauses import CellVerdict, Certificate, Outcome, worst
+from servanda.clauses import CellVerdict, Certificate, worst
 from servanda.contract import WHOLE
+from servanda.dumps.sound import Told, errors_of, sides
 from servanda.dumps.weighing import WORKLOAD, Weighing
 from servanda.dumps.window import Window
 from servanda.report.words import excess
+from servanda.rollouts import Rollouts
+from servanda.soundness import Soundness
 from servanda.stats import interval
 from servanda.verdict import Verdict
 
 SHOWN = 6  # cells of single steps that a verdict has
+_TOLD = 3  # steps whose data is unsound, with the reason of each
 _STEP = "step-"
 
 
@@ -26,22 +30,31 @@ class JudgedSteps:
     window: Window
     rows: list[StepRow] = field(default_factory=list)
     red: list[CellVerdict] = field(default_factory=list)
+    unsound: dict[int, str] = field(default_factory=dict)  # step -> why it can be no evidence
+    _sound: Soundness = field(default_factory=Soundness)
+
+    def add(self, block: Rollouts) -> None:
+        """See a block of the step that is weighed."""
+        self._sound.add(block)
 
     def close(self, weighing: Weighing) -> None:
         """Judge the last step that was weighed."""
         if not weighing.steps:
             return
         step = next(reversed(weighing.steps.values()))
-        plan, evidence = weighing.of_step()
-        number = len(self.rows) + 1
-        alone = self.window.alone(number, plan, evidence, intervals=False)
-        judged = self.window.judged(
-            number, step.step, plan, evidence, alone, weighing.step_atoms, intervals=False
+        plan, kept, drawn = weighing.of_step()
+        weighed = kept.rounds[WORKLOAD, 0]
+        found = (*self._sound.findings(), *sides(plan.contract, weighed.agreement))
+        self._sound = Soundness(self._sound)
+        errors, atoms = errors_of(found), weighing.step_atoms
+        judged = self.window.judge(
+            len(self.rows) + 1, step.step, plan, kept, drawn, atoms, errors, intervals=False
         )
-        enforced = [c for c in judged.cells if c.enforced and c.outcome != "not applicable"]
-        violated = [c for c in enforced if c.outcome == "violated"]
+        if errors and judged.errors:
+            self.unsound[step.step] = errors[0]
+        violated = [c for c in judged.cells if c.enforced and c.outcome == "violated"]
         for cell, planned, statistic in zip(
-            judged.cells, plan.cells, evidence.rounds[WORKLOAD, 0].statistics, strict=True
+            judged.cells, plan.cells, weighed.statistics, strict=True
         ):
             if cell not in violated:
                 continue
@@ -52,12 +65,11 @@ class JudgedSteps:
                 low, high = interval(statistic.process, plan.alpha)
                 own = own.but(interval=(feed.value(low), feed.value(high)))
             self.red.append(own)
-        outcome: Outcome = worst([c.outcome for c in enforced] or ["inconclusive"])
         sums = weighing.step_sums
         self.rows.append(
             StepRow(
                 step.step,
-                outcome,
+                judged.outcome,
                 step.sequences,
                 step.tokens,
                 _finite(sums.mean("tv")),
@@ -67,6 +79,16 @@ class JudgedSteps:
                 tuple(f"{c.clause}[{c.slice}]" for c in violated),
             )
         )
+
+    def told(self) -> tuple[Told, ...]:
+        """Steps whose data can be no evidence, which the whole dump need not show."""
+        if len(self.rows) < 2:
+            return ()
+        lines = [Told("error", f"step {n}: {why}") for n, why in self.unsound.items()]
+        more = len(lines) - _TOLD
+        if more > 0:
+            lines[_TOLD:] = [Told("error", f"{more:,} more steps whose data is not sound")]
+        return tuple(lines)
 
     def joined(self, verdict: Verdict) -> Verdict:
         """The verdict of the whole, violated where any step is.

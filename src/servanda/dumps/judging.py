@@ -131,6 +131,7 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
             by_step.close(weighing)
             current = block.step
         sound.add(block)
+        by_step.add(block)
         weighing.add(block)
     by_step.close(weighing)
     plan, evidence = weighing.evidence()
@@ -139,6 +140,8 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
         verdict = bracketed(verdict, judge(plan, drawn))
     findings = (*sound.findings(), *sides(contract, weighing.agreement))
     told = told_of(findings, dump.refused, weighing.sequences, dump.empty, weighing)
+    if not any(line.level == "error" for line in told):  # what all of it shows, its steps do too
+        told = (*by_step.told(), *told)
     verdict = replace(
         verdict,
         blind_spots=(*verdict.blind_spots, *(BlindSpot("slice", note) for note in notes)),
@@ -163,10 +166,17 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
     spots = verdict.blind_spots
     if found.removed is not None and found.removed.tv is None:
         spots = (*spots, BlindSpot("rows", removed_line(found.removed)))
-    open_ = sum(row.outcome == "inconclusive" for row in found.steps)
+    for finding in findings:
+        if finding.check == "ends" and "untold" in finding.numbers:
+            spots = (*spots, BlindSpot("sample", finding.text))
+    open_ = sum(row.outcome == "inconclusive" and row.tokens > 0 for row in found.steps)
     if open_ and len(found.steps) > 1:
         few = f"{open_:,} of {len(found.steps):,} steps are too small to be judged alone: one of "
         spots = (*spots, BlindSpot("sample", f"{few}them can be beyond the limit unseen"))
+    silent = sum(row.outcome == "error" for row in found.steps)
+    if silent and verdict.outcome != "error":
+        few = f"{silent:,} of {len(found.steps):,} steps have no answer"
+        spots = (*spots, BlindSpot("sample", f"{few}: too many of their tokens have no logprob"))
     verdict = replace(verdict, breakdown=found, blind_spots=spots)
     if verdict.outcome != "error":
         verdict = by_step.joined(verdict)

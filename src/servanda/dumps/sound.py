@@ -52,6 +52,11 @@ def told(
     return tuple(sorted(lines, key=lambda line: _ORDER.index(line.level)))
 
 
+def errors_of(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Why data can be no evidence; empty where it can."""
+    return tuple(line.text for line in map(_of, findings) if line.level == "error")
+
+
 def sides(contract: Contract, agreement: Agreement) -> tuple[Finding, ...]:
     """Why the two columns could not have disagreed; nothing where they could."""
     if not (copied := objection(contract, agreement)):

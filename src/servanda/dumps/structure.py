@@ -26,7 +26,6 @@ _STALE = 2  # the last one is "and more"
 _MOST = 8  # values of a label that become slices
 _POOLED = 256  # values of a label that one slice may pool
 SLICED = ("env", "replica")  # labels whose values become slices
-_FIELDS = ("turn", "turn_position", "length", "staleness")
 
 
 @dataclass

@@ -143,11 +143,14 @@ def _steps(found: Breakdown | None) -> Iterator[str]:
     named = f" (step{'s' if len(red) > 1 else ''} {_numbers(r.step for r in red)})" if red else ""
     yield f"  {glyph} each step alone: {count_of(found.steps)}{named}"
     for row in worst_steps(found.steps)[: max(1, min(len(red), _WORST_STEPS))]:
-        step, _, _, tokens, share, mean, tme, k3 = step_row(row)
-        yield (
-            f"      step {step}: {share or 'no number'} of the gradient, {tokens} tokens, "
-            f"mean |Δ logp| {mean}, TME {tme}, k3 {k3}"
-        )
+        step, _, _, tokens, share, *numbers = step_row(row)
+        if not row.tokens:
+            yield f"      step {step}: no token was trained on"
+            continue
+        told = [f"{share} of the gradient" if share else "", f"{tokens} tokens"]
+        names = ("mean |Δ logp|", "TME", "k3")
+        told += [f"{name} {n or 'infinite'}" for name, n in zip(names, numbers, strict=True)]
+        yield f"      step {step}: {', '.join(filter(None, told))}"
 
 
 def _sequences(found: Breakdown | None) -> Iterator[str]:
@@ -237,8 +240,11 @@ def _answer(answer: Answer) -> Iterator[str]:
             yield "         the other slices are red for sharing tokens with them"
     elif verdict.outcome == "violated":
         yield "VIOLATED on the whole: no slice explains it."
-    elif any(c.enforced and c.note.startswith(ONLY_FILTERED) for c in verdict.cells):
-        yield f"{word}: it {ONLY_FILTERED}; before the filter it does not."
+    elif hidden := [c for c in verdict.cells if c.enforced and c.note.startswith(ONLY_FILTERED)]:
+        broken = any(c.note.endswith("violated") for c in hidden)
+        yield f"{word}: it {ONLY_FILTERED}; before the filter it is " + (
+            "violated." if broken else "not decided."
+        )
     else:
         more = f" About {verdict.more:,} more prompt groups would decide." if verdict.more else ""
         yield f"{word}: too few tokens to tell.{more}"

@@ -63,8 +63,8 @@ class Transform:
             return ""
         return (
             f"the engine cannot draw {100 * mass:.2g} % of the trainer's mass and renormalises the "
-            f"rest: a top-p of at most {1 - mass:.2g}, a top-k or a min-p that the trainer does "
-            f"not apply; it explains {100 * share:.0f} % of the difference"
+            f"rest: a top-p of at most {_decimals(1 - mass)}, a top-k or a min-p that the trainer "
+            f"does not apply; it explains {100 * share:.0f} % of the difference"
         )
 
     def _temperature(self) -> str:
@@ -91,3 +91,12 @@ class Transform:
             f"a temperature: the engine drew at about {1 / (1 - b):.2f} times the trainer's; the "
             f"log ratio follows log p, which explains at least {100 * share:.0f} % of its variance"
         )
+
+
+def _decimals(share: float) -> str:
+    """A share near 1, so that it is told from 1.
+
+    >>> _decimals(0.9), _decimals(0.997)
+    ('0.9', '0.997')
+    """
+    return f"{share:.4f}".rstrip("0")

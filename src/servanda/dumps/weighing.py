@@ -71,6 +71,7 @@ class Weighing:
     # of the last step
     step_sums: Sums = field(default_factory=Sums)
     step_weighed: Weighed | None = None
+    step_drawn: Weighed | None = None  # with what a filter removed; None where it removed nothing
     step_atoms: dict[int, list[float]] = field(default_factory=dict)
     filter: Tally = field(default_factory=Tally)
     _plan: Plan | None = None
@@ -121,23 +122,22 @@ class Weighing:
             for s, row, g in zip(pair.infer.sequence_S, rows, pair.group_S, strict=True)
         )
         found = weigh(self._plan, EMPTY, [Round(WORKLOAD, 0, units, pair)])
-        weighed = everything = found.rounds[WORKLOAD, 0]
+        weighed = everything = _of_record(found)
         drawn = pair
         if (removed_N := block.removed_N) is not None:
             drawn = paired(block, self.sequences, filtered=False)
             both = weigh(self._plan, EMPTY, [Round(WORKLOAD, 0, units, drawn)])
-            everything = both.rounds[WORKLOAD, 0]
+            everything = _of_record(both)
             own, every = (p.portraits[WORKLOAD, "infer"].total for p in (found, both))
             self.filter.add(block, removed_N, own, every)
         if removed_N is not None or self._before is not None:
-            before = self._before or self._sum
-            self._before = everything if before is None else added(before, everything)
-        self._sum = weighed if self._sum is None else added(self._sum, weighed)
+            self._before = _plus(self._before or self._sum, everything)
+        self._sum = _plus(self._sum, weighed)
         merged = Evidence(EMPTY, "", portraits=self._portraits) + Evidence(
             EMPTY, "", portraits=found.portraits
         )
         self._portraits = merged.portraits
-        self._by_step(block, pair, weighed)
+        self._by_step(block, pair, weighed, None if removed_N is None else everything)
         self.step_sums += found.portraits[WORKLOAD, "infer"].total
         self._by_slices(pair)
         removed_S = None
@@ -153,12 +153,15 @@ class Weighing:
         if (known_N := staleness_N[~np.isnan(staleness_N)]).size:
             self.largest_staleness = max(self.largest_staleness, float(known_N.max()))
 
-    def _by_step(self, block: Rollouts, pair: TracePair, weighed: Weighed) -> None:
+    def _by_step(
+        self, block: Rollouts, pair: TracePair, weighed: Weighed, drawn: Weighed | None
+    ) -> None:
         assert self._plan is not None
         if block.step not in self.steps:
             self.steps[block.step] = step = Step(block.step)
             self._groups = set()
-            self.step_sums, self.step_weighed, self.step_atoms = Sums(), None, {}
+            self.step_sums, self.step_atoms = Sums(), {}
+            self.step_weighed = self.step_drawn = None
             if len(self._first) < ENDS:
                 self._first.append(step)
             else:
@@ -166,8 +169,9 @@ class Weighing:
                     self._last[0].groups.clear()  # only both ends of a dump keep their groups
                     self._last[0].drift.clear()
                 self._last.append(step)
-        before = self.step_weighed
-        self.step_weighed = weighed if before is None else added(before, weighed)
+        if drawn is not None or self.step_drawn is not None:
+            self.step_drawn = _plus(self.step_drawn or self.step_weighed, drawn or weighed)
+        self.step_weighed = _plus(self.step_weighed, weighed)
         step = self.steps[block.step]
         step.sequences += len(block)
         step.tokens += len(pair.infer.token_N)
@@ -236,11 +240,16 @@ class Weighing:
         total = self._portraits[WORKLOAD, "infer"].total
         return self.filter.removed(self.sequences, self.trained, total)
 
-    def of_step(self) -> tuple[Plan, Evidence]:
-        """What the last step holds, by itself."""
-        assert self._plan is not None and self.step_weighed is not None
-        own = replace(self.step_weighed, groups=len(self._groups))
-        return self._plan, Evidence(EMPTY, self._plan.digest, {(WORKLOAD, 0): own})
+    def of_step(self) -> tuple[Plan, Evidence, Evidence | None]:
+        """What the last step holds by itself, and the same with what a filter removed of it."""
+        plan, groups = self._plan, len(self._groups)
+        assert plan is not None and self.step_weighed is not None
+        kept, drawn = (
+            of and Evidence(EMPTY, plan.digest, {(WORKLOAD, 0): replace(of, groups=groups)})
+            for of in (self.step_weighed, self.step_drawn)
+        )
+        assert kept is not None
+        return plan, kept, drawn
 
     @property
     def agreement(self) -> Agreement:
@@ -324,6 +333,15 @@ def added(mine: Weighed, other: Weighed) -> Weighed:
         groups=mine.groups + other.groups,
         agreement=mine.agreement + other.agreement,
     )
+
+
+def _of_record(found: Evidence) -> Weighed:
+    """What a block says; of a dump, no token that would come next is counted as missing."""
+    return replace(found.rounds[WORKLOAD, 0], unended=0)
+
+
+def _plus(mine: Weighed | None, other: Weighed) -> Weighed:
+    return other if mine is None else added(mine, other)
 
 
 def _sum_of(mine: Any, other: Any) -> Any:

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from servanda.clauses import CellVerdict
+from servanda.clauses import CellVerdict, Outcome, worst
 from servanda.contract import WHOLE
+from servanda.dumps.filtered import ONLY_FILTERED, bracketed
 from servanda.dumps.weighing import WORKLOAD, added
 from servanda.evidence import Evidence, Weighed
 from servanda.plan import Plan
-from servanda.verdict import Verdict, judge
+from servanda.verdict import Verdict, judge, unsound
 
 _PARTS = 20  # a slice with one part in so many of the tokens should be decided
 MOST_STEPS = 12  # that a slice is judged on
@@ -42,8 +43,11 @@ def window_of(needed: int, steps: int, trained: int) -> int:
 
 @dataclass(frozen=True)
 class _Part:
+    """A step: its sums, those with what a filter removed of it, and what its cells speak of."""
+
     step: int
-    weighed: Weighed
+    kept: Weighed
+    drawn: Weighed | None
     atoms: Mapping[int, Sequence[float]]
 
 
@@ -52,15 +56,27 @@ class Judged:
     """The answer about one step.
 
     Args:
-        alone: the verdict on its tokens; cells: its cells, slices with the steps before it.
+        cells: its cells, slices with the steps before it.
         together: slices that are judged with earlier steps -> the first of those.
         atoms: of the tokens that its cells speak of.
+        errors: why its data can be no evidence; of such a step nothing is judged.
+        needs_tokens: about how many tokens such a step needs to be decided, where it is not.
     """
 
-    alone: Verdict
     cells: tuple[CellVerdict, ...]
     together: Mapping[str, int]
     atoms: Mapping[int, Sequence[float]]
+    errors: tuple[str, ...] = ()
+    needs_tokens: int | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.errors:
+            return "error"
+        enforced: list[Outcome] = [
+            c.outcome for c in self.cells if c.enforced and c.outcome != "not applicable"
+        ]
+        return worst(enforced)
 
 
 class Window:
@@ -74,56 +90,69 @@ class Window:
         self.size = size
         self._parts: list[_Part] = []
 
-    def alone(
-        self, number: int, plan: Plan, evidence: Evidence, *, intervals: bool = True
-    ) -> Verdict:
-        """One step by itself; the number-th."""
-        return judge(plan, evidence, intervals=intervals, part=self._part(number))
-
-    def judged(
+    def judge(
         self,
         number: int,
         step: int,
         plan: Plan,
-        evidence: Evidence,
-        alone: Verdict,
+        kept: Evidence,
+        drawn: Evidence | None,
         atoms: Mapping[int, Sequence[float]],
+        errors: Sequence[str] = (),
         *,
         intervals: bool = True,
     ) -> Judged:
-        """A step whose data is sound, and its slices with the steps before it."""
+        """The number-th step, from 1: by itself, and its slices with the steps before it.
+
+        Args:
+            kept: of the tokens that were trained on; drawn: with those that a filter removed,
+                None where it removed none.
+            atoms: of the step's tokens; errors: why they can be no evidence.
+        """
+        # a step is looked at twice: alone, and with those before it
+        part = step_part(number) / (2 if self.size > 1 else 1)
+
+        def verdict(kept: Evidence, drawn: Evidence | None) -> Verdict:
+            found = judge(plan, kept, intervals=intervals, part=part)
+            if drawn is None:
+                return found
+            return bracketed(found, judge(plan, drawn, intervals=intervals, part=part))
+
+        alone = verdict(kept, drawn)
+        failed = [c.note for c in alone.cells if c.enforced and c.outcome == "error"]
+        if not kept.rounds[WORKLOAD, 0].tokens:
+            errors = ()  # a step that was filtered empty has no data that could be wrong
+        if errors := (*errors, *failed):
+            pairs = zip(alone.cells, unsound(alone, errors[0]).cells, strict=True)
+            # a guard that failed is what says so
+            cells = tuple(c if c.outcome == "error" else other for c, other in pairs)
+            return Judged(cells, {}, atoms, errors, alone.needs_tokens)
         if self.size == 1:
-            return Judged(alone, alone.cells, {}, atoms)
-        weighed = evidence.rounds[WORKLOAD, 0]
-        others = [part for part in self._parts if part.step != step]
-        self._parts = [*others, _Part(step, weighed, atoms)][-self.size :]
+            return Judged(alone.cells, {}, atoms, (), alone.needs_tokens)
+        sums = kept.rounds[WORKLOAD, 0]
+        others = [known for known in self._parts if known.step != step]
+        both = None if drawn is None else drawn.rounds[WORKLOAD, 0]
+        self._parts = [*others, _Part(step, sums, both, atoms)][-self.size :]
         decided = ("holds", "violated", "not applicable")
         if all(c.slice == WHOLE or c.outcome in decided for c in alone.cells):
-            return Judged(alone, alone.cells, {}, self._atoms())
-        total = reduce(added, (part.weighed for part in self._parts))
-        both = judge(
-            plan,
-            replace(evidence, rounds={(WORKLOAD, 0): total}),
-            intervals=intervals,
-            part=self._part(number),
-        )
+            return Judged(alone.cells, {}, self._atoms(), (), alone.needs_tokens)
+        joint = verdict(*self._together(kept))
         full = len(self._parts) == self.size
-        cells = []
-        for own, joint in zip(alone.cells, both.cells, strict=True):
-            cell = joint
-            if own.slice == WHOLE or own.outcome in ("holds", "violated"):
-                cell = own
-            elif joint.outcome == "inconclusive" and not full:
-                cell = joint.but(outcome="not applicable", note="too few steps yet")
-            cells.append(cell)
+        cells = tuple(
+            _chosen(own, other, full) for own, other in zip(alone.cells, joint.cells, strict=True)
+        )
         pairs = zip(cells, alone.cells, strict=True)
         first = self._parts[0].step
         together = {c.slice: first for c, own in pairs if c is not own}
-        return Judged(alone, tuple(cells), together, self._atoms())
+        return Judged(cells, together, self._atoms(), (), alone.needs_tokens)
 
-    def _part(self, number: int) -> float:
-        # a step is looked at twice: alone, and with those before it
-        return step_part(number) / (2 if self.size > 1 else 1)
+    def _together(self, kept: Evidence) -> tuple[Evidence, Evidence | None]:
+        """The evidence of all steps of the window, and that with what a filter removed."""
+        every = replace(kept, rounds={(WORKLOAD, 0): reduce(added, (p.kept for p in self._parts))})
+        if all(part.drawn is None for part in self._parts):
+            return every, None
+        drawn = reduce(added, (part.drawn or part.kept for part in self._parts))
+        return every, replace(kept, rounds={(WORKLOAD, 0): drawn})
 
     def _atoms(self) -> Mapping[int, Sequence[float]]:
         sums: dict[int, list[float]] = {}
@@ -132,3 +161,15 @@ class Window:
                 had = sums.get(key, [0.0, 0.0])
                 sums[key] = [had[0] + n, had[1] + tv]
         return sums
+
+
+def _chosen(own: CellVerdict, joint: CellVerdict, full: bool) -> CellVerdict:
+    """The cell of a step alone, or of the window where that is what decides its slice."""
+    # what a step shows by itself is not undone by the steps before it, nor is what a filter hid
+    if own.slice == WHOLE or own.outcome in ("holds", "violated"):
+        return own
+    if own.note.startswith(ONLY_FILTERED):
+        return own
+    if joint.outcome == "inconclusive" and not full:
+        return joint.but(outcome="not applicable", note="too few steps yet")
+    return joint

@@ -152,7 +152,8 @@ _DEFAULTS = (
 def sampling_defaults(folder: Path) -> dict[str, str]:
     """What generation_config.json makes of a request that names no sampling, for the fingerprint.
 
-    Servanda sends every parameter; whoever serves this folder may not.
+    Servanda's own requests name every parameter; those of other clients of the same server may
+    not, and are then answered with these defaults.
     """
     file = folder / "generation_config.json"
     said = read_json(file) if file.is_file() else {}

@@ -204,15 +204,15 @@ def group_ratio(draw: Draw, alpha: float = ALPHA) -> Ever:
 
 
 def shiryaev_roberts(draw: Draw, limit: float, threshold: float) -> Ever:
-    """Whether the alarm ever rang; it never says `holds`."""
+    """Whether the alarm ever fired; it never says `holds`."""
     log_s_JR = np.full((len(POS), len(draw.x_RGT)), -np.inf)
-    rang_R = np.zeros(len(draw.x_RGT), dtype=bool)
+    fired_R = np.zeros(len(draw.x_RGT), dtype=bool)
     for g in range(0, draw.x_RGT.shape[1], draw.every):
-        x_RN = draw.x_RGT[:, g : g + draw.every].reshape(len(rang_R), -1)
+        x_RN = draw.x_RGT[:, g : g + draw.every].reshape(len(fired_R), -1)
         n_R = draw.there_RGT[:, g : g + draw.every].sum(axis=(1, 2))
         grown_JR = np.stack(
             [np.log1p(b * x_RN).sum(axis=1) - n_R * np.log1p(b * limit) for b in POS]
         )
         log_s_JR = np.logaddexp(0.0, log_s_JR) + grown_JR
-        rang_R |= log_mean_exp(log_s_JR) >= math.log(threshold)
-    return Ever(np.zeros_like(rang_R), rang_R)
+        fired_R |= log_mean_exp(log_s_JR) >= math.log(threshold)
+    return Ever(np.zeros_like(fired_R), fired_R)

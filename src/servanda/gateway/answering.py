@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from time import perf_counter
 
 from servanda.gateway import headers as named
 from servanda.gateway.asked import Asked
@@ -51,25 +52,38 @@ class Answering:
         if gateway.router.counts_tokens:
             x.resume()
         decision = gateway.router.decide(known, now=gateway.now())
-        gateway.counts.decided(decision)
-        if decision.pool is None:
-            raise _outside(gateway, known)
-        pool = gateway.enter(decision.pool)
-        if session:
-            gateway.sessions.put(known.sticky, pool)
+        counts = gateway.counts
+        counts.decided(decision)
         key = gateway.whose(asked, x.holder, session, x.address) if decision.sampled else ""
-        if decision.mirrored and self._readable(asked):
-            self._mirror(asked, path, decision, known, key)
         one = _One(gateway, x, path, asked, decision, known, key)
         try:
-            await one.by(pool)
-        except _Again:
-            pool = gateway.enter("stable")
+            if decision.pool is None:
+                raise _outside(gateway, known)
+            pool = gateway.enter(decision.pool, x.client)
+            if pool != decision.pool:
+                add(counts.failovers, "breaker")
             if session:
                 gateway.sessions.put(known.sticky, pool)
+            if decision.mirrored and self._readable(asked):
+                self._mirror(asked, path, decision, known, key, x.client)
+            try:
+                await one.by(pool)
+            except _Again as again:
+                add(counts.failovers, again.why)
+                await self._again(one, x, known)
+        finally:
+            counts.overhead.add(x.busy_s)
+            counts.replied(decision, one.pool, x.first_s)
+
+    async def _again(self, one: _One, x: Exchange, known: Known) -> None:
+        """Have stable answer what infer did not."""
+        try:
+            pool = self._gateway.enter("stable", x.client)
+            if x.head.session:
+                self._gateway.sessions.put(known.sticky, pool)
             await one.by(pool)
         finally:
-            gateway.counts.overhead.add(x.busy_s)
+            one.compared(well=False)
 
     def _readable(self, asked: Asked) -> bool:
         """Whether a body is small enough to be taken apart beside its answer."""
@@ -79,7 +93,11 @@ class Answering:
 
 
 class _Again(Exception):  # noqa: N818 - what is to be done
-    """Infer gave no reply, and stable may be asked."""
+    """Infer gave no reply, and stable may be asked; `why` is what `Failed` says."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 class _One:
@@ -100,6 +118,8 @@ class _One:
         query = x.scope["query_string"]
         self._path = f"{path}?{query.decode('latin-1')}" if query else path
         self._capture: Capture | None = None
+        self.pool: Pool | None = None  # whose reply the client gets; None as long as it gets none
+        self._doubt = ""  # why infer gave no reply, until stable was asked the same
 
     async def by(self, pool: Pool) -> None:
         """Have it answered by a pool.
@@ -117,9 +137,8 @@ class _One:
             await self._replied(server, pool, wish)
         except Failed as failed:
             self._lost = failed.why
-            server.breaker.failed()
             counts.answered(pool, failed.why)
-            await self._without(pool, failed.why)
+            await self._without(server, failed.why)
         except asyncio.CancelledError:
             await self._ended(server, pool)
         finally:
@@ -158,6 +177,9 @@ class _One:
             self._lost, wish = f"status {response.status}", None
         try:
             self._met(server, pool, response)
+            self.pool = pool
+            if response.status not in BROKEN:
+                self.compared(well=True)
             if wish is not None and (response.content_length or 0) <= self._x.limits.reply_bytes:
                 await self._captured(server, response, wish)
             else:
@@ -168,7 +190,7 @@ class _One:
         finally:
             response.close()
         if response.status not in BROKEN:
-            server.breaker.well()
+            server.breaker.well(self._x.client)
         self._gateway.counts.answered(pool, f"{response.status // 100}xx")
 
     async def _sent(self, server: Server, body: bytes, wish: Wish | None) -> Response:
@@ -179,6 +201,7 @@ class _One:
             headers.append(("accept-encoding", "identity"))
         x.patience.wait_for("reply", about.first_byte_s)
         x.pause()
+        x.sent = perf_counter()
         response = await server.send("POST", self._path, headers, body)
         x.resume()
         return response
@@ -192,11 +215,11 @@ class _One:
         """
         status = response.status
         if status in BROKEN:
-            if pool == "infer" and "stable" in self._gateway.servers:
+            if self._gateway.has_another(pool):
                 raise Failed("5xx")
-            server.breaker.failed()
+            server.breaker.left()  # it may be the request, and nobody else is left to ask
         elif server.breaker.state != "closed":
-            server.breaker.well()
+            server.breaker.well(self._x.client)
         if 300 <= status < 400 and status != 304:
             self._gateway.counts.answered(pool, "3xx")
             raise Refused(
@@ -239,7 +262,7 @@ class _One:
         finally:
             response.close()
 
-    async def _without(self, pool: Pool, why: str) -> None:
+    async def _without(self, server: Server, why: str) -> None:
         """Go on where a pool gave no reply, or only a part of one.
 
         Raises:
@@ -247,13 +270,30 @@ class _One:
             Refused: nobody is.
         """
         x = self._x
-        refused = _REFUSED[why](pool)
-        if x.begun:
-            await x.give_up(refused)
-        elif pool == "infer" and "stable" in self._gateway.servers and not x.patience.over:
-            raise _Again
+        if not x.begun:
+            self.pool = None  # the client has nothing of the reply that began
+        if not x.begun and not x.patience.over and self._gateway.has_another(server.name):
+            if why == "connect":
+                server.breaker.unreachable()
+            else:
+                self._doubt = why
+            raise _Again(why)
+        if why == "timeout" and x.begun and x.patience.over:
+            server.breaker.left()  # a long answer is no fault, nor is a slow reader
         else:
+            self._gateway.blame(server, why, x.client)
+        refused = _REFUSED[why](server.name)
+        if not x.begun:
             raise refused
+        await x.give_up(refused)
+
+    def compared(self, *, well: bool) -> None:
+        """What infer's failure says of it, once stable did well at the same request, or did not."""
+        why, self._doubt = self._doubt, ""
+        if why and well:
+            self._gateway.blame(self._gateway.servers["infer"], why, self._x.client)
+        elif why:  # a request that no pool answers is at fault itself
+            self._gateway.servers["infer"].breaker.left()
 
     async def _ended(self, server: Server, pool: Pool) -> None:
         """Go on where a wait took too long; whoever cancelled otherwise is obeyed."""
@@ -262,13 +302,9 @@ class _One:
         if why and not whole:  # an answer that only had to reach its client is one
             self._lost = "timeout" if why in _WAITS else why
         if why in _WAITS:
-            if why == "total" and x.begun:
-                server.breaker.left()  # a long answer is no fault, nor is a slow reader
-            else:
-                server.breaker.failed()
             self._gateway.counts.answered(pool, "timeout")
             x.patience.again()
-            await self._without(pool, "timeout")
+            await self._without(server, "timeout")
             return
         server.breaker.left()
         self._gateway.counts.answered(pool, "2xx" if whole else "gone")
@@ -284,7 +320,7 @@ class _One:
             gateway.resolve(row, self._asked, {"lost": self._lost}, None)
             return
         answer = capture.answer()
-        gateway.sensed(capture.odd)
+        gateway.sensed(capture.odd, self._x.client)
         gateway.resolve(row, self._asked, answer, capture.prompt)
 
     def _shown(self, headers: list[Header], pool: Pool) -> list[Header]:

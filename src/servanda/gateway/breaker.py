@@ -1,23 +1,33 @@
 # Circuit breakers: a pool that fails again and again is left alone for a while.
+#
+# A pool that cannot be connected to fails everybody.  Any other failure may be the fault of the
+# request that met it.  So of those each client has one vote, by what its latest request met, and
+# no client keeps a pool from the others by sending requests that fail.
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Literal
 
 State = Literal["closed", "open", "half-open"]
 _LONGEST_S = 60.0
+_CLIENTS = 1024  # that are remembered
 
 
 class Breaker:
-    """Closed while all is well; open after failures in a row; then half-open, for one trial.
+    """Closed while all is well; open after failures; then half-open, for one trial at a time.
+
+    It opens after `failures` connections in a row that could not be made; or where requests of
+    more than half of the clients that were answered lately failed, `failures` in a row in all.
 
     Args:
         clock: seconds, steady.
-        failures: in a row, after which it opens; rest_s: how long, doubled each time that a
-            trial fails.
+        rest_s: how long it is open at first; twice as long each time that its trials fail.
         trials: that may be under way at a time while it is half-open; None: any number, for
             what only some requests can tell.
+        window_s: what "lately" means.
     """
 
     def __init__(
@@ -26,12 +36,20 @@ class Breaker:
         failures: int = 5,
         rest_s: float = 5.0,
         trials: int | None = 1,
+        window_s: float = 30.0,
     ) -> None:
         self._clock, self._failures, self._rest_s, self._trials = clock, failures, rest_s, trials
-        self._failed = self._trying = 0
+        self._window_s = window_s
+        # client -> when it was answered last, and how many of its requests failed in a row then
+        self._votes: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._unreached = self._trying = 0
         self._next_s = rest_s
         self._until: float | None = None
         self._tried = 0.0
+        # since it was opened last: clients whose trial failed, and until when each of them waits
+        self._resting: dict[str, float] = {}
+        # of the last two different clients that asked, who and when
+        self._last = self._other = ("", -math.inf)
 
     @property
     def state(self) -> State:
@@ -44,35 +62,81 @@ class Breaker:
         """Whole seconds until something may be tried."""
         return 1 if self._until is None else max(1, round(self._until - self._clock()))
 
-    def enter(self) -> bool:
+    def enter(self, client: str) -> bool:
         """Whether a request may pass; whoever does says later how it went, or that it left."""
+        now = self._clock()
+        if client != self._last[0]:
+            self._other = self._last
+        self._last = (client, now)
         if self._until is None:
             return True
-        if self._clock() < self._until:
+        if now < max(self._until, self._resting.get(client, self._until)):
             return False
         # a trial that takes longer than the rest did keeps nobody else from trying
         busy = self._trials is not None and self._trying >= self._trials
-        if busy and self._clock() < self._tried + self._next_s:
+        if busy and now < self._tried + self._next_s:
             return False
-        self._tried = self._clock()
+        self._tried = now
         self._trying += 1
         return True
 
-    def well(self) -> None:
-        self._failed = self._trying = 0
-        self._until, self._next_s = None, self._rest_s
-
-    def failed(self) -> None:
-        self._failed += 1
+    def well(self, client: str) -> None:
+        """A request of this client had its answer."""
+        self._unreached = 0
         if self.state == "half-open":
-            self._next_s = min(2 * self._next_s, _LONGEST_S)
-            self._open()
-        elif self._until is None and self._failed >= self._failures:
-            self._open()
+            self._votes.clear()
+            self._resting.clear()
+            self._trying = 0
+            self._until, self._next_s = None, self._rest_s
+        self._vote(client, 0)
+
+    def failed(self, client: str) -> None:
+        """A request of this client failed, and it may have been the request."""
+        self._unreached = 0
+        self._vote(client, self._votes.get(client, (0.0, 0))[1] + 1)
+        state = self.state
+        if state == "half-open":
+            self._trying = max(0, self._trying - 1)
+            others = [name for name in self._resting if name != client]
+            if others or self._alone(client):
+                self._open(2 * self._next_s)
+            else:
+                self._resting[client] = self._clock() + self._next_s
+        elif state == "closed" and self._most_fail():
+            self._open(self._next_s)
+
+    def unreachable(self) -> None:
+        """There was no connection to be had."""
+        self._unreached += 1
+        state = self.state
+        if state == "half-open":
+            self._open(2 * self._next_s)
+        elif state == "closed" and self._unreached >= self._failures:
+            self._open(self._next_s)
 
     def left(self) -> None:
         """A request ended without saying anything of the pool."""
         self._trying = max(0, self._trying - 1)
 
-    def _open(self) -> None:
+    def _vote(self, client: str, failures: int) -> None:
+        self._votes[client] = (self._clock(), failures)
+        self._votes.move_to_end(client)
+        if len(self._votes) > _CLIENTS:
+            self._votes.popitem(last=False)
+
+    def _most_fail(self) -> bool:
+        since = self._clock() - self._window_s
+        lately = [failures for at, failures in self._votes.values() if at >= since]
+        # no client is counted more often than would be enough if it were the only one
+        met = sum(min(failures, self._failures) for failures in lately)
+        return met >= self._failures and 2 * sum(map(bool, lately)) > len(lately)
+
+    def _alone(self, client: str) -> bool:
+        """Whether no other client has asked lately."""
+        since = self._clock() - self._window_s - self._next_s
+        return all(name == client or at < since for name, at in (self._last, self._other))
+
+    def _open(self, rest_s: float) -> None:
+        self._next_s = min(rest_s, _LONGEST_S)
         self._until, self._trying = self._clock() + self._next_s, 0
+        self._resting.clear()

@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from servanda.routing.values import Decision, Pool
 
-# upper bounds of the buckets of overhead, seconds; one more bucket holds what is above them
-BOUNDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0)
 WHOLE = "all"
+# upper bounds of buckets, seconds; one more bucket holds what is above them
+OVERHEAD_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0)
+FIRST_BYTE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 @dataclass
-class Overhead:
-    """Seconds of requests that were not spent waiting for an upstream or a client.
+class Histogram:
+    """Seconds, counted in buckets.
 
     Args:
-        buckets: how many lie in each, not added up.
+        bounds: upper ones, rising; buckets: how many lie in each, not added up.
     """
 
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+    bounds: tuple[float, ...]
+    buckets: list[int] = field(default_factory=list)
     sum: float = 0.0
-    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.buckets = self.buckets or [0] * (len(self.bounds) + 1)
 
     def add(self, seconds: float) -> None:
-        self.buckets[bisect_left(BOUNDS, seconds)] += 1
+        self.buckets[bisect_left(self.bounds, seconds)] += 1
         self.sum += seconds
-        self.count += 1
+
+    def told(self) -> dict[str, Any]:
+        """{"buckets": {bound: how many lie between it and the bound before}, "sum": seconds}.
+
+        >>> told = Histogram((0.1, 1.0), [3, 0, 2], 70.0).told()
+        >>> told["buckets"], told["sum"]
+        ({'0.1': 3, '1.0': 0, 'inf': 2}, 70.0)
+        """
+        names = (*map(repr, self.bounds), "inf")
+        return {"buckets": dict(zip(names, self.buckets, strict=True)), "sum": self.sum}
 
 
 @dataclass
@@ -40,6 +54,11 @@ class Counts:
         decisions: "slice\\tpool\\treason" -> requests; the slice is the most specific one.
         would: "slice\\tpool" -> requests that would go there, if every slice acted.
         statuses: "pool\\tstatus" -> replies: 2xx, 4xx, 5xx, or connect, timeout, broken, gone.
+        answers: "slice\\tpool" -> requests whose reply came from that pool, "none" where there was
+            none; the slice is the most specific one.
+        failovers: why infer gave no reply -> requests that stable was asked instead: connect,
+            timeout, broken, 5xx, or breaker where infer was not asked at all.
+        first_byte: pool -> seconds between asking it and the first byte of its reply's body.
         sampled, dropped: requests that were sampled, and those of them that were given up.
         mirrored, mirror_dropped: that infer was asked for nobody, and was not for want of room.
         launched: slice -> requests that infer was sent; every slice of a request.
@@ -52,7 +71,12 @@ class Counts:
     decisions: dict[str, int] = field(default_factory=dict)
     would: dict[str, int] = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)
-    overhead: Overhead = field(default_factory=Overhead)
+    answers: dict[str, int] = field(default_factory=dict)
+    failovers: dict[str, int] = field(default_factory=dict)
+    overhead: Histogram = field(default_factory=lambda: Histogram(OVERHEAD_S))
+    first_byte: dict[str, Histogram] = field(
+        default_factory=lambda: {pool: Histogram(FIRST_BYTE_S) for pool in ("infer", "stable")}
+    )
     sampled: int = 0
     dropped: int = 0
     mirrored: int = 0
@@ -65,9 +89,15 @@ class Counts:
     reflexes: dict[str, int] = field(default_factory=dict)
 
     def decided(self, decision: Decision) -> None:
-        name = next((one for one in decision.slices if one != WHOLE), WHOLE)
+        name = _of(decision)
         add(self.decisions, f"{name}\t{decision.pool or 'refused'}\t{decision.reason}")
         add(self.would, f"{name}\t{decision.would or 'refused'}")
+
+    def replied(self, decision: Decision, pool: Pool | None, first_s: float | None) -> None:
+        """Who a request's reply came from in the end, and how long its first byte took."""
+        add(self.answers, f"{_of(decision)}\t{pool or 'none'}")
+        if pool is not None and first_s is not None:
+            self.first_byte[pool].add(first_s)
 
     def answered(self, pool: str, status: str) -> None:
         add(self.statuses, f"{pool}\t{status}")
@@ -83,8 +113,23 @@ class Counts:
     def report(self) -> dict[str, Any]:
         """Everything, as JSON has it; what is since the last report begins anew."""
         told = asdict(self)
+        told["overhead"] = self.overhead.told()
+        told["first_byte"] = {pool: of.told() for pool, of in self.first_byte.items()}
         self.peak = dict(self.in_flight)
         return told
+
+
+def _of(decision: Decision) -> str:
+    return next((one for one in decision.slices if one != WHOLE), WHOLE)
+
+
+def numbers(told: Any) -> Iterator[tuple[str, Any]]:
+    """What is a count among what somebody told."""
+    if isinstance(told, Mapping):
+        for key, n in told.items():
+            number = isinstance(n, int | float) and not isinstance(n, bool)
+            if number and math.isfinite(n) and n >= 0:
+                yield str(key), n
 
 
 def add(counts: dict[str, int], key: str) -> None:

@@ -35,6 +35,8 @@ class Exchange:
         at_fault: why its body was not read to its end, while an upstream was sent it.
         busy_s: seconds that were not spent waiting for others, so far; since: when the last
             wait ended.
+        sent: when an upstream was asked, the last time; first_s: how long the first byte of the
+            reply's body took from then; None where none came.
     """
 
     scope: Scope
@@ -50,6 +52,8 @@ class Exchange:
     more: list[Header] = field(default_factory=list)
     busy_s: float = 0.0
     since: float = field(default_factory=perf_counter)
+    sent: float = 0.0
+    first_s: float | None = None
 
     def __post_init__(self) -> None:
         self.headers: Sequence[Header] = self.scope["headers"]
@@ -59,6 +63,11 @@ class Exchange:
     def address(self) -> str:
         client = self.scope.get("client")
         return str(client[0]) if client else ""
+
+    @property
+    def client(self) -> str:
+        """Who asks, by what no client can make up: the name of its key, or its address."""
+        return self.holder or self.address
 
     def pause(self) -> None:
         """The exchange waits for somebody from now on."""
@@ -96,6 +105,7 @@ class Exchange:
     async def whole(self, status: int, headers: list[Header], body: bytes) -> None:
         """A reply in one piece."""
         self.begun = True
+        self._came()
         self.patience.wait_for("client", self.limits.stall_s)
         await self.send(_start(status, [*headers, *self.more]))
         if len(body) > _WHOLE:  # more than a connection takes at once: it is waited for
@@ -114,9 +124,14 @@ class Exchange:
 
     async def part(self, data: bytes) -> None:
         """The next part of a reply; a client that reads nothing is given up."""
+        self._came()
         self.last = data
         self.patience.wait_for("client", self.limits.stall_s)
         await self.send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def _came(self) -> None:
+        if self.first_s is None and self.sent:
+            self.first_s = perf_counter() - self.sent
 
     async def end(self) -> None:
         self.patience.wait_for("client", self.limits.stall_s)

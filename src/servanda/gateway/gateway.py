@@ -27,7 +27,7 @@ from servanda.routing.values import Decision, Known, Pool, Snapshot
 from servanda.split import pseudonym
 
 _ODD_IN_A_ROW = 3  # sampled answers without sense, after which infer rests
-_ODD_REST_S = 30.0
+_ODD_REST_S, _ODD_WINDOW_S = 30.0, 600.0  # few requests are sampled
 
 
 class Gateway:
@@ -49,7 +49,7 @@ class Gateway:
         self.counts = Counts()
         self.router = Router(None, config.without)
         self.servers: dict[str, Server] = servers(config.pools, clock)
-        self.senses = Breaker(clock, _ODD_IN_A_ROW, _ODD_REST_S, trials=None)
+        self.senses = Breaker(clock, _ODD_IN_A_ROW, _ODD_REST_S, None, _ODD_WINDOW_S)
         limits = config.limits
         self.sessions = Sessions(limits.sessions, limits.session_s, clock)
         self.tokens = Tokens(limits, self.counter)
@@ -139,8 +139,11 @@ class Gateway:
         salt = bytes.fromhex(snapshot.salt) if snapshot is not None else b""
         return pseudonym(salt, who)
 
-    def enter(self, pool: Pool) -> Pool:
+    def enter(self, pool: Pool, client: str) -> Pool:
         """The pool that answers: the one that was decided, or stable where infer is broken.
+
+        Args:
+            client: who asks.
 
         Raises:
             Refused: there is none.
@@ -154,13 +157,30 @@ class Gateway:
                 "no_pool",
                 retry_s=5,
             )
-        if pool == "infer" and "stable" in self.servers and not self.senses.enter():
-            return self.enter("stable")
-        if server.breaker.enter():
+        if self.has_another(pool):
+            if not (self.senses.enter(client) and server.breaker.enter(client)):
+                return self.enter("stable", client)
             return pool
-        if pool == "infer" and "stable" in self.servers:
-            return self.enter("stable")
+        if server.breaker.enter(client):
+            return pool
         raise Refused(503, f"{pool} does not answer; try again", "pool_down", server.breaker.wait_s)
+
+    def has_another(self, pool: str) -> bool:
+        """Whether another pool is asked where this one gives no answer."""
+        return pool == "infer" and "stable" in self.servers
+
+    def blame(self, server: Server, why: str, client: str) -> None:
+        """Count a failure against a pool: where it is the last one, no more than its connections.
+
+        Args:
+            why: as `Failed` has it, or "5xx"; client: whose request failed.
+        """
+        if why == "connect":
+            server.breaker.unreachable()
+        elif self.has_another(server.name):
+            server.breaker.failed(client)
+        else:
+            server.breaker.left()
 
     def counter(self) -> Server | None:
         """Whom to ask for tokens: a pool that is well, stable first."""
@@ -170,13 +190,13 @@ class Gateway:
                 return server
         return None
 
-    def sensed(self, odd: str) -> None:
+    def sensed(self, odd: str, client: str) -> None:
         """What a sampled answer of infer looked like; "" for an answer that has sense."""
         if odd:
             add(self.counts.reflexes, odd)
-            self.senses.failed()
+            self.senses.failed(client)
         else:
-            self.senses.well()
+            self.senses.well(client)
 
     def resolve(self, row: Row, asked: Asked, answer: Answer, prompt: list[int] | None) -> None:
         """Close a row, asking for its prompt's ids where the answer did not bring them."""

@@ -28,12 +28,14 @@ class Mirror:
         self._tokens = max(1.0, gateway.config.limits.mirror_per_s)
         self._at = gateway.clock()
 
-    def __call__(self, asked: Asked, path: str, decision: Decision, known: Known, key: str) -> None:
+    def __call__(
+        self, asked: Asked, path: str, decision: Decision, known: Known, key: str, client: str
+    ) -> None:
         """Ask infer as well, if there is room; never fails, and is not waited for."""
         gateway = self._gateway
         server = gateway.servers["infer"]
         # what finds no room was never launched, and is no missing answer of infer's
-        if not (self._room() and server.breaker.enter()):
+        if not (self._room() and server.breaker.enter(client)):
             gateway.counts.mirror_dropped += 1
             return
         wish = None
@@ -42,7 +44,7 @@ class Mirror:
         row = gateway.launch(decision, known, key, wish.sampling if wish is not None else None)
         gateway.counts.mirrored += 1
         self._in_flight += 1
-        gateway.beside(self._ask(asked, path, wish, row))
+        gateway.beside(self._ask(asked, path, wish, row, client))
 
     def _room(self) -> bool:
         """Whether one more may be asked now: so many at a time, so many a second."""
@@ -55,20 +57,23 @@ class Mirror:
         self._tokens -= 1.0
         return True
 
-    async def _ask(self, asked: Asked, path: str, wish: Wish | None, row: Row | None) -> None:
+    async def _ask(
+        self, asked: Asked, path: str, wish: Wish | None, row: Row | None, client: str
+    ) -> None:
         gateway = self._gateway
-        about = gateway.servers["infer"].about
+        server = gateway.servers["infer"]
+        about = server.about
         lost, capture = "cancelled", None
         try:
             body = wish.body if wish is not None else mirrored(asked)
             if body is None:
-                gateway.servers["infer"].breaker.left()
+                server.breaker.left()
                 return
             status, text = await asyncio.wait_for(
-                self._answer(path, body), min(about.first_byte_s, about.total_s)
+                self._answer(path, body, client), min(about.first_byte_s, about.total_s)
             )
             if wish is not None and status in NOT_TO_ITS_TASTE:
-                status, text, wish = await self._fewer(asked, path, wish, status, text)
+                status, text, wish = await self._fewer(asked, path, wish, status, text, client)
             lost = f"status {status}"
             if status == 200 and text is None:
                 lost = "packed"
@@ -77,20 +82,20 @@ class Mirror:
                 capture.reply(text)
         except asyncio.TimeoutError:
             lost = "timeout"
-            gateway.servers["infer"].breaker.failed()
+            gateway.blame(server, lost, client)
         except Failed as failed:
             lost = failed.why
-            gateway.servers["infer"].breaker.failed()
+            gateway.blame(server, lost, client)
         finally:
             self._in_flight -= 1
             if row is not None:
                 answer = capture.answer() if capture is not None else {"lost": lost}
                 if capture is not None:
-                    gateway.sensed(capture.odd)
+                    gateway.sensed(capture.odd, client)
                 gateway.resolve(row, asked, answer, capture.prompt if capture else None)
 
     async def _fewer(
-        self, asked: Asked, path: str, wish: Wish, status: int, text: bytes | None
+        self, asked: Asked, path: str, wish: Wish, status: int, text: bytes | None, client: str
     ) -> tuple[int, bytes | None, Wish]:
         """Ask once more for as few likeliest tokens as infer says that it gives."""
         server = self._gateway.servers["infer"]
@@ -99,13 +104,14 @@ class Mirror:
         if less is None:
             return status, text, wish
         status, text = await asyncio.wait_for(
-            self._answer(path, less.body), min(server.about.first_byte_s, server.about.total_s)
+            self._answer(path, less.body, client),
+            min(server.about.first_byte_s, server.about.total_s),
         )
         if status == 200:
             server.best = best
         return status, text, less
 
-    async def _answer(self, path: str, body: bytes) -> tuple[int, bytes | None]:
+    async def _answer(self, path: str, body: bytes, client: str) -> tuple[int, bytes | None]:
         """Status and body; None where that is packed, though nobody asked for it."""
         gateway = self._gateway
         server, limits = gateway.servers["infer"], gateway.config.limits
@@ -118,7 +124,7 @@ class Mirror:
         finally:
             response.close()
         if response.status >= 500:
-            server.breaker.failed()
+            gateway.blame(server, "5xx", client)
         else:
-            server.breaker.well()
+            server.breaker.well(client)
         return response.status, None if is_packed(response) else text

@@ -34,7 +34,7 @@ class Passing:
                 await self._one(x, pool, None, [])
                 return
             except Failed as failed:
-                gateway.servers[pool].breaker.failed()
+                gateway.blame(gateway.servers[pool], failed.why, x.client)
                 gateway.counts.answered(pool, failed.why)
                 if x.begun:
                     x.cut()
@@ -43,7 +43,7 @@ class Passing:
 
     async def __call__(self, x: Exchange) -> None:
         gateway = self._gateway
-        pool = gateway.enter(gateway.config.without)
+        pool = gateway.enter(gateway.config.without, x.client)
         more: list[tuple[str, str]] = []
         if x.head.length is None and not x.head.chunked:
             await x.body()
@@ -59,7 +59,7 @@ class Passing:
             if x.at_fault is not None:
                 gateway.servers[pool].breaker.left()
                 raise x.at_fault from None
-            gateway.servers[pool].breaker.failed()
+            gateway.blame(gateway.servers[pool], failed.why, x.client)
             gateway.counts.answered(pool, failed.why)
             refused = Refused(502, f"{pool} gave no reply; try again", "no_upstream", retry_s=1)
             if not x.begun:
@@ -89,7 +89,7 @@ class Passing:
                 if response.status in BROKEN:  # perhaps at this path alone
                     server.breaker.left()
                 else:
-                    server.breaker.well()
+                    server.breaker.well(x.client)
                 found = named.returned(response.raw_headers)
                 await passed(x, response, found, server.about)
             finally:

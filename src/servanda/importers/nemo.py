@@ -130,7 +130,7 @@ def _plain(values: dict[str, Any]) -> Row:
         floats(unnested(values["prev_logprobs"]), "prev_logprobs"),
         floats(unnested(values["generation_logprobs"]), "generation_logprobs"),
         length,
-        _kept(values.get("sample_loss_mask", 1.0)),
+        1.0 if (kept := values.get("sample_loss_mask")) is None else _kept(kept),
         None if advantages is None else floats(unnested(advantages), "advantages"),
         values.get("rewards") if rewards is None else rewards,
         values.get("agent_ref"),

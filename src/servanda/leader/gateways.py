@@ -141,13 +141,13 @@ class Gateways:
                 in_flight=int(sum(_numbers(g.counts, "in_flight").get(pool, 0) for g in alive)),
                 peak=int(self._peak(pool, now)),
                 most=most if pool == "stable" else None,
-                open=any(_texts(g.counts, "pools").get(pool) == "open" for g in alive),
+                open_at=sum(_texts(g.counts, "pools").get(pool) == "open" for g in alive),
             )
             for pool in _POOLS
         }
 
     def served(self, key: str) -> dict[str, dict[str, int]]:
-        """slice -> pool -> requests since gateways started; key: "decisions" or "would".
+        """slice -> pool -> requests since gateways started; key: "answers" or "would".
 
         A gateway counts a request for its most specific slice, and all lie in the whole traffic.
         """

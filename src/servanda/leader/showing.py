@@ -29,7 +29,7 @@ def slices_of(
 ) -> tuple[SliceStanding, ...]:
     """Every slice, in the order of the snapshot."""
     shares = gateways.shares(now)
-    served, would = gateways.served("decisions"), gateways.served("would")
+    served, would = gateways.served("answers"), gateways.served("would")
     by_name = {route.name: route for route in routes}
     return tuple(
         SliceStanding(

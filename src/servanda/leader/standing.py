@@ -61,8 +61,9 @@ class SliceStanding:
         acts: whether what was decided of it is done; held: why not, as a sentence.
         route: share of its requests that infer serves, by what was decided of it.
         share: of all requests lately, how many lay in it; None: not known yet.
-        served: pool -> requests of it that it served since gateways started; one that lies in
-            several slices counts for the most specific of them, and for the whole traffic.
+        served: pool -> requests of it whose reply came from that pool since gateways started,
+            "none": that got none; one that lies in several slices counts for the most specific
+            of them, and for the whole traffic.
         would: pool -> the same if every slice acted.
         keys, scored: distinct users and requests of the evidence.
         sample: with what probability a request of it is scored.
@@ -160,18 +161,30 @@ class PoolStanding:
     Args:
         in_flight: requests that it answers now; peak: most at a time, lately.
         most: that it can answer at a time; None: not known.
-        open: whether a gateway holds it to be broken.
+        open_at: gateways that hold it to be broken.
     """
 
     in_flight: int = 0
     peak: int = 0
     most: int | None = None
-    open: bool = False
+    open_at: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether a gateway holds it to be broken."""
+        return self.open_at > 0
 
     @property
     def headroom(self) -> int | None:
         """None where nobody knows."""
         return None if self.most is None else max(0, self.most - self.peak)
+
+
+# by pool, what it means that a gateway holds it to be broken
+_BROKEN: Mapping[str, str] = {
+    "infer": "infer is held to be broken, and stable answers in its place",
+    "stable": "stable cannot be reached, and what infer does not answer is refused",
+}
 
 
 @dataclass(frozen=True)
@@ -222,4 +235,5 @@ class Standing:
     def problems(self) -> tuple[str, ...]:
         """What somebody should look at, each as a sentence."""
         of = (self.store, self.ledger, self.reload, self.effects, self.scoring.problem)
-        return tuple(problem for problem in of if problem)
+        pools = (_BROKEN[name] for name, pool in self.pools.items() if pool.open)
+        return (*(problem for problem in of if problem), *pools)

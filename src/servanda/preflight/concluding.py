@@ -19,12 +19,12 @@ def concluded(
     syncs: int,
     tokens: int,
     seconds: float,
-    unprobed: int = 0,
+    unprobed: int | None = None,
 ) -> Preflight:
     """Judge what was seen; see Preflight for the arguments.
 
     Args:
-        unprobed: ids of the vocabulary that no probe has.
+        unprobed: ids of the vocabulary that no probe has; None where nobody knows its size.
     """
     layers = len({group.layer for group in groups if group.layer is not None})
     adapted = any(group.kind == "adapter" for group in groups)
@@ -119,8 +119,11 @@ def _warnings(found: AsFound, groups: Sequence[Response], cause: str) -> tuple[s
     return tuple(told)
 
 
-def _blind(groups: Sequence[Response], unprobed: int) -> Iterator[BlindSpot]:
-    if unprobed:
+def _blind(groups: Sequence[Response], unprobed: int | None) -> Iterator[BlindSpot]:
+    if unprobed is None:
+        text = "the size of the vocabulary is not known, so rows that no probe reads may be lost"
+        yield BlindSpot("rows", text)
+    elif unprobed > 0:
         yield BlindSpot(
             "rows",
             f"{unprobed:,} ids of the vocabulary are in no probe: one of their rows alone, lost "

@@ -138,8 +138,12 @@ class _Drill:
             syncs=self.sides.syncs,
             tokens=sum(len(row) - 1 for row in self.sides.rows),
             seconds=time.monotonic() - began,
-            unprobed=(size_of(self.trainee.module) or 0) - len({*chain(*self.sides.rows)}),
+            unprobed=self._unprobed(),
         )
+
+    def _unprobed(self) -> int | None:
+        size = size_of(self.trainee.module)
+        return None if size is None else size - len({*chain(*self.sides.rows)})
 
     def _there_and_back(
         self,

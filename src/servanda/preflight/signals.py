@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
+from servanda.errors import MeasurementError
+
+_LONGEST_S = 1e8  # that a timer takes
 TIMEOUT_S = 600.0  # of a call of the trainee's, where none is given
 
 # arms a timer that sends SIGALRM after so many seconds, 0 disarms it; what was left of the one
@@ -88,11 +91,16 @@ class TimeLimit:
     thread there is no limit.
 
     Args:
-        seconds: None for no limit.
+        seconds: above 0; None for no limit.
         alarm: the timer; the process's own by default.
     """
 
     def __init__(self, seconds: float | None, alarm: Alarm | None = None) -> None:
+        if seconds is not None and not 0 < seconds <= _LONGEST_S:
+            raise MeasurementError(
+                f"the time limit of a call is {seconds:g} s",
+                hint=f"write seconds above 0, {_LONGEST_S:g} at most; or none for no limit",
+            )
         self.seconds, self._alarm = seconds, alarm or _timer
         self._armed = False
 
@@ -105,14 +113,16 @@ class TimeLimit:
             return
         began = time.monotonic()
         handler = signal.signal(signal.SIGALRM, self._handle)
-        self._armed = True
-        left, every = self._alarm(self.seconds)
+        self._armed, left, every = True, 0.0, 0.0
         try:
+            left, every = self._alarm(self.seconds)
             yield
         finally:
             self._armed = False
-            self._alarm(0.0)
-            signal.signal(signal.SIGALRM, handler if handler is not None else signal.SIG_DFL)
+            try:
+                self._alarm(0.0)
+            finally:
+                signal.signal(signal.SIGALRM, handler if handler is not None else signal.SIG_DFL)
             if left:  # a timer of somebody else's, such as a test runner's
                 signal.setitimer(
                     signal.ITIMER_REAL, max(1e-3, left - time.monotonic() + began), every

@@ -78,7 +78,7 @@ class Monitored(Base):
         self.slices = dict(
             slices if isinstance(slices, Mapping) else zip(slices, slices, strict=True)
         )
-        self._seen, self._halt = 0, False
+        self._seen, self._halt, self._scored = 0, False, 1.0
         super().__init__(*args, **kwargs)
         _check_sampler(self)
         if self.accelerator.num_processes > 1:
@@ -91,7 +91,7 @@ class Monitored(Base):
             step = self._observe(inputs, out)
             self._seen += 1
             self._halt = self._halt or self._anywhere("halt" in step.action)
-            share = {"share": self.score_share} if self.score_share < 1 else {}
+            share = {"share": self._scored} if self.score_share < 1 else {}
             for name, value in {**step.metrics, **share, "active": 1.0}.items():
                 name = name if name.startswith(PREFIX) else PREFIX + name
                 self._metrics["train"][name].append(float(value))
@@ -109,9 +109,10 @@ class Monitored(Base):
         except EvidenceError as error:
             self.monitor.refuse(error)
             raise
-        old_BT = out.get("old_per_token_logps")
+        old_BT, self._scored = out.get("old_per_token_logps"), 1.0
         if old_BT is None:  # on policy TRL needs none, and does not compute them
             rows_B = _rows(len(mask_BT), self.score_share, int(self.state.global_step))
+            self._scored = float(rows_B.mean())
             old_BT = self._score(out, rows_B)
             mask_BT = mask_BT * mask_BT.new_tensor(rows_B)[:, None]
         if sampled_BT is None:

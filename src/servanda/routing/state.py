@@ -110,7 +110,7 @@ class Track:
         alarm: log S of Shiryaev and Roberts' process, each bet, over the same requests.
         total, tokens: sum of x and number of tokens with a value.
         late, late_tokens: the same since they began to lie above the limit; when an alarm
-            after a good past rings, that is what it rings for.
+            after a good past fires, that is what it fires for.
         weighted, weights: the same sums by inverse probability of inclusion, for estimates.
     """
 

@@ -46,21 +46,29 @@ _FIRST = ("coverage", "zeros", "line_up", "coherence")  # as reports list them
 class Soundness:
     """Every check over the chunks of a dump, in bounded memory.
 
+    Args:
+        before: of the step before these chunks, where each step has checks of its own; what was
+            there already is a copy.
+
     >>> [finding.state for finding in Soundness().findings()][:2]
     ['unsound', 'ok']
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before: Soundness | None = None) -> None:
         names = dict.fromkeys((*_FIRST, *CHECKS))
-        self._checks = [CHECKS[name]() for name in names]
+        self._checks: dict[str, Check] = {name: CHECKS[name]() for name in names}
+        if before is not None:
+            own, earlier = self._checks["copies"], before._checks["copies"]
+            assert isinstance(own, copies.Copies) and isinstance(earlier, copies.Copies)
+            own.follow(earlier)
 
     def add(self, rollouts: Rollouts) -> None:
         """See a chunk; chunks come in the order of the dump."""
         with np.errstate(over="ignore", invalid="ignore"):  # a dump may hold any number
-            for each in self._checks:
+            for each in self._checks.values():
                 each.add(rollouts)
 
     def findings(self) -> tuple[Finding, ...]:
         """What each check says of everything seen so far."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return tuple(each.finding() for each in self._checks)
+            return tuple(each.finding() for each in self._checks.values())

@@ -17,6 +17,7 @@ from servanda.soundness.base import Finding, check, share
 
 LONG_TOKENS = 32
 UNSOUND = 0.1  # of the sequences: more than a trainer repeats to fill its last batch
+AGAIN = 0.05  # of the sequences: more than are carried over to a later step
 REUSED = 0.01  # of the sequences: a replay buffer says so, and they are still one draw each
 DISTINCT = 8  # logprobs of a sequence, or of a step: answers that are all but certain may recur
 HELD = 1 << 17  # digests of earlier steps
@@ -41,6 +42,11 @@ class Copies:
         self._kept = 1 << 64  # draws below it are held
         self._sum = self._values = 0
         self._steps: dict[int, int] = {}
+
+    def follow(self, earlier: Copies) -> None:
+        """Know what was met in earlier steps, the last of which has ended."""
+        earlier._close()
+        self._drawn, self._kept, self._steps = earlier._drawn, earlier._kept, earlier._steps
 
     def add(self, rollouts: Rollouts) -> None:
         if rollouts.step != self._step:
@@ -128,7 +134,8 @@ class Copies:
                 "of one at an earlier step, to the last digit, which no update leaves: they were "
                 "written again, and count twice"
             )
-            return Finding("copies", "unsound", text, numbers, self.first_again)
+            state = "unsound" if share(self.again, self.long) > AGAIN else "warning"
+            return Finding("copies", state, text, numbers, self.first_again)
         if self.repeated:
             text = (
                 f"{self.repeated:,} of {self.sequences:,} sequences repeat another of their step "

@@ -23,7 +23,9 @@ class Trained:
         self.sequences += len(rollouts)
         self.empty += int((counts_S == 0).sum())
         if rollouts.removed_N is not None:
-            self.removed += len(np.unique(rollouts.sequence_N[rollouts.removed_N]))
+            told_N = np.isfinite(rollouts.logp_train_N) & np.isfinite(rollouts.logp_infer_N)
+            scored_N = rollouts.removed_N & told_N
+            self.removed += len(np.unique(rollouts.sequence_N[scored_N]))
         if not self.first and (counts_S == 0).any():
             self.first = rollouts.source_S[int((counts_S == 0).argmax())]
 

@@ -94,7 +94,7 @@ class Zeros:
 
     def _close(self) -> None:
         zeros, tokens = self._of_step
-        if tokens and zeros / tokens > self.worst:
+        if zeros >= LEAST and zeros / tokens > self.worst:
             self.worst, self.worst_step = zeros / tokens, self._step or 0
         self._of_step = [0, 0]
 
@@ -102,7 +102,8 @@ class Zeros:
         """(place, side) where zeros are written far more often than elsewhere."""
         for side in _SIDES:
             rest = self.places["rest"]
-            usual = (rest.zero[side] + 1) / (rest.told[side] + 1)
+            # of answers that are all beginning and end there is no elsewhere
+            usual = (rest.zero[side] + 1) / (rest.told[side] + 1) if rest.told[side] else 0.0
             for name in ("end", "turn", "start"):
                 place = self.places[name]
                 zero, told = place.zero[side], place.told[side]

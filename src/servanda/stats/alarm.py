@@ -13,7 +13,7 @@
 #
 # "Given all that came before" is strict.  The tokens of one answer follow its prompt: after a
 # hot prompt's first tokens the next ones are expected beyond the limit, though no traffic
-# changed, and an alarm fed with tokens rings within a few rounds.  Where prompts differ, a unit
+# changed, and an alarm fed with tokens fires within a few rounds.  Where prompts differ, a unit
 # is a prompt group: one value in [0, 1] for each, such as GroupRatio's Z, drawn at random.
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ShiryaevRoberts:
             raise EvidenceError(f"an alarm needs a limit in [0, 1], found {self.limit}")
         if not self.threshold > 1.0:
             raise EvidenceError(
-                f"an alarm after {self.threshold} rounds would ring by itself",
+                f"an alarm after {self.threshold} rounds would fire by itself",
                 hint="the threshold is the mean number of rounds to a false alarm, above 1",
             )
 
@@ -77,6 +77,6 @@ class ShiryaevRoberts:
         return log_mean_exp(np.array(self.log_s)) if self.rounds else -math.inf
 
     @property
-    def rings(self) -> bool:
+    def fires(self) -> bool:
         """Whether the threshold is reached now; a new one starts after whatever was done."""
         return self.log_mean >= math.log(self.threshold)

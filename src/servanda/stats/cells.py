@@ -123,6 +123,11 @@ class Cells:
         charge_T = self.missing * (TILTS + np.expm1(TILTS))
         return np.concatenate(found) - np.tile(charge_T, len(found)) + self.log_weight
 
+    def in_pairs(self) -> bool:
+        """Whether pairs of a token and the one before it hold more evidence than ids do."""
+        of_ids, of_pairs = self.growth.reshape(len(SIZES), -1).max(axis=1)
+        return bool(of_pairs > of_ids)
+
     def worst(self) -> str:
         """The cell of the first dictionary that is furthest from its mass, in words."""
         assert self.drawn is not None and self.mass is not None
@@ -166,7 +171,9 @@ class Cells:
                     each_CX = _log_cosh(tilt * root_C1 * x_CX) - (tilt * root_C1) ** 2 / 2
                     mean_C = each_CX @ weight_X
                     spread = float(((each_CX**2) @ weight_X - mean_C**2).sum())
-                    best = max(best, float(mean_C.sum()) - Z * math.sqrt(max(spread, 0.0)))
+                    charge = self.missing * (float(tilt) + math.expm1(tilt))
+                    reached = float(mean_C.sum()) - Z * math.sqrt(max(spread, 0.0)) - charge
+                    best = max(best, reached)
                 at, beyond = (at, middle) if best >= needed else (middle, beyond)
             answer = None
             if beyond < len(strengths):

@@ -33,34 +33,24 @@ STRENGTHS: Mapping[str, tuple[float, ...]] = {
 
 @dataclass(frozen=True)
 class Tilts:
-    """Means and squares of log factors under each strength of one fault; `+` adds rounds.
+    """Means and squares of log factors under each strength of one fault.
 
     Args:
         n: positions.
         mean, square: sums over positions, [strengths, components].
     """
 
-    n: float = 0.0
-    mean: Floats | None = field(default=None, repr=False, compare=False)
-    square: Floats | None = field(default=None, repr=False, compare=False)
-
-    def __add__(self, other: Tilts) -> Tilts:
-        if self.mean is None or other.mean is None:
-            return other if self.mean is None else self
-        assert self.square is not None and other.square is not None
-        return Tilts(self.n + other.n, self.mean + other.mean, self.square + other.square)
+    n: float
+    mean: Floats = field(repr=False, compare=False)
+    square: Floats = field(repr=False, compare=False)
 
     def beside(self, other: Tilts) -> Tilts:
         """Of the same positions, with the components of both."""
-        assert self.mean is not None and other.mean is not None
-        assert self.square is not None and other.square is not None
         mean = np.concatenate([self.mean, other.mean], axis=1)
         return Tilts(self.n, mean, np.concatenate([self.square, other.square], axis=1))
 
     def scaled(self, times: float) -> Tilts:
         """As of that many times the positions."""
-        if self.mean is None or self.square is None:
-            return self
         return Tilts(self.n * times, self.mean * times, self.square * times)
 
     def reached(self, price: float, drift: float = 0.0, spread: float = 0.0) -> int | None:
@@ -70,7 +60,7 @@ class Tilts:
             price: nats that one component needs.
             drift, spread: mean and variance of the sum that is added to every component.
         """
-        if self.mean is None or self.square is None or not self.n:
+        if not self.n:
             return None
         variance = np.maximum(self.square - self.mean**2 / self.n, 0.0) + spread
         ends_F = (self.mean + drift - Z * np.sqrt(variance)).max(axis=1)

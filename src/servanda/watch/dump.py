@@ -15,12 +15,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from servanda.clauses import Outcome, worst
 from servanda.contract import WHOLE
 from servanda.dumps import causes, presetting
 from servanda.dumps.blocks import blocks
-from servanda.dumps.filtered import bracketed
-from servanda.dumps.judging import unsound
 from servanda.dumps.sound import sides, told
 from servanda.dumps.steps import ENDS, Step, Trend, concentration, trend
 from servanda.dumps.window import Window
@@ -62,6 +59,7 @@ class DumpSource:
         self._last: list[Step] = []
         self._window: Window | None = None
         self._trend: Trend | None = None
+        self._sound: Soundness | None = None  # of the last step
 
     def look(self, *, final: bool) -> Iterator[Seen]:
         dump = self._opened()
@@ -120,7 +118,8 @@ class DumpSource:
         """
         again, part = step in self._judged, part_of(dump, step)
         command = f"servanda import {quote(str(self.asked.path))}"
-        terms, sound, aged = self._terms, Soundness(), False
+        sound, aged = Soundness(None if again else self._sound), False
+        terms = self._terms
         weighing = None if terms is None else weighing_of(terms, self.asked.path)
         try:
             for block in blocks(c for c in part.read() if len(c)):
@@ -134,32 +133,21 @@ class DumpSource:
             why = _first_line(error)
             return Seen(step, "error", why=why, command=f"{command} --steps {step}", again=again)
         assert terms is not None and weighing is not None  # a step that can be read fixes them
+        if not again:
+            self._sound = sound  # what this step has, a later one may not have again
         plan, evidence = weighing.evidence()
         if self._window is None:
             self._window = Window(terms.window)
         known = [*self._judged]
         number = known.index(step) + 1 if again else len(known) + 1
-        verdict = self._window.alone(number, plan, evidence)
-        if (drawn := weighing.before_filter(evidence)) is not None:
-            verdict = bracketed(verdict, self._window.alone(number, plan, drawn))
         findings = (*sound.findings(), *sides(plan.contract, weighing.agreement))
-        found = told(findings, part.refused, weighing.sequences)
-        errors = [line.text for line in found if line.level == "error"]
-        errors += [c.note for c in verdict.cells if c.enforced and c.outcome == "error"]
-        cells, atoms = verdict.cells, weighing.atoms
-        together: Mapping[str, int] = {}
-        if errors:
-            pairs = zip(verdict.cells, unsound(verdict, errors[0]).cells, strict=True)
-            # a guard that failed is what says so
-            cells = tuple(c if c.outcome == "error" else other for c, other in pairs)
-        else:
+        lines = told(findings, part.refused, weighing.sequences)
+        errors = [line.text for line in lines if line.level == "error"]
+        drawn = weighing.before_filter(evidence)
+        judged = self._window.judge(number, step, plan, evidence, drawn, weighing.atoms, errors)
+        cells, atoms, together = judged.cells, judged.atoms, judged.together
+        if not judged.errors:
             self._remember(weighing.steps[step])
-            judged = self._window.judged(number, step, plan, evidence, verdict, atoms)
-            cells, atoms, together = judged.cells, judged.atoms, judged.together
-        outcomes: list[Outcome] = [
-            c.outcome for c in cells if c.enforced and c.outcome != "not applicable"
-        ]
-        outcome = "error" if errors else worst(outcomes)
         red = [c.slice for c in cells if c.enforced and c.outcome == "violated"]
         # drift that grows is a cause where it grew before this step; a jump is none
         before, self._trend = self._trend, self._grown()
@@ -168,11 +156,11 @@ class DumpSource:
         command += " --mask masks" if any(name != WHOLE for name in red) else ""
         return Seen(
             step,
-            outcome,
+            judged.outcome,
             cells,
             weighing.trained,
             weighing.sequences,
-            why=errors[0] if errors else "",
+            why=judged.errors[0] if judged.errors else "",
             cause=causes.likely(weighing.cuts, red, atoms, before, self._held) if red else "",
             trend=self._trend,
             staleness=weighing.largest_staleness if aged else None,
@@ -180,7 +168,7 @@ class DumpSource:
             command=command,
             again=again,
             together=together,
-            needs_tokens=verdict.needs_tokens,
+            needs_tokens=judged.needs_tokens,
         )
 
     def _remember(self, step: Step) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from servanda.clauses import Outcome
 from servanda.errors import MeasurementError
 from servanda.report.words import line
 from servanda.watch.kept import Kept
@@ -47,7 +48,7 @@ class Following:
     wait: Callable[[float], None] = time.sleep
     now: Callable[[], float] = time.time
     memory: Memory = field(default_factory=Memory)
-    red: bool = False  # a step that was judged in this run was violated
+    met: set[Outcome] = field(default_factory=set)  # of the steps that were judged in this run
     _said: set[str] = field(default_factory=set)
 
     def run(self) -> Memory:
@@ -79,6 +80,11 @@ class Following:
             )
         return self.memory
 
+    @property
+    def bad(self) -> Outcome | None:
+        """What the worst step came to: no data that can be trusted, or a violation."""
+        return "error" if "error" in self.met else "violated" if "violated" in self.met else None
+
     def _ended(self) -> bool:
         step = self.memory.step
         return self.until is not None and step is not None and step >= self.until
@@ -97,7 +103,7 @@ class Following:
 
     def _see(self, seen: Seen) -> None:
         self.memory, alerts = advance(self.memory, seen)
-        self.red = self.red or seen.outcome == "violated"
+        self.met.add(seen.outcome)
         self.memory = replace(self.memory, places=placed(self.memory.places, seen))
         self.say(step_line(seen))
         if self.stop_file is not None and (why := stops(seen)):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Callable, Collection, Iterable, Iterator
 from threading import Lock
 from typing import Any
 
@@ -18,25 +17,34 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
 
 from servanda import __version__
-from servanda.gateway.counts import BOUNDS
-from servanda.leader.standing import CellStanding, GatewayStanding, Standing
+from servanda.leader.standing import CellStanding, Standing
+from servanda.leader.web.counted import (
+    ANSWERED,
+    ANSWERING,
+    DECIDED,
+    FAILOVERS,
+    REPLIES,
+    Ended,
+    among,
+    counter,
+    histogram,
+    merged,
+    of_pool,
+    reason,
+    spent,
+    tally,
+)
 from servanda.leader.web.words import met
 from servanda.routing.values import STATUSES
 
-_POOLS = ("infer", "stable", "refused")
-_PLAIN_REASONS = ("share", "split", "session", "outside", "expired", "no snapshot")
-REASONS = (*_PLAIN_REASONS, "pinned", *STATUSES, "other")
 _OUTCOMES = ("scored", "dropped", "error")
 # of a transition: a status, a pin, or more than is shown between two looks
 _STEPS = (*STATUSES, "pinned", "other", "unseen")
-
-_Series = tuple[str, str, str]
 
 
 class Metrics:
@@ -60,8 +68,15 @@ class _Figures(Collector):
     def __init__(self, standing: Callable[[], Standing]) -> None:
         self._standing = standing
         self._one_at_a_time = Lock()
-        self._decisions = _Ended(_decided)
-        self._overhead = _Ended(lambda counts: _spent(counts.get("overhead")))
+        self._decisions = tally("decisions", str, among(DECIDED), reason)
+        self._answers = tally("answers", str, among(ANSWERED))
+        self._statuses = tally("statuses", str, among(REPLIES))
+        self._failovers = tally("failovers", among(FAILOVERS))
+        self._overhead = Ended(lambda counts: spent(counts.get("overhead")))
+        self._first_byte = {
+            pool: Ended(lambda counts, pool=pool: spent(of_pool(counts.get("first_byte"), pool)))
+            for pool in ANSWERING
+        }
         self._steps: Counter[tuple[str, str]] = Counter()
         self._last_step = 0
 
@@ -77,22 +92,67 @@ class _Figures(Collector):
         yield from _samples(standing)
         yield from _cells(standing)
         known = {one.name for one in standing.slices} | {"all"}
-        decided = CounterMetricFamily(
+        yield counter(
             "servanda_route_decisions",
             "Requests by most specific slice, pool and reason, of all gateways.",
-            labels=("contract", "slice", "pool", "reason"),
+            standing.name,
+            ("slice", "pool", "reason"),
+            self._known(self._decisions, standing, known),
         )
-        for (slice_, pool, reason), n in sorted(self._decisions.of(standing.gateways).items()):
-            if slice_ in known:
-                decided.add_metric((standing.name, slice_, pool, reason), n)
-        yield decided
-        yield _histogram(
+        yield from self._answered(standing, known)
+        yield histogram(
             "servanda_gateway_overhead_seconds",
             "Seconds of a request that were not spent waiting for an upstream.",
             standing.name,
-            _merged(self._overhead.of(standing.gateways)),
+            [((), merged(self._overhead.of(standing.gateways)))],
         )
         yield self._transitions(standing)
+
+    @staticmethod
+    def _known(counts: Ended, standing: Standing, known: Collection[str]) -> dict[Any, float]:
+        """Counts whose first label is a word of the contract, or of this program."""
+        found = counts.of(standing.gateways)
+        return {values: n for values, n in found.items() if values[0] in known}
+
+    def _answered(self, standing: Standing, known: set[str]) -> Iterator[Metric]:
+        """Who served in the end, which is not always who was to."""
+        yield counter(
+            "servanda_route_answers",
+            "Requests by most specific slice and the pool whose reply they got.",
+            standing.name,
+            ("slice", "pool"),
+            self._known(self._answers, standing, known),
+        )
+        yield counter(
+            "servanda_upstream_replies",
+            "Replies of upstreams by status, and tries that ended without one.",
+            standing.name,
+            ("pool", "status"),
+            self._known(self._statuses, standing, ANSWERING),
+        )
+        yield counter(
+            "servanda_failovers",
+            "Requests that stable was asked because infer gave no reply.",
+            standing.name,
+            ("reason",),
+            self._failovers.of(standing.gateways),
+        )
+        open_ = GaugeMetricFamily(
+            "servanda_breaker_open",
+            "Gateways whose circuit breaker keeps requests from a pool.",
+            labels=("contract", "pool"),
+        )
+        for pool in ANSWERING:
+            if pool in standing.pools:
+                open_.add_metric((standing.name, pool), standing.pools[pool].open_at)
+        yield open_
+        yield histogram(
+            "servanda_upstream_first_byte_seconds",
+            "Between asking a pool and the first byte of its reply's body.",
+            standing.name,
+            [((pool,), merged(of.of(standing.gateways))) for pool, of in self._first_byte.items()],
+            labels=("pool",),
+        )
 
     def _transitions(self, standing: Standing) -> Metric:
         new = [t for t in standing.transitions if t.number > self._last_step]
@@ -110,102 +170,6 @@ class _Figures(Collector):
         for (before, after), n in sorted(self._steps.items()):
             family.add_metric((standing.name, before, after), n)
         return family
-
-
-class _Ended:
-    """Counts of gateways, with those of processes that have ended.
-
-    Args:
-        read: from what a gateway counts.
-    """
-
-    def __init__(self, read: Callable[[Mapping[str, Any]], Counter[Any]]) -> None:
-        self._read = read
-        self._ended: Counter[Any] = Counter()
-        self._running: dict[tuple[str, float], Counter[Any]] = {}
-
-    def of(self, gateways: Iterable[GatewayStanding]) -> Counter[Any]:
-        now = {(one.name, one.start): self._read(one.counts) for one in gateways}
-        for which, counts in self._running.items():
-            if which not in now:
-                self._ended.update(counts)
-        self._running = now
-        total = Counter(self._ended)
-        for counts in now.values():
-            total.update(counts)
-        return total
-
-
-def _decided(counts: Mapping[str, Any]) -> Counter[_Series]:
-    found: Counter[_Series] = Counter()
-    for key, n in _numbers(counts.get("decisions")):
-        slice_, _, rest = key.partition("\t")
-        pool, _, reason = rest.partition("\t")
-        found[slice_, pool if pool in _POOLS else "other", _reason(reason)] += n
-    return found
-
-
-def _reason(text: str) -> str:
-    """A reason without the name of the slice, which is a label of its own.
-
-    >>> _reason("long quarantined"), _reason("long pinned"), _reason("share"), _reason("?")
-    ('quarantined', 'pinned', 'share', 'other')
-    """
-    if text in _PLAIN_REASONS:
-        return text
-    last = text.rpartition(" ")[2]
-    return last if last in REASONS else "other"
-
-
-def _spent(told: Any) -> Counter[float | str]:
-    """Bound of a bucket -> requests in it, and the sum of their seconds.
-
-    Args:
-        told: {"buckets": {bound: n}, "sum": s}; or a list for the bounds of a gateway's counts.
-    """
-    found: Counter[float | str] = Counter()
-    if isinstance(told, Mapping):
-        buckets = told.get("buckets")
-        if isinstance(buckets, list | tuple):
-            buckets = dict(zip((*BOUNDS, math.inf), buckets, strict=False))
-        for bound, n in _numbers(buckets):
-            found[_bound(bound)] += n
-        found.update(dict(_numbers({"sum": told.get("sum")})))
-    return found
-
-
-def _bound(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.inf
-
-
-def _numbers(told: Any) -> Iterator[tuple[str, Any]]:
-    """What is a count among what somebody told."""
-    if isinstance(told, Mapping):
-        for key, n in told.items():
-            number = isinstance(n, int | float) and not isinstance(n, bool)
-            if number and math.isfinite(n) and n >= 0:
-                yield str(key), n
-
-
-def _merged(spent: Counter[Any]) -> tuple[dict[float, float], float]:
-    """Buckets by bound, not yet added up, and the sum."""
-    return {bound: n for bound, n in spent.items() if bound != "sum"}, spent["sum"]
-
-
-def _histogram(
-    name: str, says: str, contract: str, found: tuple[dict[float, float], float]
-) -> Metric:
-    family = HistogramMetricFamily(name, says, labels=("contract",))
-    buckets, total = found
-    if buckets:
-        bounds = sorted({*buckets, math.inf})
-        added = accumulate(buckets.get(bound, 0) for bound in bounds)
-        texts = ["+Inf" if math.isinf(bound) else repr(bound) for bound in bounds]
-        family.add_metric((contract,), [*zip(texts, added, strict=True)], total)
-    return family
 
 
 def _step(text: str) -> str:
@@ -276,11 +240,11 @@ def _samples(standing: Standing) -> Iterator[Metric]:
     )
     seconds.add_metric((standing.name,), scoring.seconds)
     yield seconds
-    yield _histogram(
+    yield histogram(
         "servanda_rescore_lag_seconds",
         "Between the launch of a request and its evidence.",
         standing.name,
-        _merged(_spent(scoring.lags)),
+        [((), merged(spent(scoring.lags)))],
     )
 
 

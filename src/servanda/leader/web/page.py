@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+from servanda.gateway.counts import numbers
 from servanda.gateway.keys import Holder
 from servanda.leader.standing import CellStanding, GatewayStanding, SliceStanding, Standing
 from servanda.leader.web import figures, words
@@ -232,6 +234,8 @@ def _pools(standing: Standing) -> list[dict[str, Any]]:
             flight += f" of {pool.most:,}: room for {pool.headroom:,}"
         elif name == "stable":
             flight += "; how much it can take is not known"
+        if name == "stable" and (instead := words.failovers(standing)):
+            flight += f"; {instead}"
         found.append(
             {
                 "name": name,
@@ -245,14 +249,11 @@ def _pools(standing: Standing) -> list[dict[str, Any]]:
 
 
 def _totals(standing: Standing) -> dict[str, int]:
-    """Requests by pool, of all gateways: each lies in one most specific slice."""
-    totals: dict[str, int] = {}
+    """Requests by the pool whose reply they got, of all gateways."""
+    totals: Counter[str] = Counter()
     for gateway in standing.gateways:
-        told = gateway.counts.get("decisions")
-        for key, n in (told if isinstance(told, Mapping) else {}).items():
-            parts = str(key).split("\t")
-            if len(parts) == 3 and isinstance(n, int):
-                totals[parts[1]] = totals.get(parts[1], 0) + n
+        for key, n in numbers(gateway.counts.get("answers")):
+            totals[key.rpartition("\t")[2]] += n
     return totals
 
 

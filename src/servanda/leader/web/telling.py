@@ -51,6 +51,7 @@ def _pools(standing: Standing) -> str:
             told += f", room for {pool.headroom}"
         parts.append(f"{told}, held to be broken" if pool.open else told)
     parts.append(figures.counted(len(standing.gateways), "gateway"))
+    parts += filter(None, [words.failovers(standing)])
     return " · ".join(parts)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 from servanda.contract import WHOLE
+from servanda.gateway.counts import numbers
 from servanda.leader.standing import CellStanding, SliceStanding, Standing
 from servanda.leader.web import figures
 from servanda.report.words import line, percent
@@ -183,6 +185,17 @@ def place(name: str, longest: int = _LONGEST) -> str:
 def problem(text: str, longest: int) -> str:
     """What somebody should look at, on one line: a caret points at nothing there."""
     return line(_EXCERPT.sub("", text), longest)
+
+
+def failovers(standing: Standing) -> str:
+    """How many requests stable answered in place of infer, and why; "" of none."""
+    found: Counter[str] = Counter()
+    for gateway in standing.gateways:
+        found.update(dict(numbers(gateway.counts.get("failovers"))))
+    if not found:
+        return ""
+    why = ", ".join(f"{line(reason, 20)} {n:,}" for reason, n in found.most_common())
+    return f"{found.total():,} in place of infer ({why})"
 
 
 def state(one: SliceStanding) -> tuple[str, str, str]:
