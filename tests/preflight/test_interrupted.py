@@ -154,6 +154,7 @@ def test_the_trainer_has_all_else_that_it_had(adapted, number):
             [(n, id(w), w.data_ptr(), w.requires_grad, w.grad is None) for n, w in named],
             [w.grad.tolist() for _, w in named if w.grad is not None],
             [part.training for part in model.modules()],
+            torch.is_grad_enabled(),
             torch.get_rng_state().tolist(),
             random.getstate(),
             [np.array(part).tolist() for part in np.random.get_state()[1:]],
@@ -244,6 +245,21 @@ def test_ctrl_c_between_any_two_lines_leaves_the_weights_as_they_were(tmp_path, 
         interrupted_at(number, model, journal)
         assert trials.digest(model) == whole, f"line {number}, of {lines[number - 1]}"
         assert [*tmp_path.iterdir()] == [], f"line {number}, of {lines[number - 1]}"
+
+
+@both
+def test_ctrl_c_at_the_end_of_a_no_grad_leaves_gradients_on_and_parts_in_their_modes(adapted):
+    """The third line of each write is its `with` again, before torch's own way back."""
+    lines = interrupted_at(0, trials.module(adapted=adapted), None)
+    writes = [n for n, name in enumerate(lines, 1) if name == "_write"][2::3]
+    assert len(writes) > 10
+
+    for number in (writes[0], writes[-1]):
+        model = trials.module(adapted=adapted)
+        model.train()
+        interrupted_at(number, model, None)
+        assert torch.is_grad_enabled(), f"line {number}"
+        assert all(part.training for part in model.modules())
 
 
 # signals, in processes of their own

@@ -38,7 +38,7 @@ from servanda.preflight.result import (
 )
 from servanda.preflight.sides import Sides, told
 from servanda.preflight.signals import TIMEOUT_S, Alarm, Signals, Terminated, TimedOut, TimeLimit
-from servanda.preflight.trainee import Trainee, probes
+from servanda.preflight.trainee import Trainee, modes_kept, probes
 from servanda.preflight.vocabulary import ranges_of, size_of
 from servanda.sampling import Floats
 
@@ -79,7 +79,8 @@ def preflight(
     """
     place = Path(journal) if journal is not None else None
     limit = TimeLimit(timeout_s, alarm)
-    return _Drill(trainee, place, seed, watch or unwatched, limit).run()
+    with modes_kept(trainee.module):
+        return _Drill(trainee, place, seed, watch or unwatched, limit).run()
 
 
 def restore(trainee: Trainee, journal: str | Path, *, timeout_s: float | None = TIMEOUT_S) -> None:
@@ -92,7 +93,7 @@ def restore(trainee: Trainee, journal: str | Path, *, timeout_s: float | None = 
     path = Path(journal)
     put_back(trainee.module, read_journal(path))
     try:
-        with TimeLimit(timeout_s)():
+        with modes_kept(trainee.module), TimeLimit(timeout_s)():
             trainee.sync()
     except (Exception, TimedOut) as error:
         raise MeasurementError(

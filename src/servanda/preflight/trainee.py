@@ -124,20 +124,27 @@ def train_scores(trainee: Trainee, rows: Rows) -> Sequence[Any]:
     """The trainer's side: without dropout and without a graph."""
     import torch
 
-    with evaluating(trainee.module), torch.no_grad():
+    with modes_kept(trainee.module), torch.no_grad():
+        trainee.module.eval()
         if trainee.logprobs is not None:
             return trainee.logprobs(rows)
         return forward_logprobs(trainee.module, rows)
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """The module in eval mode; afterwards each of its parts is in the mode it was in."""
+def modes_kept(module: nn.Module) -> Iterator[None]:
+    """Afterwards torch records gradients as before, and each part is in the mode it was in.
+
+    An interrupt between two instructions can skip the end of a `with torch.no_grad()`.
+    """
+    import torch
+
+    recorded = torch.is_grad_enabled()
     modes = [(part, part.training) for part in module.modules()]
-    module.eval()
     try:
         yield
     finally:
+        torch.set_grad_enabled(recorded)
         for part, training in modes:
             part.training = training
 
