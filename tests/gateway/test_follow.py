@@ -384,6 +384,7 @@ def test_unsampled_requests_are_counted_and_have_no_row(clock):
         "sampling": {"max_new_tokens": 4},
         "labels": {"team": "x"},
         "prompt_token_ids": [1],
+        "x-best": 0,
         "x-chance": 0.5,
         "x-drawn": {},
         "x-slices": ["a", "all"],

@@ -60,7 +60,7 @@ def test_an_entry_that_is_left_out_is_named(story):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"log_evidence": 1.0}, "on evidence of 1 nats, and the price was 5.99"),
+        ({"log_evidence": 1.0}, "on evidence of 1 nats, and the price was 6.68"),
         ({"n": 0}, "says first=a went to quarantined on no request"),
         ({"keys": 4}, "says first=a left infer on 4 users, and 5 were asked for"),
         ({"cell": None}, "says first=a left infer, and no cell decided it"),

@@ -521,7 +521,7 @@ def test_the_ledger_verb_shows_and_verifies_a_gateways_run(tmp_path, clock, caps
     main(["ledger", "show", "--ledger", where], standalone_mode=False)
     shown = capsys.readouterr().out
     assert "toy-gateway" in shown
-    assert "observe: 4 cells on 4 slices" in shown
+    assert "observe: 8 cells on 4 slices" in shown
     main(["status", "--ledger", where], standalone_mode=False)
     assert capsys.readouterr().out.startswith("toy-gateway (observe): first=a would be served by")
 

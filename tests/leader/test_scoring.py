@@ -39,7 +39,11 @@ def test_a_request_says_what_a_plain_sum_over_its_tokens_says(tmp_path):
     base = dict(zip(range(5), kit.BASE, strict=True))
     for row, one in zip(rows, scorer(path).score(taken(rows)), strict=True):
         first = kit.TOKENS[row["prompt_token_ids"][0]]
-        assert set(one.statistics) == {("tv", "all"), ("tv", f"first={first}")}
+        assert set(one.statistics) == {
+            (clause, slice_)
+            for clause in ("tv", "sampler_fidelity")
+            for slice_ in ("all", f"first={first}")
+        }
         wanted = math.fsum(
             max(0.0, 1 - base[token] / math.exp(logp))
             for token, logp in zip(row["token_ids"], row["logprobs"], strict=True)
@@ -385,6 +389,8 @@ def test_a_request_whose_prompt_nobody_knows_is_missing_in_the_slices_of_its_lau
     assert {name: s.missing for name, s in found.statistics.items()} == {
         ("tv", "first=b"): 6,
         ("tv", "all"): 6,
+        ("sampler_fidelity", "first=b"): 6,
+        ("sampler_fidelity", "all"): 6,
     }
     assert (one.missing, one.alive) == (1, False)  # train was not asked
 

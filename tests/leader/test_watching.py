@@ -23,13 +23,15 @@ def test_slices_that_are_known_before_the_request_are_watched(tmp_path):
         "{name: long, match: {request.prompt_tokens: {gte: 2}}}]"
     )
     found = watched(tmp_path, slices=slices)
-    assert [w.slice for w in found.watched] == ["all", "first=a", "first=b", "first=c", "long"]
+    names = ["all", "first=a", "first=b", "first=c", "long"]
+    assert [w.slice for w in found.watched if not w.refutes] == names
+    assert [w.slice for w in found.draws] == names
     assert not found.left_out
 
 
 def test_a_slice_of_contexts_is_left_out_with_the_reason(tmp_path):
     found = watched(tmp_path, slices="slices: [{name: late, match: {context.position: {gte: 2}}}]")
-    assert [w.slice for w in found.watched] == ["all"]
+    assert {w.slice for w in found.watched} == {"all"}
     (left,) = found.left_out
     assert (left.clause, left.slice) == ("tv", "late")
     assert left.why == "context.position is not known before the request"
@@ -55,7 +57,7 @@ def test_a_mean_without_a_bound_is_left_out_for_nothing_would_bring_its_slice_ba
         update={"statistical": (tv, k3.model_copy(update={"clip": None}))}
     )
     found = watch(unbounded)
-    assert {cell.clause for cell in found.watched} == {"tv"}
+    assert {cell.clause for cell in found.watched} == {"tv", "sampler_fidelity"}
     assert {left.why for left in found.left_out} == {
         "its mean has no bound, so that nothing could bring its slice back"
     }
@@ -90,7 +92,19 @@ def test_a_rule_that_diverts_nothing_leaves_the_others_without_a_divert(tmp_path
     more = "escalation: [{when: {clause: tv, is: violated}, do: [{divert: slice}]}]\n"
     other = "  - {id: far, metric: k3_nats, aggregate: mean, at_most: 1, clip: 5}\n"
     by_clause = {w.clause: w.diverts for w in watched(tmp_path, more=other + more).watched}
-    assert by_clause == {"tv": "slice", "far": ""}
+    assert by_clause == {"tv": "slice", "far": "", "sampler_fidelity": "slice"}
+
+
+def test_how_tokens_are_drawn_has_the_name_and_the_rules_of_the_contracts_own_clause(tmp_path):
+    rules = (
+        "escalation:\n"
+        "  - {when: {clause: drawn, is: violated}, do: [{divert: all}, {page: oncall}]}\n"
+        "  - {when: {clause: tv, is: violated}, do: [{page: kernels}]}\n"
+    )
+    guards = "observability: {clauses: [{id: drawn, metric: sampler_fidelity}]}\n"
+    found = watched(tmp_path, more=rules + guards)
+    assert {cell.clause for cell in found.draws} == {"drawn"}
+    assert {(cell.diverts, cell.pages) for cell in found.draws} == {("all", ("oncall", "kernels"))}
 
 
 def test_a_referee_that_is_an_arm_is_refused(tmp_path):

@@ -158,8 +158,7 @@ class _One:
                 wish = wish_of(self._asked, server.about, server.best)
             else:
                 gateway.counts.dropped += 1
-        sampling = wish.sampling if wish is not None else None
-        row = gateway.launch(decision, self._known, self._key, sampling)
+        row = gateway.launch(decision, self._known, self._key, wish)
         gateway.launches.move(decision.slices, 1)
         return wish, row
 

@@ -16,6 +16,7 @@ from servanda.gateway.breaker import Breaker
 from servanda.gateway.capture import Answer
 from servanda.gateway.config import Config
 from servanda.gateway.counts import Counts, add
+from servanda.gateway.evidence import Wish
 from servanda.gateway.launches import Launches, Row
 from servanda.gateway.log import Log
 from servanda.gateway.refusing import Refused
@@ -212,8 +213,9 @@ class Gateway:
         finally:
             self.launches.resolve(row, answer, prompt)
 
-    def launch(self, decision: Decision, known: Known, key: str, sampling: Any) -> Row | None:
-        return self.launches.launch(decision, self.snapshot, sampling, known.labels, key)
+    def launch(self, decision: Decision, known: Known, key: str, wish: Wish | None) -> Row | None:
+        sampling, best = (wish.sampling, wish.best) if wish is not None else (None, 0)
+        return self.launches.launch(decision, self.snapshot, sampling, known.labels, key, best)
 
     def report(self) -> dict[str, Any]:
         """The counts, as the leader is told."""

@@ -22,7 +22,7 @@ _KEPT = 256  # ids of a prompt that a row keeps which is given up
 MESSAGE_ROWS, _MESSAGE_BYTES = 512, 8 << 20
 _OURS = (
     *("index", "run", "leg", "at", "served", "key"),
-    *("x-chance", "x-drawn", "x-slices", "x-mirrored", "x-version"),
+    *("x-best", "x-chance", "x-drawn", "x-slices", "x-mirrored", "x-version"),
 )
 _DROPPED: Mapping[str, Any] = {"lost": "dropped"}
 # what stands where nobody could tell the ids of a prompt: no row is without them
@@ -83,12 +83,14 @@ class Launches:
         sampling: Mapping[str, Any] | None,
         labels: Mapping[str, str],
         key: str,
+        best: int = 0,
     ) -> Row | None:
         """Count a request, and open its row where it is sampled.
 
         Args:
             sampling: as it was asked for; None: it is not sampled.
             key: a keyed hash of who asked.
+            best: likeliest tokens of each step that infer is asked for.
         """
         for name in decision.slices:
             add(self._counts.launched, name)
@@ -110,6 +112,7 @@ class Launches:
             "sampling": sampling,
             "labels": labels,
             "key": key,
+            "x-best": best,
             "x-chance": decision.chance,
             "x-drawn": decision.drawn,
             "x-slices": decision.slices,

@@ -41,7 +41,7 @@ class Mirror:
         wish = None
         if decision.sampled and gateway.launches.room:
             wish = wish_of(asked, server.about, server.best, mirrored=True)
-        row = gateway.launch(decision, known, key, wish.sampling if wish is not None else None)
+        row = gateway.launch(decision, known, key, wish)
         gateway.counts.mirrored += 1
         self._in_flight += 1
         gateway.beside(self._ask(asked, path, wish, row, client))

@@ -59,7 +59,7 @@ class Audited:
     @property
     def known(self) -> bool:
         """Whether anything was scored, now or by an earlier call on the same state."""
-        cells = (cell for one in self.standing.slices for cell in one.cells)
+        cells = (c for one in self.standing.slices for c in one.cells if not c.refutes)
         return bool(self.standing.scoring.scored) or any(_number(cell.value) for cell in cells)
 
     @property

@@ -39,6 +39,7 @@ class Row:
         version: of the snapshot that it was launched under; 0: not known.
         drawn: slices whose sample it is part of, with the chance of each; None: nobody said.
         slices: that it lay in at launch, where nobody knows its prompt; None: the prompt is known.
+        best: likeliest tokens of each step that infer was asked for.
         outside: why it is no evidence; "" where it is, as far as it was looked at.
         checked: whether it was looked at.
         dropped: it found no room, and train does not score it.
@@ -52,6 +53,7 @@ class Row:
     version: int = 0
     drawn: Mapping[str, float] | None = None
     slices: tuple[str, ...] | None = None
+    best: int = 0
     outside: str = ""
     checked: bool = False
     dropped: bool = False
@@ -261,7 +263,11 @@ class Intake:
         at = max(after, min(request.at, now))
         known = version if isinstance(version, int) and not isinstance(version, bool) else 0
         apart = APART if drawn == {} else ""
-        return Row(start, number, at, request, chance, known, drawn, slices, apart, bool(apart))
+        best = data.get("x-best")
+        best = best if isinstance(best, int) else max(map(len, request.best), default=0)
+        return Row(
+            start, number, at, request, chance, known, drawn, slices, best, apart, bool(apart)
+        )
 
     def _request(self, data: dict[str, Any]) -> Request:
         """An answer that cannot be read is lost: what it is like may not decide whether it counts.

@@ -21,7 +21,7 @@ from servanda.errors import ContractError, ServandaError
 from servanda.leader.core import Change, Core
 from servanda.leader.history import run_of
 from servanda.leader.messages import message_of, route_of
-from servanda.leader.showing import diverted, slices_of
+from servanda.leader.showing import diverted, slices_of, undrawn
 from servanda.leader.standing import ScoringStanding, Standing
 from servanda.leader.telling import Teller
 from servanda.leader.watching import watch
@@ -286,7 +286,7 @@ class Leader:
                     history=work.history,
                     now=now,
                 ),
-                left_out=work.watching.left_out,
+                left_out=(*work.watching.left_out, *undrawn(core.rules, core.state)),
                 transitions=core.shown,
                 moves=core.state.transitions,
                 pools=gateways.pools(now, policy.stable_in_flight),

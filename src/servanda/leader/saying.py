@@ -40,6 +40,8 @@ def _cell(one: SliceStanding, cell: CellStanding, clause: Clause | None) -> str:
 
 def _promise(cell: CellStanding, clause: Clause | None) -> str:
     """The limit in the clause's own words; one of a percentile is a share of tokens."""
+    if cell.refutes:
+        return "tokens drawn from the distribution that infer reports"
     if clause is None or clause.percentile is None or not isinstance(clause.at_most, float):
         return f"a mean of at most {cell.limit:g} {cell.unit}".rstrip()
     metric = DIVERGENCES.get(clause.metric)

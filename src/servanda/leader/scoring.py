@@ -180,7 +180,9 @@ class Scorer:
             said = {}
         unknown = [row for row in evidence if row.slices is not None]
         self.missing += len(unknown)
-        said |= {_place(r): nothing_of(self.watching, r.slices or ()) for r in unknown}
+        said |= {
+            _place(r): nothing_of(self.watching, r.slices or (), best=r.best > 0) for r in unknown
+        }
         why = COPIED if copied else ODD
         self.outside.update(why for row in known if _place(row) not in said)
         return [Scored(r, said.get(_place(r)), _seed(r)) for r in rows]
@@ -251,7 +253,7 @@ class Scorer:
         self.missing += len(rows) - len(wanted) + failed
         pair = align(train, infer)
         self.agreement += agreement_of(pair)
-        return statistics_of(self.watching, requests, pair)
+        return statistics_of(self.watching, requests, pair, [row.best > 0 for row in rows])
 
     def _fits(self, request: Request, tokens: int) -> bool:
         """Whether train may be asked: ids that it has no row for end some engines for good."""

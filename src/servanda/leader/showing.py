@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from servanda.leader.gateways import Gateways
-from servanda.leader.standing import CellStanding, SliceStanding
+from servanda.leader.standing import CellStanding, LeftOut, SliceStanding
 from servanda.routing.machine import acts
+from servanda.routing.nearness import returning
 from servanda.routing.state import RoutingState, Rules, SliceState, Track, Watched
 from servanda.routing.values import AWAY, SliceRoute
 from servanda.stats.log_moment import log_mean_exp
@@ -59,18 +60,22 @@ def cells_of(
 ) -> tuple[CellStanding, ...]:
     """The cells of one slice, in the order of the contract."""
     return tuple(
-        _cell(rules, cell, one.tracks.get(cell.clause, Track()), floors)
+        _cell(rules, cell, one, floors)
         for cell in rules.on(one.name)
     )
 
 
 def _cell(
-    rules: Rules, cell: Watched, track: Track, floors: Mapping[tuple[str, str], float]
+    rules: Rules,
+    cell: Watched,
+    one: SliceState,
+    floors: Mapping[tuple[str, str], float],
 ) -> CellStanding:
-    policy = rules.policy
+    policy, track = rules.policy, one.tracks.get(cell.clause, Track())
+    back = returning(rules, cell, track, one.doubts.get(cell.clause))
     enter = math.log(policy.enter_evidence * rules.cells)
     floor = floors.get((cell.clause, cell.slice))
-    met = track.n > 0
+    met = bool(track.above)
     return CellStanding(
         clause=cell.clause,
         limit=cell.low + cell.scale * cell.limit,
@@ -82,12 +87,13 @@ def _cell(
         log_price=enter,
         log_alarm=log_mean_exp(np.array(track.alarm)) if met else -math.inf,
         log_alarm_price=enter + math.log(policy.horizon),
-        log_below=log_mean_exp(np.array(track.below)) if met else 0.0,
-        log_leave_price=math.log(policy.leave_evidence * rules.cells),
+        log_below=back.log_evidence,
+        log_leave_price=back.log_price,
         n=track.n,
         missing=track.missing,
         diverts=cell.diverts,
         critical=cell.critical,
+        refutes=cell.refutes,
     )
 
 
@@ -97,12 +103,24 @@ def _value(cell: Watched, track: Track) -> float | None:
 
 def _interval(cell: Watched, track: Track) -> tuple[float, float] | None:
     """Rough: as if tokens were independent draws of a yes or a no, which has the largest spread."""
+    if cell.refutes:
+        return None
     if track.weights <= 0 or not track.tokens:
         return None
     mean = min(1.0, max(0.0, track.weighted / track.weights))
     error = _ERRORS * math.sqrt(mean * (1 - mean) / track.tokens)
     low, high = max(0.0, mean - error), min(1.0, mean + error)
     return cell.low + cell.scale * low, cell.low + cell.scale * high
+
+
+def undrawn(rules: Rules, state: RoutingState) -> tuple[LeftOut, ...]:
+    """Slices that were scored, and nothing was seen of how their tokens are drawn."""
+    return tuple(
+        LeftOut(cell.clause, cell.slice, "infer reports no likeliest tokens")
+        for cell in rules.watched
+        if cell.refutes and (one := state.slices[cell.slice]).scored
+        if not one.tracks.get(cell.clause, Track()).tokens
+    )
 
 
 def nearness(rules: Rules, state: RoutingState) -> dict[str, float]:

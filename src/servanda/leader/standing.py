@@ -24,7 +24,8 @@ class CellStanding:
         log_alarm, log_alarm_price: the same of the process that forgets a good past.
         log_below, log_leave_price: that the limit is kept, and what coming back costs.
         n, missing: requests of the evidence, and tokens without a value among theirs.
-        scale, low: metric units of one x, and of x = 0.
+        refutes: whether it is of how tokens are drawn, which has no limit: value is by how much
+            they are likelier than infer reports, a mean over tokens.
     """
 
     clause: str
@@ -44,6 +45,7 @@ class CellStanding:
     missing: int = 0
     diverts: Literal["", "slice", "all"] = ""
     critical: bool = False
+    refutes: bool = False
 
     @property
     def nearness(self) -> float:

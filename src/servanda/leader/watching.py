@@ -3,6 +3,9 @@
 # Routing needs to know the slice of a request before it is sent, so it watches enforced
 # certificates on slices of labels and of the length of the prompt, and on the whole.  It speaks
 # of a population of requests, whatever the contract claims: one request is one prompt group.
+#
+# Beside them it watches, on each of these slices, whether tokens are drawn from the distribution
+# that infer reports: certificates compare logprobs, and another temperature need not show in them.
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from servanda.routing.state import Watched
 from servanda.slices import LABEL, Cut
 
 _TOKENS = "request.prompt_tokens"
+_FIDELITY = "sampler_fidelity"  # the metric, and the name of the clause where a contract has none
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ class Watching:
     Args:
         plan: of its last stage.
         cells: (clause, slice) -> the cell, whose prompt groups are requests.
-        watched: the same cells as routing sees them, in the order of the contract.
+        watched: the same cells as routing sees them, in the order of the contract, and one for
+            how tokens are drawn on each of their slices.
         left_out: the other enforced ones.
     """
 
@@ -51,6 +56,11 @@ class Watching:
     def width(self) -> int:
         """New tokens that a request has room for."""
         return self.plan.schedules[0].width
+
+    @cached_property
+    def draws(self) -> tuple[Watched, ...]:
+        """What is watched of how tokens are drawn."""
+        return tuple(cell for cell in self.watched if cell.refutes)
 
     @cached_property
     def cuts(self) -> tuple[Cut, ...]:
@@ -93,6 +103,7 @@ def watch(contract: Contract) -> Watching:
     if not cells:
         raise _nothing(contract, left_out)
     watched = tuple(_watched(contract, cell) for cell in cells.values())
+    watched += tuple(_draws(contract, watched))
     return Watching(contract, plan, cells, watched, tuple(left_out))
 
 
@@ -162,11 +173,7 @@ def _unwatched(cell: Cell) -> str:
 def _watched(contract: Contract, cell: Cell) -> Watched:
     kind = cell.kind
     assert isinstance(kind, Certificate)
-    actions = [action_of(do) for rule in _rules(contract, cell) for do in rule.do]
-    to = {value for name, value in actions if name == "divert"}
-    diverts: Literal["", "slice", "all"] = (
-        "all" if "all" in to else "slice" if to or not _diverts(contract) else ""
-    )
+    diverts, pages = _asked(contract, cell.clause.id, cell.section)
     return Watched(
         clause=cell.clause.id,
         cut=cell.cut,
@@ -176,14 +183,51 @@ def _watched(contract: Contract, cell: Cell) -> Watched:
         unit="" if kind.feed.threshold is not None else kind.unit(cell),
         critical=cell.clause.severity == "critical",
         diverts=diverts,
-        pages=tuple(dict.fromkeys(value for name, value in actions if name == "page")),
+        pages=pages,
     )
 
 
-def _rules(contract: Contract, cell: Cell) -> Iterator[Any]:
-    """Rules that are met where the cell is violated."""
+def _draws(contract: Contract, watched: Sequence[Watched]) -> Iterator[Watched]:
+    """How tokens are drawn, on each slice that has a cell.
+
+    The contract's own clause gives the name.  It moves a slice where any cell of the slice does,
+    for it says whether those mean anything, or where a rule of its own asks for it.
+    """
+    taken = {cell.clause for cell in watched}
+    own = (c.id for c in contract.observability.clauses if c.metric == _FIDELITY and c.enforced)
+    clause = next(own, _FIDELITY)
+    while clause in taken:
+        clause += "_"
+    diverts, pages = _asked(contract, clause, "observability")
+    for cut in dict.fromkeys(cell.cut for cell in watched):
+        cells = [cell for cell in watched if cell.cut == cut]
+        yield Watched(
+            clause=clause,
+            cut=cut,
+            limit=0.0,
+            unit="nats",
+            critical=any(cell.critical for cell in cells),
+            refutes=True,
+            diverts=diverts or ("slice" if any(cell.diverts for cell in cells) else ""),
+            pages=tuple(dict.fromkeys((*pages, *(who for cell in cells for who in cell.pages)))),
+        )
+
+
+Diverts = Literal["", "slice", "all"]
+
+
+def _asked(contract: Contract, clause: str, section: str) -> tuple[Diverts, tuple[str, ...]]:
+    """What rules ask for where a clause is violated: what is diverted, and who is paged."""
+    actions = [action_of(do) for rule in _rules(contract, clause, section) for do in rule.do]
+    to = {value for name, value in actions if name == "divert"}
+    diverts: Diverts = "all" if "all" in to else "slice" if to or not _diverts(contract) else ""
+    return diverts, tuple(dict.fromkeys(value for name, value in actions if name == "page"))
+
+
+def _rules(contract: Contract, clause: str, section: str) -> Iterator[Any]:
+    """Rules that are met where a clause is violated."""
     for rule in contract.escalation:
         when = rule.when
-        ours = when.get("clause") == cell.clause.id or when.get("section") == cell.section
+        ours = when.get("clause") == clause or when.get("section") == section
         if ours and (when.get("is") == "violated" or when.get("is_not") not in (None, "violated")):
             yield rule

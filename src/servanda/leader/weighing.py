@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,24 +14,25 @@ from servanda.columns import columns
 from servanda.corpus import Prompt
 from servanda.leader.watching import Watching
 from servanda.served import Request
-from servanda.stats import GroupRatio
+from servanda.stats import GroupRatio, RequestDraws
 from servanda.trace import Trace, TracePair, align, some
 
-Statistics = Mapping[tuple[str, str], GroupRatio]
+Statistics = Mapping[tuple[str, str], GroupRatio | RequestDraws]
 _AGAIN = 16  # one row in so many is scored once more
 
 
 def statistics_of(
-    watching: Watching, requests: Sequence[Request], pair: TracePair
+    watching: Watching, requests: Sequence[Request], pair: TracePair, best: Sequence[bool]
 ) -> tuple[Statistics, ...]:
     """Of each request, the cells that it meets.
 
     Args:
+        best: whether it was asked for its likeliest tokens.
         pair: both kernels on the requests, in their order; one that was lost, or that train
             has no number for, has missing tokens.
     """
     view = view_of(watching, requests, pair)
-    found: list[dict[tuple[str, str], GroupRatio]] = [{} for _ in requests]
+    found: list[dict[tuple[str, str], GroupRatio | RequestDraws]] = [{} for _ in requests]
     for name, cell in watching.cells.items():
         assert isinstance(cell.kind, Certificate)
         units = cell.kind.units(cell, view)
@@ -43,17 +44,42 @@ def statistics_of(
             one = slice(row, row + 1)
             parts = (total_G[one], known_G[one], missing_G[one].astype(np.int64))
             found[row][name] = GroupRatio(cell.capacity, 1, *parts)
+    for row, draws in enumerate(_draws(pair.infer, watching.width)):
+        for cell in watching.draws if best[row] else ():
+            if view.may_meet[cell.cut][row]:
+                found[row][cell.clause, cell.slice] = draws
     return tuple(found)
 
 
-def nothing_of(watching: Watching, slices: Collection[str]) -> Statistics:
-    """Of a request whose prompt nobody knows: all the room that it had is missing."""
+def _draws(infer: Trace, width: int) -> Iterator[RequestDraws]:
+    """Of each request; all room of one that was lost is missing."""
+    starts = np.cumsum(infer.length_S) - infer.length_S
+    for start, length in zip(starts.tolist(), infer.length_S.tolist(), strict=True):
+        tokens = slice(start, start + length)
+        if not length or infer.best is None:
+            yield RequestDraws.nothing(length or width)
+            continue
+        ids_NK, logp_NK = (column[tokens] for column in infer.best)
+        kept_K = ~np.isnan(logp_NK).all(axis=0)  # other requests of the batch may have more
+        yield RequestDraws.of(ids_NK[:, kept_K], logp_NK[:, kept_K], infer.token_N[tokens], 0)
+
+
+def nothing_of(watching: Watching, slices: Collection[str], *, best: bool) -> Statistics:
+    """Of a request whose prompt nobody knows: all the room that it had is missing.
+
+    Args:
+        best: whether it was asked for its likeliest tokens.
+    """
     none = np.zeros(1)
-    return {
+    found: dict[tuple[str, str], GroupRatio | RequestDraws] = {
         name: GroupRatio(cell.capacity, 1, none, none.astype(np.int64), np.array([cell.capacity]))
         for name, cell in watching.cells.items()
         if cell.cut.name in slices
     }
+    for cell in watching.draws if best else ():
+        if cell.slice in slices:
+            found[cell.clause, cell.slice] = RequestDraws.nothing(watching.width)
+    return found
 
 
 class SelfNoise:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from servanda.contract import WHOLE
@@ -19,6 +20,7 @@ from servanda.routing.nearness import (
     Weighed,
     late_mean,
     left_out,
+    likeliest,
     mean,
     slowest,
     weighed,
@@ -36,6 +38,7 @@ from servanda.routing.state import (
     named,
 )
 from servanda.routing.values import AWAY, Pin, Status
+from servanda.stats.likelihood_ratio import names
 
 SELF = "servanda"
 HOUR_S = 3600.0
@@ -198,8 +201,14 @@ class _Look:
             moves=self._moves(one) if left else one.moves,
         )
         cell = found[0].cell
-        asked = left_out(self._rules, self._state.slices[cell.slice])
-        reason = f"{cell.name} is beyond its limit{asked}"
+        of = self._state.slices[cell.slice]
+        doubts = {w.cell.clause: _doubt(of, w) for w in found if w.cell.refutes}
+        after = replace(after, doubts=doubts)
+        broken = "is beyond its limit"
+        if cell.refutes:
+            drawn = names()[doubts[cell.clause]]
+            broken = f"fails: tokens are not drawn as infer reports, but more as with {drawn}"
+        reason = f"{cell.name} {broken}{left_out(self._rules, of)}"
         reason += f"; again, so that the dwell is {dwell:g} s" if again else ""
         pages = tuple(dict.fromkeys((*self._pages(one), *cell.pages)))
         self._note(one, after, found, reason, acted=left, pages=pages)
@@ -260,7 +269,9 @@ class _Look:
         if early or few or near >= SUSPICIOUS or pinned:
             return
         if one.step == len(RAMP) - 1:
-            after = replace(fresh(one), status="active", since=self._now, step=0, load=0.0)
+            after = replace(
+                fresh(one), status="active", since=self._now, step=0, load=0.0, doubts={}
+            )
             self._note(one, after, found, "it kept its limits through the ramp", acted=True)
             return
         step = one.step + 1
@@ -337,13 +348,17 @@ class _Look:
                 change,
                 cell=first.cell.name,
                 value=low + scale * (late_mean if first.process == "alarm" else mean)(track),
-                limit=low + scale * first.cell.limit,
+                limit=math.nan if first.cell.refutes else low + scale * first.cell.limit,
                 log_evidence=first.log_evidence,
                 log_price=first.log_price,
                 n=track.n,
                 keys=len(of.keys),
             )
         self._changes.append(change)
+
+
+def _doubt(one: SliceState, found: Weighed) -> int:
+    return likeliest(one.tracks[found.cell.clause], found.process)
 
 
 def _without(told: tuple[str, ...], kind: str) -> tuple[str, ...]:

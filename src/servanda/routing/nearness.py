@@ -11,12 +11,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from servanda.routing.state import Rules, SliceState, Track, Watched
-from servanda.stats import GroupRatio
+from servanda.stats import GroupRatio, RequestDraws
 from servanda.stats.log_moment import log_mean_exp
 
 SUSPICIOUS = 1 / 4  # of a price: more is sampled, so that it is soon paid or gone
@@ -52,7 +52,7 @@ class Weighed:
         return self.log_evidence - self.log_price
 
 
-def added(track: Track, one: GroupRatio, limit: float, chance: float) -> Track:
+def added(track: Track, one: GroupRatio | RequestDraws, limit: float, chance: float) -> Track:
     """The track after one more request.
 
     Args:
@@ -61,7 +61,10 @@ def added(track: Track, one: GroupRatio, limit: float, chance: float) -> Track:
     """
     if not one.n:
         return track
-    above = one.above_growth(limit)
+    above, below = one.above_growth(limit), one.below_growth(limit)
+    if len(track.above) != len(above):  # the first request, or bets of an earlier version
+        nothing = (0.0,) * len(above), (0.0,) * len(below), (-math.inf,) * len(above)
+        track = replace(track, above=nothing[0], below=nothing[1], alarm=nothing[2])
     unseen = one.missing / max(1, one.known + one.missing)
     late, late_tokens = track.late + one.total, track.late_tokens + one.known
     if late <= limit * late_tokens:
@@ -70,7 +73,7 @@ def added(track: Track, one: GroupRatio, limit: float, chance: float) -> Track:
         n=track.n + 1,
         missing=track.missing + one.missing,
         above=tuple((above + track.above).tolist()),
-        below=tuple((one.below_growth(limit) + track.below).tolist()),
+        below=tuple((below + track.below).tolist()),
         alarm=tuple((np.logaddexp(0.0, track.alarm) + above).tolist()),
         total=track.total + one.total,
         tokens=track.tokens + one.known,
@@ -86,7 +89,7 @@ def leaving(rules: Rules, cell: Watched, track: Track) -> Weighed:
     """The evidence that the cell is beyond its limit, of the process that is nearer its price."""
     policy = rules.policy
     price = math.log(policy.enter_evidence * rules.cells)
-    if not track.n:
+    if not track.above:
         return Weighed(cell, "since", 0.0, price, 0.0)
     since = log_mean_exp(np.array(track.above))
     first = Weighed(cell, "since", since, price, _near(since, price))
@@ -99,11 +102,26 @@ def leaving(rules: Rules, cell: Watched, track: Track) -> Weighed:
     return max(first, second, key=lambda w: (w.paid, w.near))
 
 
-def returning(rules: Rules, cell: Watched, track: Track) -> Weighed:
-    """The evidence that the cell is within its limit."""
+def returning(rules: Rules, cell: Watched, track: Track, doubt: int | None = None) -> Weighed:
+    """The evidence that the cell is within its limit.
+
+    Args:
+        doubt: the way of drawing tokens that there is to be evidence against, where the cell
+            refutes; None: any.
+    """
     price = math.log(rules.policy.leave_evidence * rules.cells)
-    found = log_mean_exp(np.array(track.below)) if track.n else 0.0
+    if not track.below:
+        found = 0.0
+    elif doubt is not None and doubt < len(track.below):
+        found = track.below[doubt]
+    else:
+        found = log_mean_exp(np.array(track.below))
     return Weighed(cell, "back", found, price, _near(found, price))
+
+
+def likeliest(track: Track, process: str) -> int:
+    """The bet that has most of the evidence of a process, by its number."""
+    return int(np.argmax(track.alarm if process == "alarm" else track.above))
 
 
 def weighed(rules: Rules, state: SliceState) -> tuple[Weighed, ...]:
@@ -113,8 +131,15 @@ def weighed(rules: Rules, state: SliceState) -> tuple[Weighed, ...]:
 
 
 def slowest(rules: Rules, state: SliceState) -> Weighed | None:
-    """The cell of a slice that is farthest from showing that it is within its limit."""
-    found = [returning(rules, c, state.tracks.get(c.clause, Track())) for c in rules.on(state.name)]
+    """The cell of a slice that is farthest from showing that it is within its limit.
+
+    One that refutes shows nothing, but where the slice left for it.
+    """
+    found = [
+        returning(rules, c, state.tracks.get(c.clause, Track()), state.doubts.get(c.clause))
+        for c in rules.on(state.name)
+        if not c.refutes or c.clause in state.doubts
+    ]
     return min(found, key=lambda w: w.near, default=None)
 
 

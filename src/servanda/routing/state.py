@@ -11,8 +11,7 @@ from servanda.contract import Contract
 from servanda.policy import Routing
 from servanda.routing.values import Pin, Status
 from servanda.slices import Cut
-from servanda.stats import GroupRatio
-from servanda.stats.log_moment import NEG, POS
+from servanda.stats import GroupRatio, RequestDraws
 
 RAMP = (0.01, 0.05, 0.25, 1.0)  # of an active slice's share, while it recovers
 _PARTS = 4
@@ -26,6 +25,8 @@ class Watched:
         limit: of the mean of x in [0, 1], beyond which the cell is broken.
         scale, low: metric units of one x, and of x = 0, for people; unit: of the metric.
         critical: whether sessions move as well.
+        refutes: whether its evidence is of how tokens are drawn: it has no limit, and nothing
+            can show that it is kept.
         diverts: what a rule of the contract asks for where it is violated; "": nothing.
         pages: whom rules page.
     """
@@ -37,6 +38,7 @@ class Watched:
     low: float = 0.0
     unit: str = ""
     critical: bool = False
+    refutes: bool = False
     diverts: Literal["", "slice", "all"] = ""
     pages: tuple[str, ...] = ()
 
@@ -103,10 +105,11 @@ class Track:
     """Evidence of one cell, one scored request after another in launch order.
 
     Args:
-        n: requests that met the cell; missing: tokens without a value among theirs; hidden: the
-            share of those among the latest hundred requests or so.
+        n: requests that met the cell, without one of which the tuples are empty; missing: tokens
+            without a value among theirs; hidden: the share of those among the latest hundred
+            requests or so.
         above, below: log e-values of each bet against the limit, nats, since the slice's
-            state began.
+            state began; where the cell refutes, of each way of drawing tokens, and against it.
         alarm: log S of Shiryaev and Roberts' process, each bet, over the same requests.
         total, tokens: sum of x and number of tokens with a value.
         late, late_tokens: the same since they began to lie above the limit; when an alarm
@@ -116,9 +119,9 @@ class Track:
 
     n: int = 0
     missing: int = 0
-    above: tuple[float, ...] = (0.0,) * len(POS)
-    below: tuple[float, ...] = (0.0,) * len(NEG)
-    alarm: tuple[float, ...] = (-float("inf"),) * len(POS)
+    above: tuple[float, ...] = ()
+    below: tuple[float, ...] = ()
+    alarm: tuple[float, ...] = ()
     total: float = 0.0
     tokens: int = 0
     late: float = 0.0
@@ -140,6 +143,8 @@ class SliceState:
             how many requests were scored by then.
         moves: when it left infer, and when it began to come back, lately.
         load: requests at a time that it brought to stable when it left.
+        doubts: clause -> number of the way of drawing tokens for which it left, where the clause
+            refutes: the slice comes back once there is evidence against it.
         tracks: of the cells that are watched on it, by clause, since `since` (but active and
             suspect share theirs).
         recent: keyed hashes of who asked, one a request of that evidence, the latest last.
@@ -162,6 +167,7 @@ class SliceState:
     step_scored: int = 0
     moves: tuple[float, ...] = ()
     load: float = 0.0
+    doubts: Mapping[str, int] = field(default_factory=dict)
     tracks: Mapping[str, Track] = field(default_factory=dict)
     recent: tuple[str, ...] = ()
     scored: int = 0
@@ -205,7 +211,7 @@ class Score:
         at: when it was launched, unix seconds.
         key: a keyed hash of who asked; "" where nobody knows.
         chance: with what probability it was sampled.
-        statistics: (clause, slice) -> of its tokens, one prompt group; cells that it does not
+        statistics: (clause, slice) -> of its tokens, one request; cells that it does not
             meet are left out.  A request that came to nothing has its missing tokens.
         drawn: slices whose sample it is part of, with each one's own chance, as
             `Decision.drawn` has them; None: of every slice that it has statistics of, with
@@ -215,7 +221,7 @@ class Score:
     at: float
     key: str
     chance: float
-    statistics: Mapping[tuple[str, str], GroupRatio]
+    statistics: Mapping[tuple[str, str], GroupRatio | RequestDraws]
     drawn: Mapping[str, float] | None = None
 
 

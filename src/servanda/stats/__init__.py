@@ -6,7 +6,7 @@ from servanda.stats.expected import units_expected
 from servanda.stats.fidelity import Fidelity
 from servanda.stats.groups import GroupRatio
 from servanda.stats.interval import interval, units_at_best, units_to_decide
-from servanda.stats.likelihood_ratio import LikelihoodRatio
+from servanda.stats.likelihood_ratio import LikelihoodRatio, RequestDraws
 from servanda.stats.log_moment import LogMoment
 from servanda.stats.multiplicity import attempt_alpha, e_bh, slice_alpha, step_alpha
 from servanda.stats.reach import Reach, reach
@@ -23,6 +23,7 @@ __all__ = [
     "LogMoment",
     "Reach",
     "Refutation",
+    "RequestDraws",
     "Served",
     "ShiryaevRoberts",
     "Unequal",

@@ -65,6 +65,63 @@ class LikelihoodRatio(Refutation):
         return cls(int(usable_N.sum()), tuple(sums_J.tolist()), missing)
 
 
+@dataclass(frozen=True)
+class RequestDraws:
+    """What the tokens of one request say of how they were drawn.
+
+    Args:
+        known: tokens whose likeliest tokens are reported; missing: those without.
+        total: sum over them of the log mass of the drawn cell, less its mean under the report,
+            nats: above 0 for tokens that are likelier than reported.
+        above: of each alternative the log e-value, nats, that tokens are drawn like that and not
+            as reported; below: of each the log e-value against it.
+    """
+
+    known: int
+    missing: int
+    total: float
+    above: tuple[float, ...]
+    below: tuple[float, ...]
+    n: int = 1
+
+    @classmethod
+    def nothing(cls, missing: int) -> RequestDraws:
+        """Of a request of whose tokens nothing is known."""
+        least = (missing * math.log(LEAK),) * len(names())
+        return cls(0, missing, 0.0, least, least)
+
+    @classmethod
+    def of(
+        cls, ids_NK: NDArray[np.int64], logp_NK: Floats, token_N: NDArray[np.int64], missing: int
+    ) -> RequestDraws:
+        """Of one request: see `LikelihoodRatio.of`."""
+        factors_JN, usable_N = log_factors(ids_NK, logp_NK, token_N)
+        missing += int((~usable_N).sum())
+        least = missing * math.log(LEAK)
+        # a share LEAK of 1 keeps these above LEAK, too
+        inverse_JN = np.log((1 - LEAK) * np.exp(-factors_JN) + LEAK)
+        best_NK, hit_NK = _sorted(ids_NK[usable_N], np.exp(logp_NK[usable_N]), token_N[usable_N])
+        mass_NC = np.column_stack([best_NK, np.maximum(1 - best_NK.sum(axis=1), _SLACK)])
+        hit_NC = np.column_stack([hit_NK, ~hit_NK.any(axis=1)])
+        log_NC = np.log(np.where(mass_NC > 0, mass_NC, 1.0))
+        excess = float(log_NC[hit_NC].sum() - (mass_NC * log_NC).sum())
+        return cls(
+            int(usable_N.sum()),
+            missing,
+            excess,
+            tuple((factors_JN.sum(axis=1) + least).tolist()),
+            tuple((inverse_JN.sum(axis=1) + least).tolist()),
+        )
+
+    def above_growth(self, limit: float) -> Floats:
+        """Log factors against the report, one an alternative; it has no limit."""
+        return np.array(self.above)
+
+    def below_growth(self, limit: float) -> Floats:
+        """Log factors against each alternative."""
+        return np.array(self.below)
+
+
 def log_factors(
     ids_NK: NDArray[np.int64], logp_NK: Floats, token_N: NDArray[np.int64]
 ) -> tuple[Floats, NDArray[np.bool_]]:
@@ -127,15 +184,20 @@ def cell_factors(best_NK: Floats) -> Floats:
     null_NC = np.column_stack([best_NK * (1 + _SLACK), rest_N + _SLACK])
     null_NC = np.where(null_NC > 0, null_NC, 1.0)  # a cell without mass is never drawn
     found = []
-    for cells_NC in _alternatives(best_NK, rest_N):
+    for _, cells_NC in _alternatives(best_NK, rest_N):
         share_NC = cells_NC / cells_NC.sum(axis=1, keepdims=True)
         # the report itself adds LEAK of its own, less the slack that null_NC holds
         found.append(np.log((1 - LEAK) * share_NC / null_NC + LEAK))
     return np.array(found)
 
 
-def _alternatives(best_NK: Floats, rest_N: Floats) -> list[Floats]:
-    """Cells as other samplers would fill them, [N, K + 1] each, not normalised."""
+def names() -> tuple[str, ...]:
+    """What each alternative is, in the order of `cell_factors`."""
+    return tuple(name for name, _ in _alternatives(np.ones((1, 1)), np.zeros(1)))
+
+
+def _alternatives(best_NK: Floats, rest_N: Floats) -> list[tuple[str, Floats]]:
+    """Other samplers, and the cells as they would fill them, [N, K + 1], not normalised."""
     least_N = np.where(best_NK > 0, best_NK, np.inf).min(axis=1, initial=1.0)
     before_NK = best_NK.cumsum(axis=1) - best_NK
     beyond_N = best_NK.sum(axis=1)
@@ -144,13 +206,17 @@ def _alternatives(best_NK: Floats, rest_N: Floats) -> list[Floats]:
         power = 1 / temperature
         # what was not returned is less likely than the least that was: two guesses of how much
         rest = rest_N * (least_N / deeper) ** (power - 1)
-        found.append(np.column_stack([best_NK**power, rest]))
+        cells_NC = np.column_stack([best_NK**power, rest])
+        found.append((f"temperature {temperature:g}", cells_NC))
     for cut in _CUTS:
         kept_NK = np.where(before_NK < cut, best_NK, 0.0)
-        found.append(np.column_stack([kept_NK, np.clip(cut - beyond_N, 0.0, rest_N)]))
+        cells_NC = np.column_stack([kept_NK, np.clip(cut - beyond_N, 0.0, rest_N)])
+        found.append((f"top-p {cut:g}", cells_NC))
     for times in _OTHERS:
         other_N = np.minimum(times * rest_N, (1 + rest_N) / 2)
         scale_N = (1 - other_N) / np.maximum(1 - rest_N, _SLACK)
-        found.append(np.column_stack([best_NK * scale_N[:, None], other_N]))
-    found.append(np.column_stack([(1 - _SPILL) * best_NK, (1 - _SPILL) * rest_N + _SPILL]))
+        cells_NC = np.column_stack([best_NK * scale_N[:, None], other_N])
+        found.append((f"{times:g} times as many unlikely tokens", cells_NC))
+    cells_NC = np.column_stack([(1 - _SPILL) * best_NK, (1 - _SPILL) * rest_N + _SPILL])
+    found.append((f"{_SPILL:.0%} more unlikely tokens", cells_NC))
     return found

@@ -156,7 +156,7 @@ def view(standing: Standing, holder: Holder) -> dict[str, Any]:
         "spark_height": HEIGHT,
         "measured": figures.measured,
         "evidence": figures.evidence,
-        "limit": words.limit,
+        "versus_limit": words.versus,
         "counted": figures.counted,
         "nearest": words.nearest,
         "returns": words.returns,
@@ -203,7 +203,8 @@ def _row(one: SliceStanding, standing: Standing) -> Row:
 def _move(t: Transition, now: float) -> Move:
     numbers = []
     if t.cell is not None and t.value == t.value:
-        numbers.append(f"{figures.measured(t.value)}, limit {figures.figure(t.limit)}")
+        limit = f", limit {figures.figure(t.limit)}" if t.limit == t.limit else ""
+        numbers.append(f"{figures.measured(t.value)}{limit}")
     if t.log_evidence == t.log_evidence:
         numbers.append(
             f"evidence {figures.evidence(t.log_evidence)} of {figures.evidence(t.log_price)}"

@@ -101,8 +101,11 @@ def kept(one: SliceStanding) -> bool:
 
 
 def met(cell: CellStanding) -> bool:
-    """Whether the evidence that a limit is kept has paid the price of coming back."""
-    return cell.log_below >= cell.log_leave_price
+    """Whether the evidence that a limit is kept has paid the price of coming back.
+
+    How tokens are drawn has no limit: nothing is to be shown there.
+    """
+    return cell.refutes or cell.log_below >= cell.log_leave_price
 
 
 def gone(one: SliceStanding) -> bool:
@@ -271,5 +274,13 @@ def _who(one: SliceStanding, standing: Standing, *, acting: bool) -> str:
 
 
 def limit(cell: CellStanding) -> str:
-    """The limit as people write it."""
-    return figures.figure(cell.limit)
+    """The limit as people write it; "" where there is none."""
+    return "" if cell.refutes else figures.figure(cell.limit)
+
+
+def versus(cell: CellStanding) -> str:
+    """What follows the value of a cell in a sentence."""
+    unit = line(cell.unit, 20)
+    if cell.refutes:
+        return f" {unit} a token likelier than reported"
+    return f", limit {limit(cell)} {unit}".rstrip()
