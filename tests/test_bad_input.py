@@ -152,6 +152,7 @@ def test_a_bug_of_ours_does_not_exit_as_violated(tmp_path, monkeypatch):
     assert check(path)[0] == 130
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_does_not_change_the_answer(tmp_path):
     path, _ = kit.write(tmp_path, q={"": kit.moved(kit.BASE, 0.3)})
     command = f"{sys.executable} -m servanda check {path} --run-dir {tmp_path / 'r'} --quiet"

@@ -86,6 +86,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "said", "hint"), WRONG)
 def test_an_answer_that_is_none_ends_the_run_and_a_healed_server_goes_on_with_it(
     tmp_path, client, path, fault, said, hint
@@ -164,6 +165,7 @@ def killing(process, then):
     return watch
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_and_comes_back_is_gone_on_with(tmp_path):
     with contextlib.ExitStack() as stack:
         first, port = stack.enter_context(served(tmp_path / "a", TRUE))
@@ -176,6 +178,7 @@ def test_a_server_that_is_killed_and_comes_back_is_gone_on_with(tmp_path):
         assert checked(path, tmp_path / "run", watch=killing(first, again)) == whole
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_back_with_another_model_is_refused_now_and_later(tmp_path):
     with contextlib.ExitStack() as stack:
         first, port = stack.enter_context(served(tmp_path / "a", TRUE))
@@ -206,6 +209,7 @@ def recorded(folder, port, more=""):
     return path, verdict
 
 
+@pytest.mark.slow
 def test_a_recorded_server_is_checked_again_without_it(tmp_path):
     with served(tmp_path / "a", TRUE) as (_, port):
         path, told = recorded(tmp_path, port)

@@ -93,11 +93,13 @@ def test_as_json():
     }
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers():
     assert bench("theory", *FEW, "--seed", 5).stdout == bench("theory", *FEW, "--seed", 5).stdout
     assert bench("theory", *FEW, "--seed", 5).stdout != bench("theory", *FEW, "--seed", 6).stdout
 
 
+@pytest.mark.slow
 def test_a_false_theorem_is_found(false_theorem, tmp_path):
     done = bench("theory", *FEW)
     assert done.exit_code == 1

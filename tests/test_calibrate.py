@@ -65,6 +65,7 @@ def outcome(folder, text, *, q=PAIR, seed):
     return sv.check(path, run_dir=folder / "run", open=run.in_process).outcome
 
 
+@pytest.mark.slow
 def test_only_the_limits_of_the_contract_change(done):
     _, path, new, _ = done
     before = path.read_text().split("\n")
@@ -103,6 +104,7 @@ def test_the_table_says_what_decides_and_what_binds(done):
     assert re.search(r"caught: \d+ of \d+ known faults", answer.output)
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_limits(done):
     folder, _, new, _ = done
     again = folder / "again.kernelcontract.yaml"
@@ -122,6 +124,7 @@ def test_later_runs_of_the_pair_hold_and_a_pair_three_times_worse_is_violated(do
     assert outcome(tmp_path / "worse", text, q=WORSE, seed=14) == "violated"
 
 
+@pytest.mark.slow
 def test_a_higher_power_takes_higher_limits(done):
     folder, *_ = done
     limits = []
@@ -144,6 +147,7 @@ def test_a_fact_is_what_was_measured_rounded_up(done):
     assert drift["measured"] == pytest.approx(np.log(0.28 / 0.25) - np.log(0.32 / 0.35))
 
 
+@pytest.mark.slow
 def test_a_contract_that_moves_still_finds_its_files(done):
     folder, _, new, _ = done
     (folder / "sub").mkdir()
@@ -157,6 +161,7 @@ def test_a_contract_that_moves_still_finds_its_files(done):
     assert sv.load(moved).digest == sv.load(new).digest
 
 
+@pytest.mark.slow
 def test_realised_limits_speak_of_tokens(tmp_path):
     run_dir, _ = good(tmp_path, claim="realised", more="", slices="", last=160)
     of_tokens = json.loads(call(run_dir, "--format", "json").stdout)["rows"][0]["limit"]
@@ -241,6 +246,7 @@ def test_no_limit_is_below_the_rounding_of_a_fine_record(tmp_path):
     assert re.search(r"^tail: .* 0\.5 +1\.2e-07 +1\.00 +record$", answer.output, re.M)
 
 
+@pytest.mark.slow
 def test_a_percentile_is_kept_clear_of_noise_that_is_larger_than_the_gap(tmp_path):
     tail = "  - {id: tail, metric: abs_log_ratio_nats, aggregate: p90, at_most: 0.9}"
     run_dir, _ = good(tmp_path, open=lambda kernel, _: Noisy(kernel), more=tail, slices="")
@@ -293,6 +299,7 @@ def test_a_run_of_few_groups_is_refused_with_their_number(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_slice_that_few_groups_meet_keeps_its_limit(tmp_path):
     labels = {text: {"first": "c" if text == "c" else "a"} for text in "abcd"}
     rare = [*"abd"] * 10 + ["c"]
@@ -323,6 +330,7 @@ class Undisclosed(TableEngine):
         return super()._draw(logp_SV * 3, uniform_S)
 
 
+@pytest.mark.slow
 def test_a_run_whose_guard_is_violated_is_refused(tmp_path):
     run_dir, _ = good(tmp_path, open=lambda kernel, _: Undisclosed(kernel), more="", slices="")
     answer = call(run_dir)
@@ -389,6 +397,7 @@ def test_a_run_that_keeps_no_text_asks_for_it(tmp_path):
     assert call(tmp_path / "run", "--contract", path).exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_percentile_of_the_chain_gets_a_limit(tmp_path):
     budget = "  - {id: budget, metric: ratio_budget, aggregate: p90, at_most: 0.9}\n"
     more = f"{budget}gradient: {{clip_range: [0.2, 0.28], ratio: bypass}}\n"
@@ -401,6 +410,7 @@ def test_a_percentile_of_the_chain_gets_a_limit(tmp_path):
     assert re.search(r"^budget: .* 0\.5079 +0 +0\.9 +0\.51 +1\.00 +sampling$", answer.output, re.M)
 
 
+@pytest.mark.slow
 def test_what_rounding_reads_as_is_said_to_be_unknown(tmp_path):
     support = "  - {id: support, metric: support_mass, at_most: 0.9}\n"
     answer = call(good(tmp_path, more=support, slices="")[0])
@@ -475,6 +485,7 @@ def test_a_budget_that_grows_and_a_run_that_was_violated_are_warned_of(tmp_path)
     assert len(json.loads(call(run_dir, "--format", "json").stdout)["warnings"]) == 2
 
 
+@pytest.mark.slow
 def test_groups_that_few_carry_are_warned_of(tmp_path):
     """Two in a hundred prompts drift, and all the rest is bit for bit the same."""
     labels = {text: {"first": text} for text in "acd"}

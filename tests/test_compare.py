@@ -68,6 +68,7 @@ def compared(deadline=None, **options):
         return comparison, compare(comparison, engines, deadline=deadline)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("b", "outcome"), [("q.json", "holds"), ("bad.json", "violated")])
 def test_a_comparison_ends_in_a_verdict_and_its_contract(tables, b, outcome):
     comparison, verdict = compared(b=b)
@@ -242,6 +243,7 @@ def pack(tables, sequences=512, golden=None):
     return measure_pack(contract, side, tables / "p.pack", open=run.in_process)
 
 
+@pytest.mark.slow
 def test_a_pack_needs_no_prompts_and_says_that_the_roles_are_swapped(tables):
     pack(tables)
     (tables / "prompts.jsonl").unlink()
@@ -262,6 +264,7 @@ def test_a_pack_needs_no_prompts_and_says_that_the_roles_are_swapped(tables):
     assert broken.outcome == "violated"
 
 
+@pytest.mark.slow
 def test_golden_texts_of_a_pack_bound_the_candidate_without_a_file(tables):
     kit.golden(tables)
     pack(tables, golden=Path("golden.jsonl"))
@@ -391,12 +394,14 @@ def test_compare_prints_in_order_and_exits_as_its_verdict(tables):
     assert checked.exit_code == 0 and "HOLDS: " in checked.stdout
 
 
+@pytest.mark.slow
 def test_compare_as_json_is_nothing_but_json(tables):
     done = servanda("compare", "table:p.json", "table:bad.json", *ON, "--format", "json")
     assert done.exit_code == 1
     assert json.loads(done.stdout)["outcome"] == "violated"
 
 
+@pytest.mark.slow
 def test_a_plan_measures_nothing(tables):
     done = servanda("compare", "table:p.json", "table:q.json", *ON, "--plan")
     assert done.exit_code == 0 and "holds if at most" in done.stdout
@@ -413,6 +418,7 @@ def test_plan_of_a_contract_with_and_without_a_probe(tables):
     assert "timed on 16 sequences" in probed.stdout and "on disk" in probed.stdout
 
 
+@pytest.mark.slow
 def test_measure_writes_a_pack_and_names_the_next_command(tables):
     done = servanda(
         "measure", "table:p.json", *ON[:2], *ON[4:], "--sequences", 320, "-o", "x.pack", "--quiet"
@@ -424,6 +430,7 @@ def test_measure_writes_a_pack_and_names_the_next_command(tables):
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.slow
 def test_check_stops_when_its_time_is_over(tables):
     path, _ = kit.write(tables / "k")
     done = servanda("check", path, "--max-time", "0s", "--quiet")
@@ -479,6 +486,7 @@ def test_prompts_of_another_vocabulary(tables):
         ready(prompts=Path("z.jsonl"))
 
 
+@pytest.mark.slow
 @needs_torch
 def test_a_folder_without_a_config(tables):
     (tables / "empty").mkdir()

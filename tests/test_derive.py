@@ -124,6 +124,7 @@ def test_whatever_is_derived_lints_clean(folder, budgets):
     assert max(map(len, comments)) <= 100
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40))
 @given(share=st.floats(0.01, 0.9), tokens=st.integers(1, 2000))
 def test_what_would_suffice_does(folder, share, tokens):

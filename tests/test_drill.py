@@ -103,6 +103,7 @@ def test_options_of_a_fault_need_one(option):
     assert f"{option[0]} goes with --fault NAME" in done.output
 
 
+@pytest.mark.slow
 def test_the_demo_exits_as_the_check_and_says_what_the_field_would_have(tmp_path):
     path, _ = kit.write(tmp_path, **SIZES)
 
@@ -114,6 +115,7 @@ def test_the_demo_exits_as_the_check_and_says_what_the_field_would_have(tmp_path
     assert "With the field's thresholds: none of 7 fires on these" in done.output
 
 
+@pytest.mark.slow
 def test_the_demo_counts_the_thresholds_that_ring(tmp_path):
     path, _ = kit.write(tmp_path, **SIZES)
 

@@ -18,6 +18,7 @@ from tests.test_language import SMALL
 from tests.test_whole_language import WHOLE
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(200))
 @given(st.randoms(use_true_random=False))
 def test_a_broken_contract_is_read_or_told(rng):
@@ -50,6 +51,7 @@ def calls(text: str) -> int:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "clause",
     [

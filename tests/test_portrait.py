@@ -43,6 +43,7 @@ def portrait_of(tokens_S, first=0):
     return portray(pair, {"all": every}, range(len(tokens_S)))
 
 
+@pytest.mark.slow
 @given(sequences)
 def test_the_sums_are_those_of_every_token(tokens_S):
     portrait = portrait_of(tokens_S)

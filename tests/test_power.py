@@ -142,6 +142,7 @@ def test_lost_sequences_are_caught_by_the_share_that_is_usable(tmp_path):
     assert "finite on all" in caught(plan, evidence, signature(lost=True, length=0))
 
 
+@pytest.mark.slow
 def test_slices_by_label_are_left_out(tmp_path):
     """Labels of the user's corpus are on no token of a signature."""
     slices = "slices: [{name: first, split: labels.first}]"

@@ -30,6 +30,7 @@ def run_dir(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_check_writes_what_the_suffixes_ask_for(run_dir):
     assert (run_dir / "a.html").read_text().lstrip().startswith("<!doctype html>")
     assert json.loads((run_dir / "a.json").read_text())["outcome"] == "violated"
@@ -122,6 +123,7 @@ def test_output_takes_its_format_from_its_suffix_unless_one_is_named(tmp_path):
     assert "HOLDS" in (tmp_path / "b.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_damaged_verdict_of_a_run_is_written_again_by_the_same_check(tmp_path):
     path, _ = kit.write(tmp_path, q={"": kit.BASE}, limit=0.5)
     assert call("check", path, "--run-dir", tmp_path / "run").exit_code == 0

@@ -121,6 +121,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(tmp_path):
     assert verdict == run.check(path, run_dir=tmp_path / "whole", open=run.in_process)
 
 
+@pytest.mark.slow
 def test_a_partial_file_is_thrown_away(tmp_path):
     path = write(tmp_path)
     root = tmp_path / "run"
@@ -132,6 +133,7 @@ def test_a_partial_file_is_thrown_away(tmp_path):
     assert victim.read_bytes() == data and not list(root.rglob("*.partial"))
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_named(tmp_path):
     path = write(tmp_path)
     root = tmp_path / "run"
@@ -152,6 +154,7 @@ def test_two_processes_do_not_measure_in_one_directory(tmp_path):
         run.check(path, run_dir=tmp_path / "run", open=run.in_process)
 
 
+@pytest.mark.slow
 def test_changed_text_and_changed_prompts_expire_the_evidence(tmp_path):
     path = write(tmp_path)
     root = tmp_path / "run"
@@ -169,6 +172,7 @@ def test_changed_text_and_changed_prompts_expire_the_evidence(tmp_path):
         run.check(path, run_dir=root, open=run.in_process)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="file size limits are POSIX")
 def test_a_full_disk_keeps_what_was_measured(tmp_path):
     """A limit on the size of files stands in for the disk: the write itself fails."""

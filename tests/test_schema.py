@@ -208,6 +208,7 @@ def _leaves(data, path=()):
 _SPOTS = [path for path in _leaves(plain(WHOLE)) if path[:2] != ("metadata", "annotations")]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(_SPOTS), _anything), min_size=1, max_size=3))
 def test_what_the_schema_accepts_the_parser_accepts(edits):
     data = plain(WHOLE)

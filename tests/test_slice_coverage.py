@@ -29,6 +29,7 @@ def test_a_slice_without_a_token_is_said(tmp_path):
     assert "met no token" in str(verdict)
 
 
+@pytest.mark.slow
 def test_a_slice_that_answers_hardly_reach_is_told_from_one_of_too_few_groups(tmp_path):
     slices = "slices: [{name: late, match: {context.position: {gte: 3}}}]"
     ends = {"": [0.02, 0.02, 0.02, 0.04, 0.9]}

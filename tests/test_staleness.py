@@ -52,6 +52,7 @@ def test_a_mean_over_stale_tokens_is_beyond_a_limit_that_every_context_keeps():
     assert x_BT[mask_BT].mean() == pytest.approx(TV, abs=0.005)
 
 
+@pytest.mark.slow
 def test_no_step_is_violated_by_when_its_answers_were_done():
     """Of 40 steps at the limit; a slice by context.staleness was violated in nearly all."""
     rng, monitor = np.random.default_rng(1), Monitor("verl-async")

@@ -86,6 +86,7 @@ def looked(tmp_path, a, b):
         return {f.layer: f for f in look(first, second, ["a text of the workload"])}
 
 
+@pytest.mark.slow
 def test_equal_servers_are_equal_on_every_layer(tmp_path):
     found = looked(tmp_path, Chatty, Chatty)
     assert not differs(found.values())
@@ -94,6 +95,7 @@ def test_equal_servers_are_equal_on_every_layer(tmp_path):
     assert found["tool calls"].text == "the model calls no tool on either server"
 
 
+@pytest.mark.slow
 def test_a_changed_template_is_named_and_the_first_token_that_differs(tmp_path):
     found = looked(tmp_path, Chatty, Marked)
     odd = differs(found.values())
@@ -103,6 +105,7 @@ def test_a_changed_template_is_named_and_the_first_token_that_differs(tmp_path):
     assert conclusion(odd).startswith("the chat template differs: clients are served otherwise")
 
 
+@pytest.mark.slow
 def test_other_tokenizers_end_the_comparison(tmp_path):
     found = looked(tmp_path, Chatty, OtherTokens)
     odd = differs(found.values())
@@ -122,6 +125,7 @@ def test_without_templates_nothing_is_said_to_agree(tmp_path):
     assert not differs(found.values())
 
 
+@pytest.mark.slow
 def test_calls_that_a_client_cannot_run_are_told(tmp_path):
     with doors(tmp_path, Calling, Careless) as (sound, careless):
         weather, add = TOOL_PROMPTS[0], TOOL_PROMPTS[1]
@@ -133,6 +137,7 @@ def test_calls_that_a_client_cannot_run_are_told(tmp_path):
     assert tools.text == "answers with calls that parse: A 5 of 6, B 0 of 6"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "said"), [(Chatty, "✓"), (Marked, "✗")])
 def test_the_lines_say_it_before_any_statistics(tmp_path, kind, said):
     with doors(tmp_path, Chatty, kind) as pair:
@@ -154,6 +159,7 @@ def compared(tmp_path, a, b, *options):
         return CliRunner().invoke(main, ["compare", *asked])
 
 
+@pytest.mark.slow
 def test_compare_says_which_layer_differs_and_goes_on_to_the_kernels(tmp_path):
     result = compared(tmp_path, Chatty, Marked, "--bitwise")
     assert result.exit_code == 1

@@ -99,6 +99,7 @@ def test_a_table_keeps_every_law_that_speaks_of_it(kernel):
     assert "0 of 33 laws of engines are broken" in str(report)
 
 
+@pytest.mark.slow
 def test_a_worker_keeps_the_laws_of_its_engine(kernel):
     report = check_engine(lambda: spawn(kernel, "infer"))
     assert len(report.those("skipped")) == 1

@@ -21,6 +21,7 @@ reward: {range: [0, 2]}
 LIMITS = (0.01, 0.05, 0.11, 0.4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", ["population", "realised"])
 @pytest.mark.parametrize("samples", [1, 3])
 def test_the_run_itself_is_one_of_its_later_runs(tmp_path, claim, samples):

@@ -63,6 +63,7 @@ def test_metrics_of_the_chain_have_the_floor_of_rounded_records(tmp_path, captur
     assert floor["support"] is None
 
 
+@pytest.mark.slow
 def test_the_gaps_of_an_answer_add_up_by_its_loss(tmp_path):
     by_answer, sums = floors(tmp_path / "sum", "sequence_sum", "float32")
     by_token, _ = floors(tmp_path / "mean", "token_mean", "float32")

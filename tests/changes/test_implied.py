@@ -7,6 +7,7 @@ import itertools
 import math
 from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
@@ -87,6 +88,7 @@ def keeps(one: Contract, found: list[Token]) -> bool:
     return True
 
 
+@pytest.mark.slow
 @given(clauses(), clauses(), edges, edges, tokens)
 def test_what_keeps_the_tightened_clause_keeps_the_old_one(before, after, at, at_after, found):
     old, new = contract(before, at), contract(after, at_after)
@@ -98,6 +100,7 @@ def test_what_keeps_the_tightened_clause_keeps_the_old_one(before, after, at, at
     assert keeps(looser, found) or not keeps(tighter, found)
 
 
+@pytest.mark.slow
 @given(limits, limits, edges, edges, st.data())
 def test_finer_buckets_are_tighter(limit, limit_after, at, more, data):
     """Of nothing but tightened moves: limits down, buckets split, tokens as they are."""

@@ -88,6 +88,7 @@ def test_a_contract_has_not_changed_from_itself(one):
     assert changes(one, one) == ()
 
 
+@pytest.mark.slow
 @given(contracts(), contracts())
 def test_backwards_what_was_tightened_is_loosened_and_what_was_added_is_removed(old, new):
     forth, back = changes(old, new), changes(new, old)
@@ -107,6 +108,7 @@ def test_nothing_changed_only_where_the_two_are_equal(old, new):
         assert changes(old, new)
 
 
+@pytest.mark.slow
 @given(contracts(), contracts())
 def test_each_change_is_of_a_place_of_its_own(old, new):
     assert max([0, *seen(changes(old, new)).values()]) <= 1

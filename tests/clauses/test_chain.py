@@ -227,6 +227,7 @@ def test_support_mass_holds_the_mass_that_infer_cannot_draw(tmp_path, claim, cli
         assert truth == pytest.approx(pair.mean_tv(PROMPTS, WIDTH))
 
 
+@pytest.mark.slow
 def test_missing_support_beyond_its_limit_is_violated(tmp_path):
     cell, _ = judged(tmp_path, "support_mass", 0.05, "population", q=HOLE, declared="")
     assert cell.outcome == "violated"

@@ -152,6 +152,7 @@ def test_repeated_ngrams_that_are_never_drawn_are_seen():
     assert judged(rounds(8, reported=peaked))[0].outcome == "holds"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SamplerFidelity(), ServedFidelity()], ids=["infer", "train"])
 def test_a_report_of_another_law_is_seen_or_its_size_is_stated(kind):
     """Markov chains that report train's logprobs and draw at TV .10 and .03 from them."""
@@ -186,6 +187,7 @@ def test_the_mean_of_every_factor_is_one_or_less_by_enumeration():
             assert (means[weak] > least).all()
 
 
+@pytest.mark.slow
 def test_honest_kernels_are_rejected_no_more_often_than_the_price():
     """At e^2 a mixture of e-values is reached by at most 13.5 % of runs, whatever their length."""
     kind, reached = SamplerFidelity(), 0

@@ -28,6 +28,7 @@ def truth(pair):
     return p[second] - q[second], abs(p[second] - q[second]) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moved", [0.04, -0.04], ids=["lost", "gained"])
 def test_the_mass_of_a_slice_of_outcomes_is_compared(tmp_path, moved):
     more = (
@@ -73,6 +74,7 @@ def test_classes_of_tokens_cut_outcomes_and_contexts():
     ]
 
 
+@pytest.mark.slow
 def test_an_outcome_that_was_not_recorded_is_missing_and_no_agreement(tmp_path):
     """Law 1: a kernel that halves the mass of a slice must not hold because ranks were lost."""
     from servanda.engines.table import TableEngine

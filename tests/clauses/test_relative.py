@@ -60,6 +60,7 @@ def test_far_from_the_limit_it_is_decided(claim):
     assert "3 times the self-noise of the noisier side" in kept.note
 
 
+@pytest.mark.slow
 def test_at_the_limit_it_is_seldom_decided():
     """The drift is exactly 3 times the noise: neither answer is true of it by more than alpha."""
     rng = np.random.default_rng(2)

@@ -114,6 +114,7 @@ def test_the_answer_is_that_of_the_interval_at_its_price(tmp_path, claim):
         assert (found.e_holds >= math.log(1 / found.alpha)) == holds
 
 
+@pytest.mark.slow
 def test_a_gap_at_its_limit_stays_open(tmp_path):
     path, pair = write(tmp_path, limit=round(abs(0.98 * truth(write(tmp_path)[1])), 4), last=320)
     cell = gap_of(check(path))
@@ -222,6 +223,7 @@ def test_both_sides_of_fidelity_share_its_price(tmp_path):
     assert found.n == sum(r[s].ranks.n for r in sides for s in ("train", "infer"))
 
 
+@pytest.mark.slow
 def test_an_honest_train_kernel_is_not_refuted(tmp_path):
     path, _ = write(tmp_path, q=P, train=", path: prefill", limit=0.4, first=320, last=640)
     (found,) = (c for c in check(path).cells if c.metric == "sampler_fidelity")
@@ -527,6 +529,7 @@ def test_evidence_that_is_weighed_again_from_disk_is_the_same(tmp_path):
     assert run.judge(plan, run.weigh(plan, pairs)).evidence == check(path).evidence
 
 
+@pytest.mark.slow
 def test_two_workers_give_what_one_process_gives(tmp_path):
     path, _ = write(tmp_path, last=64)
     here = check(path)

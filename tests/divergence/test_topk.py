@@ -98,6 +98,7 @@ def test_more_tokens_never_widen_it(case):
             assert (np.diff(ends[:, 1]) <= 1e-9).all(), name
 
 
+@pytest.mark.slow
 @given(tables)
 def test_the_whole_vocabulary_gives_the_exact_value(case):
     train, infer, *_ = case

@@ -83,6 +83,7 @@ def test_steps_share_what_they_may_spend():
     assert all(step_part(t) > step_part(t + 1) > 0 for t in range(1, 100))
 
 
+@pytest.mark.slow
 def test_a_long_healthy_dump_has_no_violated_step(tmp_path):
     answer = judged(made.write(tmp_path, steps=range(1, 151), n=4, tv=0.015))
     assert answer.verdict.exit_code == 0

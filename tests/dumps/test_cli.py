@@ -31,6 +31,7 @@ def body(done):
     return done.stdout.rstrip("\n").split("\n")[:-1]
 
 
+@pytest.mark.slow
 def test_check_of_a_folder_and_import_say_the_same(bad):
     first, second = (servanda(verb, bad, "--quiet") for verb in ("check", "import"))
 

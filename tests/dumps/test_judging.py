@@ -52,6 +52,7 @@ def test_a_healthy_dump_holds_and_its_interval_has_the_truth(tmp_path, tv, seed)
     assert "HOLDS" in tell(answer)
 
 
+@pytest.mark.slow
 def test_one_bad_slice_is_red_alone_and_named_since_its_step(tmp_path):
     made.write(tmp_path, steps=range(1, 25), n=32, turns=4, tv=made.bad_starts)
 
@@ -272,6 +273,7 @@ WHOLE_DUMP = whole()
 WEIGHED = weighed(WHOLE_DUMP)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(15))
 @given(st.lists(st.integers(1, 11), max_size=4, unique=True))
 def test_how_a_reader_cuts_its_chunks_changes_no_number(cuts):
@@ -325,6 +327,7 @@ def test_healthy_dumps_are_never_red(seed):
     assert not [c for c in cells if c.enforced and c.outcome == "violated"]
 
 
+@pytest.mark.slow
 def test_kernels_at_their_limit_are_seldom_red():
     """A wrong `violated` costs no more than the contract says."""
     wrong = 0

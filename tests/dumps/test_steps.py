@@ -29,6 +29,7 @@ def steps(rng, first, n, level, groups=8):
     return made
 
 
+@pytest.mark.slow
 def test_a_trend_is_the_ratio_of_both_ends_and_its_interval_holds_the_truth():
     covered = 0
     for seed in range(100):

@@ -147,6 +147,7 @@ def test_a_sequence_without_tokens_is_scored_as_nothing_and_not_sent(vllm):
     assert trace.length_S.tolist() == [0] and not len(trace.token_N)
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_draw_and_each_sequence_has_its_own(server):
     engine = opened(server)
 

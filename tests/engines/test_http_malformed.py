@@ -1,5 +1,6 @@
 # A reply that is not as it should be is refused, or what is read of it is what it says.
 
+import pytest
 from hypothesis import given, settings
 
 from tests.drawn import examples
@@ -15,6 +16,7 @@ def test_what_was_recorded_is_read():
     assert not any(refused_or_true(case, case.text) for case in cases())
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(200))
 @given(malformed())
 def test_a_malformed_reply_is_refused_or_read_as_it_is(tampered):

@@ -162,6 +162,7 @@ def chatting(tmp_path_factory):
         yield client
 
 
+@pytest.mark.slow
 @given(
     good=GOOD,
     odd=st.dictionaries(NAMES, JSON, max_size=2),

@@ -1,11 +1,14 @@
 # A kernel behind a socket keeps the laws of engines, as far as they speak of it.
 
+import pytest
+
 from servanda.contract import Kernel
 from servanda.engines.http.engine import HTTPEngine
 from servanda.testing import check_engine
 from tests.engines.serving import live, table_engine
 
 
+@pytest.mark.slow
 def test_a_served_kernel_keeps_every_law_that_speaks_of_it(tmp_path):
     with live(table_engine(tmp_path)) as (client, _):
         kernel = Kernel(engine="openai_http", url=str(client.base_url), batch_size=8)

@@ -58,6 +58,7 @@ def test_a_reply_waits_for_no_acknowledgement_of_its_head():
                 assert accepted.proto == socket.IPPROTO_TCP
 
 
+@pytest.mark.slow
 def test_a_client_that_stops_reading_loses_its_place(tmp_path):
     engine, clock = table_engine(tmp_path, ENDLESS), Skipping()
     with (

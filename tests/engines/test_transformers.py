@@ -659,6 +659,7 @@ def test_a_sequence_that_cannot_be_run_is_named(engine, prompt, continuation, sa
 # the laws of engines
 
 
+@pytest.mark.slow
 def test_a_throw_away_model_keeps_every_law_that_speaks_of_it(folder):
     report = check_engine(lambda: open_engine(folder), sequences=24)
     assert [f.law for f in report.those("skipped")] == ["top_is_the_head"]

@@ -120,6 +120,7 @@ def test_shares_are_log_moment_of_zeros_and_ones(bets, side):
         assert found[0, i] == pytest.approx(getattr(process, side)(0.3), abs=1e-8)
 
 
+@pytest.mark.slow
 def test_nothing_of_ours_is_wrong_more_often_than_alpha(rows):
     assert [row for row in rows if row.ours and row.beyond] == []
 

@@ -159,6 +159,7 @@ def test_a_page_counts_what_is_missed_at_the_fields_value():
     assert "`undisclosed_top_p at 0.95`" in told.split("missed there: ")[1].split("\n")[0]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 9), st.integers(1, 9))
 def test_a_bisection_finds_the_weakest_that_is_caught_in_few_looks(first, size):
     looked = []
@@ -241,6 +242,7 @@ def test_a_token_that_has_all_the_mass_is_not_lost(tmp_path):
     assert drawn.token_N.tolist() == [1] * 5
 
 
+@pytest.mark.slow
 def test_the_catalogue_is_read_without_torch():
     code = "import servanda.drill, servanda.faults, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

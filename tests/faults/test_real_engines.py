@@ -72,6 +72,7 @@ def copied(tmp_path, **config):
 # every fault
 
 
+@pytest.mark.slow
 @every
 def test_the_engine_says_of_itself_what_the_healthy_one_says(name):
     healthy, faulty = opened().describe(), opened(name).describe()
@@ -378,6 +379,7 @@ def test_dropout_masks_are_fresh_for_every_forward_and_the_run_is_repeatable():
     )
 
 
+@pytest.mark.slow
 def test_an_injected_fault_stays_in_its_own_engine():
     """Engines of one process share no module that a fault could have changed for all."""
     before = logits(opened(), batch(*SHORT))

@@ -162,6 +162,7 @@ def test_wrong_cast_rounds_every_tensor_on_its_way(models, value):
     assert all(torch.equal(broken[name], coarse[name]) for name in broken)
 
 
+@pytest.mark.slow
 def test_no_fault_changes_what_the_trainer_has(models):
     folder, module = models("llama")
     adapted = adapt(trainer(seed=1), ADAPTED, fresh=False)
@@ -205,6 +206,7 @@ def test_late_and_dropped_send_what_was_and_what_comes_next(models):
             weight.copy_(start)
 
 
+@pytest.mark.slow
 def test_scaled_multiplies_the_last_matrix_of_an_mlp(models):
     for kind, part in {"llama": "down_proj", "gpt2": "mlp.c_proj.weight", "opt": "fc2.w"}.items():
         folder, module = models(kind)

@@ -96,6 +96,7 @@ def test_chunks_are_bounded_and_in_the_order_of_the_file(tmp_path, monkeypatch):
     assert [s for chunk in chunks for s in chunk.source_S] == [r["source"] for r in whole.rows]
 
 
+@pytest.mark.slow
 def test_a_large_file_is_never_held(tmp_path):
     """50 MB of lines; the largest chunk is what a chunk may hold."""
     sequence = sequences(1, longest=3)[0]

@@ -45,6 +45,7 @@ def test_a_gateways_run_is_kept_in_either_store_of_ledgers(tmp_path, clock, wher
     assert verify_at(where, key=b"").problems == ()
 
 
+@pytest.mark.slow
 def test_two_contracts_share_a_ledger_and_their_entries_stay_apart(tmp_path, clock, where):
     leaders = []
     for name in ("one", "two"):
@@ -164,6 +165,7 @@ worker.main()
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_killed_and_another_one_scores_its_rows(
     tmp_path, clock, monkeypatch
 ):

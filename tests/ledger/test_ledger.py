@@ -23,6 +23,7 @@ def ledger(where, swift_path):
         yield found
 
 
+@pytest.mark.slow
 def test_what_was_appended_is_what_is_read(ledger, where, swift_path):
     body = {"why": "it holds", "n": 3, "rows": [1, 2.5, None, True, {"é": "ü"}], "e": 1e-17}
 

@@ -8,6 +8,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from servanda.ledger import open_ledger, verify
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +46,7 @@ def nothing_is_lost_or_doubled(acknowledged, where, swift_path):
     return kept
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_survives_every_kill(where, swift_path):
     acknowledged = processes("killed", where, swift_path, KILLS, 11)
 
@@ -63,6 +66,7 @@ def test_what_was_acknowledged_survives_the_end_of_each_connection(cluster, swif
     assert len(acknowledged) > KILLS
 
 
+@pytest.mark.slow
 def test_of_those_who_append_behind_the_same_entry_one_wins(where, swift_path):
     rounds = 8
 
@@ -100,6 +104,7 @@ def test_of_those_who_begin_a_ledger_at_once_one_does(cluster):
                 assert verify(ledger).problems == ()
 
 
+@pytest.mark.slow
 def test_runs_that_grow_at_once_make_one_chain(where, swift_path):
     assert processes("raced", where, swift_path, 4, 8, 0) == ["w" * 8] * 4
 

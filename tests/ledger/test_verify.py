@@ -360,6 +360,7 @@ def found_in(path, **how):
         return error
 
 
+@pytest.mark.slow
 def test_one_byte_anywhere_that_changes_an_entry_is_found(swift_path):
     """Places drawn over the whole file, metadata and free space included."""
     path, other = swift_path / "ledger.db", swift_path / "other" / "ledger.db"

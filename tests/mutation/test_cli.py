@@ -97,6 +97,7 @@ def test_a_wrong_call_says_what_is_wrong(folder, arguments, message):
     assert message in done.output
 
 
+@pytest.mark.slow
 def test_a_kernel_that_cannot_be_opened_exits_4(folder):
     (folder / "q.json").write_text("{}")
 

@@ -145,6 +145,7 @@ def test_the_train_kernel_keeps_a_good_contract_with_itself(every):
     assert "✓ without a fault: table p.json against itself: holds, all 7 cells, " in str(found)
 
 
+@pytest.mark.slow
 def test_a_contract_below_the_floor_is_unsatisfiable_by_name(tmp_path):
     found = faults_of(contract_of(tmp_path), open=unsteady)
 

@@ -67,6 +67,7 @@ def test_killed_and_survived_are_what_rehearsing_by_hand_says(few):
     assert 0 < found.counts()[0] < found.counts()[1]
 
 
+@pytest.mark.slow
 def test_a_survivor_says_where_it_stands_what_is_missing_and_what_came_nearest(few):
     _, found = few
     survivor = next(t for t in found.limits if t.name == "letter.at_most 0.2")

@@ -118,6 +118,7 @@ def test_where_the_sync_that_puts_the_engine_right_throws_too_that_is_said(adapt
     )
 
 
+@pytest.mark.slow
 def test_a_journal_is_gone_wherever_a_call_throws(tmp_path):
     journal = tmp_path / "journal"
     for number in range(1, len(calls_of(False)) + 1, 2):

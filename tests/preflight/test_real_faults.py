@@ -41,6 +41,7 @@ def test_a_fault_of_a_sync_has_a_cause_of_its_name():
     assert {CALLED.get(fault, fault) for fault in SYNC_FAULTS} <= {*CAUSES}
 
 
+@pytest.mark.slow
 def test_a_fresh_adapter_hides_the_fault_from_who_only_looks():
     """B is 0, so the adapter does nothing yet: the first step of a run looks as it should."""
     result = drilled("qwen3", "float32", "adapter_ignored", adapters="fresh", tokens=TOKENS)

@@ -37,6 +37,7 @@ def call(capfd):
     return call
 
 
+@pytest.mark.slow
 def test_a_log_that_is_not_there_is_named_with_every_wait(build, call):
     code, _, err = call("promote", build, "--quiet")
     assert code == 3
@@ -54,6 +55,7 @@ def test_a_log_that_is_not_there_is_named_with_every_wait(build, call):
     ]
 
 
+@pytest.mark.slow
 def test_a_log_of_another_run_is_said_to_be_one(build, call):
     call("promote", build, "--quiet")
     with open_ledger("ledger.db") as ledger:
@@ -69,6 +71,7 @@ def test_a_log_of_another_run_is_said_to_be_one(build, call):
     )
 
 
+@pytest.mark.slow
 def test_a_rollback_that_no_router_heard_of_ends_with_4_and_is_told_by_the_same_call(build, call):
     call("promote", build, "--quiet")
     router = ("--command", "sh -c '[ -e up ] && cat > told.json'")
@@ -87,6 +90,7 @@ def test_a_rollback_that_no_router_heard_of_ends_with_4_and_is_told_by_the_same_
     assert json.loads((build.parent / "told.json").read_text())["run"].startswith("toy-")
 
 
+@pytest.mark.slow
 def test_no_clock_keeps_traffic_where_a_person_does_not_want_it(build, call):
     call("promote", build, "--quiet")
     with open_ledger("ledger.db") as ledger:
@@ -111,6 +115,7 @@ def test_a_folder_is_no_ledger(build, call):
         assert err.startswith(f"{where} is a folder, and a ledger is a file\n  hint: name a file")
 
 
+@pytest.mark.slow
 def test_a_promotion_that_ends_offline_says_so(build, call):
     text = build.read_text()
     build.write_text(text[: text.index("promotion:")])

@@ -101,6 +101,7 @@ def test_the_gate_is_a_script_of_any_shell():
     assert os.access(GATE, os.X_OK)
 
 
+@pytest.mark.slow
 def test_the_gate_opens_where_it_was_shown(folder):
     with open_ledger(str(folder / "ledger.db")) as ledger:
         reaching(ledger, "canary-1", now=0.0, of=contract(FOREVER))
@@ -109,6 +110,7 @@ def test_the_gate_opens_where_it_was_shown(folder):
     assert said == "gate: open: it was shown that the build may be at canary\n"
 
 
+@pytest.mark.slow
 def test_the_gate_is_closed_to_a_build_that_is_rolled_back(folder):
     with open_ledger(str(folder / "ledger.db")) as ledger:
         story = reaching(ledger, "shadow", of=contract(FOREVER))
@@ -119,6 +121,7 @@ def test_the_gate_is_closed_to_a_build_that_is_rolled_back(folder):
     assert said.startswith("gate: closed: the build broke its contract")
 
 
+@pytest.mark.slow
 def test_the_gate_is_closed_to_what_is_not_shown(folder):
     with open_ledger(str(folder / "ledger.db")) as ledger:
         reaching(ledger, "shadow", of=contract(FOREVER))
@@ -126,12 +129,14 @@ def test_the_gate_is_closed_to_what_is_not_shown(folder):
     assert code == 3 and said.startswith("gate: closed: it is not shown, or not any more")
 
 
+@pytest.mark.slow
 def test_the_gate_is_closed_to_a_contract_that_cannot_be_read(folder):
     (folder / "toy.kernelcontract.yaml").write_text("kind: KernelContract\n")
     code, _, said = ask(folder, "shadow")
     assert code == 2 and said.splitlines()[-1].startswith("gate: closed: the contract or this call")
 
 
+@pytest.mark.slow
 def test_the_gate_is_closed_where_the_ledger_cannot_be_read(folder):
     (folder / "ledger.db").write_text("no ledger at all, and long enough to be looked at\n" * 99)
     code, _, said = ask(folder, "shadow")

@@ -224,6 +224,7 @@ def written(tmp_path, **changes):
     (tmp_path / "route.json").write_text(json.dumps({**found, **changes}))
 
 
+@pytest.mark.slow
 def test_what_was_mirrored_is_evidence_and_is_not_shown(servers, tmp_path, contract):
     stable, infer = servers
     alone = asyncio.run(served(stable, str(infer.base_url), tmp_path, 60))

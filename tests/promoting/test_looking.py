@@ -61,6 +61,7 @@ def test_the_offline_leg_is_a_check_of_its_own_sizes(tmp_path):
     assert (tmp_path / "run" / "attempt-1" / "verdict.json").exists()
 
 
+@pytest.mark.slow
 def test_traffic_that_conforms_holds_with_the_key_of_offline(tmp_path):
     path, _ = kit.write(tmp_path)
     offline = at(path, [], Leg("offline", first=32, last=2000))

@@ -26,6 +26,7 @@ def promote(site, *options):
     return CliRunner().invoke(main, [*line, *options])
 
 
+@pytest.mark.slow
 def test_what_is_outside_of_the_contract_is_said_with_its_reason_and_its_number(site):
     """Whoever writes another sampling to a bad answer does not hide it without a trace."""
     story = site.promote()
@@ -42,6 +43,7 @@ def test_what_is_outside_of_the_contract_is_said_with_its_reason_and_its_number(
     )
 
 
+@pytest.mark.slow
 def test_what_was_taken_back_before_a_kill_is_told_first(site):
     """Nobody goes on with the run that another replaced; its end is told all the same."""
     program = f"sh -c 'row=$(cat); echo \"$row\" >> {site.folder}/got'"

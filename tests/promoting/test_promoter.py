@@ -166,6 +166,7 @@ def test_a_build_that_breaks_offline_serves_nobody(site):
     assert site.promote() == story
 
 
+@pytest.mark.slow
 def test_until_ends_at_the_first_leg_of_a_stage(site):
     story = site.reach("shadow")
     site.serve(story, "shadow")
@@ -196,6 +197,7 @@ def test_a_contract_that_changed_is_refused_and_nothing_is_lost(site):
     assert [*site.ledger.entries(story.run)][-1].seq == story.seq
 
 
+@pytest.mark.slow
 def test_a_fresh_attempt_rolls_the_run_under_way_back(site):
     first = site.reach("canary-1")
     site.path.write_text(site.path.read_text().replace("at_most: 0.05", "at_most: 0.06"))
@@ -215,6 +217,7 @@ def test_a_fresh_attempt_rolls_the_run_under_way_back(site):
     )
 
 
+@pytest.mark.slow
 def test_two_builds_are_not_promoted_at_once(site):
     first = site.reach("canary-1")
     build = Build(site.path, site.folder / "elsewhere", ())
@@ -238,6 +241,7 @@ def test_the_same_build_measured_elsewhere_is_the_same_run(site):
     assert site.ledger.runs() == (first.run,)
 
 
+@pytest.mark.slow
 def test_a_build_that_is_replaced_behind_its_url_ends_the_run(site):
     story = site.reach("canary-1")
     kit.table(site.folder, "q.json", {"": kit.moved(kit.BASE, 0.012)}, weights="toy")
@@ -250,6 +254,7 @@ def test_a_build_that_is_replaced_behind_its_url_ends_the_run(site):
     assert next(e for e in effects if e["kind"] == "route")["body"]["share"] == 0.0
 
 
+@pytest.mark.slow
 def test_measuring_that_fails_moves_nothing_and_halts_at_the_third_time(site):
     story = site.reach("canary-1")
 
@@ -318,6 +323,7 @@ def test_rows_of_another_run_are_not_counted(site):
     assert story.looks[-1].finding.groups == 0
 
 
+@pytest.mark.slow
 def test_of_two_builds_that_begin_at_once_the_one_that_the_ledger_has_later_waits(site):
     """While the first one measures offline, the other one has begun and gone on."""
     other = site.folder / "other"
@@ -348,6 +354,7 @@ def test_of_two_builds_that_begin_at_once_the_one_that_the_ledger_has_later_wait
     assert site.promote().leg.name == "shadow"
 
 
+@pytest.mark.slow
 def test_a_fresh_attempt_from_elsewhere_takes_nothing_back_that_it_does_not_replace(site):
     """Where nothing was measured yet the attempt is the first, and that one has its run."""
     first = site.reach("canary-1")

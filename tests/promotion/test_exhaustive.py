@@ -166,6 +166,7 @@ def covered(state, look, now):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("course", COURSES)
 def test_every_state_and_every_edge(course):
     found = explored(course)

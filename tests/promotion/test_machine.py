@@ -250,5 +250,5 @@ class Promotion(RuleBasedStateMachine):
             assert self.state.leg == len(self.course) - 1
 
 
-Promotion.TestCase.settings = settings(max_examples=examples(120), stateful_step_count=40)
+Promotion.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestPromotion = Promotion.TestCase

@@ -191,6 +191,7 @@ def test_the_tests_of_the_page_are_read():
     assert [len(read_tests(text, "page")) for text in texts] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_the_failure_that_the_page_shows_is_what_is_printed(tmp_path, monkeypatch):
     loosened(tmp_path, "aggregate: p90, at_most: 0.03", "aggregate: p90, at_most: 0.06")
     monkeypatch.chdir(tmp_path)

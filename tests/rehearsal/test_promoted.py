@@ -48,6 +48,7 @@ def shown(found, i=0):
     return [(look.at, look.stands) for look in found.cases[i].expectations]
 
 
+@pytest.mark.slow
 def test_a_good_build_goes_through_and_waits_for_its_dwell_and_a_person(tmp_path):
     text = case(
         '"0x9000"',
@@ -68,6 +69,7 @@ def test_a_good_build_goes_through_and_waits_for_its_dwell_and_a_person(tmp_path
     )
 
 
+@pytest.mark.slow
 def test_without_the_person_it_waits(tmp_path):
     text = case('"0x9000"', "{at: 30m, leg: canary-2, status: awaiting_approval}", more=CLOCK)
     assert promoting(tmp_path, text).passed

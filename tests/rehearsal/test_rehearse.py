@@ -126,6 +126,7 @@ def test_an_undisclosed_temperature_is_seen_by_the_guard(tmp_path):
     assert rehearsed(tmp_path, text).passed
 
 
+@pytest.mark.slow
 def test_limits_relative_to_noise_and_to_stable_take_series_of_their_own(tmp_path):
     more = "\n".join(
         [
@@ -281,6 +282,7 @@ def outcomes(folder, limit, sd, seed=7):
     return [look.verdict.outcome for look in found.cases[0].expectations]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(12))
 @given(st.sampled_from([0.02, 0.05, 0.1, 0.3]), st.sampled_from([0.01, 0.03, 0.08]))
 def test_a_tighter_limit_never_turns_violated_into_holds(tmp_path_factory, sd, limit):
@@ -437,6 +439,7 @@ def recorded(folder, *expect, contract="toy.kernelcontract.yaml"):
     return one
 
 
+@pytest.mark.slow
 def test_a_recorded_run_is_judged_again_number_for_number(run_of):
     folder, _, verdict = run_of
     found = recorded(folder, f"{{verdict: {verdict.outcome}}}").rehearse()
@@ -446,6 +449,7 @@ def test_a_recorded_run_is_judged_again_number_for_number(run_of):
     assert again.cells == verdict.cells and again.groups == verdict.groups
 
 
+@pytest.mark.slow
 def test_yesterdays_record_is_judged_by_todays_contract(run_of):
     folder, path, verdict = run_of
     assert verdict.outcome == "holds"

@@ -306,6 +306,7 @@ cells = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40))  # a page takes a while
 @given(st.lists(cells, max_size=4))
 def test_whatever_a_verdict_holds_every_format_has_a_form_for_it(cells):

@@ -109,6 +109,7 @@ sizes = st.integers(2, 12)
 truths = st.sampled_from([0.0, 0.004, 0.02, 0.05, 0.31, 0.55])
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(10), phases=[Phase.explicit, Phase.generate])
 @given(
     seed=st.integers(0, 10_000),
@@ -244,6 +245,7 @@ def test_an_infinite_logprob_counts_as_missing():
     assert found.verdict.cells[0].missing == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -477,6 +479,7 @@ def test_the_answer_does_not_depend_on_how_slices_are_counted_together(tokens, m
     assert other.verdict == one.verdict
 
 
+@pytest.mark.slow
 def test_a_step_at_its_limits_is_decided_no_more_often_than_promised():
     """Truth = limit: mean TV, a share of tokens, and a weighting whose jump half of them lie at."""
     of_tv = Monitor(parse(BARE + TV, "run.kernelcontract.yaml", engines=["table"])[0])

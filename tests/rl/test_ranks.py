@@ -73,6 +73,7 @@ def test_every_rank_reaches_the_same_answer_about_all_tokens():
     assert {c.slice for c in ranks[0][0].verdict.cells} >= {"env-env0", "env-env1", "env-env2"}
 
 
+@pytest.mark.slow
 def test_the_order_of_ranks_does_not_count():
     shards = [shard(r) for r in range(RANKS)]
     ranks = observed(shards, steps=7)

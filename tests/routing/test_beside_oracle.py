@@ -80,5 +80,5 @@ class Beside(RuleBasedStateMachine):
         assert made.slices[0].share == other.share
 
 
-Beside.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30)
+Beside.TestCase.settings = settings(max_examples=examples(25), stateful_step_count=30)
 test_the_machine_does_what_the_oracle_does = Beside.TestCase

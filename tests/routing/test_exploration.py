@@ -116,6 +116,7 @@ def test_every_status_is_met(world):
     assert met == {*STATUSES} if world != LONELY else {"active", "suspect"}
 
 
+@pytest.mark.slow
 def test_what_is_shown_to_be_beyond_its_limit_is_not_served_by_infer():
     """In enforce, with users and room, whatever came before."""
     count = 0
@@ -135,6 +136,7 @@ def test_what_is_shown_to_be_beyond_its_limit_is_not_served_by_infer():
     assert count > 20
 
 
+@pytest.mark.slow
 @ALL
 def test_nothing_leaves_infer_without_evidence_users_and_room(world):
     for rule, edge in edges(world):
@@ -219,6 +221,7 @@ def test_the_changes_of_a_slice_are_a_chain(world):
             assert chain[-1] == named(edge.after.slices[name])
 
 
+@pytest.mark.slow
 def test_a_rule_that_diverts_all_takes_the_whole_and_leaves_it_there_until_the_slice_is_back():
     went, came = 0, 0
     for rule, edge in edges(TOGETHER):
@@ -243,6 +246,7 @@ def test_time_never_goes_back(world):
         assert edge.after.clock >= edge.before.clock
 
 
+@pytest.mark.slow
 def test_who_observes_does_nothing_and_comes_to_the_same_states():
     acting, watching = ({same(e.after) for _, e in edges(w)} for w in (ENFORCED, OBSERVED))
 

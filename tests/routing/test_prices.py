@@ -70,6 +70,7 @@ def test_without_a_request_nothing_is_near():
     assert (slowest(rule, state).near, slowest(rule, state).paid) == (0.0, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", ["shares", "skewed"])
 def test_a_sound_slice_is_seldom_taken_away(spread):
     """At its limit exactly, which is the worst: once for each price at most, both together."""

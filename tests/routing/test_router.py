@@ -44,6 +44,7 @@ def route(name="code", **changes):
 AWAY = route(status="quarantined", share=0.0, mirror=1.0, sample=1.0)
 
 
+@pytest.mark.slow
 @given(WORDS, SHARES, SHARES)
 def test_whoever_is_on_infer_stays_there_when_its_share_grows(who, one, other):
     low, high = sorted((one, other))

@@ -35,6 +35,7 @@ def over_all_beginnings(streams, limit):
     return total / len(POS)
 
 
+@pytest.mark.slow
 @given(rounds, limits)
 def test_it_is_the_evidence_summed_over_every_round_at_which_it_may_have_begun(streams, limit):
     alarm = watch(ShiryaevRoberts(limit, 1e9), streams)

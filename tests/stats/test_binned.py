@@ -123,6 +123,7 @@ def test_what_is_no_log_ratio_has_no_bin():
     assert bin_of([]).tolist() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)  # a new metric is tested on arrival
 @given(streams)
 def test_a_function_lies_between_its_ends_over_the_bin(name, ratio_N):
@@ -211,6 +212,7 @@ def test_tokens_of_one_and_the_same_kernel_differ_by_exactly_nothing():
     assert moment(count_K, *FED_TABLES["tv"]) == exact
 
 
+@pytest.mark.slow
 @given(st.lists(streams, min_size=2, max_size=5), st.randoms())
 def test_merging_counts_is_exact_and_free_of_order(rounds, random):
     whole = counted(np.concatenate(rounds))
@@ -247,6 +249,7 @@ def test_counts_of_other_bins_are_refused():
         moment(np.zeros(7), *FED_TABLES["tv"])
 
 
+@pytest.mark.slow
 @given(streams, st.integers(0, 3))
 def test_coherence_of_counts_never_rejects_more_than_that_of_tokens(ratio_N, missing):
     count_K = counted(ratio_N)

@@ -56,6 +56,7 @@ def test_the_interval_is_the_slow_one(found, percentile, seed):
     assert fast == pytest.approx(slow_interval(found, percentile, 0.05, seed), rel=1e-9)
 
 
+@pytest.mark.slow
 @given(blocks, percentiles)
 def test_the_interval_of_a_ratio_draws_the_two_blocks_of_a_pair_together(found, percentile):
     beside = tuple(tuple(2 * v for v in block) for block in found)

@@ -22,6 +22,7 @@ def ratios(rng, n, train, infer, real, spread=2.0):
     return train_N - infer_N
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "infer"),
     [
@@ -73,6 +74,7 @@ def test_a_token_without_train_mass_is_charged_as_one_that_is_missing():
     assert (gone.n, lost.n, lost.missing) == (1, 0, 1)
 
 
+@pytest.mark.slow
 def test_rounding_to_float32_is_no_evidence():
     """Every weight a float32's rounding above 1, for a million tokens."""
     assert Coherence.of(np.full(1_000_000, 1e-6)).log_e <= 1e-3

@@ -25,6 +25,7 @@ def pit(rng, n, declared, real, vocabulary=50):
     return standing(logp, tokens)[1] + rng.random(n) * own
 
 
+@pytest.mark.slow
 def test_an_honest_sampler_is_rejected_no_more_often_than_alpha():
     rng = np.random.default_rng(3)
     runs, alpha = 400, 0.05

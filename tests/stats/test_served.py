@@ -52,6 +52,7 @@ def test_every_factor_has_a_mean_of_at_most_one_under_an_honest_candidate():
         assert (mean_J <= 1 + 2e-3).all()  # the grid's own error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["rank", "best"])
 @pytest.mark.parametrize("apart", [0.0, 0.1, 1.0])
 def test_a_candidate_that_reports_what_it_draws_is_rejected_no_more_often_than_alpha(by, apart):

@@ -44,6 +44,7 @@ def test_until_step_ends_with_the_answer_of_that_step(path):
     assert servanda("watch", path, "--until-step", 2).exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_dump_is_watched_as_it_is_checked(tmp_path):
     folder = tmp_path / "dump"
     shutil.copytree(TINY, folder)

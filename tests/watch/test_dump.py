@@ -98,6 +98,7 @@ def test_a_restarted_watch_reads_nothing_again_and_tells_nothing_again(tmp_path,
     assert second.lines == [f"went on  behind step 16, as {state} says", first.lines[-1]]
 
 
+@pytest.mark.slow
 def test_a_watch_that_was_cut_anywhere_says_the_same_as_one_that_was_not(tmp_path):
     """Restarted behind every step, alerts are those of the whole run."""
     whole = Out()
@@ -282,6 +283,7 @@ def test_a_packed_file_that_is_cut_is_not_whole(tmp_path):
         following(tmp_path, Out(), once=True).run()
 
 
+@pytest.mark.slow
 def test_the_state_of_a_watch_is_small_and_plain(tmp_path):
     state = tmp_path / "state"
     following(TINY, Out(), state=state, once=True).run()
