@@ -89,13 +89,17 @@ def test_another_text_leaves_the_other_lines_as_they_were():
     assert with_data(event, b"[]") == b": c\r\ndata: []\r\nid: 7\r\n\r\n"
 
 
-def chunk(text, ids=None, logprobs=None, prompt=None, finish=None, chat=False, **more):
-    """An event of a reply; with what was asked for beside it, or without."""
+def chunk(text, ids=None, logprobs=None, prompt=None, finish=None, chat=False, nulls=False, **more):
+    """An event of a reply; with what was asked for beside it, or without.
+
+    Args:
+        nulls: what was not asked for is null, as vLLM writes it.
+    """
     choice = {"index": 0, "finish_reason": finish, "logprobs": logprobs}
     choice |= {"delta": {"content": text}} if chat else {"text": text}
-    if ids is not None:
+    if ids is not None or nulls:
         choice["token_ids"] = ids
-    if prompt is not None:
+    if prompt is not None or nulls:
         choice["prompt_token_ids"] = prompt
     return {"id": "c1", "choices": [choice], **more}
 
@@ -103,8 +107,15 @@ def chunk(text, ids=None, logprobs=None, prompt=None, finish=None, chat=False, *
 TEXTS = st.text(max_size=4)
 
 
-@given(st.lists(TEXTS, min_size=1, max_size=4), st.booleans(), ENDS, CUTS, st.booleans())
-def test_a_sampled_stream_reads_as_one_that_was_not(texts, chat, end, cuts, cr_inside):
+@given(
+    st.lists(TEXTS, min_size=1, max_size=4),
+    st.booleans(),
+    ENDS,
+    CUTS,
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_sampled_stream_reads_as_one_that_was_not(texts, chat, end, cuts, cr_inside, nulls):
     last = len(texts) - 1
     full, plain = [b": hello" + end + end], [b": hello" + end + end]
     for i, text in enumerate(texts):
@@ -115,15 +126,15 @@ def test_a_sampled_stream_reads_as_one_that_was_not(texts, chat, end, cuts, cr_i
             listed = [{"token": name, "logprob": value} for name, value in top.items()]
             step = {"token": "token_id:7", "logprob": -0.5, "top_logprobs": listed}
             logprobs = {"content": [step]}
-        with_ids = chunk(text, [7], logprobs, [1, 2] if not i else None, finish, chat)
-        without = chunk(text, finish=finish, chat=chat)
+        with_ids = chunk(text, [7], logprobs, [1, 2] if not i else None, finish, chat, nulls)
+        without = chunk(text, finish=finish, chat=chat, nulls=nulls)
         for events, event in ((full, with_ids), (plain, without)):
             said = json.dumps(event, indent=1 if cr_inside else None).encode()
             lines = b"".join(b"data: " + line + end for line in said.split(b"\n"))
             events.append(lines + end)
     for events in (full, plain):
         events.append(b"data: [DONE]" + end + end)
-    capture = Capture(Wish(b"", {"max_new_tokens": 8}, best=2, chat=chat), 10_000)
+    capture = Capture(Wish(b"", {"max_new_tokens": 8}, best=2, chat=chat, nulls=nulls), 10_000)
 
     stream = b"".join(full)
     told = b"".join(capture.feed(part) for part in parts_of(stream, cuts)) + capture.rest()
@@ -140,6 +151,23 @@ def test_a_sampled_stream_reads_as_one_that_was_not(texts, chat, end, cuts, cr_i
         "finish": "stop",
     }
     assert capture.prompt == [1, 2]
+
+
+def test_an_event_that_is_there_for_its_ids_alone_is_not_sent_on():
+    """A reasoning parser of vLLM holds a token back, and sends its id where ids are asked for."""
+    choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None, "token_ids": [5]}
+    held = b"data: " + json.dumps({"id": "c1", "choices": [choice]}).encode() + b"\n\n"
+    last = b"data: " + json.dumps({"choices": [{**choice, "finish_reason": "stop"}]}).encode()
+
+    for nulls, told in ((True, b""), (False, b'data: {"id":')):
+        wish = Wish(b"", {"max_new_tokens": 8}, chat=True, nulls=nulls)
+        capture = Capture(wish, 10_000)
+        assert capture.feed(held).startswith(told) and bool(capture.feed(held)) == bool(told)
+        assert b'"finish_reason": "stop"' in capture.feed(last + b"\n\n").replace(b'":"', b'": "')
+        assert capture._ids == [5, 5, 5]
+
+    capture = Capture(Wish(b"", {"max_new_tokens": 8}, ids=True, chat=True, nulls=True), 10_000)
+    assert capture.feed(held) == held
 
 
 @given(st.binary(max_size=200), CUTS)

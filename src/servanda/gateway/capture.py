@@ -1,7 +1,8 @@
 # Capture: the ids and logprobs of a sampled answer, taken out of the reply that a client gets.
 #
-# What the client did not ask for is left out of its reply; everything else of it stays as it
-# was, byte for byte within each field.  A reply that is none is passed on as it came.
+# What the client did not ask for is left out of its reply, or null where the pool writes that
+# unasked; everything else of it stays as it was, byte for byte within each field.  A reply that
+# is none is passed on as it came.
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ Answer = dict[str, Any]  # of a row: what came back, or {"lost": why}
 _NAME = "token_id:"
 _WORDS = ("text", "message", "delta")
 _IDS = ("token_ids", "prompt_token_ids")
+_NULL = Raw(b"null")
 _MOST_ID, _DIGITS = 2**31 - 1, 10
 _LARGEST = sys.float_info.max
 _SLACK = 1e-5  # a softmax in float32 may exceed 1 by rounding
@@ -84,10 +86,13 @@ class Capture:
             self.whole = True
             return event
         found = self._stripped(data)
-        return event if found is None else with_data(event, found)
+        if found is None:
+            return event
+        return with_data(event, found) if found else b""
 
     def _stripped(self, data: bytes) -> bytes | None:
-        """JSON without what the client did not ask for; None where nothing of it is there."""
+        """JSON without what the client did not ask for: None where nothing of it is there, and
+        empty where there is nothing else."""
         try:
             reply = _raw(data)
             choices = _choices(reply["choices"]) if "choices" in reply else []
@@ -102,6 +107,9 @@ class Capture:
             return None
         if not changed:
             return None
+        own = self._wish.ids or self._wish.logprobs
+        if choices and self._wish.nulls and not own and all(map(_is_empty, choices)):
+            return b""
         if choices:
             return msgspec.json.encode({**reply, "choices": choices})
         return msgspec.json.encode(reply)
@@ -116,7 +124,7 @@ class Capture:
             self._take(logprobs)
         changed = self._take_ids(choice)
         if not self._wish.logprobs and logprobs is not None:
-            choice["logprobs"] = Raw(b"null")
+            choice["logprobs"] = _NULL
             changed = True
         return changed
 
@@ -132,11 +140,15 @@ class Capture:
     def _take_ids(self, part: dict[str, Raw]) -> bool:
         prompt = _value(part, "prompt_token_ids")
         self._prompt = self._prompt if prompt is None else prompt
-        there = False if self._wish.ids else any(name in part for name in _IDS)
-        if there:
-            for name in _IDS:
-                part.pop(name, None)
-        return there
+        if self._wish.ids:
+            return False
+        there = [name for name in _IDS if name in part]
+        for name in there:
+            if self._wish.nulls:
+                part[name] = _NULL
+            else:
+                del part[name]
+        return bool(there)
 
     @property
     def prompt(self) -> list[int] | None:
@@ -186,6 +198,11 @@ class Capture:
                 return None
             found.append(pairs[:k])
         return found
+
+
+def _is_empty(choice: Mapping[str, Raw]) -> bool:
+    """Whether it is a part of a chat's stream without a word, which is not its last one."""
+    return _value(choice, "delta") == {} and _value(choice, "finish_reason") is None
 
 
 def _says(part: Any) -> bool:

@@ -52,6 +52,8 @@ class Wish:
         sampling: as the log of served requests has it.
         best: likeliest tokens that were asked for; 0: none that can be told apart.
         ids, logprobs: whether the client asked for them itself.
+        nulls: whether the pool writes null for ids that nobody asked for, as vLLM does, and sends
+            no event of a stream that has nothing but them.
     """
 
     body: bytes
@@ -60,6 +62,7 @@ class Wish:
     ids: bool = False
     logprobs: bool = False
     chat: bool = False
+    nulls: bool = False
 
 
 def wish_of(asked: Asked, pool: Upstream, best: int, *, mirrored: bool = False) -> Wish | None:
@@ -96,7 +99,7 @@ def wish_of(asked: Asked, pool: Upstream, best: int, *, mirrored: bool = False) 
         k = found if isinstance(found, int) else 0
     kept = _once(fields) if mirrored else fields
     body = msgspec.json.encode({**kept, **more})
-    return Wish(body, sampling, k, ids, own, asked.chat)
+    return Wish(body, sampling, k, ids, own, asked.chat, nulls=pool.dialect == "vllm")
 
 
 def mirrored(asked: Asked) -> bytes | None:

@@ -59,10 +59,7 @@ def cells_of(
     rules: Rules, one: SliceState, floors: Mapping[tuple[str, str], float]
 ) -> tuple[CellStanding, ...]:
     """The cells of one slice, in the order of the contract."""
-    return tuple(
-        _cell(rules, cell, one, floors)
-        for cell in rules.on(one.name)
-    )
+    return tuple(_cell(rules, cell, one, floors) for cell in rules.on(one.name))
 
 
 def _cell(
