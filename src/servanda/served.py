@@ -31,6 +31,7 @@ _ANSWER = ("token_ids", "logprobs", "best", "finish", "fingerprint")
 _ALWAYS = ("index", "run", "leg", "at", "served", "prompt_token_ids", "sampling")
 _KNOWN = (*_ALWAYS, *_ANSWER, "labels", "group", "key", "lost")
 _FINISHED = ("stop", "length")
+OTHER_PROMPT = "answered for another prompt"  # why an answer is lost that the kernel did give
 _TRANSFORM = ("temperature", "top_p", "min_p")
 _A_ROW = (
     'a line is {"index", "run", "leg", "at", "served", "prompt_token_ids", "sampling"} and either '

@@ -29,16 +29,19 @@ from tests.gateway.serving import (
     snapshot,
 )
 
-PATH = "/v1/completions"
+PATH, CHAT = "/v1/completions", "/v1/chat/completions"
+WORDS = [{"role": "user", "content": "a"}]
 ASK = {"model": "m", "prompt": [1, 2], "max_tokens": 4}
 
 
-def answered(ids=(3,), prompt=(1, 2)):
+def answered(ids=(3,), prompt=(1, 2), chat=False):
     names = [f"token_id:{i}" for i in ids]
     logprobs = {"tokens": names, "token_logprobs": [-0.5] * len(ids)}
     logprobs["top_logprobs"] = [{name: -0.5} for name in names]
     choice = {"index": 0, "text": "a", "finish_reason": "stop", "logprobs": logprobs}
     choice |= {"token_ids": list(ids), "prompt_token_ids": list(prompt)}
+    if chat:
+        choice["logprobs"] = {"content": [{"token": name, "logprob": -0.5} for name in names]}
     return reply({"choices": [choice]})
 
 
@@ -545,6 +548,60 @@ def test_the_prompt_of_a_lost_row_is_asked_for():
     assert (row["lost"], row["prompt_token_ids"]) == ("5xx", [5, 6])
     asked = [r.json for r in stable.requests if r.target == "/tokenize"]
     assert asked == [{"model": "m", "prompt": "words"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "ask", "told", "compared"),
+    [
+        (PATH, {"prompt": "words"}, [1, 2], "equal"),
+        (PATH, {"prompt": "words", "add_special_tokens": False}, [1, 2], "equal"),
+        (PATH, {"prompt": "words"}, [5, 6], "other"),
+        (PATH, {"prompt": [1, 2]}, None, "equal"),
+        (PATH, {"prompt": [1, 3]}, None, "other"),
+        (PATH, {"prompt": "words"}, None, "unknown"),
+        (CHAT, {"messages": WORDS, "chat_template_kwargs": {"think": False}}, [9, 1], "other"),
+        (CHAT, {"messages": WORDS, "documents": [{"text": "a"}]}, [9, 1], "unknown"),
+    ],
+)
+def test_an_answer_for_another_prompt_than_was_asked_is_missing(path, ask, told, compared):
+    """Infer says that it ran [1, 2]; stable is who says what should have been run."""
+
+    async def tokens(request, writer):
+        known = {} if told is None else {"count": len(told), "tokens": told}
+        await reply(known)(request, writer)
+
+    with (
+        Fake(answered(chat=path == CHAT)) as infer,
+        Fake(tokens) as stable,
+        Running(config(infer, stable, leader=NOBODY)) as running,
+    ):
+        running.gateway.take(snapshot(whole=everything(sample=1.0)))
+        body = {"model": "m", "max_tokens": 4, **ask}
+        assert running.client.post(path, json=body).status_code == 200
+        (row,) = (json.loads(row) for row in running.idle().launches.waiting())
+        assert running.gateway.counts.prompts == {compared: 1}
+
+    if compared == "other":
+        assert row["lost"] == "answered for another prompt" and "token_ids" not in row
+        assert row["prompt_token_ids"] == (told or [1, 3])
+    else:
+        assert row["prompt_token_ids"] == [1, 2] and row["token_ids"] == [3]
+    asked = [r.json for r in stable.requests if r.target == "/tokenize"]
+    asks = told is not None or ask.get("prompt") == "words"
+    assert asked == ([{"model": "m", **ask}] if asks and "documents" not in ask else [])
+
+
+def test_a_prompt_is_compared_with_what_another_pool_says_or_not_at_all():
+    async def answer(request, writer):
+        told = {"count": 1, "tokens": [7]} if request.target == "/tokenize" else {}
+        await (reply(told) if told else answered())(request, writer)
+
+    with Fake(answer) as infer, Running(config(infer, leader=NOBODY)) as running:
+        running.gateway.take(snapshot(whole=everything(sample=1.0)))
+        running.client.post(PATH, json={**ASK, "prompt": "words"}).raise_for_status()
+        (row,) = (json.loads(row) for row in running.idle().launches.waiting())
+
+    assert row["token_ids"] == [3] and running.gateway.counts.prompts == {"unknown": 1}
 
 
 def test_a_lost_row_whose_prompt_nobody_knows_says_so():

@@ -13,7 +13,8 @@ from servanda.leader.store import FILE
 from servanda.ledger import open_ledger
 from servanda.plain import to_plain
 from servanda.routing.values import Known, snapshot_of
-from tests import kit
+from servanda.served import OTHER_PROMPT
+from tests import kit, serving
 from tests.leader import leads
 
 
@@ -253,6 +254,25 @@ def test_whoever_is_to_be_paged_is_told_once_each(tmp_path, clock):
     pages = [e for e in sink.got if e.kind == "page"]
     assert {e.body["to"] for e in pages} == {"oncall"}
     assert any("first=a: tv on first=a is beyond its limit" in e.body["why"] for e in pages)
+
+
+def test_answers_for_another_prompt_are_missing_and_somebody_is_paged_once(tmp_path, clock):
+    path = leads.contract(tmp_path, routing=leads.ACTING)
+    sink = Sink()
+    leader = leads.leader(path, clock, sinks=[sink])
+    swapped = [
+        serving.lost(row, OTHER_PROMPT) if row["labels"].get("first") == "a" else row
+        for row in leads.rows(path, 60)
+    ]
+    leads.drive(leader, clock, swapped)
+
+    one = leads.status(leader, "first=a")
+    assert one.held.endswith("scored requests for another prompt than stable makes of them")
+    assert one.status == "active" and one.cells[0].n == one.scored
+    assert not leads.status(leader, "first=b").held
+    leader.close()
+    pages = [e.body["slice"] for e in sink.got if e.kind == "page"]
+    assert sorted(pages) == ["all", "first=a"]
 
 
 def test_a_person_pins_and_takes_it_back_and_the_ledger_names_who(tmp_path, clock):

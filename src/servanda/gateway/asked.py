@@ -26,6 +26,12 @@ class _Fields(msgspec.Struct):
     tools: Raw | UnsetType = UNSET
     model: Raw | UnsetType = UNSET
     metadata: Raw | UnsetType = UNSET
+    # of how a prompt is made of them
+    add_special_tokens: Raw | UnsetType = UNSET
+    add_generation_prompt: Raw | UnsetType = UNSET
+    continue_final_message: Raw | UnsetType = UNSET
+    chat_template_kwargs: Raw | UnsetType = UNSET
+    documents: Raw | UnsetType = UNSET
     user: Any = None
     prompt_cache_key: Any = None
     # by which a proxy was once told whom to send its keys to
@@ -42,6 +48,7 @@ class _Message(msgspec.Struct):
 
 _read = msgspec.json.Decoder(_Fields).decode
 _messages = msgspec.json.Decoder(list[_Message]).decode
+_OF_CHATS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 _ELSEWHERE = ("api_base", "base_url", "api_key", "proxies")
 
 
@@ -149,9 +156,16 @@ class Asked:
         return ""
 
     @property
+    def alone(self) -> bool:
+        """Whether `about` says all that its prompt is made of: tokenizers take no documents."""
+        return isinstance(self._fields.documents, UnsetType)
+
+    @property
     def about(self) -> dict[str, Raw]:
         """What a tokenizer needs to know of it."""
         fields = self._fields
-        named = {"model": fields.model, "tools": fields.tools if self.chat else UNSET}
+        named = {"model": fields.model, "add_special_tokens": fields.add_special_tokens}
+        if self.chat:
+            named |= {name: getattr(fields, name) for name in _OF_CHATS}
         named["messages" if self.chat else "prompt"] = Raw(self.prompt)
         return {name: value for name, value in named.items() if not isinstance(value, UnsetType)}

@@ -66,6 +66,8 @@ class Counts:
         slice_in_flight: slice -> requests at infer, the mean since the last report.
         pools: pool -> "closed", or "open" where its circuit breaker lets nothing through.
         reflexes: kind -> how often something was wrong that needs no statistics.
+        prompts: of sampled answers, whether infer ran the prompt that stable makes of the request:
+            "equal", "other", or "unknown" where stable did not say.
     """
 
     decisions: dict[str, int] = field(default_factory=dict)
@@ -87,6 +89,7 @@ class Counts:
     slice_in_flight: dict[str, float] = field(default_factory=dict)
     pools: dict[str, str] = field(default_factory=dict)
     reflexes: dict[str, int] = field(default_factory=dict)
+    prompts: dict[str, int] = field(default_factory=dict)
 
     def decided(self, decision: Decision) -> None:
         name = _of(decision)

@@ -25,8 +25,10 @@ from servanda.gateway.tokens import Tokens
 from servanda.gateway.upstreams import Server, servers
 from servanda.routing.router import Router
 from servanda.routing.values import Decision, Known, Pool, Snapshot
+from servanda.served import OTHER_PROMPT
 from servanda.split import pseudonym
 
+_COMPARED = {True: "equal", False: "other"}
 _ODD_IN_A_ROW = 3  # sampled answers without sense, after which infer rests
 _ODD_REST_S, _ODD_WINDOW_S = 30.0, 600.0  # few requests are sampled
 
@@ -200,18 +202,36 @@ class Gateway:
             self.senses.well(client)
 
     def resolve(self, row: Row, asked: Asked, answer: Answer, prompt: list[int] | None) -> None:
-        """Close a row, asking for its prompt's ids where the answer did not bring them."""
-        if prompt is not None:
+        """Close a row, once it is known which prompt was asked, and that it is the one answered.
+
+        Args:
+            prompt: as infer says that it ran it; None where it did not.
+        """
+        if prompt is not None and "lost" in answer:
             self.launches.resolve(row, answer, prompt)
         else:
-            self.beside(self._resolve(row, asked, answer))
+            self.beside(self._resolve(row, asked, answer, prompt))
 
-    async def _resolve(self, row: Row, asked: Asked, answer: Answer) -> None:
-        prompt = None
+    async def _resolve(
+        self, row: Row, asked: Asked, answer: Answer, prompt: list[int] | None
+    ) -> None:
         try:
-            prompt = await self.tokens.ids(asked)
+            if prompt is None:
+                prompt = await self.tokens.ids(asked)
+                return
+            own = await self._asked(asked)
+            add(self.counts.prompts, "unknown" if own is None else _COMPARED[own == prompt])
+            if own is not None and own != prompt:
+                answer, prompt = {"lost": OTHER_PROMPT}, own
         finally:
             self.launches.resolve(row, answer, prompt)
+
+    async def _asked(self, asked: Asked) -> list[int] | None:
+        """The prompt of a request as stable reads it; None where it does not say."""
+        stable = self.servers.get("stable")
+        if asked.known_tokens is None and (stable is None or stable.breaker.state != "closed"):
+            return None
+        return await self.tokens.ids(asked, stable) if asked.alone else None
 
     def launch(self, decision: Decision, known: Known, key: str, wish: Wish | None) -> Row | None:
         sampling, best = (wish.sampling, wish.best) if wish is not None else (None, 0)

@@ -1,4 +1,5 @@
-# Tokens: how many a prompt has, and which, by asking a pool that has the tokenizer.
+# Tokens: how many a prompt has, and which, by asking a pool that has the tokenizer.  What infer
+# says that it was asked is compared with what stable makes of the same request.
 
 from __future__ import annotations
 
@@ -58,18 +59,22 @@ class Tokens:
             self._known.popitem(last=False)
         return answer.count
 
-    async def ids(self, asked: Asked) -> list[int] | None:
-        """The ids of a prompt; None where nobody said in time."""
+    async def ids(self, asked: Asked, server: Server | None = None) -> list[int] | None:
+        """The ids of a prompt; None where nobody said in time.
+
+        Args:
+            server: who is asked; None: whoever may be.
+        """
         if asked.known_tokens is not None:
             try:
                 return msgspec.json.decode(asked.prompt, type=list[int])
             except msgspec.DecodeError:
                 return None
-        answer = await self._ask(msgspec.json.encode(asked.about))
+        answer = await self._ask(msgspec.json.encode(asked.about), server)
         return answer.tokens or None if answer is not None else None
 
-    async def _ask(self, body: bytes) -> _Tokens | None:
-        server = self._server()
+    async def _ask(self, body: bytes, server: Server | None = None) -> _Tokens | None:
+        server = server or self._server()
         if server is None:
             return None
         try:

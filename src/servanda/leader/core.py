@@ -27,6 +27,7 @@ from servanda.routing.budget import samples
 from servanda.routing.machine import absorb, begin, look, rebase, rules_of, set_back, snapshot
 from servanda.routing.state import Facts, RoutingState, Rules, Score, Transition, named
 from servanda.routing.values import SliceRoute, Snapshot
+from servanda.served import OTHER_PROMPT
 
 _SHOWN = 50  # transitions that are shown
 _SAID = 256  # records for the ledger that are remembered
@@ -178,10 +179,11 @@ class Core:
         for one in scored:
             if one.statistics is None or one.row.outside:
                 continue
-            row, key = one.row, one.row.request.key if one.row.request else ""
-            state = absorb(
-                self.rules, state, Score(row.at, key, row.chance, one.statistics, row.drawn)
-            )
+            row, request = one.row, one.row.request
+            key = request.key if request else ""
+            misread = request is not None and request.lost == OTHER_PROMPT
+            score = Score(row.at, key, row.chance, one.statistics, row.drawn, misread)
+            state = absorb(self.rules, state, score)
             for (clause, slice_), statistic in one.statistics.items():
                 numbers = (statistic.total, statistic.known, statistic.missing)
                 kept.append(Sample(row.at, slice_, clause, *numbers, row.chance, key))

@@ -103,6 +103,9 @@ class _Look:
 
     def _seen(self, one: SliceState) -> SliceState:
         """Where answers have no value a fault may hide for ever, and somebody is told once."""
+        if one.misread:
+            held = f"infer answered {one.misread:,} of {one.scored:,} scored requests for another "
+            return self._hold_once(one, "prompt", f"{held}prompt than stable makes of them")
         lost = max((track.hidden for track in one.tracks.values()), default=0.0)
         if lost >= HIDDEN:
             held = f"{lost:.0%} of what was lately scored has no value, and may hide a fault"

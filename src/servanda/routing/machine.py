@@ -91,7 +91,8 @@ def _with(
         track = tracks.get(cell.clause, Track())
         tracks[cell.clause] = added(track, statistic, cell.limit, chance)
     recent = (*one.recent, score.key)[-remembered(rules) :]
-    return replace(one, tracks=tracks, recent=recent, scored=one.scored + 1)
+    misread, scored = one.misread + score.misread, one.scored + 1
+    return replace(one, tracks=tracks, recent=recent, misread=misread, scored=scored)
 
 
 def remembered(rules: Rules) -> int:

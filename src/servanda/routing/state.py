@@ -148,6 +148,7 @@ class SliceState:
         tracks: of the cells that are watched on it, by clause, since `since` (but active and
             suspect share theirs).
         recent: keyed hashes of who asked, one a request of that evidence, the latest last.
+        misread: requests of that evidence for which infer answered another prompt.
         scored: requests of that evidence; passed: requests that were left out of it, because
             their key had its part already.
         calm: since when a suspect's evidence has decayed; None while it has not.
@@ -170,6 +171,7 @@ class SliceState:
     doubts: Mapping[str, int] = field(default_factory=dict)
     tracks: Mapping[str, Track] = field(default_factory=dict)
     recent: tuple[str, ...] = ()
+    misread: int = 0
     scored: int = 0
     passed: int = 0
     calm: float | None = None
@@ -194,6 +196,7 @@ def fresh(one: SliceState) -> SliceState:
         one,
         tracks={},
         recent=(),
+        misread=0,
         scored=0,
         passed=0,
         step_scored=0,
@@ -210,6 +213,7 @@ class Score:
     Args:
         at: when it was launched, unix seconds.
         key: a keyed hash of who asked; "" where nobody knows.
+        misread: whether infer answered another prompt than it was asked.
         chance: with what probability it was sampled.
         statistics: (clause, slice) -> of its tokens, one request; cells that it does not
             meet are left out.  A request that came to nothing has its missing tokens.
@@ -223,6 +227,7 @@ class Score:
     chance: float
     statistics: Mapping[tuple[str, str], GroupRatio | RequestDraws]
     drawn: Mapping[str, float] | None = None
+    misread: bool = False
 
 
 @dataclass(frozen=True)

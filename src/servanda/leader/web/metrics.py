@@ -26,6 +26,7 @@ from servanda.leader.standing import CellStanding, Standing
 from servanda.leader.web.counted import (
     ANSWERED,
     ANSWERING,
+    COMPARED,
     DECIDED,
     FAILOVERS,
     REPLIES,
@@ -72,6 +73,7 @@ class _Figures(Collector):
         self._answers = tally("answers", str, among(ANSWERED))
         self._statuses = tally("statuses", str, among(REPLIES))
         self._failovers = tally("failovers", among(FAILOVERS))
+        self._prompts = tally("prompts", among(COMPARED))
         self._overhead = Ended(lambda counts: spent(counts.get("overhead")))
         self._first_byte = {
             pool: Ended(lambda counts, pool=pool: spent(of_pool(counts.get("first_byte"), pool)))
@@ -136,6 +138,13 @@ class _Figures(Collector):
             standing.name,
             ("reason",),
             self._failovers.of(standing.gateways),
+        )
+        yield counter(
+            "servanda_prompt_checks",
+            "Sampled answers by whether infer ran the prompt that stable makes of the request.",
+            standing.name,
+            ("result",),
+            self._prompts.of(standing.gateways),
         )
         open_ = GaugeMetricFamily(
             "servanda_breaker_open",
