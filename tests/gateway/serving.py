@@ -273,12 +273,11 @@ class Running:
 
 
 def config(infer, stable=None, **more):
-    """A configuration of two fakes, or of their urls: like `servanda serve-kernel`, they write
-    nothing of ids that nobody asked for."""
+    """A configuration of two fakes, or of their urls."""
     urls = [getattr(one, "url", one) for one in (infer, stable)]
     limits = more.pop("limits", Limits())
     waits = more.pop("waits", {})
-    pools = {"infer": Upstream(urls[0], dialect=more.pop("dialect", "plain"), **waits)}
+    pools = {"infer": Upstream(urls[0], **waits)}
     if stable is not None:
         pools["stable"] = Upstream(urls[1], **waits)
     return Config(**pools, limits=limits, **{"without": "stable" if stable else "infer", **more})

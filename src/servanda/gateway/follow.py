@@ -51,6 +51,7 @@ class Follower:
         self._ready = asyncio.Event()
         self._over = False
         self._rows = MESSAGE_ROWS  # of a message, at most
+        self._took = False  # whether a snapshot came that the leader is to hear of
         self._heard_alone = False  # whether the last message had no rows, and was heard
         gateway.launches.on_ready = self._ready.set
 
@@ -63,7 +64,8 @@ class Follower:
             if self._over:
                 break
             await asyncio.sleep(_OFTEN_S)
-            if not well or not self._gateway.launches.waiting():
+            took, self._took = self._took, False
+            if not well or not (took or self._gateway.launches.waiting()):
                 self._ready.clear()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._ready.wait() if well else _for_ever(), _SELDOM_S)
@@ -145,7 +147,8 @@ class Follower:
             raise ValueError("a snapshot has a number")
         # what cannot decide is found out here, and not by a user
         Router(found).decide(Known("", ""), now=gateway.now())
-        if not gateway.take(found):
+        self._took = gateway.take(found)
+        if not self._took:
             add(gateway.counts.reflexes, "old snapshot")
 
 

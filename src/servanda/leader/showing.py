@@ -112,12 +112,12 @@ def _interval(cell: Watched, track: Track) -> tuple[float, float] | None:
 
 def undrawn(rules: Rules, state: RoutingState) -> tuple[LeftOut, ...]:
     """Slices that were scored, and nothing was seen of how their tokens are drawn."""
-    return tuple(
-        LeftOut(cell.clause, cell.slice, "infer reports no likeliest tokens")
-        for cell in rules.watched
-        if cell.refutes and (one := state.slices[cell.slice]).scored
-        if not one.tracks.get(cell.clause, Track()).tokens
-    )
+    why = "infer reports no likeliest tokens"
+    scored = [c for c in rules.watched if c.refutes and state.slices[c.slice].scored]
+    blind = [c for c in scored if not state.slices[c.slice].tracks.get(c.clause, Track()).tokens]
+    if blind and blind == scored:
+        return (LeftOut(blind[0].clause, "any slice", why),)
+    return tuple(LeftOut(cell.clause, cell.slice, why) for cell in blind)
 
 
 def nearness(rules: Rules, state: RoutingState) -> dict[str, float]:

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from servanda.contract import WHOLE
@@ -18,10 +17,10 @@ from servanda.routing.nearness import (
     CALM,
     SUSPICIOUS,
     Weighed,
-    late_mean,
+    broken,
+    decided,
+    doubts,
     left_out,
-    likeliest,
-    mean,
     slowest,
     weighed,
 )
@@ -32,13 +31,11 @@ from servanda.routing.state import (
     RoutingState,
     Rules,
     SliceState,
-    Track,
     Transition,
     fresh,
     named,
 )
 from servanda.routing.values import AWAY, Pin, Status
-from servanda.stats.likelihood_ratio import names
 
 SELF = "servanda"
 HOUR_S = 3600.0
@@ -205,13 +202,8 @@ class _Look:
         )
         cell = found[0].cell
         of = self._state.slices[cell.slice]
-        doubts = {w.cell.clause: _doubt(of, w) for w in found if w.cell.refutes}
-        after = replace(after, doubts=doubts)
-        broken = "is beyond its limit"
-        if cell.refutes:
-            drawn = names()[doubts[cell.clause]]
-            broken = f"fails: tokens are not drawn as infer reports, but more as with {drawn}"
-        reason = f"{cell.name} {broken}{left_out(self._rules, of)}"
+        after = replace(after, doubts=doubts(of, found))
+        reason = f"{cell.name} {broken(of, found[0])}{left_out(self._rules, of)}"
         reason += f"; again, so that the dwell is {dwell:g} s" if again else ""
         pages = tuple(dict.fromkeys((*self._pages(one), *cell.pages)))
         self._note(one, after, found, reason, acted=left, pages=pages)
@@ -343,25 +335,8 @@ class _Look:
             pages=pages,
         )
         if found:
-            first = found[0]
-            of = self._state.slices[first.cell.slice]
-            track = of.tracks.get(first.cell.clause, Track())
-            low, scale = first.cell.low, first.cell.scale
-            change = replace(
-                change,
-                cell=first.cell.name,
-                value=low + scale * (late_mean if first.process == "alarm" else mean)(track),
-                limit=math.nan if first.cell.refutes else low + scale * first.cell.limit,
-                log_evidence=first.log_evidence,
-                log_price=first.log_price,
-                n=track.n,
-                keys=len(of.keys),
-            )
+            change = decided(change, found[0], self._state.slices[found[0].cell.slice])
         self._changes.append(change)
-
-
-def _doubt(one: SliceState, found: Weighed) -> int:
-    return likeliest(one.tracks[found.cell.clause], found.process)
 
 
 def _without(told: tuple[str, ...], kind: str) -> tuple[str, ...]:

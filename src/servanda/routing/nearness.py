@@ -11,12 +11,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from servanda.routing.state import Rules, SliceState, Track, Watched
+from servanda.routing.state import Rules, SliceState, Track, Transition, Watched
 from servanda.stats import GroupRatio, RequestDraws
+from servanda.stats.likelihood_ratio import names
 from servanda.stats.log_moment import log_mean_exp
 
 SUSPICIOUS = 1 / 4  # of a price: more is sampled, so that it is soon paid or gone
@@ -119,9 +121,37 @@ def returning(rules: Rules, cell: Watched, track: Track, doubt: int | None = Non
     return Weighed(cell, "back", found, price, _near(found, price))
 
 
-def likeliest(track: Track, process: str) -> int:
-    """The bet that has most of the evidence of a process, by its number."""
-    return int(np.argmax(track.alarm if process == "alarm" else track.above))
+def doubts(one: SliceState, found: Sequence[Weighed]) -> dict[str, int]:
+    """Of each cell that refutes, the way of drawing tokens that has most of its evidence."""
+    return {w.cell.clause: _likeliest(one, w) for w in found if w.cell.refutes}
+
+
+def _likeliest(one: SliceState, found: Weighed) -> int:
+    track = one.tracks[found.cell.clause]
+    return int(np.argmax(track.alarm if found.process == "alarm" else track.above))
+
+
+def broken(one: SliceState, found: Weighed) -> str:
+    """What is wrong where the price is paid, after the name of the cell."""
+    if not found.cell.refutes:
+        return "is beyond its limit"
+    drawn = names()[_likeliest(one, found)]
+    return f"fails: tokens are not drawn as infer reports, but more as with {drawn}"
+
+
+def decided(change: Transition, found: Weighed, one: SliceState) -> Transition:
+    """The transition, with the evidence that decided it."""
+    cell, track = found.cell, one.tracks.get(found.cell.clause, Track())
+    return replace(
+        change,
+        cell=cell.name,
+        value=cell.low + cell.scale * (late_mean if found.process == "alarm" else mean)(track),
+        limit=math.nan if cell.refutes else cell.low + cell.scale * cell.limit,
+        log_evidence=found.log_evidence,
+        log_price=found.log_price,
+        n=track.n,
+        keys=len(one.keys),
+    )
 
 
 def weighed(rules: Rules, state: SliceState) -> tuple[Weighed, ...]:

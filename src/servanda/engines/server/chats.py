@@ -52,9 +52,8 @@ def chat_reply(ask: Ask, head: Head, choices: Sequence[Choice]) -> dict[str, Any
         }
         if ask.logprobs is not None:
             entry["logprobs"] = chat_logprobs(choice.tokens, ask.as_ids)
-        if ask.return_token_ids:
-            entry["token_ids"] = [t.id for t in choice.tokens]
-            more["prompt_token_ids"] = list(choice.prompt)
+        entry["token_ids"] = [t.id for t in choice.tokens] if ask.return_token_ids else None
+        more["prompt_token_ids"] = list(choice.prompt) if ask.return_token_ids else None
         if choice.scored is not None:
             more["prompt_logprobs"] = prompt_logprobs(choice.scored)
         listed.append(entry)

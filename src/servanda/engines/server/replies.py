@@ -1,4 +1,4 @@
-# Tokens to JSON, as vLLM writes it.
+# Tokens to JSON, as vLLM writes it: ids that nobody asked for are null.
 #
 # Logprobs are processed: the log of the probability that a token was really drawn with.  Those
 # of a prompt are of the model alone, before temperature and filters, as vLLM's are.  JSON has
@@ -135,8 +135,7 @@ def completion_reply(ask: Ask, head: Head, choices: Sequence[Choice]) -> dict[st
         if ask.logprobs is not None:
             first = choice.first if echoed else None
             entry["logprobs"] = logprobs_of([*before, *choice.tokens], ask, first=first)
-        if ask.return_token_ids:
-            entry["token_ids"] = [t.id for t in choice.tokens]
-            entry["prompt_token_ids"] = list(choice.prompt)
+        entry["token_ids"] = [t.id for t in choice.tokens] if ask.return_token_ids else None
+        entry["prompt_token_ids"] = list(choice.prompt) if ask.return_token_ids else None
         listed.append(entry)
     return head.reply("text_completion", listed, usage=usage(choices, ask.n))

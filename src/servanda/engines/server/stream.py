@@ -142,10 +142,13 @@ def _completion_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) 
     if ask.logprobs is not None and token is not None:
         offset = sum(len(t.word) for t in choice.tokens[:-1])
         entry["logprobs"] = replies.logprobs_of([token], ask, offset)
-    if ask.return_token_ids:
-        entry["token_ids"] = [token.id] if token else []
-        entry["prompt_token_ids"] = list(choice.prompt) if new else None
+    entry["token_ids"] = _ids(ask, token)
+    entry["prompt_token_ids"] = list(choice.prompt) if new and ask.return_token_ids else None
     return [entry]
+
+
+def _ids(ask: Ask, token: Token | None) -> list[int] | None:
+    return ([token.id] if token else []) if ask.return_token_ids else None
 
 
 def _chat_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) -> list[Any]:
@@ -156,8 +159,7 @@ def _chat_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) -> lis
     if new:
         delta = {"role": "assistant", "content": ""}
         entries.append({"index": choice.index, "delta": delta, "finish_reason": None})
-        if ask.return_token_ids:
-            entries[0]["prompt_token_ids"] = list(choice.prompt)
+        entries[0]["prompt_token_ids"] = list(choice.prompt) if ask.return_token_ids else None
     delta = {"content": token.text if token else ""}
     if ask.tools:
         said = "".join(t.text for t in choice.tokens) if over else ""
@@ -174,6 +176,5 @@ def _chat_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) -> lis
     }
     if ask.logprobs is not None and token is not None:
         entry["logprobs"] = chats.chat_logprobs([token], ask.as_ids)
-    if ask.return_token_ids:
-        entry["token_ids"] = [token.id] if token else []
+    entry["token_ids"] = _ids(ask, token)
     return [*entries, entry]
