@@ -124,6 +124,11 @@ class Kernel(Value):
     logprobs: Literal["raw", "processed"] | None = Field(
         None, description="Of the server, before or after its sampling; default as its kind has it."
     )
+    sampling_defaults: Sampling | None = Field(
+        None,
+        description="What the server takes for sampling that a request leaves unsaid; default: "
+        "it is asked.",
+    )
     timeout_s: Number | None = Field(
         None,
         gt=0,

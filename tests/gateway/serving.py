@@ -277,7 +277,7 @@ def config(infer, stable=None, **more):
     urls = [getattr(one, "url", one) for one in (infer, stable)]
     limits = more.pop("limits", Limits())
     waits = more.pop("waits", {})
-    pools = {"infer": Upstream(urls[0], **waits)}
+    pools = {"infer": Upstream(urls[0], defaults=more.pop("defaults", {}), **waits)}
     if stable is not None:
         pools["stable"] = Upstream(urls[1], **waits)
     return Config(**pools, limits=limits, **{"without": "stable" if stable else "infer", **more})

@@ -41,6 +41,7 @@ FAMILIES = {
     "servanda_upstream_first_byte_seconds",
     "servanda_failovers",
     "servanda_prompt_checks",
+    "servanda_unsampled",
     "servanda_breaker_open",
     "servanda_gateway_overhead_seconds",
     "servanda_transitions",
@@ -129,6 +130,7 @@ def test_every_metric_is_there_with_a_type_and_words():
         ("servanda_upstream_replies_total", {"pool": "infer", "status": "5xx"}, 20),
         ("servanda_failovers_total", {"reason": "5xx"}, 20),
         ("servanda_prompt_checks_total", {"result": "other"}, 2),
+        ("servanda_unsampled_total", {"reason": "no max_tokens"}, 3),
         ("servanda_breaker_open", {"pool": "infer"}, 0),
         ("servanda_upstream_first_byte_seconds_bucket", {"pool": "infer", "le": "0.1"}, 7),
         ("servanda_upstream_first_byte_seconds_count", {"pool": "infer"}, 8),
@@ -252,6 +254,7 @@ def test_nobody_who_sends_requests_can_make_a_series():
         "statuses": {f"infer\t{bad}{i}": 1 for i in range(2_000) for bad in HOSTILE},
         "failovers": dict.fromkeys(HOSTILE, 1),
         "prompts": dict.fromkeys(HOSTILE, 1),
+        "unsampled": dict.fromkeys(HOSTILE, 1),
         "first_byte": dict.fromkeys(HOSTILE, overhead),
     }
     steps = tuple(fake.transition(i + 1, bad, bad) for i, bad in enumerate(HOSTILE))

@@ -12,6 +12,7 @@ from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.slices import LABEL
 
 if TYPE_CHECKING:
+    from servanda.engines.http.dialects import Server
     from servanda.gateway.config import Config, Dialect, Upstream
 
 LEADER_KEY = "SERVANDA_GATEWAY_KEY"
@@ -164,33 +165,42 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> tu
             f"--{pool} takes a URL of http or https, without a key",  # not shown: one is in it
             hint=f"write http://HOST:PORT; {_POOL_KEYS[pool]} is sent there as the key",
         ) from None
-    dialect, model = _met(kernel, pool, at, say)
+    dialect, server = _met(kernel, pool, at, say)
+    declared = kernel.sampling_defaults
+    defaults = server.defaults if declared is None else declared.model_dump(exclude_none=True)
+    if pool == "infer" and defaults is None:
+        say(
+            "! infer does not say how it samples what a request leaves unsaid: only requests that "
+            "name temperature, top_p, top_k, min_p and all penalties are evidence; declare "
+            "kernels.infer.sampling_defaults"
+        )
     key = os.environ.get(_POOL_KEYS[pool], "")
     found = Upstream(
         url,
         key,
         dialect,
-        served=model,
+        served=server.served,
+        defaults=defaults,
         first_byte_s=waits.first_byte_s,
         total_s=waits.total_s,
     )
-    return found, model
+    return found, server.served
 
 
-def _met(kernel: Kernel, pool: str, url: str, say: Say) -> tuple[Dialect, str]:
+def _met(kernel: Kernel, pool: str, url: str, say: Say) -> tuple[Dialect, Server]:
     """What kind of server it is; one that is not there yet does not keep users waiting."""
-    from servanda.engines.http.dialects import found_out
+    from servanda.engines.http.dialects import Server, found_out
     from servanda.engines.http.transport import Limits, Transport
 
     transport = Transport(url, 1, Limits(connect_s=2.0, read_s=5.0, tries=1, first_tries=1))
     dialect: Any
     try:
         speaker, server = found_out(transport, kernel.dialect, kernel.served)
-        return speaker.name, server.served  # type: ignore[return-value]
+        return speaker.name, server  # type: ignore[return-value]
     except MeasurementError as error:
         dialect = kernel.dialect or "vllm"
         told = "" if kernel.dialect else f"; it is taken to be of dialect {dialect}"
         say(f"! {pool} does not answer yet, and is asked all the same{told}: {error.args[0]}")
-        return dialect, ""
+        return dialect, Server("")
     finally:
         transport.close()

@@ -14,7 +14,7 @@ from servanda.gateway import headers as named
 from servanda.gateway.asked import Asked
 from servanda.gateway.capture import Capture
 from servanda.gateway.counts import add
-from servanda.gateway.evidence import NOT_TO_ITS_TASTE, Wish, allowed, wish_of
+from servanda.gateway.evidence import NOT_TO_ITS_TASTE, Wish, allowed
 from servanda.gateway.exchange import Exchange, is_packed, is_stream, passed
 from servanda.gateway.gateway import Gateway
 from servanda.gateway.launches import Row
@@ -130,7 +130,7 @@ class _One:
         """
         gateway, counts = self._gateway, self._gateway.counts
         server = gateway.servers[pool]
-        wish, row = self._launched(server) if pool == "infer" else (None, None)
+        wish, row = self._launched() if pool == "infer" else (None, None)
         self._lost = "cancelled"
         counts.begun(pool)
         try:
@@ -148,16 +148,10 @@ class _One:
             if row is not None:
                 self._close(row)
 
-    def _launched(self, server: Server) -> tuple[Wish | None, Row | None]:
+    def _launched(self) -> tuple[Wish | None, Row | None]:
         gateway, decision = self._gateway, self._decision
-        wish = None
-        if decision.sampled and not decision.mirrored:
-            if len(self._asked.body) > gateway.config.limits.read_bytes:
-                pass  # before anything of its answer is known, and whatever that will be
-            elif gateway.launches.room:
-                wish = wish_of(self._asked, server.about, server.best)
-            else:
-                gateway.counts.dropped += 1
+        due = decision.sampled and not decision.mirrored
+        wish = gateway.wish(self._asked) if due else None
         row = gateway.launch(decision, self._known, self._key, wish)
         gateway.launches.move(decision.slices, 1)
         return wish, row

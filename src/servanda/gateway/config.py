@@ -30,6 +30,9 @@ class Upstream:
             give a user's answer as ids, so nothing of theirs is sampled.
         served: what the server calls the kernel's model: a request that names another one (an
             adapter, say) is no evidence of this kernel; "": every name is the kernel's.
+        defaults: of what a request may leave unsaid about its sampling, what the server takes:
+            temperature, top_p, top_k, min_p and penalties, those that are not neutral at least;
+            None: nobody knows, and only requests that say all of it are evidence.
         best: likeliest tokens that a sampled request asks for, at most.
         connect_s, first_byte_s, idle_s: longest wait for a connection, for the first byte of
             a reply (of one that is not streamed: for all of it), and between two of its parts;
@@ -41,6 +44,7 @@ class Upstream:
     key: str = field(default="", repr=False)
     dialect: Dialect = "vllm"
     served: str = ""
+    defaults: Mapping[str, float] | None = None
     best: int = 8
     connect_s: float = 5.0
     first_byte_s: float = 300.0

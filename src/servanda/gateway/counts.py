@@ -60,6 +60,7 @@ class Counts:
             timeout, broken, 5xx, or breaker where infer was not asked at all.
         first_byte: pool -> seconds between asking it and the first byte of its reply's body.
         sampled, dropped: requests that were sampled, and those of them that were given up.
+        unsampled: why a request that was drawn for the sample is no evidence -> how many.
         mirrored, mirror_dropped: that infer was asked for nobody, and was not for want of room.
         launched: slice -> requests that infer was sent; every slice of a request.
         in_flight: pool -> requests now; peak: the most since the last report.
@@ -81,6 +82,7 @@ class Counts:
     )
     sampled: int = 0
     dropped: int = 0
+    unsampled: dict[str, int] = field(default_factory=dict)
     mirrored: int = 0
     mirror_dropped: int = 0
     launched: dict[str, int] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 # Evidence: which requests can be it, and how they are asked for token ids and logprobs.
 #
 # What is looked at is what a user asked for, before anything is sent (law 5).  A field that
-# nobody here knows may change the draw: such a request is served and counted, and not sampled.
+# nobody here knows may change the draw: such a request is served and not sampled, and it is
+# counted by the reason.
 
 from __future__ import annotations
 
@@ -20,6 +21,13 @@ from servanda.neutral import NEUTRAL
 NOT_TO_ITS_TASTE = (400, 422)  # perhaps what was added to a request
 _ALLOWED = re.compile(rb"max allowed: ([0-9]{1,6})")  # vLLM's words for too many logprobs
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
+# what decides how a token is drawn, and has a default that a server may have changed
+_DECIDING = frozenset(
+    (
+        *("temperature", "top_p", "top_k", "min_p"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    )
+)
 # of no consequence for what is drawn, or said in the reply itself
 _HARMLESS = frozenset(
     (
@@ -38,9 +46,32 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {**NEUTRAL, "n": (1,), "echo": (False,
 # what a request that nobody waits for must not do again
 _NOT_TWICE = ("tools", "tool_choice", "functions", "function_call", "store", "user", "metadata")
 _STREAMED = ("stream", "stream_options")
+# why a request is no evidence, besides the fields of _NEUTRAL
+DIALECT = "infer's kind of server"
+UNREADABLE = "unreadable"
+MODEL = "another model"
+SHOWN = "logprobs asked for in an odd way"
+UNKNOWN = "unknown field"
+PROMPTS = "several prompts"
+CONTENT = "content besides text"
+MAX_TOKENS = "no max_tokens"
+VALUE = "odd sampling value"
+DEFAULTS = "sampling left to the server"
+LENGTH = "long body"
+ROOM = "no room"
+_OTHERS = (DIALECT, UNREADABLE, MODEL, SHOWN, UNKNOWN, PROMPTS, CONTENT, MAX_TOKENS, VALUE)
+REASONS: tuple[str, ...] = (*_NEUTRAL, *_OTHERS, DEFAULTS, LENGTH, ROOM)
 _MOST = 2**63 - 1  # of a number that others can read too
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _objects = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+class NoEvidence(Exception):  # noqa: N818 - what a request is
+    """A request is none; `why` is one of REASONS."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 @dataclass(frozen=True)
@@ -65,25 +96,28 @@ class Wish:
     nulls: bool = False
 
 
-def wish_of(asked: Asked, pool: Upstream, best: int, *, mirrored: bool = False) -> Wish | None:
-    """How a request is asked for evidence; None where it can be none.
+def wish_of(asked: Asked, pool: Upstream, best: int, *, mirrored: bool = False) -> Wish:
+    """How a request is asked for evidence.
 
     Args:
         best: likeliest tokens that the pool gives at most.
         mirrored: nobody waits for it: it is not streamed, and has no effect beside its answer.
+
+    Raises:
+        NoEvidence: it can be none.
     """
     if pool.dialect not in TELLS_IDS:
-        return None
+        raise NoEvidence(DIALECT)
     try:
         fields = _objects(asked.body)
         values = {name: _plain(raw) for name, raw in fields.items() if name not in _TEXTS}
-        sampling = _sampling(asked, fields, values)
+        sampling = _sampling(asked, fields, values, pool.defaults)
     except _UNREADABLE:
-        return None  # the pool will say so
+        raise NoEvidence(UNREADABLE) from None  # the pool will say so
     if pool.served and values.get("model") not in (None, "", pool.served):
-        return None
-    if sampling is None or not _plainly_shown(values, asked.chat):
-        return None
+        raise NoEvidence(MODEL)
+    if not _plainly_shown(values, asked.chat):
+        raise NoEvidence(SHOWN)
     wanted = values.get("logprobs")
     own = wanted is True if asked.chat else wanted is not None
     ids = values.get("return_token_ids") is True
@@ -131,30 +165,43 @@ def _plainly_shown(values: Mapping[str, Any], chat: bool) -> bool:
 
 
 def _sampling(
-    asked: Asked, fields: Mapping[str, Raw], values: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """What was asked for, as a row has it; None where it is no evidence."""
-    for name, value in values.items():
-        if name in _HARMLESS or value is None:
+    asked: Asked,
+    fields: Mapping[str, Raw],
+    values: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """What is asked for, as a row has it: what the request leaves unsaid is the server's.
+
+    Raises:
+        NoEvidence: it is none.
+    """
+    said = {name: value for name, value in values.items() if value is not None}
+    if defaults is None and not said.keys() >= _DECIDING:
+        raise NoEvidence(DEFAULTS)
+    said = {**(defaults or {}), **said}
+    for name, value in said.items():
+        if name in _HARMLESS:
             continue
-        if name not in _NEUTRAL or not any(_same(value, v) for v in _NEUTRAL[name]):
-            return None
+        if name not in _NEUTRAL:
+            raise NoEvidence(UNKNOWN)
+        if not any(_same(value, v) for v in _NEUTRAL[name]):
+            raise NoEvidence(name)
     if not (_texts_only(fields.get("messages")) if asked.chat else _one_prompt(asked)):
-        return None
-    given = values.get("max_tokens")
-    most = values.get("max_completion_tokens", given) if asked.chat else given
+        raise NoEvidence(CONTENT if asked.chat else PROMPTS)
+    given = said.get("max_tokens")
+    most = said.get("max_completion_tokens", given) if asked.chat else given
     if type(most) is not int or not 1 <= most <= _MOST:
-        return None
+        raise NoEvidence(MAX_TOKENS)
     found: dict[str, Any] = {"max_new_tokens": most}
     for name in _SAMPLING:
-        value = values.get(name)
+        value = said.get(name)
         if value is None:
             continue
         whole = name in ("top_k", "seed")
         if type(value) is not int and (whole or type(value) is not float):
-            return None
+            raise NoEvidence(VALUE)
         if not -_MOST <= value <= _MOST:
-            return None
+            raise NoEvidence(VALUE)
         found[name] = value
     return found
 

@@ -16,7 +16,7 @@ from servanda.gateway.breaker import Breaker
 from servanda.gateway.capture import Answer
 from servanda.gateway.config import Config
 from servanda.gateway.counts import Counts, add
-from servanda.gateway.evidence import Wish
+from servanda.gateway.evidence import LENGTH, ROOM, NoEvidence, Wish, wish_of
 from servanda.gateway.launches import Launches, Row
 from servanda.gateway.log import Log
 from servanda.gateway.refusing import Refused
@@ -232,6 +232,23 @@ class Gateway:
         if asked.known_tokens is None and (stable is None or stable.breaker.state != "closed"):
             return None
         return await self.tokens.ids(asked, stable) if asked.alone else None
+
+    def wish(self, asked: Asked, *, mirrored: bool = False) -> Wish | None:
+        """How infer is asked what was drawn for the sample; None where it is no evidence.
+
+        Decided before anything of the answer is known, and whatever that will be.
+        """
+        infer = self.servers["infer"]
+        try:
+            if len(asked.body) > self.config.limits.read_bytes:
+                raise NoEvidence(LENGTH)
+            if not self.launches.room:
+                self.counts.dropped += not mirrored
+                raise NoEvidence(ROOM)
+            return wish_of(asked, infer.about, infer.best, mirrored=mirrored)
+        except NoEvidence as no:
+            add(self.counts.unsampled, no.why)
+            return None
 
     def launch(self, decision: Decision, known: Known, key: str, wish: Wish | None) -> Row | None:
         sampling, best = (wish.sampling, wish.best) if wish is not None else (None, 0)

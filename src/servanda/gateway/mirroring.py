@@ -38,9 +38,7 @@ class Mirror:
         if not (self._room() and server.breaker.enter(client)):
             gateway.counts.mirror_dropped += 1
             return
-        wish = None
-        if decision.sampled and gateway.launches.room:
-            wish = wish_of(asked, server.about, server.best, mirrored=True)
+        wish = gateway.wish(asked, mirrored=True) if decision.sampled else None
         row = gateway.launch(decision, known, key, wish)
         gateway.counts.mirrored += 1
         self._in_flight += 1

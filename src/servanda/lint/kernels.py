@@ -57,7 +57,7 @@ def _server(path: Path, kernel: Kernel) -> Iterator[Finding]:
             hint = "remove model; which one of several is named by served"
             yield Finding((*path, "model"), message, hint, key=True)
         return
-    for name in ("url", "served", "dialect", "logprobs", "timeout_s"):
+    for name in ("url", "served", "dialect", "logprobs", "sampling_defaults", "timeout_s"):
         if getattr(kernel, name) is not None:
             message = f"engine {kernel.engine} runs its model itself and takes no {name}"
             hint = "write engine: openai_http, or remove it"

@@ -106,6 +106,14 @@ class Part:
             raise self.wrong("a whole number")
         return value
 
+    def number(self) -> float:
+        """A finite number; a whole one stays whole."""
+        value = self.value
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value):
+            raise self.wrong("a number")
+        return value
+
     def token(self, vocab_size: int) -> int:
         """A token id; one beyond the known vocabulary is refused.
 

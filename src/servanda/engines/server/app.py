@@ -28,6 +28,7 @@ from servanda.engines.server.misbehave import DRAWN_BY, Fault, Misbehaving, Misb
 from servanda.engines.server.replies import Head, completion_reply
 from servanda.engines.server.stream import EventStream, Gone, chunks, unless_gone
 from servanda.errors import ServandaError
+from servanda.sampling import Sampling
 
 Handler = Callable[[Request], Awaitable[Response]]
 Faulty = Callable[[Mapping[str, Any]], Engine]  # a fault -> the served kernel with it
@@ -152,6 +153,7 @@ class Server:
             "logprobs": "processed",
             "prompt_logprobs": "raw",
             "filters": ["temperature", "top_k", "top_p", "min_p"],
+            "sampling_defaults": Sampling().model_dump(exclude_none=True),  # type: ignore[call-arg]
             "streams": self.asking.streams,
         }
         digests = {"digest": about.digest, "weights": about.weights}

@@ -22,6 +22,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from servanda import __version__
+from servanda.gateway.evidence import REASONS as NO_EVIDENCE
 from servanda.leader.standing import CellStanding, Standing
 from servanda.leader.web.counted import (
     ANSWERED,
@@ -73,6 +74,7 @@ class _Figures(Collector):
         self._answers = tally("answers", str, among(ANSWERED))
         self._statuses = tally("statuses", str, among(REPLIES))
         self._failovers = tally("failovers", among(FAILOVERS))
+        self._unsampled = tally("unsampled", among(NO_EVIDENCE))
         self._prompts = tally("prompts", among(COMPARED))
         self._overhead = Ended(lambda counts: spent(counts.get("overhead")))
         self._first_byte = {
@@ -138,6 +140,13 @@ class _Figures(Collector):
             standing.name,
             ("reason",),
             self._failovers.of(standing.gateways),
+        )
+        yield counter(
+            "servanda_unsampled",
+            "Requests that were drawn for the sample and are no evidence, by why they are none.",
+            standing.name,
+            ("reason",),
+            self._unsampled.of(standing.gateways),
         )
         yield counter(
             "servanda_prompt_checks",

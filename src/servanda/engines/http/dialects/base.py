@@ -37,6 +37,8 @@ class Server:
         scores: paths by which it scores given tokens.
         top: likeliest tokens that it gives at most of a given position; 0 where none.
         meaning: what it says of its logprobs; None where it says nothing.
+        defaults: what a request gets that names no sampling: temperature, top_p, top_k, min_p and
+            penalties, those that are not neutral at least; None where it does not say.
         facts: what else may change a number, for the fingerprint.
     """
 
@@ -50,6 +52,7 @@ class Server:
     scores: tuple[Path, ...] = ()
     top: int = 0
     meaning: Meaning | None = None
+    defaults: Mapping[str, float] | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
 
 

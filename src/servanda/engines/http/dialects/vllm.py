@@ -31,9 +31,15 @@ from servanda.engines.http.dialects.base import (
 )
 from servanda.engines.http.replies import Part, same_prompt
 from servanda.engines.http.transport import Refused, Transport
+from servanda.errors import MeasurementError
+from servanda.identity import DEFAULT
 from servanda.sampling import Sampling
 
 _ALLOWED = re.compile(r"max allowed: ([0-9]{1,6})", re.ASCII)
+_DEFAULTS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 _CACHE = re.compile(r'\b(block_size|cache_dtype|enable_prefix_caching)="([^"]*)"')
 RAW = (
     "the sampling has a temperature or a filter, and raw logprobs of drawn tokens do not say what "
@@ -69,7 +75,10 @@ class VLLM:
         if ours is not None:
             return _announced(server, ours)
         top = known.top if known is not None else self._top(transport, name)
-        return replace(server, top=top, facts=_cache(transport.text("/metrics") or ""))
+        defaults = known.defaults if known is not None else _defaults(transport, name)
+        told = {f"{DEFAULT}{key}": f"{value:g}" for key, value in (defaults or {}).items()}
+        facts = {**_cache(transport.text("/metrics") or ""), **told}
+        return replace(server, top=top, defaults=defaults, facts=facts)
 
     def _top(self, transport: Transport, served: str) -> int:
         """How many likeliest tokens of a prompt's rows the server gives."""
@@ -162,6 +171,21 @@ def _cache(metrics: str) -> dict[str, str]:
     return dict(_CACHE.findall(lines[0])) if lines else {}
 
 
+def _defaults(transport: Transport, served: str) -> dict[str, float] | None:
+    """What a request gets that names no sampling (of the model's generation_config.json, say).
+
+    As the server itself completes such a request; versions without that endpoint do not say.
+    """
+    try:
+        body = {"model": served, "prompt": [0], "max_tokens": 1}
+        (made,) = transport.ask("/v1/completions/render", body).items()
+        params = made["sampling_params"]
+        parts = {name: params.get(name) for name in _DEFAULTS}
+        return {name: part.number() for name, part in parts.items() if part is not None}
+    except (Refused, MeasurementError, ValueError):
+        return None
+
+
 def _announced(server: Server, ours: Part) -> Server:
     """What a servanda server knows of its kernel besides."""
 
@@ -169,7 +193,7 @@ def _announced(server: Server, ours: Part) -> Server:
         part = ours.get(key)
         return part.text() if part is not None else ""
 
-    scores, eos = ours.get("scores"), ours.get("eos")
+    scores, eos, defaults = (ours.get(key) for key in ("scores", "eos", "sampling_defaults"))
     size, facts = ours.get("vocab_size"), ours.get("fingerprint")
     logits, most = ours.get("full_logits"), ours.get("max_logprobs")
     paths: tuple[Path, ...] = ("prefill", "decode")
@@ -187,5 +211,6 @@ def _announced(server: Server, ours: Part) -> Server:
         scores=tuple(path for path in paths if path in said),
         top=top if logits is None or logits.value is True else 0,
         meaning="processed" if text("logprobs") == "processed" else None,
+        defaults={k: v.number() for k, v in defaults.fields()} if defaults is not None else None,
         facts={f"kernel.{key}": part.text() for key, part in (facts.fields() if facts else ())},
     )
