@@ -332,8 +332,9 @@ def _named(workloads: Any) -> dict[str, Any]:
     return {w.pop("name", n): {k: v for k, v in w.items() if k != "prompts"} for n, w in items}
 
 
-# where a kernel runs does not change what it computes: its engine says which build it is
-_KERNEL = {"model", "title", "url", "served", "timeout_s", "python"}
+# where a kernel runs does not change what it computes: its engine says which build it is; each
+# row of traffic says what it was sampled with
+_KERNEL = {"model", "title", "url", "served", "sampling_defaults", "timeout_s", "python"}
 _NOT_MEANING: dict[str, Any] = {
     "metadata": {"annotations", "title", "description", "version"},
     "kernels": {"train": _KERNEL, "infer": _KERNEL},

@@ -139,6 +139,8 @@ TTFT, SPEED = (f"runtime/clauses/{i}" for i in range(2))
 INFER, CHAT, CANARY = "kernels/infer", "workloads/chat", "promotion/canary"
 FAULT = {"bf16_positions": True}
 
+COLDER = {"temperature": 0.7}
+
 MOVES = [
     Move("Metadata", "name", "metadata/name", "x", "y", "retargeted"),
     Move("Metadata", "version", "metadata/version", "1.0.0", "1.0.1", "cosmetic"),
@@ -151,6 +153,7 @@ MOVES = [
     Move("Kernel", "served", f"{INFER}/served", ABSENT, "m", "retargeted"),
     Move("Kernel", "dialect", f"{INFER}/dialect", ABSENT, "vllm", "retargeted"),
     Move("Kernel", "logprobs", f"{INFER}/logprobs", "raw", "processed", "retargeted"),
+    Move("Kernel", "sampling_defaults", f"{INFER}/sampling_defaults", ABSENT, COLDER, "cosmetic"),
     Move("Kernel", "timeout_s", f"{INFER}/timeout_s", 1.0, 2.0, "cosmetic"),
     Move("Kernel", "python", f"{INFER}/python", ABSENT, ".venv", "cosmetic"),
     Move("Kernel", "title", f"{INFER}/title", ABSENT, "ours", "cosmetic"),

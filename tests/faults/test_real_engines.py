@@ -85,6 +85,7 @@ def test_the_engine_says_of_itself_what_the_healthy_one_says(name):
         same_policy(healthy, faulty)
 
 
+@pytest.mark.slow
 @every
 def test_drawing_and_scoring_by_decode_agree_and_both_are_reproducible(name):
     engine, some = opened(name), batch(*SHORT, given=False)

@@ -1,5 +1,6 @@
 # Sampled requests against a real server: users get what they would have got, rows get the rest.
 
+import contextlib
 import json
 
 import httpx2
@@ -8,7 +9,7 @@ import pytest
 from servanda.engines.table import TableEngine
 from servanda.gateway.asked import Asked
 from servanda.gateway.config import Limits, Upstream
-from servanda.gateway.evidence import wish_of
+from servanda.gateway.evidence import NoEvidence, wish_of
 from servanda.served import read_served
 from tests import kit
 from tests.engines.serving import live, table_engine
@@ -268,7 +269,7 @@ def test_a_label_that_cannot_be_read_is_none():
     ids=str,
 )
 def test_what_changes_no_draw_can_be_evidence(field):
-    pool = Upstream("http://x")
+    pool = Upstream("http://x", defaults={})
     one = Asked(json.dumps(asked(CHAT, **field)).encode(), chat=True)
 
     assert wish_of(one, pool, 8).sampling == {"max_new_tokens": 6, "temperature": 1.0, "seed": 11}
@@ -278,17 +279,71 @@ def test_what_changes_no_draw_can_be_evidence(field):
     ("served", "evidence"), [("", True), ("toy", True), ("base", False), ("TOY", False)]
 )
 def test_an_adapter_that_is_asked_for_by_name_is_another_kernel(served, evidence):
-    pool = Upstream("http://x", served=served)
+    pool = Upstream("http://x", served=served, defaults={})
     one = Asked(json.dumps(asked(COMPLETION)).encode(), chat=False)
 
-    assert (wish_of(one, pool, 8) is not None) is evidence
+    with contextlib.nullcontext() if evidence else pytest.raises(NoEvidence, match=r"^another"):
+        assert wish_of(one, pool, 8).best == 8
 
 
 @pytest.mark.parametrize("dialect", ["sglang", "llamacpp"])
 def test_a_server_that_tells_no_ids_is_not_asked_for_evidence(dialect):
     one = Asked(json.dumps(asked(COMPLETION)).encode(), chat=False)
 
-    assert wish_of(one, Upstream("http://x", dialect=dialect), 8) is None
+    with pytest.raises(NoEvidence, match="kind of server"):
+        wish_of(one, Upstream("http://x", dialect=dialect, defaults={}), 8)
+
+
+NEUTRAL = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("defaults", "said", "sampled"),
+    [
+        (NEUTRAL, {}, {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}),
+        ({**NEUTRAL, "temperature": 0.4}, {}, {"temperature": 0.4}),
+        ({"temperature": 0.4}, {"temperature": 1.0}, {"temperature": 1.0}),
+        ({"temperature": 0.4}, {"temperature": None}, {"temperature": 0.4}),
+        ({**NEUTRAL, "repetition_penalty": 1.1}, {}, "repetition_penalty"),
+        ({"repetition_penalty": 1.1}, {"repetition_penalty": 1.0}, {}),
+        (None, {"temperature": 1.0, "top_p": 1.0}, "sampling left to the server"),
+        (None, NEUTRAL, {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}),
+        (None, {**NEUTRAL, "min_p": None}, "sampling left to the server"),
+    ],
+)
+def test_what_a_request_leaves_unsaid_is_the_servers_where_that_is_known(defaults, said, sampled):
+    """Clients that send no temperature are most of them; a folder may make theirs 0.4."""
+    body = {"prompt": "a", "max_tokens": 4, **said}
+    one = Asked(json.dumps(body).encode(), chat=False)
+    pool = Upstream("http://x", defaults=defaults)
+
+    if isinstance(sampled, str):
+        with pytest.raises(NoEvidence, match=f"^{sampled}$"):
+            wish_of(one, pool, 8)
+    else:
+        wish = wish_of(one, pool, 8)
+        assert {k: wish.sampling[k] for k in sampled} == sampled
+        sent = json.loads(wish.body)
+        assert {k: sent[k] for k in body} == body and not sent.keys() & (NEUTRAL.keys() - said)
+
+
+def test_why_requests_are_no_evidence_is_counted(server):
+    with Running(config(server, without="infer", leader=NOBODY)) as running:
+        running.gateway.take(snapshot(whole=everything(sample=1.0)))
+        for more in ({"stop": ["x"]}, {"stop": "y"}, {"max_tokens": None}, {"some_day": 1}, {}):
+            running.client.post(COMPLETION, json=asked(COMPLETION, **more))
+        counts = running.idle().counts
+
+    assert counts.unsampled == {"stop": 2, "no max_tokens": 1, "unknown field": 1}
+    assert counts.sampled == 1
 
 
 @pytest.mark.parametrize(("path", "logprobs"), [(COMPLETION, 8), (CHAT, True)])
@@ -297,7 +352,7 @@ def test_what_is_asked_for_beside_is_ids_and_logprobs_of_the_answer_alone(path, 
     body = f'{{"max_tokens": 4,  {words}, "temperature":0.70}}'.encode()
     one = Asked(body, chat=path == CHAT)
 
-    wish = wish_of(one, Upstream("http://x"), 8)
+    wish = wish_of(one, Upstream("http://x", defaults={}), 8)
 
     more = {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs": logprobs}
     more |= {"top_logprobs": 8} if path == CHAT else {}

@@ -34,7 +34,7 @@ class World:
 
     def gateway(self, name="gateway", **config):
         """A client of one more gateway before the same upstreams."""
-        pools = {pool: Pool(self.urls[pool]) for pool in ("infer", "stable")}
+        pools = {pool: Pool(self.urls[pool], defaults={}) for pool in ("infer", "stable")}
         leader = Pool(self.urls["leader"], key="follower") if self.stub else None
         own = app(Config(**{**pools, "leader": leader, "name": name, **config}))
         base = self._stack.enter_context(serving(own))
@@ -53,7 +53,7 @@ class World:
 
     def pool(self, name, **more):
         """One of the upstreams, for a gateway's configuration."""
-        return Pool(self.urls[name], **more)
+        return Pool(self.urls[name], **{"defaults": {}, **more})
 
     def hang_up(self):
         """The leader is gone, and nobody listens where it was."""

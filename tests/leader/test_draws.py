@@ -79,6 +79,7 @@ def test_a_slice_whose_tokens_are_drawn_otherwise_leaves_infer(tmp_path, clock, 
     leader.close()
 
 
+@pytest.mark.slow
 def test_it_comes_back_once_the_sampler_is_refuted_for_which_it_left(tmp_path, clock):
     path = acting(tmp_path)
     leader = leads.leader(path, clock)

@@ -273,6 +273,7 @@ def ways_out(found: dict[State, list]):
     assert all(s.expired for s in stuck), stuck[:3]
 
 
+@pytest.mark.slow
 def test_the_small_promotions_are_not_trivially_small():
     """Of the largest one, and the sum of what is asserted above."""
     sizes = [len(explored(param.values[0])) for param in COURSES if "4 legs" in param.id]

@@ -148,6 +148,7 @@ def test_nothing_leaves_infer_without_evidence_users_and_room(world):
             assert edge.step != "wide" or edge.left == "recovering"
 
 
+@pytest.mark.slow
 @ALL
 def test_nothing_comes_back_without_requests_that_show_it(world):
     for rule, edge in edges(world):

@@ -166,6 +166,7 @@ def test_a_function_without_a_value_is_refused():
         ends(lambda ratio_N: ratio_N - ratio_N)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FED)
 @given(streams, st.integers(0, 3))
 def test_neither_evidence_is_more_than_that_of_the_tokens_one_by_one(name, ratio_N, missing):

@@ -72,7 +72,7 @@ _KERNEL: Fields = {
     "served": other("a server may have several models"),
     "dialect": other("another kind of server"),
     "logprobs": other("logprobs before and after the sampling are not the same numbers"),
-    "sampling_defaults": other("other requests of users are of the workload's sampling"),
+    "sampling_defaults": cosmetic("each row of traffic says what it was sampled with"),
     "timeout_s": cosmetic(_WHERE_IT_RUNS),
     "python": cosmetic(_WHERE_IT_RUNS),
     "title": cosmetic(_FOR_PEOPLE),
