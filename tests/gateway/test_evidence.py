@@ -1,19 +1,34 @@
 # Sampled requests against a real server: users get what they would have got, rows get the rest.
 
 import contextlib
+import dataclasses
 import json
+import threading
 
 import httpx2
 import pytest
 
 from servanda.engines.table import TableEngine
+from servanda.errors import MeasurementError
+from servanda.gateway import gateway
 from servanda.gateway.asked import Asked
 from servanda.gateway.config import Limits, Upstream
 from servanda.gateway.evidence import NoEvidence, wish_of
 from servanda.served import read_served
 from tests import kit
 from tests.engines.serving import live, table_engine
-from tests.gateway.serving import NOBODY, Fake, Running, config, everything, reply, snapshot, stream
+from tests.gateway.serving import (
+    NOBODY,
+    WAIT_S,
+    Fake,
+    Running,
+    config,
+    eventually,
+    everything,
+    reply,
+    snapshot,
+    stream,
+)
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -333,6 +348,33 @@ def test_what_a_request_leaves_unsaid_is_the_servers_where_that_is_known(default
         assert {k: wish.sampling[k] for k in sampled} == sampled
         sent = json.loads(wish.body)
         assert {k: sent[k] for k in body} == body and not sent.keys() & (NEUTRAL.keys() - said)
+
+
+def test_infer_is_asked_what_it_is_until_it_says_so(server, monkeypatch):
+    """A server that loads its model does not answer; what it is was then never asked again."""
+    monkeypatch.setattr(gateway, "_MEET_S", 0.01)
+    plain = config(server, without="infer", leader=NOBODY)
+    answers = iter([MeasurementError("busy"), MeasurementError("busy"), plain.infer])
+    asked_again = threading.Event()
+
+    def met():
+        asked_again.wait(WAIT_S)
+        found = next(answers)
+        if isinstance(found, MeasurementError):
+            raise found
+        return found
+
+    unmet = dataclasses.replace(plain, infer=dataclasses.replace(plain.infer, met=met))
+    with Running(unmet) as running:
+        running.gateway.take(snapshot(whole=everything(sample=1.0)))
+        running.client.post(COMPLETION, json=asked(COMPLETION)).raise_for_status()
+        counts = running.idle().counts
+        assert counts.unsampled == {"infer has not said what it is": 1} and not counts.sampled
+
+        asked_again.set()
+        eventually(lambda: running.gateway.servers["infer"].about.met is None)
+        running.client.post(COMPLETION, json=asked(COMPLETION)).raise_for_status()
+        assert counts.sampled == 1
 
 
 def test_why_requests_are_no_evidence_is_counted(server):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from servanda.contract import Contract, Kernel, base_of
@@ -12,8 +13,7 @@ from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.slices import LABEL
 
 if TYPE_CHECKING:
-    from servanda.engines.http.dialects import Server
-    from servanda.gateway.config import Config, Dialect, Upstream
+    from servanda.gateway.config import Config, Upstream
 
 LEADER_KEY = "SERVANDA_GATEWAY_KEY"
 _POOL_KEYS = {"infer": "SERVANDA_INFER_KEY", "stable": "SERVANDA_STABLE_KEY"}
@@ -78,13 +78,12 @@ def config_of(contract: Contract, urls: Mapping[str, str], waits: Waits, say: Sa
     from servanda.gateway.config import Config, Limits
 
     pools: dict[str, Upstream] = {}
-    models: dict[str, str] = {}
     for pool, url in urls.items():
-        pools[pool], models[pool] = _pool(contract, pool, url, waits, say)
+        pools[pool] = _pool(contract, pool, url, waits, say)
     if "stable" not in pools:
         say("! there is no stable kernel: nothing can be diverted, and nothing is asked twice")
-    names = " and ".join(f"{pool} calls its model {name!r}" for pool, name in models.items())
-    if len({*models.values()} - {""}) > 1:
+    names = " and ".join(f"{pool} calls its model {one.served!r}" for pool, one in pools.items())
+    if len({one.served for one in pools.values()} - {""}) > 1:
         say(f"! {names}: a request that names its model is known to one of them alone")
     fields = [s.split for s in contract.slices if s.split and s.split.startswith(LABEL)]
     for label in sorted({field.removeprefix(LABEL) for field in fields} - {*contract.labels}):
@@ -152,8 +151,8 @@ def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
     return found
 
 
-def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> tuple[Upstream, str]:
-    """A pool, and what it calls its model; "" where it did not say."""
+def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Upstream:
+    """A pool, as far as it says what it is; one that is not there yet keeps no users waiting."""
     from servanda.gateway.config import Upstream
 
     kernel = contract.kernels.infer if pool == "infer" else contract.stable
@@ -165,42 +164,46 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> tu
             f"--{pool} takes a URL of http or https, without a key",  # not shown: one is in it
             hint=f"write http://HOST:PORT; {_POOL_KEYS[pool]} is sent there as the key",
         ) from None
-    dialect, server = _met(kernel, pool, at, say)
-    declared = kernel.sampling_defaults
-    defaults = server.defaults if declared is None else declared.model_dump(exclude_none=True)
-    if pool == "infer" and defaults is None:
-        say(
-            "! infer does not say how it samples what a request leaves unsaid: only requests that "
-            "name temperature, top_p, top_k, min_p and all penalties are evidence; declare "
-            "kernels.infer.sampling_defaults"
-        )
     key = os.environ.get(_POOL_KEYS[pool], "")
-    found = Upstream(
+    declared = kernel.sampling_defaults
+    bare = Upstream(
         url,
         key,
-        dialect,
-        served=server.served,
-        defaults=defaults,
+        kernel.dialect or "vllm",
+        defaults=None if declared is None else declared.model_dump(exclude_none=True),
         first_byte_s=waits.first_byte_s,
         total_s=waits.total_s,
     )
-    return found, server.served
+    try:
+        found = _met(bare, kernel, at)
+    except MeasurementError as error:
+        told = "" if kernel.dialect else f"; until it does it is taken to be of {bare.dialect}"
+        say(f"! {pool} does not answer yet, and is asked on{told}: {error.args[0]}")
+        return replace(bare, met=partial(_met, bare, kernel, at) if pool == "infer" else None)
+    if pool == "infer" and found.defaults is None:
+        say(
+            "! infer does not say how it samples what a request leaves unsaid: only requests that "
+            "name temperature, top_p, top_k, min_p and all penalties are evidence; declare "
+            "kernels.infer.sampling_defaults (or start vLLM with --enable-scale-out)"
+        )
+    return found
 
 
-def _met(kernel: Kernel, pool: str, url: str, say: Say) -> tuple[Dialect, Server]:
-    """What kind of server it is; one that is not there yet does not keep users waiting."""
-    from servanda.engines.http.dialects import Server, found_out
+def _met(bare: Upstream, kernel: Kernel, url: str) -> Upstream:
+    """The pool, with what its server says of itself.
+
+    Raises:
+        MeasurementError: it does not answer.
+    """
+    from servanda.engines.http.dialects import found_out
     from servanda.engines.http.transport import Limits, Transport
 
-    transport = Transport(url, 1, Limits(connect_s=2.0, read_s=5.0, tries=1, first_tries=1))
-    dialect: Any
+    limits = Limits(connect_s=2.0, read_s=5.0, tries=1, first_tries=1)
+    transport = Transport(url, 1, limits, key=bare.key)
     try:
         speaker, server = found_out(transport, kernel.dialect, kernel.served)
-        return speaker.name, server  # type: ignore[return-value]
-    except MeasurementError as error:
-        dialect = kernel.dialect or "vllm"
-        told = "" if kernel.dialect else f"; it is taken to be of dialect {dialect}"
-        say(f"! {pool} does not answer yet, and is asked all the same{told}: {error.args[0]}")
-        return dialect, Server("")
     finally:
         transport.close()
+    defaults = server.defaults if bare.defaults is None else bare.defaults
+    dialect: Any = speaker.name
+    return replace(bare, dialect=dialect, served=server.served, defaults=defaults)

@@ -75,10 +75,12 @@ class App:
         clock = self.gateway.clock
         follower = Follower(self.gateway, Server("leader", leader, clock) if leader else None)
         following = asyncio.ensure_future(follower.run())
+        meeting = asyncio.ensure_future(self.gateway.meet())
         await send({"type": "lifespan.startup.complete"})
         await receive()
         follower.stop(following)
-        await asyncio.gather(following, return_exceptions=True)
+        meeting.cancel()
+        await asyncio.gather(following, meeting, return_exceptions=True)
         await self.gateway.settle()
         await follower.close()
         await self.gateway.close()

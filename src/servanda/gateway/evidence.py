@@ -47,6 +47,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {**NEUTRAL, "n": (1,), "echo": (False,
 _NOT_TWICE = ("tools", "tool_choice", "functions", "function_call", "store", "user", "metadata")
 _STREAMED = ("stream", "stream_options")
 # why a request is no evidence, besides the fields of _NEUTRAL
+UNMET = "infer has not said what it is"
 DIALECT = "infer's kind of server"
 UNREADABLE = "unreadable"
 MODEL = "another model"
@@ -59,7 +60,7 @@ VALUE = "odd sampling value"
 DEFAULTS = "sampling left to the server"
 LENGTH = "long body"
 ROOM = "no room"
-_OTHERS = (DIALECT, UNREADABLE, MODEL, SHOWN, UNKNOWN, PROMPTS, CONTENT, MAX_TOKENS, VALUE)
+_OTHERS = (UNMET, DIALECT, UNREADABLE, MODEL, SHOWN, UNKNOWN, PROMPTS, CONTENT, MAX_TOKENS, VALUE)
 REASONS: tuple[str, ...] = (*_NEUTRAL, *_OTHERS, DEFAULTS, LENGTH, ROOM)
 _MOST = 2**63 - 1  # of a number that others can read too
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -106,6 +107,8 @@ def wish_of(asked: Asked, pool: Upstream, best: int, *, mirrored: bool = False) 
     Raises:
         NoEvidence: it can be none.
     """
+    if pool.met is not None:
+        raise NoEvidence(UNMET)
     if pool.dialect not in TELLS_IDS:
         raise NoEvidence(DIALECT)
     try:

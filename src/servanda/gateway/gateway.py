@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from servanda.errors import MeasurementError
 from servanda.gateway.asked import Asked
 from servanda.gateway.breaker import Breaker
 from servanda.gateway.capture import Answer
@@ -29,6 +31,7 @@ from servanda.served import OTHER_PROMPT
 from servanda.split import pseudonym
 
 _COMPARED = {True: "equal", False: "other"}
+_MEET_S = 5.0  # between two questions what infer is
 _ODD_IN_A_ROW = 3  # sampled answers without sense, after which infer rests
 _ODD_REST_S, _ODD_WINDOW_S = 30.0, 600.0  # few requests are sampled
 
@@ -69,6 +72,14 @@ class Gateway:
     async def open(self) -> None:
         for server in self.servers.values():
             await server.open()
+
+    async def meet(self) -> None:
+        """Ask infer what it is until it says so: a server that loads its model is busy."""
+        infer = self.servers["infer"]
+        while infer.about.met is not None:
+            await asyncio.sleep(_MEET_S)
+            with contextlib.suppress(MeasurementError):
+                infer.about = await asyncio.to_thread(infer.about.met)
 
     async def settle(self) -> None:
         """End what is under way for nobody; rows without an answer are lost."""

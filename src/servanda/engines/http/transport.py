@@ -81,7 +81,11 @@ class _Silent(_Passing):
 
 
 class Transport:
-    """One server, asked from several threads; `in_flight` connections are kept open."""
+    """One server, asked from several threads; `in_flight` connections are kept open.
+
+    Args:
+        key: sent as `Authorization: Bearer KEY`; "": none is.
+    """
 
     def __init__(
         self,
@@ -89,6 +93,7 @@ class Transport:
         in_flight: int,
         limits: Limits = LIMITS,
         pause: Callable[[float], None] = time.sleep,
+        key: str = "",
     ) -> None:
         self.url, self.limits, self._pause = url.rstrip("/"), limits, pause
         self._heard = 0  # answers that began, whatever they said
@@ -97,7 +102,8 @@ class Transport:
             follow_redirects=False,
             # a proxy on the way could be another server, and a packed body one without end
             trust_env=False,
-            headers={"accept-encoding": "identity"},
+            headers={"accept-encoding": "identity"}
+            | ({"authorization": f"Bearer {key}"} if key else {}),
         )
 
     def ask(self, endpoint: str, body: Mapping[str, Any] | None = None, tokens: int = 0) -> Part:
