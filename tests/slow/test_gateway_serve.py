@@ -84,7 +84,7 @@ def test_it_says_at_the_start_what_it_watches_and_where(urls, tmp_path):
     with Serving(tmp_path, urls) as serving:
         assert serving.url.startswith("http://127.0.0.1:")
         serving.line(
-            r"tv on team=a: a mean of at most 0\.1; out at 3,000, back at 60; diverts the slice"
+            r"tv on team=a: a mean of at most 0\.1; out at 6,000, back at 120; diverts the slice"
         )
         serving.line(rf"infer at {urls[0]} and stable at {urls[1]}")
         serving.line(r"page http://127\.0\.0\.1:\d+/  \(keys: keys\.yaml\)")

@@ -1,0 +1,200 @@
+# A real vLLM behind `servanda serve`: what users get of it, what is evidence, and what is found.
+
+import json
+import re
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx2
+import pytest
+from scripts.servers import MODEL, ROOT
+
+from tests.gateway.running import Program, until
+from tests.real.serving import needs_engines
+
+pytestmark = needs_engines
+
+PROMPTS = [json.loads(line) for line in (ROOT / "data" / "prompts.jsonl").read_text().splitlines()]
+DOMAINS = sorted({line["labels"]["domain"] for line in PROMPTS})
+COLD, SWAPPED, SOUND = DOMAINS[:3]
+CONTRACT = f"""\
+apiVersion: servanda.dev/v1alpha1
+kind: KernelContract
+metadata: {{name: real}}
+kernels:
+  train: {{engine: transformers, model: "{MODEL}", batch_size: 16}}
+  infer: {{engine: openai_http, url: "INFER", sampling_defaults: {{temperature: 1.0}}}}
+stable: {{engine: openai_http, url: "STABLE"}}
+workload: {{prompts: "{ROOT}/data/prompts.jsonl", sampling: {{max_new_tokens: 16}}}}
+labels: {{domain: {{from: request.metadata.domain}}}}
+slices: [{{name: domain, split: labels.domain}}]
+statistical:
+  - {{id: tv, metric: tv, aggregate: mean, at_most: 0.04, slices: [domain]}}
+escalation:
+  - {{when: {{clause: tv, is: violated}}, do: [{{divert: slice}}, {{page: oncall}}]}}
+routing: {{mode: enforce, stable_in_flight: 64, keys: 5, enter_evidence: 100, dwell: 1h, budget: 10,
+  sample: 1.0, sample_near: 1.0, most_diverted: 0.6}}
+"""
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Before the server: it draws one domain colder, and answers another one's wrong question."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self._pass(httpx2.get(self.server.url + self.path))
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        domain = (body.get("metadata") or {}).get("domain")
+        if domain == COLD:
+            body["temperature"] = 0.3
+        if domain == SWAPPED:
+            body["prompt"] = "an answer from a stale cache: "
+        self._pass(httpx2.post(self.server.url + self.path, json=body, timeout=60))
+
+    def _pass(self, reply):
+        self.send_response(reply.status_code)
+        self.send_header("content-type", reply.headers.get("content-type", "text/plain"))
+        self.send_header("content-length", str(len(reply.content)))
+        self.end_headers()
+        self.wfile.write(reply.content)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def proxied(url):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    server.url = url
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def gateway(folder, infer, stable):
+    """`servanda serve` before these servers: its process, its url, and what its leader says."""
+    text = CONTRACT.replace("INFER", infer).replace("STABLE", stable)
+    (folder / "real.kernelcontract.yaml").write_text(text)
+    words = ("serve", "real.kernelcontract.yaml", "--port", 0, "--admin", "127.0.0.1:0", "--show")
+    with Program(*words, cwd=folder) as serving:
+        page = serving.line(r"page (http://\S+)")[1].rstrip("/")
+        url = serving.line(r"users ask at (http://\S+)/v1")[1]
+        keys = (folder / "runs" / "real-gateway" / "keys.yaml").read_text()
+        key = re.search(r"key: \"?([\w-]+)", keys)[1]
+
+        def standing():
+            head = {"authorization": f"Bearer {key}"}
+            return httpx2.get(f"{page}/v1/status", headers=head).raise_for_status().json()
+
+        until(lambda: _served_by(url) == "infer", "infer serves")
+        yield serving, url, standing
+        assert serving.end() == 0
+
+
+def _served_by(url):
+    body = {"model": "tiny-lm", "max_tokens": 1, "temperature": 0.5, **TEXT}
+    return httpx2.post(f"{url}/v1/completions", json=body, timeout=60).headers["x-servanda-pool"]
+
+
+@pytest.fixture(scope="module")
+def stable(serving_kernel):
+    return serving_kernel(f"transformers:{MODEL}")
+
+
+CHAT = {"messages": [{"role": "user", "content": "The list of "}]}
+TEXT = {"prompt": "The list of "}
+ASKED = [
+    {},
+    {"stream": True},
+    {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    {"temperature": 1.0, "top_p": 1.0},
+    {"temperature": 0.7},
+    {"logprobs": 2},
+    {"logprobs": 2, "stream": True},
+    {"return_token_ids": True},
+    {"return_token_ids": True, "stream": True},
+    {"stop": ["e"]},
+    {"n": 2},
+    {"echo": True},
+]
+
+
+def normal(text):
+    """Without ids and times."""
+    text = re.sub(r"(cmpl|chatcmpl)-[0-9a-f]+", "ID", text)
+    return re.sub(r'"created":\d+', '"created":0', text)
+
+
+def test_a_sampled_reply_is_the_one_of_vllm_but_for_ids_and_times(vllm_server, stable, tmp_path):
+    with gateway(tmp_path, vllm_server, stable) as (_, url, standing):
+        for path, words in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
+            for own in ASKED:
+                body = {"model": "tiny-lm", "max_tokens": 8, "seed": 5, **words, **own}
+                if path.endswith("chat/completions") and "logprobs" in own:
+                    body |= {"logprobs": True, "top_logprobs": 2}
+                alone, told = (
+                    httpx2.post(at + path, json=body, timeout=60) for at in (vllm_server, url)
+                )
+                assert (told.status_code, normal(told.text)) == (
+                    alone.status_code,
+                    normal(alone.text),
+                ), (path, own)
+                drop = {"date", "content-length", "transfer-encoding", "connection", "x-request-id"}
+                # what --show adds beside
+                drop |= {"x-servanda-decision", "x-servanda-pool"}
+                heads = [{*reply.headers} - drop for reply in (alone, told)]
+                assert heads[0] == heads[1], (path, own)
+        counts = standing()["gateways"][0]["counts"]
+    assert counts["sampled"] >= 12 and set(counts["prompts"]) <= {"equal"}
+
+
+def test_a_cold_sampler_and_a_swapped_prompt_are_found_and_sound_answers_are_scored(
+    vllm_server, stable, tmp_path
+):
+    with proxied(vllm_server) as infer, gateway(tmp_path, infer, stable) as (serving, url, say):
+        met, over = Counter(), threading.Event()
+
+        def user(number):
+            lines = [line for line in PROMPTS if line["labels"]["domain"] in DOMAINS[:3]]
+            while not over.is_set():
+                line = lines[(met.total() * 7 + number) % len(lines)]
+                body = {"model": "tiny-lm", "prompt": line["prompt"], "max_tokens": 16}
+                body |= {"metadata": line["labels"], "user": f"u{number}"}
+                reply = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
+                assert reply.status_code == 200
+                met[line["labels"]["domain"], reply.headers["x-servanda-pool"]] += 1
+
+        with ThreadPoolExecutor(6) as pool:
+            users = [pool.submit(user, number) for number in range(6)]
+            try:
+                slices = lambda: {one["name"]: one for one in say()["slices"]}  # noqa: E731
+                serving.line(
+                    rf"domain={COLD}: .* -> quarantined: sampler_fidelity on domain={COLD} fails: "
+                    r"tokens are not drawn as infer reports, but more as with \S+ 0\.[56]"
+                )
+                until(lambda: "another prompt" in slices()[f"domain={SWAPPED}"]["held"], "a page")
+                until(lambda: slices()[f"domain={SOUND}"]["scored"] > 60, "evidence")
+                found = slices()
+            finally:
+                over.set()
+            for one in users:
+                one.result()
+        assert found[f"domain={COLD}"]["status"] == "quarantined"
+        assert found[f"domain={SWAPPED}"]["status"] != "quarantined"
+        assert found[f"domain={SOUND}"]["status"] in ("active", "suspect")
+        assert not found[f"domain={SOUND}"]["held"]
+        counts = say()["gateways"][0]["counts"]
+        assert counts["prompts"]["other"] >= found[f"domain={SWAPPED}"]["scored"]
+        assert met[COLD, "stable"] > 0 == met[SOUND, "stable"]
