@@ -156,6 +156,7 @@ def view(standing: Standing, holder: Holder) -> dict[str, Any]:
         "spark_height": HEIGHT,
         "measured": figures.measured,
         "evidence": figures.evidence,
+        "value_of": words.value,
         "versus_limit": words.versus,
         "counted": figures.counted,
         "nearest": words.nearest,

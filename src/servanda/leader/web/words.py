@@ -18,6 +18,7 @@ TONE = {"active": "good", "suspect": "open", "recovering": "open"}
 _THE_WHOLE, _THE_OTHER = "the whole traffic", "the other slice"
 _MANY, _ONE = ("keep", "are"), ("keeps", "is")
 _OURS = (_THE_WHOLE, "the other ", "all ", "none of ")  # beginnings that are no names
+_SUSPICIOUS = 1 / 2  # of a price
 _SHOWN = 3  # names in a sentence
 _LONGEST = 40  # characters of one
 _EXCERPT = re.compile(r"\n *(?:\d+ \|.*|\^)$", re.M)  # of a contract, below a message
@@ -231,10 +232,16 @@ def why(one: SliceStanding, now: float) -> list[str]:
 
 
 def worst(one: SliceStanding) -> CellStanding | None:
-    """The cell of a slice that is nearest to its price."""
-    if not one.cells:
-        return None
-    return max(one.cells, key=lambda cell: (cell.nearness, excess(cell)))
+    """The cell of a slice that is nearest to its price.
+
+    How tokens are drawn comes first only where it is suspicious: while nothing is wrong its
+    evidence is that of a fair game, and more than that of a limit which is kept.
+    """
+
+    def order(cell: CellStanding) -> tuple[bool, float, float]:
+        return not cell.refutes or cell.nearness >= _SUSPICIOUS, cell.nearness, excess(cell)
+
+    return max(one.cells, key=order, default=None)
 
 
 def excess(cell: CellStanding) -> float:
@@ -273,6 +280,11 @@ def _who(one: SliceStanding, standing: Standing, *, acting: bool) -> str:
     return "infer" if "infer" in pins or share >= 1 else f"infer {percent(share)}"
 
 
+def value(cell: CellStanding) -> str:
+    """The value of a cell, before `versus`."""
+    return figures.measured(abs(cell.value) if cell.refutes and cell.value else cell.value)
+
+
 def limit(cell: CellStanding) -> str:
     """The limit as people write it; "" where there is none."""
     return "" if cell.refutes else figures.figure(cell.limit)
@@ -282,5 +294,6 @@ def versus(cell: CellStanding) -> str:
     """What follows the value of a cell in a sentence."""
     unit = line(cell.unit, 20)
     if cell.refutes:
-        return f" {unit} a token likelier than reported"
+        likelier = "likelier" if (cell.value or 0.0) >= 0 else "less likely"
+        return f" {unit} a token {likelier} than reported"
     return f", limit {limit(cell)} {unit}".rstrip()
