@@ -16,5 +16,5 @@ def test_how_tokens_are_drawn_comes_first_only_where_it_is_suspicious():
 
     bad = replace(drawn, log_evidence=5.0)
     assert words.worst(replace(one, cells=(bad, tv))) is bad
-    assert words.value(bad) + words.versus(bad) == "0.3 nats a token less likely than reported"
-    assert words.value(tv) + words.versus(tv) == "0.02, limit 0.1"
+    assert words.value(bad) + words.versus(bad) == "0.3000 nats a token less likely than reported"
+    assert words.value(tv) + words.versus(tv) == "0.0200, limit 0.1"
