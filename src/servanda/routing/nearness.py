@@ -94,13 +94,13 @@ def leaving(rules: Rules, cell: Watched, track: Track) -> Weighed:
     if not track.above:
         return Weighed(cell, "since", 0.0, price, 0.0)
     since = log_mean_exp(np.array(track.above))
-    first = Weighed(cell, "since", since, price, _near(since, price))
+    first = Weighed(cell, "since", since, price, _towards(cell, _near(since, price)))
     alarm = log_mean_exp(np.array(track.alarm))
     dear = price + math.log(policy.horizon)
     # a mean at its limit makes S grow like the number of requests: that much is no suspicion
     usual = math.log(min(track.n, policy.horizon))
     near = 1.0 if alarm >= dear else _near(alarm - math.log(track.n), dear - usual)
-    second = Weighed(cell, "alarm", alarm, dear, near)
+    second = Weighed(cell, "alarm", alarm, dear, _towards(cell, near))
     return max(first, second, key=lambda w: (w.paid, w.near))
 
 
@@ -193,6 +193,15 @@ def left_out(rules: Rules, one: SliceState) -> str:
         return ""
     part = f"requests of which no user has more than {1 / rules.parts:.0%}"
     return f", over {part} ({one.passed:,} of {asked:,} were left out)"
+
+
+def _towards(cell: Watched, near: float) -> float:
+    """How near a cell is to a decision.
+
+    While nothing is wrong, the evidence of how tokens are drawn is that of a fair game, and not of
+    a mean below its limit: the first half of a price is no suspicion.
+    """
+    return max(0.0, 2 * near - 1) if cell.refutes else near
 
 
 def _near(log_evidence: float, log_price: float) -> float:
