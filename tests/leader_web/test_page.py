@@ -251,6 +251,10 @@ HOSTILE = [
 ]
 
 
+def counted(text):
+    return {"decisions": {text: 1}, "launched": 3, "unsampled": {text: 2}}
+
+
 def hostile(text):
     bad = fake.cell(clause=text, unit=text, log_evidence=9.0)
     one = fake.broken(
@@ -270,9 +274,22 @@ def hostile(text):
         transitions=(step,),
         store=text,
         ledger_where=text,
-        gateways=(fake.gateway(name=text, counts={"decisions": {text: 1}, "launched": 3}),),
+        gateways=(fake.gateway(name=text, counts=counted(text)),),
         scoring=ScoringStanding(outside={text: 3}, problem=text),
     )
+
+
+def test_why_requests_are_no_evidence_is_shown_the_most_frequent_first():
+    counts = {name: {"unsampled": {f"why {name}{i}": i for i in range(1, 5)}} for name in "ab"}
+    counts["a"]["unsampled"]["stop"] = counts["b"]["unsampled"]["stop"] = 900
+    gateways = tuple(fake.gateway(name=name, counts=told) for name, told in counts.items())
+
+    html = page.page(fake.standing(gateways=gateways), OPERATOR)
+
+    assert "drawn and no evidence: 1,800 stop · 4 why a4 · 4 why b4 · 3 why a3 · 3 why b3" in html
+    assert "4 more reasons" in html
+    silent = page.page(fake.standing(gateways=(fake.gateway(counts={}),)), OPERATOR)
+    assert "drawn and no evidence" not in silent
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -23,6 +23,7 @@ from servanda.routing.state import Transition
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _RANK = {"quarantined": 0, "probation": 1, "suspect": 2, "recovering": 3, "active": 4}
 _MOVES = 12  # of the latest decisions
+_REASONS = 5  # why requests are no evidence, that are shown
 _TYPES = {"css": "text/css", "js": "text/javascript"}
 
 
@@ -274,7 +275,19 @@ def _scoring(standing: Standing) -> dict[str, Any]:
         spent += f", {s.seconds / ran:.2g} s a second"
     if s.budget:
         spent += f" of {s.budget:.2g} allowed"
-    return {"alive": s.alive, "facts": " · ".join(facts), "queue": queue, "spent": spent}
+    told = {"alive": s.alive, "facts": " · ".join(facts), "queue": queue, "spent": spent}
+    return {**told, "unsampled": _unsampled(standing)}
+
+
+def _unsampled(standing: Standing) -> str:
+    """Why requests that were drawn for the sample are no evidence, the most frequent first."""
+    found: Counter[str] = Counter()
+    for one in standing.gateways:
+        for why, n in numbers(one.counts.get("unsampled")):
+            found[line(why, 40)] += int(n)
+    parts = [f"{n:,} {why}" for why, n in found.most_common(_REASONS)]
+    more = len(found) - len(parts)
+    return " · ".join([*parts, *([f"{more} more reasons"] if more > 0 else [])])
 
 
 def _gateway(one: GatewayStanding, standing: Standing) -> dict[str, Any]:
