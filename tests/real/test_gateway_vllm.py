@@ -160,6 +160,27 @@ def test_a_sampled_reply_is_the_one_of_vllm_but_for_ids_and_times(vllm_server, s
     assert counts["sampled"] >= 12 and set(counts["prompts"]) <= {"equal"}
 
 
+POISON = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}
+
+
+def test_requests_that_make_the_server_fail_cost_no_other_request_an_answer(
+    vllm_server, stable, tmp_path
+):
+    body = {"model": "tiny-lm", "max_tokens": 4, **TEXT}
+    poison = {"model": "tiny-lm", "max_tokens": 4, **CHAT, "response_format": POISON}
+    failed = httpx2.post(f"{vllm_server}/v1/chat/completions", json=poison, timeout=60)
+    assert failed.status_code == 500  # or this is no poison any more
+    with gateway(tmp_path, vllm_server, stable) as (_, url, say), ThreadPoolExecutor(8) as pool:
+
+        def asked(path, body):
+            return httpx2.post(url + path, json=body, timeout=60).status_code
+
+        kinds = (("/v1/chat/completions", poison), ("/v1/completions", body))
+        met = [one.result() for one in [pool.submit(asked, *one) for one in 150 * kinds]]
+        assert set(met[1::2]) == {200} and 200 not in met[::2]
+        assert say()["gateways"][0]["counts"]["pools"]["stable"] == "closed"
+
+
 def test_a_cold_sampler_and_a_swapped_prompt_are_found_and_sound_answers_are_scored(
     vllm_server, stable, tmp_path
 ):

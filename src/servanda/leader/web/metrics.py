@@ -283,7 +283,7 @@ _OF_CELLS: tuple[tuple[str, str, Callable[[CellStanding], float | None]], ...] =
         "Two standard errors above the estimate.",
         lambda cell: cell.interval and cell.interval[1],
     ),
-    ("limit", "What the contract allows.", lambda cell: cell.limit),
+    ("limit", "What the contract allows.", lambda cell: None if cell.refutes else cell.limit),
     ("log_evidence", "Nats, against the limit.", lambda cell: cell.log_evidence),
     ("log_price", "Nats at which a slice leaves infer.", lambda cell: cell.log_price),
 )
@@ -292,7 +292,7 @@ _OF_CELLS: tuple[tuple[str, str, Callable[[CellStanding], float | None]], ...] =
 def _verdict(cell: CellStanding) -> int:
     if cell.nearness >= 1:
         return 3
-    return 0 if met(cell) else 1
+    return 0 if cell.n and met(cell) else 1
 
 
 def _cells(standing: Standing) -> Iterator[Metric]:
