@@ -1,8 +1,11 @@
 # A gateway and its leader: rows go until they are safe, snapshots come and are numbered.
 
 import asyncio
+import errno
 import json
+import os
 import re
+import stat
 import threading
 
 import pytest
@@ -312,6 +315,85 @@ def test_half_a_line_of_a_crash_stays_where_it_is(tmp_path):
 
     assert log.path.name == "served-0005.jsonl"
     assert (log.logged, log.sent) == ({("r", "l"): 7}, {("r", "l"): 70})
+
+
+class Disk:
+    """A file on a disk that takes so many bytes more, and the first of them of a longer write."""
+
+    def __init__(self, log, room):
+        self._file, self.room = log._file, room
+        log._file = self
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        n = self._file.write(data[: self.room])
+        self.room -= n
+        return n
+
+    def truncate(self, size):
+        return self._file.truncate(size)
+
+    def close(self):
+        self._file.close()
+
+
+def numbered(i, **more):
+    return json.dumps({"run": "r", "leg": "l", "index": i, "served": i + 1, **more}).encode()
+
+
+def test_a_full_disk_is_told_and_the_log_goes_on_when_there_is_room(tmp_path):
+    log = Log(tmp_path)
+    disk = Disk(log, room=100)
+    for i in range(6):
+        assert log.write(numbered(i))
+        log.flush()
+
+    assert log.problem == "No space left on device"
+    # whole rows, and no half one
+    assert log.path.read_bytes().split(b"\n") == [numbered(0), numbered(1), b""]
+
+    disk.room = 10**9
+    log.write(numbered(6))
+    log.close()
+
+    assert not log.problem
+    assert log.path.read_bytes().split(b"\n") == [*map(numbered, range(7)), b""]
+    again = Log(tmp_path)
+    again.close()
+    assert again.logged == {("r", "l"): 7}
+
+
+def test_what_waits_for_a_disk_too_long_is_given_up_row_by_row_and_leaves_no_gap(tmp_path):
+    log = Log(tmp_path, waiting=60_000)
+    disk = Disk(log, room=0)
+    kept = [log.write(numbered(i, token_ids=[7] * 400)) for i in range(150)]
+    disk.room = 10**9
+    log.close()
+
+    rows = [json.loads(line) for line in log.path.read_text().splitlines()]
+    assert [row["index"] for row in rows] == list(range(150))
+    lost = [row["index"] for row in rows if row.get("lost") == "no room in the log"]
+    assert lost == list(range(len(lost))) and 0 < len(lost) < 150  # the oldest
+    assert not all(kept) and "token_ids" not in rows[0] and "token_ids" in rows[-1]
+
+
+def test_a_log_that_had_to_drop_rows_ends_and_says_so(tmp_path):
+    log = Log(tmp_path, waiting=2_000)
+    disk = Disk(log, room=0)
+    while log.write(numbered(0)) or "lost" not in log.problem:
+        pass
+    disk.room = 10**9
+    assert not log.write(numbered(1))
+    log.close()
+    assert log.problem == "rows were lost: begin another log"
+
+
+def test_the_log_is_its_owners_alone(tmp_path):
+    """Token ids of prompts and answers are their text, to whoever has the tokenizer."""
+    log = Log(tmp_path)
+    log.close()
+    assert stat.S_IMODE(log.path.stat().st_mode) == 0o600
 
 
 def test_another_file_in_the_folder_is_refused(tmp_path):

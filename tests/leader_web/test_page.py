@@ -252,7 +252,7 @@ HOSTILE = [
 
 
 def counted(text):
-    return {"decisions": {text: 1}, "launched": 3, "unsampled": {text: 2}}
+    return {"decisions": {text: 1}, "launched": 3, "unsampled": {text: 2}, "log": text}
 
 
 def hostile(text):
@@ -290,6 +290,15 @@ def test_why_requests_are_no_evidence_is_shown_the_most_frequent_first():
     assert "4 more reasons" in html
     silent = page.page(fake.standing(gateways=(fake.gateway(counts={}),)), OPERATOR)
     assert "drawn and no evidence" not in silent
+
+
+def test_a_log_that_takes_no_rows_is_a_problem():
+    full = fake.gateway(name="g1", counts={"log": "No space left on device"})
+    one = fake.standing(gateways=(full, fake.gateway(name="g2", counts={"log": ""})))
+
+    said = "gateway g1 cannot write its log of requests: No space left on device"
+    assert [text for text in one.problems if "log" in text] == [said]
+    assert said in page.page(one, OPERATOR)
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -67,6 +67,7 @@ class Counts:
         slice_in_flight: slice -> requests at infer, the mean since the last report.
         pools: pool -> "closed", or "open" where its circuit breaker lets nothing through.
         reflexes: kind -> how often something was wrong that needs no statistics.
+        log: why the log of sampled requests takes no rows now, "" where it does.
         prompts: of sampled answers, whether infer ran the prompt that stable makes of the request:
             "equal", "other", or "unknown" where stable did not say.
     """
@@ -92,6 +93,7 @@ class Counts:
     pools: dict[str, str] = field(default_factory=dict)
     reflexes: dict[str, int] = field(default_factory=dict)
     prompts: dict[str, int] = field(default_factory=dict)
+    log: str = ""
 
     def decided(self, decision: Decision) -> None:
         name = _of(decision)

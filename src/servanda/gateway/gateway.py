@@ -272,4 +272,5 @@ class Gateway:
             for name, server in self.servers.items()
         }
         self.counts.slice_in_flight = self.launches.present()
+        self.counts.log = self.log.problem if self.log is not None else ""
         return self.counts.report()

@@ -14,19 +14,13 @@ import msgspec
 
 from servanda.gateway.config import Limits
 from servanda.gateway.counts import Counts, Presence, add
-from servanda.gateway.log import Log
+from servanda.gateway.log import NOBODY_KNOWS, Log, given_up
 from servanda.routing.values import Decision, Snapshot
 
 Leg = tuple[str, str]  # run and leg
 _KEPT = 256  # ids of a prompt that a row keeps which is given up
 MESSAGE_ROWS, _MESSAGE_BYTES = 512, 8 << 20
-_OURS = (
-    *("index", "run", "leg", "at", "served", "key"),
-    *("x-best", "x-chance", "x-drawn", "x-slices", "x-mirrored", "x-version"),
-)
 _DROPPED: Mapping[str, Any] = {"lost": "dropped"}
-# what stands where nobody could tell the ids of a prompt: no row is without them
-NOBODY_KNOWS: Mapping[str, Any] = {"prompt_token_ids": [0], "x-prompt": "unknown"}
 
 
 class Row:
@@ -178,11 +172,8 @@ class Launches:
 
         Nothing of it stays that came from outside.
         """
-        row = msgspec.json.decode(self._ready[0])
-        own = {name: value for name, value in row.items() if name in _OURS}
-        lost = {**own, "sampling": {"max_new_tokens": 1}, **NOBODY_KNOWS, "lost": "refused row"}
         self._bytes -= len(self._ready[0])
-        self._ready[0] = msgspec.json.encode(lost)
+        self._ready[0] = given_up(self._ready[0], "refused row")
         self._bytes += len(self._ready[0])
 
     def taken(self, number: int) -> None:

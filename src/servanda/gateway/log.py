@@ -1,32 +1,59 @@
 # The log of sampled requests, in the form of docs/how-to/traffic.md.
 #
 # Every start begins a new file, so that half a line which a crash left stays the last of its
-# own; numbers go on from those of all files.
+# own; numbers go on from those of all files.  Rows are written once a second or so.  While the
+# disk takes none they wait, and the file ends at a whole row; what finds no room meanwhile is
+# given up row by row, for a log with a gap would be worth nothing.
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from servanda.errors import EvidenceError, MeasurementError
 
+# what stands where nobody could tell the ids of a prompt: no row is without them
+NOBODY_KNOWS: Mapping[str, Any] = {"prompt_token_ids": [0], "x-prompt": "unknown"}
+_OURS = (
+    *("index", "run", "leg", "at", "served", "key"),
+    *("x-best", "x-chance", "x-drawn", "x-slices", "x-mirrored", "x-version"),
+)
 _FILE = re.compile(r"served-([0-9]{4,})\.jsonl")
+_AT_ONCE = 1 << 20
+WAITING = 64 << 20  # bytes of rows that wait for a disk
+
+
+def given_up(row: bytes, why: str) -> bytes:
+    """A row without anything that came from outside, as lost."""
+    known = {name: value for name, value in msgspec.json.decode(row).items() if name in _OURS}
+    lost = {**known, "sampling": {"max_new_tokens": 1}, **NOBODY_KNOWS, "lost": why}
+    return msgspec.json.encode(lost)
 
 
 class Log:
-    """Rows to a file of a folder, as they come.
+    """Rows to a file of a folder, for nobody but its owner to read.
+
+    Args:
+        waiting: bytes of rows that may wait for a disk that takes none.
 
     Attributes:
         sent, logged: (run, leg) -> requests that infer was sent, and rows, so far.
+        problem: why the disk takes no rows now, "" where it does.
 
     Raises:
         EvidenceError: a file of the folder is no such log.
         MeasurementError: there can be no such folder, or nothing can be written there.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, waiting: int = WAITING) -> None:
         try:
             self._begin(folder)
         except OSError as error:
@@ -34,7 +61,11 @@ class Log:
                 f"no log can be kept in {folder}: {error.strerror or error}",
                 hint="--log names a folder that can be written",
             ) from None
-        self._broken = False
+        self.problem = ""
+        self._most, self._size = waiting, 0
+        self._rows: deque[bytes] = deque()
+        self._whole = 0  # bytes of the file that are whole rows
+        self._over = False  # whether rows were lost, so that it is no log any more
 
     def _begin(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,39 +79,71 @@ class Log:
                 self.logged[run, leg] = max(index + 1, self.logged.get((run, leg), 0))
                 self.sent[run, leg] = max(served, self.sent.get((run, leg), 0))
         self.path = folder / f"served-{last + 1:04d}.jsonl"
-        self._file = self.path.open("ab")
+        self._file = open(self.path, "ab", buffering=0, opener=_private)  # noqa: SIM115
 
     def write(self, row: bytes) -> bool:
-        """Add a row; False where the disk takes none: a log with a gap would be worth nothing."""
-        return self._try(lambda: self._file.write(row + b"\n"))
+        """Add a row; False where it may never be in the log as it is."""
+        if self._over:
+            return False
+        self._rows.append(row + b"\n")
+        self._size += len(row) + 1
+        if self._size >= _AT_ONCE and not self.problem:
+            self.flush()
+        return self._size <= self._most or self._shrink()
 
     def flush(self) -> bool:
-        return self._try(self._file.flush)
+        """Write what waits; False where the disk does not take it."""
+        data = memoryview(b"".join(self._rows))
+        size = len(data)
+        try:
+            while data:
+                data = data[self._file.write(data) or 0 :]
+        except OSError as error:
+            self.problem = error.strerror or type(error).__name__
+            with suppress(OSError):  # half a row would be one that nobody can read
+                self._file.truncate(self._whole)
+            return False
+        self._whole += size
+        self._size = 0
+        self._rows.clear()
+        if not self._over:
+            self.problem = ""
+        return True
+
+    def _shrink(self) -> bool:
+        """Give rows up, the oldest first, so that what waits has room."""
+        for i, row in enumerate(self._rows):
+            short = given_up(row, "no room in the log") + b"\n"
+            if len(short) < len(row):
+                self._rows[i] = short
+                self._size -= len(row) - len(short)
+                if self._size <= self._most // 2:
+                    return False
+        if self._size > self._most:
+            self._over, self.problem = True, "rows were lost: begin another log"
+        return False
 
     def close(self) -> None:
-        self._try(self._file.close)
+        self.flush()
+        self._file.close()
 
-    def _try(self, act: Callable[[], object]) -> bool:
-        if self._broken:
-            return False
-        try:
-            act()
-        except OSError:
-            self._broken = True
-        return not self._broken
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _rows(file: Path) -> Iterator[tuple[str, str, int, int]]:
-    lines = file.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            yield str(row["run"]), str(row["leg"]), int(row["index"]), int(row["served"])
-        except (ValueError, KeyError, TypeError):
-            if number < len(lines):
-                raise EvidenceError(
-                    f"{file}:{number} is no row of a log of requests",
-                    hint="give the gateway a folder of its own for its log",
-                ) from None
+    """Of each row what numbers go on from; half a line at the end is none."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                yield str(row["run"]), str(row["leg"]), int(row["index"]), int(row["served"])
+            except (ValueError, KeyError, TypeError):
+                if line.endswith(b"\n"):
+                    raise EvidenceError(
+                        f"{file}:{number} is no row of a log of requests",
+                        hint="give the gateway a folder of its own for its log",
+                    ) from None

@@ -182,6 +182,7 @@ class PoolStanding:
         return None if self.most is None else max(0, self.most - self.peak)
 
 
+_SHOWN = 80  # characters of what a gateway says
 # by pool, what it means that a gateway holds it to be broken
 _BROKEN: Mapping[str, str] = {
     "infer": "infer is held to be broken, and stable answers in its place",
@@ -238,4 +239,9 @@ class Standing:
         """What somebody should look at, each as a sentence."""
         of = (self.store, self.ledger, self.reload, self.effects, self.scoring.problem)
         pools = (_BROKEN[name] for name, pool in self.pools.items() if pool.open)
-        return (*(problem for problem in of if problem), *pools)
+        logs = (
+            f"gateway {one.name} cannot write its log of requests: {str(why)[:_SHOWN]}"
+            for one in self.gateways
+            if (why := one.counts.get("log"))
+        )
+        return (*(problem for problem in of if problem), *pools, *logs)
