@@ -41,7 +41,7 @@ kind: KernelContract
 metadata: {{name: fakes}}
 kernels:
   train: {{engine: table, model: train.json}}
-  infer: {{engine: openai_http, url: "{infer}"}}
+  infer: {{engine: openai_http, url: "{infer}", sampling_defaults: {{temperature: 1.0}}}}
 stable: {{engine: openai_http, url: "{stable}"}}
 workload:
   prompts: prompts.jsonl

@@ -24,7 +24,7 @@ def main() -> None:
     options = parser.parse_args()
     waits = {"first_byte_s": options.first_byte, "idle_s": options.idle}
     config = Config(
-        infer=Upstream(options.infer, **waits),
+        infer=Upstream(options.infer, defaults={}, **waits),
         stable=Upstream(options.stable, **waits),
         leader=Upstream(options.leader, key=options.leader_key),
         name="proxy",

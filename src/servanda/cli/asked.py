@@ -170,6 +170,7 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Up
         url,
         key,
         kernel.dialect or "vllm",
+        served=kernel.served or "",
         defaults=None if declared is None else declared.model_dump(exclude_none=True),
         first_byte_s=waits.first_byte_s,
         total_s=waits.total_s,
@@ -179,7 +180,9 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Up
     except MeasurementError as error:
         told = "" if kernel.dialect else f"; until it does it is taken to be of {bare.dialect}"
         say(f"! {pool} does not answer yet, and is asked on{told}: {error.args[0]}")
-        return replace(bare, met=partial(_met, bare, kernel, at) if pool == "infer" else None)
+        if pool != "infer" or (kernel.dialect and kernel.served and declared is not None):
+            return bare  # all of it is declared
+        return replace(bare, met=partial(_met, bare, kernel, at))
     if pool == "infer" and found.defaults is None:
         say(
             "! infer does not say how it samples what a request leaves unsaid: only requests that "
