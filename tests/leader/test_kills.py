@@ -19,9 +19,10 @@ def test_a_leader_that_is_killed_counts_every_row_once(tmp_path):
 
 
 def expected(rows):
-    """Of each row, in launch order: the whole, and the slice of its label."""
+    """Of each row, in launch order: both clauses on the whole, and on the slice of its label."""
     return [
-        (row["at"], name, "tv")
+        (row["at"], name, clause)
         for row in rows
+        for clause in ("tv", "sampler_fidelity")
         for name in ("all", f"first={row['labels']['first']}")
     ]
