@@ -111,6 +111,10 @@ def test_a_chat_template_is_applied_and_a_missing_one_is_said(engine, client):
         tools = {"tools": [{"type": "function", "function": {"name": "f"}}]}
         tokens = client.post("/tokenize", json={"messages": body["messages"], **tools}).json()
         assert tokens["tokens"] == engine.encode(["user: Hello\n1 tools\nassistant:"])[0]
+        # what the template is not given here is refused, and not left out without a word
+        for more in ({"add_generation_prompt": False}, {"chat_template_kwargs": {"think": False}}):
+            asked = {"messages": body["messages"], **more}
+            assert client.post("/tokenize", json=asked).status_code == 400
         engine._tokenizer.chat_template = "{{ raise_exception('no system role') }}"
         refused = client.post("/v1/chat/completions", json=body)
         assert refused.status_code == 400 and "no system role" in refused.text

@@ -33,6 +33,10 @@ from servanda.sampling import Sampling
 Handler = Callable[[Request], Awaitable[Response]]
 Faulty = Callable[[Mapping[str, Any]], Engine]  # a fault -> the served kernel with it
 _LEFT = 499  # nobody reads it
+_OF_A_PROMPT = (
+    *("model", "messages", "tools"),
+    *("add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
+)
 
 
 @dataclass(frozen=True)
@@ -163,8 +167,7 @@ class Server:
     async def _tokenize(self, request: Request) -> Response:
         body = await self._body(request)
         if body.get("messages") is not None:
-            fields = ("model", "messages", "tools")
-            ask = wire.chat({k: body[k] for k in fields if k in body}, self.served)
+            ask = wire.chat({k: body[k] for k in _OF_A_PROMPT if k in body}, self.served)
             text = (await self.asking.rendered(ask)).prompts[0]
         else:
             text = body.get("prompt")
