@@ -128,7 +128,7 @@ def test_the_evidence_of_a_request_is_a_fair_bet_on_each_side():
     """By enumeration of one token: a mean of 1 under the report, and under each other sampler."""
     ids, logp = np.array([[0, 1, 2]]), np.log([[0.5, 0.2, 0.1]])
     masses = np.array([0.5, 0.2, 0.1, 0.2])  # the last: some token that is not listed
-    told = [RequestDraws.of(ids, logp, np.array([t]), 0) for t in (0, 1, 2, 9)]
+    told = [RequestDraws.of(ids, logp, np.array([t])) for t in (0, 1, 2, 9)]
     above_JT, below_JT = (
         np.exp(np.array([getattr(one, side) for one in told]).T) for side in ("above", "below")
     )

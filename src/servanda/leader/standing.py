@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from servanda.routing.nearness import towards
 from servanda.routing.state import Transition
 from servanda.routing.values import Pin, Status
 
@@ -51,7 +52,8 @@ class CellStanding:
     def nearness(self) -> float:
         """The fraction of the nearest price that there is, 0 to 1 and beyond."""
         parts = ((self.log_evidence, self.log_price), (self.log_alarm, self.log_alarm_price))
-        return max(0.0, *(e / price for e, price in parts if price > 0))
+        near = max(0.0, *(e / price for e, price in parts if price > 0))
+        return towards(near, self.refutes)
 
 
 @dataclass(frozen=True)

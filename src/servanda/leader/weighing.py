@@ -61,7 +61,10 @@ def _draws(infer: Trace, width: int) -> Iterator[RequestDraws]:
             continue
         ids_NK, logp_NK = (column[tokens] for column in infer.best)
         kept_K = ~np.isnan(logp_NK).all(axis=0)  # other requests of the batch may have more
-        yield RequestDraws.of(ids_NK[:, kept_K], logp_NK[:, kept_K], infer.token_N[tokens], 0)
+        if not kept_K.any():
+            yield RequestDraws.nothing(length)
+            continue
+        yield RequestDraws.of(ids_NK[:, kept_K], logp_NK[:, kept_K], infer.token_N[tokens])
 
 
 def nothing_of(watching: Watching, slices: Collection[str], *, best: bool) -> Statistics:

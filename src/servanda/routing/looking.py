@@ -40,6 +40,7 @@ from servanda.routing.values import AWAY, Pin, Status
 SELF = "servanda"
 HOUR_S = 3600.0
 HIDDEN = 0.5  # of the latest tokens without a value, from which on somebody is told
+MISREAD = 0.005  # of the latest requests were answered for another prompt: one in 200
 STEP_SCORED = 20  # requests that each step of the ramp is judged by, at least
 _STEPS = 4  # a step of the ramp lasts this part of the dwell, at least
 
@@ -99,15 +100,23 @@ class _Look:
             step(one, found)
 
     def _seen(self, one: SliceState) -> SliceState:
-        """Where answers have no value a fault may hide for ever, and somebody is told once."""
-        if one.misread:
-            held = f"infer answered {one.misread:,} of {one.scored:,} scored requests for another "
-            return self._hold_once(one, "prompt", f"{held}prompt than stable makes of them")
+        """Where answers have no value a fault may hide for ever, and somebody is told once; so it
+        is where they are for another prompt."""
         lost = max((track.hidden for track in one.tracks.values()), default=0.0)
-        if lost >= HIDDEN:
-            held = f"{lost:.0%} of what was lately scored has no value, and may hide a fault"
-            return self._hold_once(one, "missing", held)
-        return one if lost >= HIDDEN / 2 else replace(one, told=_without(one.told, "missing"))
+        missing = f"{lost:.0%} of what was lately scored has no value, and may hide a fault"
+        misread = (
+            f"infer answered {one.misread:.0%} of the latest scored requests for another prompt "
+            "than stable makes of them"
+        )
+        for kind, share, most, held in (
+            ("missing", lost, HIDDEN, missing),
+            ("prompt", one.misread, MISREAD, misread),
+        ):
+            if share >= most:
+                one = self._hold_once(one, kind, held)
+            elif share < most / 2:
+                one = replace(one, told=_without(one.told, kind))
+        return one
 
     def _expire(self, one: SliceState) -> None:
         if one.pin is None or self._now < one.pin.expires:
@@ -127,7 +136,7 @@ class _Look:
         if one.status == "active":
             if near >= SUSPICIOUS:
                 after = replace(one, status="suspect", since=self._now, calm=None)
-                self._note(one, after, found, "the evidence has a quarter of its price")
+                self._note(one, after, found, "the e-value passed the warning level")
             else:
                 self._slices[one.name] = one
             return
@@ -135,7 +144,7 @@ class _Look:
         after = replace(one, calm=calm if near < CALM else None)
         if after.calm is not None and self._now >= calm + self._rules.policy.dwell:
             after = replace(after, status="active", since=self._now, calm=None, told=())
-            self._note(one, after, found, "the evidence is gone")
+            self._note(one, after, found, "the e-value is below the warning level again")
         else:
             self._slices[one.name] = after
 
@@ -202,7 +211,7 @@ class _Look:
         )
         cell = found[0].cell
         of = self._state.slices[cell.slice]
-        after = replace(after, doubts=doubts(of, found))
+        after = replace(after, doubts={**one.doubts, **doubts(of, found)})
         reason = f"{cell.name} {broken(of, found[0])}{left_out(self._rules, of)}"
         reason += f"; again, so that the dwell is {dwell:g} s" if again else ""
         pages = tuple(dict.fromkeys((*self._pages(one), *cell.pages)))

@@ -13,7 +13,7 @@ from servanda.contract import Contract
 from servanda.errors import ContractError
 from servanda.registry import did_you_mean
 from servanda.routing.looking import look
-from servanda.routing.nearness import added
+from servanda.routing.nearness import LATELY, added
 from servanda.routing.publishing import acts, cuts, snapshot
 from servanda.routing.state import (
     RoutingState,
@@ -91,8 +91,8 @@ def _with(
         track = tracks.get(cell.clause, Track())
         tracks[cell.clause] = added(track, statistic, cell.limit, chance)
     recent = (*one.recent, score.key)[-remembered(rules) :]
-    misread, scored = one.misread + score.misread, one.scored + 1
-    return replace(one, tracks=tracks, recent=recent, misread=misread, scored=scored)
+    misread = one.misread + (score.misread - one.misread) / LATELY
+    return replace(one, tracks=tracks, recent=recent, misread=misread, scored=one.scored + 1)
 
 
 def remembered(rules: Rules) -> int:

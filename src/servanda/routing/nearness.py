@@ -23,7 +23,7 @@ from servanda.stats.log_moment import log_mean_exp
 
 SUSPICIOUS = 1 / 4  # of a price: more is sampled, so that it is soon paid or gone
 CALM = 1 / 16
-_LATELY = 100  # requests
+LATELY = 100  # requests
 _FEW = 0.05  # of the requests: less makes hardly another mean, and is not worth a word
 
 
@@ -83,7 +83,7 @@ def added(track: Track, one: GroupRatio | RequestDraws, limit: float, chance: fl
         late_tokens=late_tokens,
         weighted=track.weighted + one.total / chance,
         weights=track.weights + one.known / chance,
-        hidden=track.hidden + (unseen - track.hidden) / _LATELY,
+        hidden=track.hidden + (unseen - track.hidden) / LATELY,
     )
 
 
@@ -94,13 +94,13 @@ def leaving(rules: Rules, cell: Watched, track: Track) -> Weighed:
     if not track.above:
         return Weighed(cell, "since", 0.0, price, 0.0)
     since = log_mean_exp(np.array(track.above))
-    first = Weighed(cell, "since", since, price, _towards(cell, _near(since, price)))
+    first = Weighed(cell, "since", since, price, towards(_near(since, price), cell.refutes))
     alarm = log_mean_exp(np.array(track.alarm))
     dear = price + math.log(policy.horizon)
     # a mean at its limit makes S grow like the number of requests: that much is no suspicion
     usual = math.log(min(track.n, policy.horizon))
     near = 1.0 if alarm >= dear else _near(alarm - math.log(track.n), dear - usual)
-    second = Weighed(cell, "alarm", alarm, dear, _towards(cell, near))
+    second = Weighed(cell, "alarm", alarm, dear, towards(near, cell.refutes))
     return max(first, second, key=lambda w: (w.paid, w.near))
 
 
@@ -122,8 +122,8 @@ def returning(rules: Rules, cell: Watched, track: Track, doubt: int | None = Non
 
 
 def doubts(one: SliceState, found: Sequence[Weighed]) -> dict[str, int]:
-    """Of each cell that refutes, the way of drawing tokens that has most of its evidence."""
-    return {w.cell.clause: _likeliest(one, w) for w in found if w.cell.refutes}
+    """Of each cell that was refuted, the way of drawing tokens that has most of its evidence."""
+    return {w.cell.clause: _likeliest(one, w) for w in found if w.cell.refutes and w.paid}
 
 
 def _likeliest(one: SliceState, found: Weighed) -> int:
@@ -195,13 +195,13 @@ def left_out(rules: Rules, one: SliceState) -> str:
     return f", over {part} ({one.passed:,} of {asked:,} were left out)"
 
 
-def _towards(cell: Watched, near: float) -> float:
-    """How near a cell is to a decision.
+def towards(near: float, refutes: bool) -> float:
+    """How near a cell is to a decision, by the part of its price that there is.
 
     While nothing is wrong, the evidence of how tokens are drawn is that of a fair game, and not of
     a mean below its limit: the first half of a price is no suspicion.
     """
-    return max(0.0, 2 * near - 1) if cell.refutes else near
+    return max(0.0, 2 * near - 1) if refutes else near
 
 
 def _near(log_evidence: float, log_price: float) -> float:

@@ -148,7 +148,8 @@ class SliceState:
         tracks: of the cells that are watched on it, by clause, since `since` (but active and
             suspect share theirs).
         recent: keyed hashes of who asked, one a request of that evidence, the latest last.
-        misread: requests of that evidence for which infer answered another prompt.
+        misread: of the latest hundred requests of that evidence or so, the share for which infer
+            answered another prompt.
         scored: requests of that evidence; passed: requests that were left out of it, because
             their key had its part already.
         calm: since when a suspect's evidence has decayed; None while it has not.
@@ -171,7 +172,7 @@ class SliceState:
     doubts: Mapping[str, int] = field(default_factory=dict)
     tracks: Mapping[str, Track] = field(default_factory=dict)
     recent: tuple[str, ...] = ()
-    misread: int = 0
+    misread: float = 0.0
     scored: int = 0
     passed: int = 0
     calm: float | None = None
@@ -196,7 +197,7 @@ def fresh(one: SliceState) -> SliceState:
         one,
         tracks={},
         recent=(),
-        misread=0,
+        misread=0.0,
         scored=0,
         passed=0,
         step_scored=0,

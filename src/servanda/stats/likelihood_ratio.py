@@ -92,15 +92,16 @@ class RequestDraws:
 
     @classmethod
     def of(
-        cls, ids_NK: NDArray[np.int64], logp_NK: Floats, token_N: NDArray[np.int64], missing: int
+        cls, ids_NK: NDArray[np.int64], logp_NK: Floats, token_N: NDArray[np.int64]
     ) -> RequestDraws:
         """Of one request: see `LikelihoodRatio.of`."""
-        factors_JN, usable_N = log_factors(ids_NK, logp_NK, token_N)
-        missing += int((~usable_N).sum())
+        best_NK, hit_NK, usable_N = _drawn(ids_NK, logp_NK, token_N)
+        factors_JN = _log_ratios(best_NK, hit_NK)
+        missing = int((~usable_N).sum())
         least = missing * math.log(LEAK)
-        # a share LEAK of 1 keeps these above LEAK, too
-        inverse_JN = np.log((1 - LEAK) * np.exp(-factors_JN) + LEAK)
-        best_NK, hit_NK = _sorted(ids_NK[usable_N], np.exp(logp_NK[usable_N]), token_N[usable_N])
+        # a share LEAK of 1 keeps these above LEAK, too; the slack of the report's masses, which
+        # makes `factors_JN` smaller, would make them larger: at most three times over a step
+        inverse_JN = np.log((1 - LEAK) * np.exp(-factors_JN) / (1 + 3 * _SLACK) + LEAK)
         mass_NC = np.column_stack([best_NK, np.maximum(1 - best_NK.sum(axis=1), _SLACK)])
         hit_NC = np.column_stack([hit_NK, ~hit_NK.any(axis=1)])
         log_NC = np.log(np.where(mass_NC > 0, mass_NC, 1.0))
@@ -130,12 +131,19 @@ def log_factors(
     Raises:
         EvidenceError: as `LikelihoodRatio.of`.
     """
+    best_NK, hit_NK, usable_N = _drawn(ids_NK, logp_NK, token_N)
+    return _log_ratios(best_NK, hit_NK), usable_N
+
+
+def _drawn(
+    ids_NK: NDArray[np.int64], logp_NK: Floats, token_N: NDArray[np.int64]
+) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
+    """As `_sorted`, of the usable steps, and which those are, [N]."""
     _refuse_appended(ids_NK, logp_NK, token_N)
     with np.errstate(over="ignore"):
         mass_NK = np.exp(logp_NK)
     usable_N = mass_NK.sum(axis=1) <= 1 + _SLACK  # false for NaN
-    best_NK, hit_NK = _sorted(ids_NK[usable_N], mass_NK[usable_N], token_N[usable_N])
-    return _log_ratios(best_NK, hit_NK), usable_N
+    return *_sorted(ids_NK[usable_N], mass_NK[usable_N], token_N[usable_N]), usable_N
 
 
 def _refuse_appended(

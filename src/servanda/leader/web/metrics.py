@@ -292,7 +292,7 @@ _OF_CELLS: tuple[tuple[str, str, Callable[[CellStanding], float | None]], ...] =
 def _verdict(cell: CellStanding) -> int:
     if cell.nearness >= 1:
         return 3
-    return 0 if cell.n and met(cell) else 1
+    return 0 if met(cell) and not cell.refutes else 1
 
 
 def _cells(standing: Standing) -> Iterator[Metric]:

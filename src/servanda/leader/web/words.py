@@ -18,7 +18,6 @@ TONE = {"active": "good", "suspect": "open", "recovering": "open"}
 _THE_WHOLE, _THE_OTHER = "the whole traffic", "the other slice"
 _MANY, _ONE = ("keep", "are"), ("keeps", "is")
 _OURS = (_THE_WHOLE, "the other ", "all ", "none of ")  # beginnings that are no names
-_SUSPICIOUS = 1 / 2  # of a price
 _SHOWN = 3  # names in a sentence
 _LONGEST = 40  # characters of one
 _EXCERPT = re.compile(r"\n *(?:\d+ \|.*|\^)$", re.M)  # of a contract, below a message
@@ -102,7 +101,7 @@ def kept(one: SliceStanding) -> bool:
 
 
 def met(cell: CellStanding) -> bool:
-    """Whether the evidence that a limit is kept has paid the price of coming back.
+    """Whether a cell passes the return test: the e-value for its limit is at the threshold.
 
     How tokens are drawn has no limit: nothing is to be shown there.
     """
@@ -232,16 +231,8 @@ def why(one: SliceStanding, now: float) -> list[str]:
 
 
 def worst(one: SliceStanding) -> CellStanding | None:
-    """The cell of a slice that is nearest to its price.
-
-    How tokens are drawn comes first only where it is suspicious: while nothing is wrong its
-    evidence is that of a fair game, and more than that of a limit which is kept.
-    """
-
-    def order(cell: CellStanding) -> tuple[bool, float, float]:
-        return not cell.refutes or cell.nearness >= _SUSPICIOUS, cell.nearness, excess(cell)
-
-    return max(one.cells, key=order, default=None)
+    """The cell of a slice whose e-value is nearest to its alarm threshold."""
+    return max(one.cells, key=lambda cell: (cell.nearness, excess(cell)), default=None)
 
 
 def excess(cell: CellStanding) -> float:
