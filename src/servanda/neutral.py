@@ -8,6 +8,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+# what decides how a token is drawn, and has a default that a server may have changed
+DECIDING = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "presence_penalty": (0,),

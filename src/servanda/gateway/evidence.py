@@ -16,18 +16,11 @@ from msgspec import Raw
 
 from servanda.gateway.asked import Asked
 from servanda.gateway.config import TELLS_IDS, Upstream
-from servanda.neutral import NEUTRAL
+from servanda.neutral import DECIDING, NEUTRAL
 
 NOT_TO_ITS_TASTE = (400, 422)  # perhaps what was added to a request
 _ALLOWED = re.compile(rb"max allowed: ([0-9]{1,6})")  # vLLM's words for too many logprobs
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
-# what decides how a token is drawn, and has a default that a server may have changed
-_DECIDING = frozenset(
-    (
-        *("temperature", "top_p", "top_k", "min_p"),
-        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-    )
-)
 # of no consequence for what is drawn, or said in the reply itself
 _HARMLESS = frozenset(
     (
@@ -179,7 +172,7 @@ def _sampling(
         NoEvidence: it is none.
     """
     said = {name: value for name, value in values.items() if value is not None}
-    if defaults is None and not said.keys() >= _DECIDING:
+    if defaults is None and not said.keys() >= {*DECIDING}:
         raise NoEvidence(DEFAULTS)
     said = {**(defaults or {}), **said}
     for name, value in said.items():

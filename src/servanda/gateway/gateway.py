@@ -30,7 +30,6 @@ from servanda.routing.values import Decision, Known, Pool, Snapshot
 from servanda.served import OTHER_PROMPT
 from servanda.split import pseudonym
 
-_COMPARED = {True: "equal", False: "other"}
 _MEET_S = 5.0  # between two questions what infer is
 _ODD_IN_A_ROW = 3  # sampled answers without sense, after which infer rests
 _ODD_REST_S, _ODD_WINDOW_S = 30.0, 600.0  # few requests are sampled
@@ -230,14 +229,18 @@ class Gateway:
             if prompt is None:
                 prompt = await self.tokens.ids(asked)
                 return
-            own = await self._asked(asked)
-            add(self.counts.prompts, "unknown" if own is None else _COMPARED[own == prompt])
-            if own is not None and own != prompt:
+            own = await self._prompt(asked)
+            if own is None:
+                add(self.counts.prompts, "unknown")
+            elif own == prompt:
+                add(self.counts.prompts, "equal")
+            else:
+                add(self.counts.prompts, "other")
                 answer, prompt = {"lost": OTHER_PROMPT}, own
         finally:
             self.launches.resolve(row, answer, prompt)
 
-    async def _asked(self, asked: Asked) -> list[int] | None:
+    async def _prompt(self, asked: Asked) -> list[int] | None:
         """The prompt of a request as stable reads it; None where it does not say."""
         stable = self.servers.get("stable")
         if asked.known_tokens is None and (stable is None or stable.breaker.state != "closed"):
@@ -254,7 +257,6 @@ class Gateway:
             if len(asked.body) > self.config.limits.read_bytes:
                 raise NoEvidence(LENGTH)
             if not self.launches.room:
-                self.counts.dropped += not mirrored
                 raise NoEvidence(ROOM)
             return wish_of(asked, infer.about, infer.best, mirrored=mirrored)
         except NoEvidence as no:

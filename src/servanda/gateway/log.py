@@ -28,6 +28,7 @@ _OURS = (
 )
 _FILE = re.compile(r"served-([0-9]{4,})\.jsonl")
 _AT_ONCE = 1 << 20
+_FEW = 16  # rows that are given up for one
 WAITING = 64 << 20  # bytes of rows that wait for a disk
 
 
@@ -63,6 +64,7 @@ class Log:
             ) from None
         self.problem = ""
         self._most, self._size = waiting, 0
+        self._short: list[bytes] = []  # rows that were given up, which come before the others
         self._rows: deque[bytes] = deque()
         self._whole = 0  # bytes of the file that are whole rows
         self._over = False  # whether rows were lost, so that it is no log any more
@@ -82,7 +84,7 @@ class Log:
         self._file = open(self.path, "ab", buffering=0, opener=_private)  # noqa: SIM115
 
     def write(self, row: bytes) -> bool:
-        """Add a row; False where it may never be in the log as it is."""
+        """Add a row; False where others were given up for it, or it finds no room."""
         if self._over:
             return False
         self._rows.append(row + b"\n")
@@ -91,35 +93,35 @@ class Log:
             self.flush()
         return self._size <= self._most or self._shrink()
 
-    def flush(self) -> bool:
-        """Write what waits; False where the disk does not take it."""
-        data = memoryview(b"".join(self._rows))
+    def flush(self) -> None:
+        """Write what waits, as far as the disk takes it."""
+        data = memoryview(b"".join((*self._short, *self._rows)))
         size = len(data)
         try:
             while data:
-                data = data[self._file.write(data) or 0 :]
+                data = data[self._file.write(data) :]
         except OSError as error:
-            self.problem = error.strerror or type(error).__name__
+            if not self._over:
+                self.problem = error.strerror or type(error).__name__
             with suppress(OSError):  # half a row would be one that nobody can read
                 self._file.truncate(self._whole)
-            return False
+            return
         self._whole += size
         self._size = 0
+        self._short.clear()
         self._rows.clear()
         if not self._over:
             self.problem = ""
-        return True
 
     def _shrink(self) -> bool:
-        """Give rows up, the oldest first, so that what waits has room."""
-        for i, row in enumerate(self._rows):
-            short = given_up(row, "no room in the log") + b"\n"
-            if len(short) < len(row):
-                self._rows[i] = short
-                self._size -= len(row) - len(short)
-                if self._size <= self._most // 2:
-                    return False
-        if self._size > self._most:
+        """Give rows up, the oldest first and few at a time, so that what waits has room."""
+        for _ in range(min(_FEW, len(self._rows))):
+            row = self._rows.popleft()
+            self._short.append(given_up(row, "no room in the log") + b"\n")
+            self._size += len(self._short[-1]) - len(row)
+            if self._size <= self._most:
+                break
+        if self._size > self._most and not self._rows:
             self._over, self.problem = True, "rows were lost: begin another log"
         return False
 

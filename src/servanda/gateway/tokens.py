@@ -63,7 +63,7 @@ class Tokens:
         """The ids of a prompt; None where nobody said in time.
 
         Args:
-            server: who is asked; None: whoever may be.
+            server: the one to ask; None: stable, or infer while stable is down.
         """
         if asked.known_tokens is not None:
             try:

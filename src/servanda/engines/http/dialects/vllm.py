@@ -33,13 +33,10 @@ from servanda.engines.http.replies import Part, same_prompt
 from servanda.engines.http.transport import Refused, Transport
 from servanda.errors import MeasurementError
 from servanda.identity import DEFAULT
+from servanda.neutral import DECIDING
 from servanda.sampling import Sampling
 
 _ALLOWED = re.compile(r"max allowed: ([0-9]{1,6})", re.ASCII)
-_DEFAULTS = (
-    *("temperature", "top_p", "top_k", "min_p"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-)
 _CACHE = re.compile(r'\b(block_size|cache_dtype|enable_prefix_caching)="([^"]*)"')
 RAW = (
     "the sampling has a temperature or a filter, and raw logprobs of drawn tokens do not say what "
@@ -180,7 +177,7 @@ def _defaults(transport: Transport, served: str) -> dict[str, float] | None:
         body = {"model": served, "prompt": [0], "max_tokens": 1}
         (made,) = transport.ask("/v1/completions/render", body).items()
         params = made["sampling_params"]
-        parts = {name: params.get(name) for name in _DEFAULTS}
+        parts = {name: params.get(name) for name in DECIDING}
         return {name: part.number() for name, part in parts.items() if part is not None}
     except (Refused, MeasurementError, ValueError):
         return None
