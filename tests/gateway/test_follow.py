@@ -1,21 +1,15 @@
 # A gateway and its leader: rows go until they are safe, snapshots come and are numbered.
 
 import asyncio
-import errno
 import json
-import os
-import re
-import stat
 import threading
 
 import pytest
 
-from servanda.errors import EvidenceError, MeasurementError
 from servanda.gateway import follow
-from servanda.gateway.config import Limits, Upstream
+from servanda.gateway.config import Limits, LogFiles, Upstream
 from servanda.gateway.counts import OVERHEAD_S, Counts, Presence
 from servanda.gateway.launches import NOBODY_KNOWS, Launches
-from servanda.gateway.log import Log
 from servanda.plain import to_plain
 from servanda.routing.values import Decision, snapshot_of
 from servanda.served import read_served
@@ -293,128 +287,16 @@ def test_the_last_rows_are_said_at_the_end(infer, leader):
 
 def test_a_log_says_what_the_leader_is_told(infer, leader, tmp_path):
     for _ in range(2):  # a gateway that starts anew goes on counting
-        with following(infer, leader, log=tmp_path) as running:
+        with following(infer, leader, log=LogFiles(tmp_path)) as running:
             eventually(lambda running=running: running.gateway.snapshot is not None)
             for _ in range(3):
                 running.client.post(PATH, json=ASK).raise_for_status()
             running.idle()
 
-    files = sorted(tmp_path.iterdir())
+    files = sorted(tmp_path.glob("served-*"))
     assert [file.name for file in files] == ["served-0001.jsonl", "served-0002.jsonl"]
     found = [r for file in files for r in read_served(file.read_text(), file.name)]
     assert [(r.index, r.served) for r in found] == [(i, i + 1) for i in range(6)]
-
-
-def test_half_a_line_of_a_crash_stays_where_it_is(tmp_path):
-    file = tmp_path / "served-0004.jsonl"
-    whole = {"run": "r", "leg": "l", "index": 6, "served": 70}
-    file.write_text(f'{json.dumps(whole)}\n{{"run": "r", "le')
-
-    log = Log(tmp_path)
-    log.close()
-
-    assert log.path.name == "served-0005.jsonl"
-    assert (log.logged, log.sent) == ({("r", "l"): 7}, {("r", "l"): 70})
-
-
-class Disk:
-    """A file on a disk that takes so many bytes more, and the first of them of a longer write."""
-
-    def __init__(self, log, room):
-        self._file, self.room = log._file, room
-        log._file = self
-
-    def write(self, data):
-        if not self.room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        n = self._file.write(data[: self.room])
-        self.room -= n
-        return n
-
-    def truncate(self, size):
-        return self._file.truncate(size)
-
-    def close(self):
-        self._file.close()
-
-
-def numbered(i, **more):
-    return json.dumps({"run": "r", "leg": "l", "index": i, "served": i + 1, **more}).encode()
-
-
-def test_a_full_disk_is_told_and_the_log_goes_on_when_there_is_room(tmp_path):
-    log = Log(tmp_path)
-    disk = Disk(log, room=100)
-    for i in range(6):
-        assert log.write(numbered(i))
-        log.flush()
-
-    assert log.problem == "No space left on device"
-    # whole rows, and no half one
-    assert log.path.read_bytes().split(b"\n") == [numbered(0), numbered(1), b""]
-
-    disk.room = 10**9
-    log.write(numbered(6))
-    log.close()
-
-    assert not log.problem
-    assert log.path.read_bytes().split(b"\n") == [*map(numbered, range(7)), b""]
-    again = Log(tmp_path)
-    again.close()
-    assert again.logged == {("r", "l"): 7}
-
-
-def test_what_waits_for_a_disk_too_long_is_given_up_row_by_row_and_leaves_no_gap(tmp_path):
-    log = Log(tmp_path, waiting=60_000)
-    disk = Disk(log, room=0)
-    kept = [log.write(numbered(i, token_ids=[7] * 400)) for i in range(150)]
-    disk.room = 10**9
-    log.close()
-
-    rows = [json.loads(line) for line in log.path.read_text().splitlines()]
-    assert [row["index"] for row in rows] == list(range(150))
-    lost = [row["index"] for row in rows if row.get("lost") == "no room in the log"]
-    assert lost == list(range(len(lost))) and 0 < len(lost) < 150  # the oldest
-    assert not all(kept) and "token_ids" not in rows[0] and "token_ids" in rows[-1]
-
-
-def test_a_log_that_had_to_drop_rows_ends_and_says_so(tmp_path):
-    log = Log(tmp_path, waiting=2_000)
-    disk = Disk(log, room=0)
-    while log.write(numbered(0)) or "lost" not in log.problem:
-        pass
-    disk.room = 10**9
-    assert not log.write(numbered(1))
-    log.close()
-    assert log.problem == "rows were lost: begin another log"
-
-
-def test_the_log_is_its_owners_alone(tmp_path):
-    """Token ids of prompts and answers are their text, to whoever has the tokenizer."""
-    log = Log(tmp_path)
-    log.close()
-    assert stat.S_IMODE(log.path.stat().st_mode) == 0o600
-
-
-def test_another_file_in_the_folder_is_refused(tmp_path):
-    (tmp_path / "x.jsonl").write_text("{}\n{}\n")
-
-    with pytest.raises(EvidenceError, match=r"x\.jsonl:1 is no row of a log of requests"):
-        Log(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl/served"])
-def test_a_log_that_cannot_be_kept_is_told_with_the_next_move(tmp_path, name):
-    (tmp_path / "x.jsonl").touch()
-
-    with pytest.raises(MeasurementError) as found:
-        Log(tmp_path / name)
-
-    assert re.fullmatch(
-        rf"no log can be kept in .*{name}: [\w ]+\n"
-        "  hint: --log names a folder that can be written",
-        str(found.value),
-    )
 
 
 class Clock:

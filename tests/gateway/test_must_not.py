@@ -16,6 +16,7 @@ from benchmarks.gateway.misbehaving import Behaviour
 from benchmarks.gateway.stub import snapshot
 
 from servanda.errors import ContractError
+from servanda.gateway.config import LogFiles
 from servanda.gateway.keys import Keys
 from servanda.leader.auditing import Audit
 from servanda.routing.machine import absorb, begin, look, rules_of
@@ -340,7 +341,7 @@ def test_no_slice_is_found_in_what_a_message_says():
 def test_no_text_of_a_user_is_in_a_row_a_log_or_a_message(tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     with world(snapshot(sample=1.0)) as w:
-        client = w.gateway(log=tmp_path / "log")
+        client = w.gateway(log=LogFiles(tmp_path / "log"))
         words = [{"role": "user", "content": f"a b {MARKER}"}]
         for n in range(5):
             ask(client, session=MARKER, messages=words, user=MARKER, stream=bool(n % 2))

@@ -34,7 +34,11 @@ _OWN = ("127.0.0.1", "localhost", "::1")
 _READY_S = 30.0  # after which the gateway goes on without its leader
 # what says nothing to a gateway that follows, and nothing to a leader that serves nobody
 _OF_LEADERS = ("admin", "state", "webhook", "slack", "command", "where")
-_OF_GATEWAYS = ("host", "port", "infer", "stable", "log", "name", "show", "first_byte", "timeout")
+_OF_LOGS = ("log_file_mib", "log_file_age", "log_keep", "log_no_tokens")
+_OF_GATEWAYS = (
+    *("host", "port", "infer", "stable", "log", *_OF_LOGS),
+    *("name", "show", "first_byte", "timeout"),
+)
 _saying = threading.RLock()  # a signal may say something in between
 
 
@@ -54,6 +58,30 @@ _saying = threading.RLock()  # a signal may say something in between
 @click.option("--keys", type=_FILE, help="Who may do what.  [default: made for this start]")
 @click.option("--state", type=_FILE, help="The leader's folder.  [default: runs/NAME-gateway]")
 @click.option("--log", type=_FILE, help="A folder, for the log of the requests that were sampled.")
+@click.option(
+    "--log-file-mib",
+    type=click.IntRange(1, 1 << 20),
+    default=64,
+    show_default=True,
+    help="Size of a file of the log, from which on another one is begun.",
+)
+@click.option(
+    "--log-file-age",
+    type=DurationType(),
+    default=86_400.0,
+    show_default="1d",
+    help="Age of a file of the log, from which on another one is begun.",
+)
+@click.option(
+    "--log-keep",
+    type=DurationType(),
+    help="Delete a file of the log so long after its last row.  [default: never]",
+)
+@click.option(
+    "--log-no-tokens",
+    is_flag=True,
+    help="Write no token ids of prompts and answers: nothing can be judged from such a log.",
+)
 @click.option(
     "--name",
     default=socket.gethostname,
@@ -111,6 +139,10 @@ def serve(
     keys: Path | None,
     state: Path | None,
     log: Path | None,
+    log_file_mib: int,
+    log_file_age: float,
+    log_keep: float | None,
+    log_no_tokens: bool,
     name: str,
     first_byte: float,
     timeout: float,
@@ -137,7 +169,12 @@ def serve(
         _refuse_given(_OF_GATEWAYS, "--leader-only serves no user")
     if not (first_byte > 0 and timeout > 0):
         raise click.UsageError("--first-byte and --timeout are longer than nothing")
+    if log is None:
+        _refuse_given(_OF_LOGS, "there is no --log")
+    if not log_file_age > 0 or log_keep == 0:
+        raise click.UsageError("--log-file-age and --log-keep are longer than nothing")
     _refuse_missing()
+    from servanda.gateway.config import LogFiles
     from servanda.leader.leads import Settings
 
     found = load(contract)
@@ -165,7 +202,11 @@ def serve(
             _lead(settings, made)
         else:
             waits = Waits(first_byte, timeout)
-            own = {"name": name, "log": log, "shows": show}
+            files = None
+            if log is not None:
+                size = log_file_mib << 20
+                files = LogFiles(log, size, log_file_age, log_keep, tokens=not log_no_tokens)
+            own = {"name": name, "log": files, "shows": show}
             _serve(found, settings, made, (host, port), leader, waits, **own)
     sys.exit(0)
 

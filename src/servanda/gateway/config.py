@@ -111,6 +111,25 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class LogFiles:
+    """The files of a log of sampled requests.
+
+    Args:
+        folder: of one gateway alone.
+        file_bytes, file_s: of a file, about; the next row begins another one.
+        keep_s: a file is deleted once nobody wrote to it for so long; None: never.
+        tokens: whether rows have token ids of prompts and answers; else they say that a request
+            was sent, and when, and nobody can judge them again.
+    """
+
+    folder: Path
+    file_bytes: int = 64 << 20
+    file_s: float = 86_400.0
+    keep_s: float | None = None
+    tokens: bool = True
+
+
+@dataclass(frozen=True)
 class Config:
     """What a gateway is told at its start; everything else comes with snapshots.
 
@@ -119,7 +138,7 @@ class Config:
         leader: who makes the snapshots, url and key of role `gateway`; None: nobody.
         name: of this gateway, among those of one leader.
         without: who serves before the first snapshot, and whatever is no completion.
-        log: folder of the log of sampled requests; None: none is written.
+        log: of sampled requests; None: none is written.
         keys: whom it knows; users need a key where it has one of role `client`.
         labels: name -> api_key, route or request.metadata.KEY, until a snapshot says.
         shows: whether replies say their decision's id and their pool.
@@ -131,7 +150,7 @@ class Config:
     name: str = "gateway"
     limits: Limits = field(default_factory=Limits)
     without: Pool = "stable"
-    log: Path | None = None
+    log: LogFiles | None = None
     keys: Keys | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     shows: bool = False

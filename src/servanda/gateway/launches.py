@@ -196,10 +196,10 @@ class Launches:
     def _let_go(self) -> None:
         went = False
         while self._open and self._open[0].done is not None:
-            done = self._open.popleft().done
-            assert done is not None
-            self._ready.append(done)
-            if self._log is not None and not self._log.write(done):
+            row = self._open.popleft()
+            assert row.done is not None
+            self._ready.append(row.done)
+            if self._log is not None and not self._log.write(row.done, row.asked):
                 add(self._counts.reflexes, "no log")
             went = True
         if went:

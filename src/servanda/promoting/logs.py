@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from servanda.served import Request, read_served
 from servanda.trace import Batch
 
 _SUFFIX = ".jsonl"
+_DIGITS = re.compile(r"([0-9]+)")
 
 
 def read_log(served: Sequence[Path]) -> tuple[Request, ...]:
@@ -38,7 +40,16 @@ def files_of(served: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for path in served:
         found += path.glob(f"*{_SUFFIX}") if path.is_dir() else [path] if path.exists() else []
-    return sorted(dict.fromkeys(found), key=lambda path: (path.name, path))
+    return sorted(dict.fromkeys(found), key=lambda path: (_numbered(path.name), path))
+
+
+def _numbered(name: str) -> list[str | int]:
+    """A file's name, in which the 10000th file comes after the 9999th.
+
+    >>> sorted(["log-10000.jsonl", "log-9999.jsonl"], key=_numbered)
+    ['log-9999.jsonl', 'log-10000.jsonl']
+    """
+    return [int(part) if i % 2 else part for i, part in enumerate(_DIGITS.split(name))]
 
 
 def _requests(path: Path) -> tuple[Request, ...]:
