@@ -81,6 +81,7 @@ class Stub:
             "taken": message["first"] + len(rows),
             "version": own.version if own else 0,
             "snapshot": to_plain(own) if newer else None,
+            "now": time.time(),
         }
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -11,10 +12,11 @@ from servanda.gateway.config import Limits, LogFiles, Upstream
 from servanda.gateway.counts import OVERHEAD_S, Counts, Presence
 from servanda.gateway.launches import NOBODY_KNOWS, Launches
 from servanda.plain import to_plain
-from servanda.routing.values import Decision, snapshot_of
+from servanda.routing.values import Decision, Known, snapshot_of
 from servanda.served import read_served
 from tests.gateway.serving import (
     NOBODY,
+    NOW,
     WAIT_S,
     Fake,
     Running,
@@ -62,7 +64,7 @@ class Leader(Fake):
             taken += len(message["rows"])
         told = self.snapshot
         new = told is not None and told.version > message["version"]
-        answer = {"taken": taken, "version": told.version if told else 0}
+        answer = {"taken": taken, "version": told.version if told else 0, "now": NOW}
         await reply({**answer, "snapshot": to_plain(told) if new else None})(request, writer)
         self.told.append(message)
 
@@ -85,11 +87,17 @@ def following(infer, leader, stable=None, **more):
     return Running(config(infer, stable, without="infer", leader=upstream, name="g1", **more))
 
 
+def _follows(gateway, told):
+    """Whether it has this snapshot, which ends by its own clock."""
+    found = gateway.snapshot
+    return found is not None and replace(found, valid_until=told.valid_until) == told
+
+
 def test_a_gateway_follows_the_snapshot_of_its_leader(infer, leader):
     with following(infer, leader) as running:
         eventually(lambda: running.gateway.snapshot is not None)
 
-        assert running.gateway.snapshot == leader.snapshot
+        assert _follows(running.gateway, leader.snapshot)
         assert leader.requests[0].headers["authorization"] == "Bearer a key"
         assert leader.requests[0].target == "/v1/follow"
         first = leader.told[0]
@@ -97,6 +105,21 @@ def test_a_gateway_follows_the_snapshot_of_its_leader(infer, leader):
         assert first["rows"] == [] and first["start"] == running.gateway.started
         leader.snapshot = snapshot(version=2)
         eventually(lambda: running.gateway.snapshot.version == 2)
+
+
+def test_a_route_lasts_as_long_as_its_leader_says_whatever_the_clocks_say(infer, leader):
+    """A leader's clock that is a century ahead, or was set while the route was followed."""
+    with Fake(answered()) as stable, following(infer, leader, stable) as running:
+        eventually(lambda: running.gateway.snapshot is not None)
+        acting = everything(acts=True)
+        leader.snapshot = snapshot(version=2, whole=acting, valid_until=NOW + 600)
+        eventually(lambda: running.gateway.snapshot.version == 2)
+        gateway = running.gateway
+        assert 590 < gateway.snapshot.valid_until - gateway.now() <= 600
+
+        leader.snapshot = snapshot(version=3, whole=acting, valid_until=NOW - 1)
+        eventually(lambda: gateway.snapshot.version == 3)
+        assert gateway.router.decide(Known("", ""), now=gateway.now()).reason == "expired"
 
 
 def test_an_older_snapshot_is_refused_and_counted(infer, leader):
@@ -113,10 +136,21 @@ def test_an_older_snapshot_is_refused_and_counted(infer, leader):
 def _always(leader):
     async def script(request, writer):
         told = leader.snapshot
-        answer = {"taken": 0, "version": told.version, "snapshot": to_plain(told)}
+        answer = {"taken": 0, "version": told.version, "snapshot": to_plain(told), "now": NOW}
         await reply(answer)(request, writer)
 
     return script
+
+
+ODD = (
+    {"salt": "00" * 65},
+    {"salt": "x"},
+    {"version": 10**40},
+    {"valid_until": 10**400},
+    {"valid_until": None},
+    {"base": "1"},
+    {"slices": [{"cut": None}]},
+)
 
 
 @pytest.mark.parametrize(
@@ -129,15 +163,10 @@ def _always(leader):
         b'{"taken": "x"}',
         b'{"snapshot": ' + b"[" * 5000 + b"]" * 5000 + b"}",
         *(
-            json.dumps({"snapshot": {**to_plain(snapshot(version=3)), **odd}}).encode()
-            for odd in (
-                {"salt": "00" * 65},
-                {"salt": "x"},
-                {"version": 10**40},
-                {"valid_until": 10**400},
-                {"valid_until": None},
-                {"base": "1"},
-                {"slices": [{"cut": None}]},
+            json.dumps({"snapshot": {**to_plain(snapshot(version=3)), **odd}, "now": now}).encode()
+            for now, odd in (
+                (0, {}),
+                *((NOW, odd) for odd in ODD),
             )
         ),
     ],
@@ -150,7 +179,7 @@ def test_what_is_no_snapshot_is_not_followed(infer, leader, text):
 
         assert running.gateway.snapshot is None
         leader.script = leader._answer
-        eventually(lambda: running.gateway.snapshot == leader.snapshot)
+        eventually(lambda: _follows(running.gateway, leader.snapshot))
 
 
 def test_rows_reach_the_leader_in_launch_order_and_once(infer, leader):

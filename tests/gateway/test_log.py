@@ -59,7 +59,8 @@ def put(log, i, **more):
 
 
 def indices(folder):
-    return [json.loads(line)["index"] for f in files_of([folder]) for line in f.open()]
+    lines = "".join(file.read_text() for file in files_of([folder])).splitlines()
+    return [json.loads(line)["index"] for line in lines]
 
 
 def test_a_full_disk_is_told_and_the_log_goes_on_when_there_is_room(tmp_path):

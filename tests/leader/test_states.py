@@ -8,6 +8,7 @@ import pytest
 from servanda.errors import ContractError, MeasurementError
 from servanda.leader.store import Store
 from servanda.plain import to_plain
+from servanda.routing.clock import SteadyClock
 from servanda.routing.values import Pin
 from tests.leader import leads
 
@@ -141,9 +142,36 @@ def test_a_clock_that_jumps_breaks_nothing_and_goes_on_when_it_is_back(driven, s
     assert driven.leader.standing().problems == ()
 
 
-def test_after_a_clock_that_was_years_ahead_a_restart_goes_on_from_now(driven):
-    """Else no dwell and no pin would be over, and none could be made, for as many years."""
-    years = 10 * 365 * 86_400.0
+@pytest.mark.parametrize("jump", [-86_400.0, 7_200.0])
+def test_who_sets_the_systems_clock_ends_no_pin_and_keeps_none(tmp_path, jump):
+    wall, steady = [1e9], [0.0]
+    clock = SteadyClock(lambda: wall[0], lambda: steady[0])
+    path = leads.contract(tmp_path, routing=CHEAP)
+
+    def later(seconds, set_by=0.0):
+        steady[0] += seconds
+        wall[0] += seconds + set_by
+        leader.step()
+        return leads.status(leader, SLICE).pin
+
+    leader = leads.leader(path, clock)
+    leader.pin(SLICE, "stable", 3600, actor="ann", reason="a drill")
+    made = leader.standing().valid_until
+    assert later(10, set_by=jump) is not None
+    assert leader.standing().valid_until - made < 60
+    assert leader.standing().problems == (
+        f"the system's clock was set by {jump:+,.0f} s: times here go on by the old one until the "
+        "next start; no pin and no route is changed",
+    )
+    assert later(3589) is not None
+    assert later(1) is None
+    leader.close()
+
+
+@pytest.mark.parametrize("years", [1 / 365, 10])
+def test_after_a_clock_that_was_ahead_a_restart_goes_on_from_now(driven, years):
+    """Else no dwell and no pin would be over, and none could be made, until then."""
+    years *= 365 * 86_400.0
     driven.clock.now += years
     driven.to("quarantined")
     driven.leader.pin("first=b", "stable", 90, actor="ann", reason="x")

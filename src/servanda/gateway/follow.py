@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -34,6 +35,7 @@ class _Reply(msgspec.Struct):
     taken: int = 0
     version: int = 0
     snapshot: Any = None
+    now: float = 0.0
 
 
 _read = msgspec.json.Decoder(_Reply).decode
@@ -95,6 +97,7 @@ class Follower:
             gateway.launches.taken(gateway.launches.last)
             return True
         rows = gateway.launches.waiting(self._rows)
+        asked_at = gateway.now()
         try:
             status, text = await self._leader.ask("/v1/follow", self._message(rows), _WAIT_S, _MOST)
         except Failed:
@@ -106,7 +109,7 @@ class Follower:
                 self._refused(len(rows))
             return False
         try:
-            self._heard(_read(text))
+            self._heard(_read(text), asked_at)
         except Exception:  # whatever it says, it is asked again
             add(gateway.counts.reflexes, "odd snapshot")
             return False
@@ -135,7 +138,13 @@ class Follower:
             }
         )
 
-    def _heard(self, reply: _Reply) -> None:
+    def _heard(self, reply: _Reply, asked_at: float) -> None:
+        """Take an answer over.
+
+        Args:
+            asked_at: when it was asked for: a snapshot is valid for as long as the leader says,
+                from then on and by our own clock, whatever both clocks say.
+        """
         gateway = self._gateway
         gateway.launches.taken(min(reply.taken, gateway.launches.last))
         if reply.snapshot is None:
@@ -145,9 +154,12 @@ class Follower:
             raise ValueError("a snapshot has an end, and a salt that splits")
         if not 0 < found.version < _LARGEST:
             raise ValueError("a snapshot has a number")
+        if not (reply.now > 0 and math.isfinite(reply.now)):
+            raise ValueError("a leader says by which time its snapshot ends")
         # what cannot decide is found out here, and not by a user
         Router(found).decide(Known("", ""), now=gateway.now())
-        self._took = gateway.take(found)
+        left_s = found.valid_until - reply.now
+        self._took = gateway.take(replace(found, valid_until=asked_at + left_s))
         if not self._took:
             add(gateway.counts.reflexes, "old snapshot")
 

@@ -25,6 +25,7 @@ from servanda.gateway.refusing import Refused
 from servanda.gateway.sessions import Sessions
 from servanda.gateway.tokens import Tokens
 from servanda.gateway.upstreams import Server, servers
+from servanda.routing.clock import SteadyClock
 from servanda.routing.router import Router
 from servanda.routing.values import Decision, Known, Pool, Snapshot
 from servanda.served import OTHER_PROMPT
@@ -39,18 +40,18 @@ class Gateway:
     """One gateway of one process.
 
     Args:
-        now: unix seconds; clock: steady ones.
+        now: unix seconds, which go on evenly; clock: steady ones.
     """
 
     def __init__(
         self,
         config: Config,
         *,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.now, self.clock = config, now, clock
-        self.started = now()
+        self.config, self.now, self.clock = config, now or SteadyClock(), clock
+        self.started = self.now()
         self.counts = Counts()
         self.router = Router(None, config.without)
         self.servers: dict[str, Server] = servers(config.pools, clock)
@@ -60,7 +61,7 @@ class Gateway:
         self.tokens = Tokens(limits, self.counter)
         log = Log(config.log) if config.log is not None else None
         self.log = log
-        self.launches = Launches(config.name, limits, self.counts, log, clock=clock, now=now)
+        self.launches = Launches(config.name, limits, self.counts, log, clock=clock, now=self.now)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._prefix, self._last = secrets.token_hex(6), 0
 

@@ -109,6 +109,7 @@ class Audit:
             state=state,
             ledger=ledger,
             clock=lambda: self._at,
+            waits=True,
             open=open,
             key=key,
             threads=False,

@@ -85,14 +85,19 @@ class Core:
     """Not for several threads at once; `state` and `snapshot` may be read by any.
 
     Args:
+        now: unix seconds.
         actor: in the ledger, of what nobody asked for.
+        waits: whether time stands still where the state is later than `now`, until that is
+            reached, as in an audit that reads its log again; else its times are set back.
 
     Raises:
         ContractError: the folder is another contract's.
         MeasurementError: it cannot be used.
     """
 
-    def __init__(self, folder: Path, watching: Watching, *, now: float, actor: str) -> None:
+    def __init__(
+        self, folder: Path, watching: Watching, *, now: float, actor: str, waits: bool = False
+    ) -> None:
         self.store, self._actor = Store(folder), actor
         self.rules: Rules = rules_of(watching.contract, watching.watched)
         self.problem, self.epoch = "", 0
@@ -115,7 +120,8 @@ class Core:
                         hint="a history belongs to one contract: name another --state",
                     )
                 same = self.kept.contract == watching.contract.digest
-                state = set_back(from_plain(RoutingState, self.store.meta("state")), now=now)
+                state = from_plain(RoutingState, self.store.meta("state"))
+                state = state if waits else set_back(state, now=now)
                 self.state = rebase(self.rules, state, now=now, keep=same)
                 shown = self.store.meta("shown") or []
                 if not same:

@@ -31,6 +31,7 @@ from servanda.loading import load
 from servanda.measurement import Open
 from servanda.plain import to_plain
 from servanda.routing import machine
+from servanda.routing.clock import SteadyClock
 from servanda.routing.router import Router
 from servanda.routing.state import Transition
 from servanda.routing.values import Decision, Known, Pin, PinTo, Snapshot
@@ -49,7 +50,8 @@ class Leader:
         contract_path: of the contract; read again by `reload`.
         state: folder of the store; made where it does not exist.
         ledger: where decisions are kept, as --ledger names it; "": nowhere.
-        clock: unix seconds.
+        clock: unix seconds; None: those of a `SteadyClock`.
+        waits: whether the clock may be behind the state, as `Core` has it.
         open: of the engines.
         sinks: who is told of pages.
         actor: in the ledger, of what nobody asked for.
@@ -69,7 +71,7 @@ class Leader:
         *,
         state: Path,
         ledger: str,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         open: Open = spawn,
         sinks: Sequence[Sink] = (),
         actor: str = "servanda",
@@ -77,11 +79,13 @@ class Leader:
         threads: bool = True,
         timeout_s: float = 120.0,
         room: int = 4096,
+        waits: bool = False,
     ) -> None:
+        clock = clock or SteadyClock()
         self._path, self._clock, self._ledger = contract_path, clock, ledger
         watching = watch(load(contract_path))
         self._began = self._reloaded = clock()
-        self._core = Core(state, watching, now=self._began, actor=actor)
+        self._core = Core(state, watching, now=self._began, actor=actor, waits=waits)
         try:
             self._work = Work(
                 watching, self._core, open, clock=clock, timeout_s=timeout_s, room=room
@@ -117,7 +121,8 @@ class Leader:
         said = message_of(message)
         taken, made = self._work.offer(said), self._core.snapshot
         shown = to_plain(made) if made.version > said.version else None
-        return {"taken": taken, "version": made.version, "snapshot": shown}
+        now = self._clock()
+        return {"taken": taken, "version": made.version, "snapshot": shown, "now": now}
 
     @property
     def contract(self) -> Contract:
@@ -299,6 +304,7 @@ class Leader:
                 store=core.problem,
                 reload=self._reload,
                 effects=self._teller.missed,
+                moved_s=self._clock.moved_s if isinstance(self._clock, SteadyClock) else 0.0,
             )
 
     def _behind(self) -> int:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -105,7 +104,6 @@ class Leading:
                 Path(told.contract),
                 state=Path(told.state),
                 ledger=told.ledger,
-                clock=time.time,
                 sinks=sinks_of(told.webhook, told.slack, told.command),
             )
             watching = threading.Thread(target=self._watch, args=(leader,), daemon=True)

@@ -185,6 +185,8 @@ class PoolStanding:
 
 
 _SHOWN = 80  # characters of what a gateway says
+_MOVED_S = 60.0  # that the system's clock was set by: less is no news
+_TIMES = "times here go on by the old one until the next start; no pin and no route is changed"
 # by pool, what it means that a gateway holds it to be broken
 _BROKEN: Mapping[str, str] = {
     "infer": "infer is held to be broken, and stable answers in its place",
@@ -205,6 +207,8 @@ class Standing:
         diverted: share of all traffic that slices keep from infer by themselves.
         ledger_behind: entries that the ledger has not taken; ledger, store, reload, effects:
             the problem of each, "" where there is none.
+        moved_s: by how much the system's clock was set forward since the leader began; times
+            here go on as before.
         reloaded: when this version of the contract was read; began: when the leader did.
     """
 
@@ -235,6 +239,7 @@ class Standing:
     store: str = ""
     reload: str = ""
     effects: str = ""
+    moved_s: float = 0.0
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -246,4 +251,6 @@ class Standing:
             for one in self.gateways
             if (why := one.counts.get("log"))
         )
-        return (*(problem for problem in of if problem), *pools, *logs)
+        moved = abs(self.moved_s) >= _MOVED_S
+        clock = (f"the system's clock was set by {self.moved_s:+,.0f} s: {_TIMES}",) * moved
+        return (*(problem for problem in of if problem), *pools, *logs, *clock)
