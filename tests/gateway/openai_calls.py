@@ -41,7 +41,9 @@ CALLS: dict[str, Call] = {
     "a model": lambda client, model: client.models.retrieve(model),
     "no model": lambda client, _: client.models.retrieve("nobody-has-it"),
     "embeddings": lambda client, model: client.embeddings.create(model=model, input="a"),
-    "responses": lambda client, model: client.responses.create(model=model, input="a", store=False),
+    "responses": lambda client, model: client.responses.create(
+        model=model, input="a", store=False, temperature=0, max_output_tokens=8
+    ),
     **{
         f"completion: {name}": partial(completion, **more)
         for name, more in {

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx2
+import openai
 import pytest
 from scripts import servers
 from scripts.servers import MODEL, ROOT
 
+from tests.gateway.openai_calls import CALLS, outcome
 from tests.gateway.running import Program, until
 from tests.real.serving import needs_engines
 
@@ -191,6 +193,22 @@ def test_a_sampled_reply_is_the_one_of_vllm_but_for_ids_and_times(vllm_url, stab
         counts = standing()["gateways"][0]["counts"]
     # stable has no template, and says nothing of chats
     assert counts["sampled"] >= 16 and set(counts["prompts"]) == {"equal", "unknown"}
+
+
+def test_the_calls_of_openais_client_get_what_they_get_of_vllm(vllm_url, tmp_path):
+    """By the same server under two names, so that what stable serves is equal, too."""
+    with gateway(tmp_path, vllm_url, vllm_url.replace("127.0.0.1", "localhost")) as (_, url, say):
+        direct, through = (
+            openai.OpenAI(base_url=f"{at}/v1", api_key="any", max_retries=0)
+            for at in (vllm_url, url)
+        )
+        other = [
+            (name, found)
+            for name, call in CALLS.items()
+            if (found := outcome(call, through, "tiny-lm")) != outcome(call, direct, "tiny-lm")
+        ]
+        assert not other
+        until(lambda: say()["gateways"][0]["counts"]["sampled"] >= 15, "many were sampled")
 
 
 POISON = {"structured_outputs": {"json": {"$ref": "#"}}}  # a schema without an end
