@@ -25,6 +25,7 @@ VANISHED = "rows that never came: their numbers were passed over"
 _SILENT_S = 5.0  # after which a gateway that says nothing is not waited for
 _STREAMS = 256  # starts of gateways that are remembered
 _SHOWN = 200  # characters of what is wrong with a row
+_RAREST = 1e-9  # chance of being sampled: an estimate weighs a row by its inverse
 Start = tuple[str, float]  # a gateway, and when its process began
 
 
@@ -313,8 +314,8 @@ def _chance(value: Any) -> float:
     if value is None:
         return 1.0
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0.0 < value <= 1.0:
-        raise Wrong(f"'x-chance' is {value!r}, not a probability above 0, and 1 at most")
+    if not number or not _RAREST <= value <= 1.0:
+        raise Wrong(f"'x-chance' is {value!r}, not a probability of {_RAREST:g} to 1")
     return float(value)
 
 
