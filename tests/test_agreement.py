@@ -230,6 +230,8 @@ STORED = {
     "float16": lambda x: rounded(x, "float16"),
     "3 decimals": lambda x: np.round(x, 3),
     "4 decimals": lambda x: np.round(x, 4),
+    "3 decimals, held as float32": lambda x: np.round(x, 3).astype(np.float32).astype(float),
+    "4 decimals, held as float32": lambda x: np.round(x, 4).astype(np.float32).astype(float),
 }
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.capture import captured, errors
+from servanda.capture import CAPTURES, captured, errors
 
 Array = NDArray[Any]
 
@@ -189,7 +189,11 @@ class Agreement:
 
 def _step(logp_N: Array) -> Array:
     """Between a recorded logprob and its neighbour in what it is stored in, nats, [N]."""
+    capture = captured(logp_N)
+    error_N = errors(logp_N, capture)
+    # decimals may be held in float32; what coarser formats hold lies near some decimals, too
+    held_N = np.maximum(error_N, _WRITTEN) if CAPTURES[capture] >= 24 else _WRITTEN
     for digits in range(1, _DIGITS + 1):
-        if np.allclose(logp_N, np.round(logp_N, digits), rtol=0, atol=_WRITTEN):
+        if (np.abs(logp_N - np.round(logp_N, digits)) <= held_N).all():
             return np.full(len(logp_N), 10.0**-digits)
-    return 2 * errors(logp_N, captured(logp_N))
+    return 2 * error_N

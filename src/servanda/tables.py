@@ -214,11 +214,6 @@ class TablePair:
         """Token-weighted mean of D_psi (the bias of a correction)."""
         return self.by_loss([prompt], width, lambda context: self.token_gap(context, psi))
 
-    def token_missing(self, prefix: Ids, cap: float) -> float:
-        """Exact 1 - E_infer min(w, cap) of the next token: sum (p - cap q)^+."""
-        p_V, q_V = self.rows(prefix)
-        return math.fsum(np.maximum(p_V - cap * q_V, 0.0).tolist())
-
     def sequences(self, prompt: Ids, width: int) -> Iterator[tuple[Ids, float, float]]:
         """(new tokens, probability under train, under infer) of every sequence; width small."""
         stack: list[tuple[Ids, float, float]] = [((), 1.0, 1.0)]

@@ -218,7 +218,12 @@ HOLE = {"": [0.45, 0.43, 0.02, 0.0, 0.1]}
 def test_support_mass_holds_the_mass_that_infer_cannot_draw(tmp_path, claim, clip):
     keys = "" if clip is None else f", clip: {clip:g}"
     cell, pair = judged(tmp_path, "support_mass", 0.5, claim, keys=keys, q=HOLE, declared="")
-    truth = pair.by_loss(PROMPTS, WIDTH, lambda c: pair.token_missing(c, clip or 10.0))
+
+    def missing(context):
+        p_V, q_V = pair.rows(context)
+        return math.fsum(np.maximum(p_V - (clip or 10.0) * q_V, 0.0))
+
+    truth = pair.by_loss(PROMPTS, WIDTH, missing)
     assert truth >= kit.BASE[3]
     assert cell.outcome == "holds"
     assert cell.kind == "certificate"

@@ -308,7 +308,13 @@ def test_a_record_without_likeliest_tokens_says_that_it_did_not_look():
     cell = cell_of(kind)
     found = [kind.weigh(cell, view) for view in views]
     assert all(not r["infer"].cells.n and not r["infer"].sets.n for r in found)
-    assert kind.unexamined(cell, found, LOOK) == ()
+    (text,) = kind.unexamined(cell, found, LOOK)
+    assert text.startswith("fidelity: the record holds no likeliest tokens")
+
+    of_train = [kind.weigh(cell, view)["infer"] for view in rounds(4)]
+    both = [{**r, "train": train} for r, train in zip(found, of_train, strict=True)]
+    first, *more = kind.unexamined(cell, both, LOOK)
+    assert first == text and len(more) == 2  # what train's record shows says nothing of infer's
 
 
 def test_rounds_with_and_without_the_columns_may_follow_each_other():

@@ -371,24 +371,6 @@ def test_zeros_that_a_top_p_of_the_sampler_makes_anywhere_are_no_fault_of_a_plac
     assert found(replace(chunk, logp_infer_N=infer, logp_train_N=train))["zeros"].state == "ok"
 
 
-def test_one_step_of_zeros_is_not_averaged_over_the_run():
-    chunks = [rollouts(seed=s, step=s) for s in range(60)]
-    infer = chunks[7].logp_infer_N.copy()
-    infer[np.random.default_rng(0).permutation(1200)[:60]] = 0.0
-    chunks[7] = replace(chunks[7], logp_infer_N=infer)
-    finding = found(*chunks)["zeros"]
-    assert finding.state == "unsound"
-    assert "of the tokens of step 7" in finding.text
-
-
-def test_one_zero_in_a_small_step_is_no_step_of_zeros():
-    small = rollouts(seed=9, sequences=2, tokens=48, step=9)
-    infer = small.logp_infer_N.copy()
-    infer[int((small.mask_N & (small.logp_train_N < -1)).argmax())] = 0.0
-    chunks = [*(rollouts(seed=s, step=s) for s in range(8)), replace(small, logp_infer_N=infer)]
-    assert found(*chunks)["zeros"].state == "warning"
-
-
 def test_end_tokens_of_zero_are_found_where_answers_have_two_tokens():
     chunk = rollouts(tokens=3, prompt=1, sequences=400)
     assert found(written(chunk, "last"))["zeros"].state == "unsound"
@@ -525,7 +507,7 @@ def test_a_length_limit_of_each_step_cuts_no_answer():
 
 def test_where_no_token_ends_answers_it_is_said_that_cuts_cannot_be_told():
     finding = found(answers(cut=395))["ends"]
-    assert (finding.state, finding.numbers["cut"]) == ("ok", 0)
+    assert finding.state == "ok" and "cut" not in finding.numbers
     assert "cannot be told" in finding.text
 
 

@@ -24,7 +24,7 @@ from servanda.clauses.base import (
 from servanda.clauses.guards import Guard, errors_of, lost, refuted
 from servanda.clauses.likeliest import SLACK, Likeliest
 from servanda.clauses.reward_gap import DRAWS
-from servanda.clauses.strength import SHARES, Seen, seen_of, weakest
+from servanda.clauses.strength import NOTHING, SHARES, Seen, seen_of, weakest
 from servanda.history import SETS
 from servanda.stats import Fidelity, LikelihoodRatio, Refutation, Served
 from servanda.stats.cells import Cells
@@ -210,7 +210,9 @@ class SamplerFidelity(_Fidelity):
 
 def _unexamined(cell: Cell, whole: Drawn, look: Look, of: str = "") -> tuple[str, ...]:
     name = cell.clause.id if not cell.cut.terms else f"{cell.clause.id} on {cell.cut.name}"
-    return weakest(name + of, whole.cells, whole.seen, look) if whole.cells.n else ()
+    if not whole.cells.n:
+        return (NOTHING.format(name=name + of),)
+    return weakest(name + of, whole.cells, whole.seen, look)
 
 
 def _evidence(cell: Cell, view: View) -> Drawn:

@@ -20,7 +20,7 @@ from servanda.stats.sets import log_bets
 from servanda.stats.tilts import STRENGTHS, Tilts, by_cells, by_rank
 
 SHARES = (0.5, 0.25, 0.25)  # of the mixture: ranks, sets, cells
-_NOTHING = (
+NOTHING = (
     "{name}: the record holds no likeliest tokens, so penalties, banned tokens and the smallest "
     "temperature or top-p that is seen were not examined"
 )
@@ -185,9 +185,7 @@ def weak_guards(looked: Sequence[tuple[Cell, list[Any], Look, Outcome]]) -> tupl
     for cell, texts in limited:
         place = (cell.workload, cell.cut.name)
         found[place] = found.get(place) or texts
-    first = {(cell.workload, cell.cut.name): cell.clause.id for cell, _ in reversed(limited)}
-    nothing = {place: (_NOTHING.format(name=name),) for place, name in first.items()}
-    return tuple(text for place, texts in found.items() for text in texts or nothing[place])
+    return tuple(text for texts in found.values() for text in texts)
 
 
 def _tv(value: float | None) -> str:

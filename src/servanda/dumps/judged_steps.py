@@ -14,7 +14,7 @@ from servanda.dumps.weighing import WORKLOAD, Weighing
 from servanda.dumps.window import Window
 from servanda.report.words import excess
 from servanda.rollouts import Rollouts
-from servanda.soundness import Soundness
+from servanda.soundness import Finding, Soundness, of_step
 from servanda.stats import interval
 from servanda.verdict import Verdict
 
@@ -25,9 +25,14 @@ _STEP = "step-"
 
 @dataclass
 class JudgedSteps:
-    """Every step of a dump, judged when the next one begins."""
+    """Every step of a dump, judged when the next one begins.
+
+    Args:
+        alone: whether the dump has one step, whose data is looked at as that of the dump.
+    """
 
     window: Window
+    alone: bool = False
     rows: list[StepRow] = field(default_factory=list)
     red: list[CellVerdict] = field(default_factory=list)
     unsound: dict[int, str] = field(default_factory=dict)  # step -> why it can be no evidence
@@ -35,7 +40,8 @@ class JudgedSteps:
 
     def add(self, block: Rollouts) -> None:
         """See a block of the step that is weighed."""
-        self._sound.add(block)
+        if not self.alone:
+            self._sound.add(block)
 
     def close(self, weighing: Weighing) -> None:
         """Judge the last step that was weighed."""
@@ -44,8 +50,11 @@ class JudgedSteps:
         step = next(reversed(weighing.steps.values()))
         plan, kept, drawn = weighing.of_step()
         weighed = kept.rounds[WORKLOAD, 0]
-        found = (*self._sound.findings(), *sides(plan.contract, weighed.agreement))
-        self._sound = Soundness(self._sound)
+        found: tuple[Finding, ...] = ()
+        if not self.alone:
+            found = (*self._sound.findings(), *sides(plan.contract, weighed.agreement))
+            found = tuple(map(of_step, found))
+            self._sound = Soundness(self._sound)
         errors, atoms = errors_of(found), weighing.step_atoms
         judged = self.window.judge(
             len(self.rows) + 1, step.step, plan, kept, drawn, atoms, errors, intervals=False

@@ -125,7 +125,8 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
         weighing.meet(paired(block, 0))
     trained = counts.turns.total()
     window = window_of(presetting.needed(preset), len({b.step for b in head}), trained)
-    by_step, current = JudgedSteps(Window(window)), head[0].step if head else None
+    by_step = JudgedSteps(Window(window), alone=len(dump.steps) < 2)
+    current = head[0].step if head else None
     for block in itertools.chain(head, read):
         if block.step != current:
             by_step.close(weighing)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from servanda.agreement import Agreement
+from servanda.agreement import MIXED, Agreement
 from servanda.bitwise import objection
 from servanda.breakdown import Removed
 from servanda.contract import Contract
@@ -62,7 +62,13 @@ def sides(contract: Contract, agreement: Agreement) -> tuple[Finding, ...]:
     if not (copied := objection(contract, agreement)):
         return ()
     numbers = {"tokens": float(agreement.tokens), "equal": float(agreement.equal)}
-    return (Finding("sides", "unsound", copied, numbers),)
+    odd = None if agreement.everywhere else (*alike(agreement), MIXED)
+    return (Finding("sides", "unsound", copied, numbers, odd=odd),)
+
+
+def alike(agreement: Agreement) -> tuple[int, int]:
+    """Sequences that one side may have of the other, and all of them."""
+    return max(agreement.copies, agreement.close), agreement.sequences
 
 
 def of_refused(refused: Refused, taken: int) -> list[Told]:

@@ -63,7 +63,7 @@ class Transform:
             return ""
         return (
             f"the engine cannot draw {100 * mass:.2g} % of the trainer's mass and renormalises the "
-            f"rest: a top-p of at most {_decimals(1 - mass)}, a top-k or a min-p that the trainer "
+            f"rest: a top-p of at most {_rest(mass)}, a top-k or a min-p that the trainer "
             f"does not apply; it explains {100 * share:.0f} % of the difference"
         )
 
@@ -93,10 +93,11 @@ class Transform:
         )
 
 
-def _decimals(share: float) -> str:
-    """A share near 1, so that it is told from 1.
+def _rest(mass: float) -> str:
+    """What is left of 1, in digits enough to tell it from 1.
 
-    >>> _decimals(0.9), _decimals(0.997)
-    ('0.9', '0.997')
+    >>> _rest(0.1), _rest(0.003), _rest(3e-6)
+    ('0.9', '0.997', '0.999997')
     """
-    return f"{share:.4f}".rstrip("0")
+    digits = max(1, 1 - math.floor(math.log10(mass)))
+    return f"{1 - mass:.{digits}f}".rstrip("0")

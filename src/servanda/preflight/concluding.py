@@ -19,7 +19,7 @@ def concluded(
     syncs: int,
     tokens: int,
     seconds: float,
-    unprobed: int | None = None,
+    unprobed: int | None,
 ) -> Preflight:
     """Judge what was seen; see Preflight for the arguments.
 

@@ -22,9 +22,9 @@ from servanda.soundness import (
     values,
     zeros,
 )
-from servanda.soundness.base import CHECKS, Check, Finding, State
+from servanda.soundness.base import CHECKS, Check, Finding, State, of_step
 
-__all__ = ["CHECKS", "Check", "Finding", "Soundness", "State"]
+__all__ = ["CHECKS", "Check", "Finding", "Soundness", "State", "of_step"]
 
 # importing a module registers its check
 _BUILTIN = (
@@ -58,9 +58,18 @@ class Soundness:
         names = dict.fromkeys((*_FIRST, *CHECKS))
         self._checks: dict[str, Check] = {name: CHECKS[name]() for name in names}
         if before is not None:
-            own, earlier = self._checks["copies"], before._checks["copies"]
-            assert isinstance(own, copies.Copies) and isinstance(earlier, copies.Copies)
-            own.follow(earlier)
+            self._copies.follow(before._copies)
+
+    @property
+    def _copies(self) -> copies.Copies:
+        found = self._checks["copies"]
+        assert isinstance(found, copies.Copies)
+        return found
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """A digest of what each step has -> the step; for whoever goes on in another process."""
+        return self._copies.steps
 
     def add(self, rollouts: Rollouts) -> None:
         """See a chunk; chunks come in the order of the dump."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeVar
 
 from servanda.registry import Registry
 from servanda.rollouts import Array, Rollouts
 
 HEAD_TOKENS = 3  # at the beginning of a turn: what a tool boundary tears
+LEAST, TIMES, MOST = 5, 10, 0.3  # of one step among others: see `of_step`
 
 State = Literal["ok", "warning", "unsound"]
 
@@ -24,6 +25,8 @@ class Finding:
         text: one sentence, with its numbers.
         numbers: the same, for programs.
         first: the place of the first sequence it is about; "" where there is none.
+        odd: where too large a share makes it unsound: the tokens or sequences that are odd, all of
+            them, and the share that may be; None where any one does.
     """
 
     check: str
@@ -31,6 +34,25 @@ class Finding:
     text: str
     numbers: Mapping[str, float] = field(default_factory=dict)
     first: str = ""
+    odd: tuple[int, int, float] | None = None
+
+
+def of_step(finding: Finding, run: tuple[int, int] = (0, 0)) -> Finding:
+    """What a finding about one step among others says.
+
+    A few in a few hundred are no sign that a step is broken, and the whole run is held against
+    the share that may be odd.  Ten times that share is, or three in ten, and no fewer than five.
+
+    Args:
+        run: odd ones and all of the steps so far, this one included, where nobody else holds the
+            whole run against that share.
+    """
+    if finding.state != "unsound" or finding.odd is None:
+        return finding
+    odd, whole, most = finding.odd
+    broken = odd >= LEAST and odd > min(TIMES * most, MOST) * whole
+    often = run[0] >= LEAST and run[0] > most * run[1]
+    return finding if broken or often else replace(finding, state="warning")
 
 
 class Check(Protocol):

@@ -41,12 +41,12 @@ class Copies:
         self._fresh: dict[int, tuple[int, int]] = {}  # of this step
         self._kept = 1 << 64  # draws below it are held
         self._sum = self._values = 0
-        self._steps: dict[int, int] = {}
+        self.steps: dict[int, int] = {}  # sum of a step's digests -> the first step that has it
 
     def follow(self, earlier: Copies) -> None:
         """Know what was met in earlier steps, the last of which has ended."""
         earlier._close()
-        self._drawn, self._kept, self._steps = earlier._drawn, earlier._kept, earlier._steps
+        self._drawn, self._kept, self.steps = earlier._drawn, earlier._kept, earlier.steps
 
     def add(self, rollouts: Rollouts) -> None:
         if rollouts.step != self._step:
@@ -88,7 +88,7 @@ class Copies:
         if draw >= self._kept:
             return
         before = self._drawn.get(draw)
-        if before is None:
+        if before is None or before[0] == rollouts.step:  # a step that was written anew
             self._fresh[draw] = (rollouts.step, scores)
             return
         self.again += before[1] == scores
@@ -107,7 +107,7 @@ class Copies:
 
     def _note(self) -> None:
         if self._step is not None and self._values >= DISTINCT:
-            before = self._steps.setdefault(self._sum, self._step)
+            before = self.steps.setdefault(self._sum, self._step)
             if before != self._step:
                 self.twice[self._step] = before
 
@@ -135,7 +135,8 @@ class Copies:
                 "written again, and count twice"
             )
             state = "unsound" if share(self.again, self.long) > AGAIN else "warning"
-            return Finding("copies", state, text, numbers, self.first_again)
+            odd = self.again, self.long, AGAIN
+            return Finding("copies", state, text, numbers, self.first_again, odd)
         if self.repeated:
             text = (
                 f"{self.repeated:,} of {self.sequences:,} sequences repeat another of their step "
@@ -149,7 +150,8 @@ class Copies:
                 text += " every rank write the whole batch?"
             else:
                 text += ". Did every rank write the whole batch?"
-            return Finding("copies", "unsound", text, numbers, self.first)
+            odd = self.repeated, self.long, UNSOUND
+            return Finding("copies", "unsound", text, numbers, self.first, odd)
         if share(self.reused, self.long) > REUSED:
             text = (
                 f"{self.reused:,} of {self.long:,} long sequences were drawn at an earlier step "
@@ -158,7 +160,7 @@ class Copies:
             )
             return Finding("copies", "warning", text, numbers, self.first_again)
         text = "no sequence is there twice, in a step or across steps"
-        return Finding("copies", "ok", text, numbers)
+        return Finding("copies", "ok", text, numbers, odd=(0, self.long, UNSOUND))
 
 
 def _distinct(logp_K: Array) -> int:

@@ -58,9 +58,10 @@ class Ends:
         early_S = (last_S4[:, 1:3] < longest[step_S]).all(axis=-1)
         count = Counter(last_S4[early_S, 3].tolist())
         early = count.total()
-        numbers = {"sequences": self.sequences, "early": early, "cut": 0}
+        numbers = {"sequences": self.sequences, "early": early}
         if not early:
-            return Finding("ends", "ok", "every answer is as long as the longest", numbers)
+            text = "every answer is as long as the longest"
+            return Finding("ends", "ok", text, {**numbers, "cut": 0})
         ends = [token for token, n in count.most_common() if n > _OFTEN * early]
         if not ends or count[ends[0]] <= early / 2:  # what is rare within answers, then
             ends = [token for token in ends if self._is_rare(token, count[token] / early)]

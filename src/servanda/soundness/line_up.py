@@ -76,10 +76,11 @@ class LineUp:
             text = f"the two sides line up at no lag ({seen}): are they of the same tokens?"
             state = "unsound" if margin == _LEAST else "warning"  # few pairs decide nothing
             return Finding("line_up", state, text, numbers, self.first)
+        odd = self.shifted, self.long, _SHIFTED_SHARE
         if self.shifted > _SHIFTED_SHARE * self.long:
             text = f"{self.shifted:,} of {self.long:,} long sequences are shifted ({seen} in all)"
-            return Finding("line_up", "unsound", text, numbers, self.first)
-        return Finding("line_up", "ok", f"rows line up ({seen})", numbers)
+            return Finding("line_up", "unsound", text, numbers, self.first, odd)
+        return Finding("line_up", "ok", f"rows line up ({seen})", numbers, odd=odd)
 
 
 def _sums(rollouts: Rollouts, known_N: Array, lag: int) -> Array:

@@ -27,8 +27,9 @@ class Prompts:
 
     def finding(self) -> Finding:
         numbers = {"sequences": self.sequences, "trained": self.trained}
+        odd = self.trained, self.sequences, UNSOUND
         if not self.trained:
-            return Finding("prompts", "ok", "no loss mask covers a prompt", numbers)
+            return Finding("prompts", "ok", "no loss mask covers a prompt", numbers, odd=odd)
         if self.trained == self.sequences:
             text = (
                 "every sequence begins with a trained token: the dump has no prompts, or its loss "
@@ -40,4 +41,4 @@ class Prompts:
             "loss mask covers the prompt"
         )
         state = "unsound" if share(self.trained, self.sequences) > UNSOUND else "warning"
-        return Finding("prompts", state, text, numbers, self.first.place)
+        return Finding("prompts", state, text, numbers, self.first.place, odd)

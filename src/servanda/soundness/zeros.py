@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from servanda.rollouts import Array, Rollouts
-from servanda.soundness.base import Finding, First, check, share
+from servanda.soundness.base import LEAST, Finding, First, check, share
 
 FAR_NATS = -1.0
 UNSOUND = 0.001
-LEAST, SYSTEMATIC = 5, 0.02  # at one place: tokens, and their share of those that could be told
+SYSTEMATIC = 0.02  # at one place: the share of LEAST tokens, or more, that could be told
 NEAR_NATS = -0.2  # on the other side: at one place even a likely token tells
 TIMES = 10  # how much more often than elsewhere
 _SIDES = ("sampler", "trainer")
@@ -36,27 +36,18 @@ class Zeros:
 
     def __init__(self) -> None:
         self.tokens = self.train = self.infer = 0
-        self.worst, self.worst_step = 0.0, 0
         self.places = {name: _Place() for name in ("end", "turn", "start", "rest")}
         self.runs = self.early = self.late = 0
         self.first, self.at_ends = First(), First()
-        self._step: int | None = None
-        self._of_step = [0, 0]
 
     def add(self, rollouts: Rollouts) -> None:
         train_N, infer_N, mask_N = rollouts.logp_train_N, rollouts.logp_infer_N, rollouts.mask_N
         filled_train_N = mask_N & (train_N == 0) & (infer_N < FAR_NATS)
         filled_infer_N = mask_N & (infer_N == 0) & (train_N < FAR_NATS)
-        found = int(filled_train_N.sum()), int(filled_infer_N.sum())
         self.tokens += int(mask_N.sum())
-        self.train += found[0]
-        self.infer += found[1]
+        self.train += int(filled_train_N.sum())
+        self.infer += int(filled_infer_N.sum())
         self.first.see(rollouts, filled_train_N | filled_infer_N)
-        if rollouts.step != self._step:
-            self._close()
-            self._step = rollouts.step
-        self._of_step[0] += sum(found)
-        self._of_step[1] += int(mask_N.sum())
         self._by_place(rollouts)
 
     def _by_place(self, rollouts: Rollouts) -> None:
@@ -92,12 +83,6 @@ class Zeros:
         self.late += int((first_N & before_N).sum())
         self.early += int((last_N & after_N).sum())
 
-    def _close(self) -> None:
-        zeros, tokens = self._of_step
-        if zeros >= LEAST and zeros / tokens > self.worst:
-            self.worst, self.worst_step = zeros / tokens, self._step or 0
-        self._of_step = [0, 0]
-
     def systematic(self) -> tuple[str, str] | None:
         """(place, side) where zeros are written far more often than elsewhere."""
         for side in _SIDES:
@@ -112,24 +97,20 @@ class Zeros:
         return None
 
     def finding(self) -> Finding:
-        self._close()
         filled = self.train + self.infer
         numbers = {"tokens": filled, "train": self.train, "infer": self.infer}
         if (found := self.systematic()) is not None:
             return Finding("zeros", "unsound", self._text(*found), numbers, self.at_ends.place)
+        odd = filled, self.tokens, UNSOUND
         if not filled:
-            return Finding("zeros", "ok", "no zero-filled logprobs", {"tokens": 0})
+            return Finding("zeros", "ok", "no zero-filled logprobs", {"tokens": 0}, odd=odd)
         text = (
             f"{filled:,} trained tokens have a logprob of exactly 0 on one side and below "
             f"{FAR_NATS:g} on the other (trainer {self.train:,}, sampler {self.infer:,}): "
             "missing values that were filled"
         )
-        many = share(filled, self.tokens) > UNSOUND
-        if not many and self.worst > 10 * UNSOUND:
-            text += f"; {100 * self.worst:.1f} % of the tokens of step {self.worst_step}"
-            many = True
-        state = "unsound" if many else "warning"
-        return Finding("zeros", state, text, numbers, self.first.place)
+        state = "unsound" if share(filled, self.tokens) > UNSOUND else "warning"
+        return Finding("zeros", state, text, numbers, self.first.place, odd)
 
     def _text(self, name: str, side: str) -> str:
         place = self.places[name]

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from shlex import quote
@@ -18,14 +18,14 @@ from typing import Any
 from servanda.contract import WHOLE
 from servanda.dumps import causes, presetting
 from servanda.dumps.blocks import blocks
-from servanda.dumps.sound import sides, told
+from servanda.dumps.sound import alike, sides, told
 from servanda.dumps.steps import ENDS, Step, Trend, concentration, trend
 from servanda.dumps.window import Window
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.escalation import actions_of
 from servanda.importers import FORMATS, Dump, open_dump
 from servanda.loading import read
-from servanda.soundness import Soundness
+from servanda.soundness import Finding, Soundness, of_step
 from servanda.watch.ends import plain, steps_of
 from servanda.watch.seen import Seen
 from servanda.watch.terms import Asked, Terms, fixed, of_a_trainer, part_of, weighing_of
@@ -60,6 +60,7 @@ class DumpSource:
         self._window: Window | None = None
         self._trend: Trend | None = None
         self._sound: Soundness | None = None  # of the last step
+        self._odd: dict[str, tuple[int, int]] = {}  # check -> odd ones of all, in all steps
 
     def look(self, *, final: bool) -> Iterator[Seen]:
         dump = self._opened()
@@ -118,7 +119,7 @@ class DumpSource:
         """
         again, part = step in self._judged, part_of(dump, step)
         command = f"servanda import {quote(str(self.asked.path))}"
-        sound, aged = Soundness(None if again else self._sound), False
+        sound, aged = Soundness(self._sound), False
         terms = self._terms
         weighing = None if terms is None else weighing_of(terms, self.asked.path)
         try:
@@ -140,7 +141,10 @@ class DumpSource:
             self._window = Window(terms.window)
         known = [*self._judged]
         number = known.index(step) + 1 if again else len(known) + 1
-        findings = (*sound.findings(), *sides(plan.contract, weighing.agreement))
+        found = (*sound.findings(), *sides(plan.contract, weighing.agreement))
+        if not again:
+            self._count(found, alike(weighing.agreement))
+        findings = tuple(of_step(one, self._odd.get(one.check, (0, 0))) for one in found)
         lines = told(findings, part.refused, weighing.sequences)
         errors = [line.text for line in lines if line.level == "error"]
         drawn = weighing.before_filter(evidence)
@@ -170,6 +174,13 @@ class DumpSource:
             together=together,
             needs_tokens=judged.needs_tokens,
         )
+
+    def _count(self, findings: Sequence[Finding], alike: tuple[int, int]) -> None:
+        """Add what is odd in one more step."""
+        counts = {one.check: one.odd[:2] for one in findings if one.odd is not None}
+        for name, (odd, whole) in {**counts, "sides": alike}.items():
+            before = self._odd.get(name, (0, 0))
+            self._odd[name] = before[0] + odd, before[1] + whole
 
     def _remember(self, step: Step) -> None:
         """Both ends of the run: a trend compares them."""
@@ -229,6 +240,8 @@ class DumpSource:
                 "kinds": [[list(pair) for pair in kind] for kind in terms.kinds],
             },
             "judged": [[step, stamp] for step, stamp in self._judged.items()],
+            "odd": self._odd,
+            "digests": [] if self._sound is None else [*self._sound.steps.items()],
             "first": [plain(step) for step in self._first],
             "last": [plain(step) for step in self._last],
         }
@@ -255,6 +268,9 @@ class DumpSource:
             )
         self._judged = dict(kept["judged"])
         self._before = dict(self._judged)
+        self._odd = {name: (odd, whole) for name, (odd, whole) in kept.get("odd", {}).items()}
+        self._sound = Soundness()
+        self._sound.steps.update(kept.get("digests", ()))
         self._first, self._last = map(steps_of, (kept["first"], kept["last"]))
         self._trend = self._grown()
 
