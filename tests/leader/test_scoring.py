@@ -102,6 +102,21 @@ def test_an_answer_without_a_number_is_missing_and_one_that_never_came_has_all_i
     assert (says[2].known, says[2].missing) == (0, 6)
 
 
+def test_a_request_for_more_tokens_says_what_one_for_the_workloads_says(tmp_path):
+    path = leads.contract(tmp_path, q=leads.FAULTY)
+    rows = [row for row in leads.rows(path, 24) if len(row["token_ids"]) == 6]
+    longer = []
+    for row in rows:
+        row.pop("best")
+        more = {"token_ids": [0, 1], "logprobs": [-9.0, None]}
+        answer = {name: row[name] + values for name, values in more.items()}
+        longer.append({**row, **answer, "sampling": {**row["sampling"], "max_new_tokens": 900}})
+    short, long = (scorer(path).score(taken(given)) for given in (rows, longer))
+    assert len(rows) > 2
+    assert [one.statistics for one in long] == [one.statistics for one in short]
+    assert all(one.statistics["tv", "all"].known == 6 for one in long)
+
+
 def test_what_is_no_evidence_is_counted_with_its_reason(tmp_path):
     path = leads.contract(tmp_path)
     rows = leads.rows(path, 5)
