@@ -190,6 +190,24 @@ def test_a_longer_answer_is_evidence_as_if_no_more_had_been_asked_for(contract):
         assert (other.tokens, other.logp, other.best) == (one.tokens, one.logp, one.best)
 
 
+@pytest.mark.parametrize(
+    ("answer", "most", "lost"),
+    [
+        ({"finish": "length"}, 6, reasons.EARLY),
+        ({"finish": "length"}, 900, reasons.EARLY),
+        ({"finish": "length", "token_ids": [1] * 5, "logprobs": [-0.5] * 5}, 5, ""),
+        ({"finish": "length", "token_ids": [1] * 6, "logprobs": [-0.5] * 6}, 900, ""),
+        ({"finish": "stop"}, 6, ""),
+    ],
+)
+def test_an_answer_cut_short_by_nobody_knows_what_is_lost(contract, answer, most, lost):
+    """Infer's context has room for what counts of it, or it were outside."""
+    (found,) = read(contract, [row(0, **answer, sampling={"max_new_tokens": most})]).requests
+
+    assert found.lost == lost
+    assert bool(found.tokens) is not bool(lost)
+
+
 def test_an_end_beyond_what_is_looked_at_is_no_token_that_a_log_left_out(contract):
     """An answer of exactly as many tokens as count, ended by one that the writer did not log."""
     end = {"token_ids": [1] * 6, "logprobs": [-0.5] * 6, "finish": "stop"}

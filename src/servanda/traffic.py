@@ -21,6 +21,7 @@ SAMPLING = "asked for another sampling than the workload's"
 ENVELOPE = "prompt outside of runtime.envelope.prompt_tokens"
 CONTEXT = "prompt that leaves infer no room for max_new_tokens"
 SAMPLES = "beyond workload.samples rows of one prompt group"
+EARLY = "ended by its length before max_new_tokens"  # why an answer that came is lost
 SEED = "asked for a seed that an earlier request had"
 _NO_TOP_K = (None, 0, -1)  # each is what some server calls no limit
 _OF_ITS_OWN = ("max_new_tokens", "seed", *Sampling.model_fields)
@@ -109,8 +110,15 @@ def within(request: Request, width: int) -> Request:
     """What of a request is evidence of a workload: its first `width` tokens.
 
     They have one law however many more it asked for, so it counts as if it had asked for no more.
+    An answer that ended by its length before that is lost, for nothing explains its end.
+
+    Args:
+        request: one that is not outside, so that infer's context has room for `width` tokens.
     """
-    if request.sampling["max_new_tokens"] <= width or len(request.tokens) < width:
+    most, n = request.sampling["max_new_tokens"], len(request.tokens)
+    if request.finish == "length" and n < min(most, width):
+        return replace(request, tokens=(), logp=(), best=(), finish="", lost=EARLY)
+    if most <= width or n < width:
         return request
     return replace(
         request,
