@@ -8,15 +8,18 @@ import threading
 import httpx2
 import pytest
 
+from servanda.cli.asked import Waits, config_of, urls_of
 from servanda.engines.table import TableEngine
 from servanda.errors import MeasurementError
 from servanda.gateway import gateway
 from servanda.gateway.asked import Asked
 from servanda.gateway.config import Limits, Upstream
 from servanda.gateway.evidence import REASONS, NoEvidence, wish_of
+from servanda.loading import load
 from servanda.served import read_served
 from tests import kit
 from tests.engines.serving import live, table_engine
+from tests.gateway.running import CONTRACT
 from tests.gateway.serving import (
     NOBODY,
     WAIT_S,
@@ -509,3 +512,25 @@ def test_answers_without_sense_send_the_traffic_to_stable_for_a_while():
         assert [one.get("by") for one in told] == [None, None, None, "stable", "stable"]
         assert running.idle().counts.reflexes["unknown logprob"] == 3
         assert [*running.idle().counts.decisions] == ["all\tinfer\tshare"]
+
+
+def test_what_infer_says_of_itself_is_what_its_requests_are_judged_by(server, tmp_path):
+    """Its context no contract declares, so it is asked again until it says so."""
+    kit.table(tmp_path, "p.json", {"": kit.BASE})
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a", "labels": {"team": "a"}}')
+    told = {"infer": server, "stable": "http://127.0.0.1:9", "mode": "observe"}
+    declared = (
+        f'url: "{server}", dialect: vllm, served: toy, sampling_defaults: {{temperature: 1.0}}'
+    )
+    text = CONTRACT.format(**told, sample=1, limit=0.1).replace(f'url: "{server}"', declared)
+    (tmp_path / "c.yaml").write_text(text)
+    contract, said = load(tmp_path / "c.yaml"), []
+
+    known = config_of(contract, urls_of(contract, None, None), Waits(5.0, 5.0), said.append).infer
+    gone = urls_of(contract, "http://127.0.0.1:9", "http://127.0.0.1:10")
+    unknown = config_of(contract, gone, Waits(5.0, 5.0), said.append).infer
+
+    assert (known.dialect, known.served, known.limit) == ("vllm", "toy", None)
+    assert known.context == httpx2.get(f"{server}/v1/models").json()["data"][0]["max_model_len"] - 1
+    assert not known.mute and not known.masks and known.met is None
+    assert unknown.met is not None and any("does not answer yet" in line for line in said)
