@@ -168,7 +168,7 @@ def test_of_many_problems_twenty_are_printed_and_the_rest_is_counted():
         ),
         (
             {"finish": "abort"},
-            "'finish' is 'abort', and an answer ends by 'stop' or by 'length'",
+            "'finish' is 'abort', and an answer ends by 'stop', 'length' or 'stop_string'",
         ),
         ({"lost": "timeout"}, "'lost' and 'token_ids' cannot both be there"),
         ({"tokens": [1]}, "a line has no key 'tokens'"),

@@ -1,16 +1,21 @@
 # The traffic of a leg: what is evidence was decided when each request was launched.
 
 import json
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda import traffic as reasons
+from servanda.contract import Kernel
+from servanda.engines.served import ServedEngine
 from servanda.errors import EvidenceError
+from servanda.identity import Description
 from servanda.run import load
+from servanda.sampling import Sampling
 from servanda.served import read_served
+from servanda.trace import Batch
 from servanda.traffic import traffic_of
 from tests import kit
 
@@ -113,7 +118,6 @@ def test_a_lost_request_is_of_no_kernel(contract):
         ({"sampling": {"max_new_tokens": 6, "top_p": 0.9}}, reasons.SAMPLING),
         ({"sampling": {"max_new_tokens": 6, "top_k": 5}}, reasons.SAMPLING),
         ({"sampling": {"max_new_tokens": 6, "logit_bias": {"1": 5}}}, reasons.SAMPLING),
-        ({"sampling": {"max_new_tokens": 7}}, reasons.TOKENS),
         ({"prompt_token_ids": [0] * 5}, reasons.CONTEXT),
     ],
 )
@@ -149,9 +153,72 @@ def test_a_seed_that_comes_again_brings_no_fresh_noise(contract):
 
 
 def test_a_lost_request_may_be_outside_too(contract):
-    found = read(contract, [row(0, lost="timeout", sampling={"max_new_tokens": 9})])
+    warm = {"max_new_tokens": 6, "temperature": 0.5}
 
-    assert found.outside == {reasons.TOKENS: 1}
+    found = read(contract, [row(0, lost="timeout", sampling=warm)])
+
+    assert found.outside == {reasons.SAMPLING: 1}
+
+
+END = 2
+
+
+def answered(stream, most):
+    """What a server answers that is allowed so many tokens, where it draws these."""
+    end = stream.index(END) + 1 if END in stream else len(stream)
+    tokens = stream[: min(end, most)]
+    return {
+        "token_ids": tokens,
+        "logprobs": [-1.0 - i for i in range(len(tokens))],
+        "best": [[[token, -1.0 - i]] for i, token in enumerate(tokens)],
+        "finish": "stop" if tokens[-1] == END else "length",
+        "sampling": {"max_new_tokens": most},
+    }
+
+
+def test_a_longer_answer_is_evidence_as_if_no_more_had_been_asked_for(contract):
+    """So its tokens have the law of the workload's: they are the same of every draw."""
+    streams = [[*drawn, END] for drawn in product((1, END), repeat=8)]
+
+    short, long = (
+        read(contract, [row(i, **answered(drawn, most)) for i, drawn in enumerate(streams)])
+        for most in (6, 9)
+    )
+
+    assert len(long.requests) == len(streams)
+    for one, other in zip(short.requests, long.requests, strict=True):
+        assert (other.tokens, other.logp, other.best) == (one.tokens, one.logp, one.best)
+
+
+@pytest.mark.parametrize(
+    ("answer", "most", "lost"),
+    [
+        ({"finish": "length"}, 6, reasons.EARLY),
+        ({"finish": "length"}, 900, reasons.EARLY),
+        ({"finish": "length", "token_ids": [1] * 5, "logprobs": [-0.5] * 5}, 5, ""),
+        ({"finish": "length", "token_ids": [1] * 6, "logprobs": [-0.5] * 6}, 900, ""),
+        ({"finish": "stop"}, 6, ""),
+    ],
+)
+def test_an_answer_cut_short_by_nobody_knows_what_is_lost(contract, answer, most, lost):
+    """Infer's context has room for what counts of it, or it were outside."""
+    (found,) = read(contract, [row(0, **answer, sampling={"max_new_tokens": most})]).requests
+
+    assert found.lost == lost
+    assert bool(found.tokens) is not bool(lost)
+
+
+def test_an_end_beyond_what_is_looked_at_is_no_token_that_a_log_left_out(contract):
+    """An answer of exactly as many tokens as count, ended by one that the writer did not log."""
+    end = {"token_ids": [1] * 6, "logprobs": [-0.5] * 6, "finish": "stop"}
+    asked = {"sampling": {"max_new_tokens": 20}}
+    requests = read(contract, [row(0, **end, **asked), row(1, **asked)]).requests
+    infer = Description({"engine": "x"}, {"w": "d"}, "t", 8, (END,))
+    drew = ServedEngine(Kernel(engine="x"), infer, requests)
+
+    found = drew.generate(Batch((0, 1), ((0,), (0,)), 6), Sampling(), 0)
+
+    assert found.continuations == ((1,) * 6, (1, END))
 
 
 def test_a_prompt_outside_of_the_envelope_is_no_evidence(tmp_path):

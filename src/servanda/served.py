@@ -30,7 +30,7 @@ from servanda.strict import (
 _ANSWER = ("token_ids", "logprobs", "best", "finish", "fingerprint")
 _ALWAYS = ("index", "run", "leg", "at", "served", "prompt_token_ids", "sampling")
 _KNOWN = (*_ALWAYS, *_ANSWER, "labels", "group", "key", "lost")
-_FINISHED = ("stop", "length")
+_FINISHED = ("stop", "length", "stop_string")
 OTHER_PROMPT = "answered for another prompt"  # why an answer is lost that the kernel did give
 _TRANSFORM = ("temperature", "top_p", "min_p")
 _A_ROW = (
@@ -57,7 +57,8 @@ class Request:
         best: of each token, the likeliest ones; () where they were not recorded.
         group: requests in a row that have one are one prompt group; None: a group of its own.
         key: a keyed hash of who asked.
-        finish: "stop" or "length".
+        finish: "stop" where the model ended it, "length", or "stop_string" where something did that
+            the request had named; no token is left out of `tokens` then.
         fingerprint: what the server said of itself in this reply; "" where nothing.
         lost: why there is no answer; "" where there is one.
     """
@@ -181,7 +182,7 @@ def _answered(request: Request, data: dict[str, Any]) -> Request:
     finish = text_of(data["finish"], "'finish'")
     if finish not in _FINISHED:
         raise Wrong(
-            f"'finish' is {finish!r}, and an answer ends by 'stop' or by 'length'",
+            f"'finish' is {finish!r}, and an answer ends by 'stop', 'length' or 'stop_string'",
             f'write "lost": "{finish or "cut"}" for an answer that was cut off',
         )
     return replace(

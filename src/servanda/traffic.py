@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from servanda.contract import Contract, Workload
@@ -18,10 +18,10 @@ from servanda.sampling import Sampling
 from servanda.served import Request
 
 SAMPLING = "asked for another sampling than the workload's"
-TOKENS = "asked for more new tokens than the workload's max_new_tokens"
 ENVELOPE = "prompt outside of runtime.envelope.prompt_tokens"
 CONTEXT = "prompt that leaves infer no room for max_new_tokens"
 SAMPLES = "beyond workload.samples rows of one prompt group"
+EARLY = "ended by its length before max_new_tokens"  # why an answer that came is lost
 SEED = "asked for a seed that an earlier request had"
 _NO_TOP_K = (None, 0, -1)  # each is what some server calls no limit
 _OF_ITS_OWN = ("max_new_tokens", "seed", *Sampling.model_fields)
@@ -106,6 +106,29 @@ class Entrance:
         return ""
 
 
+def within(request: Request, width: int) -> Request:
+    """What of a request is evidence of a workload: its first `width` tokens.
+
+    They have one law however many more it asked for, so it counts as if it had asked for no more.
+    An answer that ended by its length before that is lost, for nothing explains its end.
+
+    Args:
+        request: one that is not outside, so that infer's context has room for `width` tokens.
+    """
+    most, n = request.sampling["max_new_tokens"], len(request.tokens)
+    if request.finish == "length" and n < min(most, width):
+        return replace(request, tokens=(), logp=(), best=(), finish="", lost=EARLY)
+    if most <= width or n < width:
+        return request
+    return replace(
+        request,
+        tokens=request.tokens[:width],
+        logp=request.logp[:width],
+        best=request.best[:width],
+        finish="length",  # what came later, a left-out end token too, is no part of it
+    )
+
+
 def traffic_of(
     requests: Iterable[Request],
     contract: Contract,
@@ -132,7 +155,7 @@ def traffic_of(
     _refuse_gaps(launched)
     _refuse_others(launched, fingerprint)
     entrance = Entrance(contract, context)
-    samples = entrance.workload.samples
+    samples, width = entrance.workload.samples, entrance.workload.sampling.max_new_tokens
     outside: Counter[str] = Counter()
     groups: list[list[Request]] = []
     last: str | None = None
@@ -146,7 +169,7 @@ def traffic_of(
         if why:
             outside[why] += 1
         else:
-            groups[-1].append(request)
+            groups[-1].append(within(request, width))
     if last is not None and len(groups[-1]) < samples:
         groups.pop()  # the next request may belong to it
     whole = tuple(tuple(group) for group in groups if group)
@@ -167,8 +190,6 @@ def _sampled(request: Request, workload: Workload) -> str:
             value = default
         if value != wanted:
             return SAMPLING
-    if asked["max_new_tokens"] > declared.max_new_tokens:
-        return TOKENS
     return ""
 
 

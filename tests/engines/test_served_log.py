@@ -77,6 +77,7 @@ def test_best_tokens_are_columns_and_absent_ones_are_no_number():
         (answer([3, 4], [-1.0, -1.0]), (3, 4)),
         (answer([3], [-1.0], "length"), (3,)),
         (answer([3, 3, 3], [-1.0] * 3), (3, 3, 3)),
+        (answer([3], [-1.0], "stop_string"), (3,)),
     ],
 )
 def test_an_end_that_is_not_in_the_log_is_a_token_of_unknown_probability(row, tokens):

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from servanda.gateway.capture import Capture
 from servanda.gateway.events import Splitter, data_of, with_data
 from servanda.gateway.evidence import Wish
+from servanda.gateway.kinds import KINDS
 
+VLLM, SGLANG, LLAMA = (KINDS[name] for name in ("vllm", "sglang", "llamacpp"))
+KIND = {True: VLLM, False: KINDS["plain"]}  # whether it writes null for ids that nobody asked for
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 LINES = st.sampled_from(
     [b"data: x", b"data:", b"data", b": comment", b"event: e", b"id: 7", b"data: [DONE]", b"odd"]
@@ -134,7 +137,7 @@ def test_a_sampled_stream_reads_as_one_that_was_not(texts, chat, end, cuts, cr_i
             events.append(lines + end)
     for events in (full, plain):
         events.append(b"data: [DONE]" + end + end)
-    capture = Capture(Wish(b"", {"max_new_tokens": 8}, best=2, chat=chat, nulls=nulls), 10_000)
+    capture = Capture(Wish(b"", {"max_new_tokens": 8}, best=2, chat=chat, kind=KIND[nulls]), 10_000)
 
     stream = b"".join(full)
     told = b"".join(capture.feed(part) for part in parts_of(stream, cuts)) + capture.rest()
@@ -160,13 +163,13 @@ def test_an_event_that_is_there_for_its_ids_alone_is_not_sent_on():
     last = b"data: " + json.dumps({"choices": [{**choice, "finish_reason": "stop"}]}).encode()
 
     for nulls, told in ((True, b""), (False, b'data: {"id":')):
-        wish = Wish(b"", {"max_new_tokens": 8}, chat=True, nulls=nulls)
+        wish = Wish(b"", {"max_new_tokens": 8}, chat=True, kind=KIND[nulls])
         capture = Capture(wish, 10_000)
         assert capture.feed(held).startswith(told) and bool(capture.feed(held)) == bool(told)
         assert b'"finish_reason": "stop"' in capture.feed(last + b"\n\n").replace(b'":"', b'": "')
         assert capture._ids == [5, 5, 5]
 
-    capture = Capture(Wish(b"", {"max_new_tokens": 8}, ids=True, chat=True, nulls=True), 10_000)
+    capture = Capture(Wish(b"", {"max_new_tokens": 8}, ids=True, chat=True, kind=VLLM), 10_000)
     assert capture.feed(held) == held
 
 
@@ -207,7 +210,7 @@ def test_nothing_at_all_that_ended_by_its_length_is_odd():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"finish_reason": "tool_calls"}, "ended by tool_calls"),
+        ({"finish_reason": "content_filter"}, "ended by content_filter"),
         ({"finish_reason": None}, "ended by None"),
         ({"token_ids": [3, 4]}, "without ids and logprobs"),
         ({"token_ids": [-1]}, "without ids and logprobs"),
@@ -247,3 +250,124 @@ def test_an_error_in_a_stream_is_lost_and_passed_on():
 
     assert capture.feed(event) == event
     assert capture.answer() == {"lost": "error"}
+
+
+def step(token, logp, name="x"):
+    """Of one token, as llama-server lists it."""
+    likely = [{"id": token + i, "token": name, "logprob": logp - i} for i in range(2)]
+    return {"id": token, "token": name, "logprob": logp, "top_logprobs": likely}
+
+
+def of_llama(tokens, drawn=None, prompt=5):
+    """A reply of llama-server, and the same to a client that asked for no logprobs."""
+    choice = {"index": 0, "text": "ab", "finish_reason": "stop", "logprobs": None}
+    usage = {"completion_tokens": drawn or len(tokens), "prompt_tokens": prompt}
+    steps = [step(token, -0.5 - i) for i, token in enumerate(tokens)]
+    shown = {**choice, "logprobs": {"content": steps}}
+    return [{"choices": [one], "usage": usage} for one in (shown, choice)]
+
+
+def test_llama_server_names_tokens_beside_their_logprobs():
+    full, plain = of_llama([7, 3])
+    capture = Capture(Wish(b"", {"max_new_tokens": 8}, best=2, kind=LLAMA), 10_000)
+
+    assert json.loads(capture.reply(json.dumps(full).encode())) == plain
+    assert capture.answer() == {
+        "token_ids": [7, 3],
+        "logprobs": [-0.5, -1.5],
+        "finish": "stop",
+        "best": [[[7, -0.5], [8, -1.5]], [[3, -1.5], [4, -2.5]]],
+    }
+    # whoever resolves the row asks for the prompt, and holds it against this
+    assert (capture.prompt, capture.prompt_tokens) == (None, 5)
+
+
+def test_an_answer_of_llama_server_that_lacks_tokens_is_lost():
+    """It lists none whose text ends in the middle of a character."""
+    full, _ = of_llama([7, 3], drawn=3)
+    capture = Capture(Wish(b"", {"max_new_tokens": 8}, kind=LLAMA), 10_000)
+    capture.reply(json.dumps(full).encode())
+
+    assert capture.answer() == {"lost": "without ids and logprobs"}
+
+
+def test_a_chat_of_llama_server_that_asked_for_no_logprobs_has_none():
+    full, _ = of_llama([7])
+    choice = full["choices"][0]
+    choice["message"] = {"role": "assistant", "content": choice.pop("text")}
+    capture = Capture(Wish(b"", {"max_new_tokens": 8}, chat=True, kind=LLAMA), 10_000)
+
+    told = json.loads(capture.reply(json.dumps(full).encode()))
+
+    assert "logprobs" not in told["choices"][0] and capture.answer()["token_ids"] == [7]
+
+
+def told(capture, *events):
+    """What a client gets of these events, without [DONE]."""
+    lines = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events]
+    text = b"".join(map(capture.feed, [*lines, b"data: [DONE]\n\n"])) + capture.rest()
+    return [json.loads(line[6:]) for line in text.decode().split("\n\n") if line[6:7] == "{"]
+
+
+def test_a_streamed_chat_of_sglang_has_its_ids_in_an_event_of_their_own():
+    def event(delta, logp=None, **more):
+        logprobs = None if logp is None else {"content": [{"token": "a", "logprob": logp}]}
+        choice = {"index": 0, "delta": delta, "finish_reason": None, "matched_stop": None}
+        return {"id": "c", "choices": [{**choice, "logprobs": logprobs, **more}]}
+
+    first, word = event({"role": "assistant", "content": ""}), event({"content": "a"}, -0.5)
+    held = event({}, -0.25)  # a parser keeps the text back, and the logprob comes alone
+    last = event({}, finish_reason="stop", matched_stop=2)
+    ids = {"id": "c", "choices": [], "usage": None}
+    ids["sglext"] = {"input_ids": [1, 2, 3], "output_ids": [[7, 2], [9]]}
+    usage = {"id": "c", "choices": [], "usage": {"prompt_tokens": 3}}
+    capture = Capture(Wish(b"", {"max_new_tokens": 8}, chat=True, kind=SGLANG), 10_000)
+
+    found = told(capture, first, word, held, last, ids, usage)
+
+    assert found == [first, event({"content": "a"}), last, usage]
+    assert capture.answer() == {"token_ids": [7, 2], "logprobs": [-0.5, -0.25], "finish": "stop"}
+    assert capture.prompt == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("more", "finish"),
+    [
+        ({"stop_reason": None}, "stop"),
+        ({"stop_reason": "e"}, "stop_string"),
+        ({"matched_stop": "e"}, "stop_string"),
+        ({"stop_reason": 3}, "stop_string"),  # one of the client's
+        ({"stop_reason": 4}, "stop"),  # one of the model's
+        ({"finish_reason": "length"}, "length"),
+        ({"finish_reason": "tool_calls"}, "stop"),
+    ],
+)
+def test_what_ended_an_answer_is_what_the_server_says(more, finish):
+    choice = {"index": 0, "text": "a", "finish_reason": "stop", "token_ids": [3]}
+    choice |= {"prompt_token_ids": [1], "logprobs": {"token_logprobs": [-0.1]}, **more}
+    wish = Wish(b"", {"max_new_tokens": 1}, kind=VLLM, stop_ids=frozenset((3,)))
+    capture = Capture(wish, 10_000)
+    capture.reply(json.dumps({"choices": [choice]}).encode())
+
+    assert capture.answer()["finish"] == finish
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_of_several_choices_the_first_is_the_answer_in_whatever_order_they_come(streams):
+    """And nothing that was asked for beside stays in the others."""
+
+    def choice(index, token):
+        found = {"index": index, "text": "a", "finish_reason": "length", "token_ids": [token]}
+        return {**found, "logprobs": {"token_logprobs": [-float(token)]}, "prompt_token_ids": [1]}
+
+    capture = Capture(Wish(b"", {"max_new_tokens": 2}, kind=VLLM), 10_000)
+    bare = {"token_ids": None, "logprobs": None, "prompt_token_ids": None}
+    choices = [choice(1, 9), choice(0, 7), choice(2, 8)]
+    if streams:
+        events = [{"choices": [one]} for one in choices]
+        found = [one for event in told(capture, *events) for one in event["choices"]]
+    else:
+        found = json.loads(capture.reply(json.dumps({"choices": choices}).encode()))["choices"]
+
+    assert found == [{**one, **bare} for one in choices]
+    assert capture.answer() == {"token_ids": [7], "logprobs": [-7.0], "finish": "length"}

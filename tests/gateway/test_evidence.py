@@ -8,15 +8,18 @@ import threading
 import httpx2
 import pytest
 
+from servanda.cli.asked import Waits, config_of, urls_of
 from servanda.engines.table import TableEngine
 from servanda.errors import MeasurementError
 from servanda.gateway import gateway
 from servanda.gateway.asked import Asked
 from servanda.gateway.config import Limits, Upstream
-from servanda.gateway.evidence import NoEvidence, wish_of
+from servanda.gateway.evidence import REASONS, NoEvidence, wish_of
+from servanda.loading import load
 from servanda.served import read_served
 from tests import kit
 from tests.engines.serving import live, table_engine
+from tests.gateway.running import CONTRACT
 from tests.gateway.serving import (
     NOBODY,
     WAIT_S,
@@ -135,6 +138,38 @@ def test_the_row_of_a_sampled_request_is_what_the_server_says(server, running, p
     assert "u1" not in json.dumps(row) and len(row["key"]) == 16
 
 
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("path", [COMPLETION, CHAT])
+def test_of_several_choices_the_one_with_index_0_is_the_row(server, running, path, streams):
+    full = {"return_token_ids": True, "logprobs": True if path == CHAT else 1}
+    truth = httpx2.post(server + path, json=asked(path, n=3, **full)).json()["choices"]
+    plain = httpx2.post(server + path, json=asked(path, n=3, stream=streams))
+
+    answer = running.client.post(path, json=asked(path, n=3, stream=streams))
+
+    if streams:
+        said, wanted = ([e for e in events(r.text) if e != "[DONE]"] for r in (answer, plain))
+        assert sorted(json.dumps(without_id(e)) for e in said) == sorted(
+            json.dumps(without_id(e)) for e in wanted
+        )
+    else:
+        assert without_id(answer.json()) == without_id(plain.json())
+    (request,), _ = rows(running)
+    assert len(truth) == 3 and list(request.tokens) == truth[0]["token_ids"]
+
+
+def test_a_chat_without_max_tokens_may_have_what_the_context_has_room_for(server):
+    waits = {"context": 63, "best": 4}
+    with Running(config(server, without="infer", waits=waits, leader=NOBODY)) as running:
+        running.gateway.take(snapshot(whole=everything(sample=1.0)))
+        body = asked(CHAT)
+        del body["max_tokens"]
+        running.client.post(CHAT, json=body).raise_for_status()
+
+        (request,), (row,) = rows(running)
+        assert row["sampling"]["max_new_tokens"] == 63 and request.tokens and not request.lost
+
+
 def test_a_client_that_asked_for_logprobs_by_words_leaves_a_row_without_likeliest(running):
     running.client.post(COMPLETION, json=asked(COMPLETION, logprobs=2)).raise_for_status()
 
@@ -177,22 +212,18 @@ def test_a_pool_that_gives_fewer_likeliest_is_asked_for_as_many_as_it_gives(serv
 
 
 FIELDS = [
-    {"n": 2},
+    {"n": 0},
     {"echo": True},
     {"best_of": 2},
     {"suffix": "x"},
     {"presence_penalty": 0.1},
     {"frequency_penalty": -0.1},
     {"repetition_penalty": 1.1},
-    {"stop": ["x"]},
-    {"stop": "x"},
-    {"stop_token_ids": [3]},
     {"logit_bias": {"3": 1}},
     {"min_tokens": 2},
     {"ignore_eos": True},
     {"use_beam_search": True},
     {"prompt_logprobs": 1},
-    {"max_tokens": None},
     {"max_tokens": 0},
     {"max_tokens": "6"},
     {"guided_json": {}},
@@ -212,7 +243,8 @@ FIELDS = [
     {"stream": "yes"},
 ]
 CHAT_FIELDS = [
-    {"tools": [{"type": "function"}]},
+    {"tools": [{"type": "function"}], "tool_choice": "required"},
+    {"max_tokens": None},
     {"response_format": {"type": "json_object"}},
     {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
     {"messages": []},
@@ -301,14 +333,6 @@ def test_an_adapter_that_is_asked_for_by_name_is_another_kernel(served, evidence
         assert wish_of(one, pool, 8).best == 8
 
 
-@pytest.mark.parametrize("dialect", ["sglang", "llamacpp"])
-def test_a_server_that_tells_no_ids_is_not_asked_for_evidence(dialect):
-    one = Asked(json.dumps(asked(COMPLETION)).encode(), chat=False)
-
-    with pytest.raises(NoEvidence, match="kind of server"):
-        wish_of(one, Upstream("http://x", dialect=dialect, defaults={}), 8)
-
-
 NEUTRAL = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -380,11 +404,13 @@ def test_infer_is_asked_what_it_is_until_it_says_so(server, monkeypatch):
 def test_why_requests_are_no_evidence_is_counted(server):
     with Running(config(server, without="infer", leader=NOBODY)) as running:
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
-        for more in ({"stop": ["x"]}, {"stop": "y"}, {"max_tokens": None}, {"some_day": 1}, {}):
+        for more in ({"echo": True}, {"min_tokens": 2}, {"min_tokens": 3}, {"some_day": 1}, {}):
             running.client.post(COMPLETION, json=asked(COMPLETION, **more))
+        running.client.post(CHAT, json=asked(CHAT, max_tokens=None))
         counts = running.idle().counts
 
-    assert counts.unsampled == {"stop": 2, "no max_tokens": 1, "unknown field": 1}
+    found = {"echo": 1, "min_tokens": 2, "no max_tokens": 1, "unknown field": 1}
+    assert counts.unsampled == found and found.keys() <= {*REASONS}
     assert counts.sampled == 1
 
 
@@ -486,3 +512,25 @@ def test_answers_without_sense_send_the_traffic_to_stable_for_a_while():
         assert [one.get("by") for one in told] == [None, None, None, "stable", "stable"]
         assert running.idle().counts.reflexes["unknown logprob"] == 3
         assert [*running.idle().counts.decisions] == ["all\tinfer\tshare"]
+
+
+def test_what_infer_says_of_itself_is_what_its_requests_are_judged_by(server, tmp_path):
+    """Its context no contract declares, so it is asked again until it says so."""
+    kit.table(tmp_path, "p.json", {"": kit.BASE})
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a", "labels": {"team": "a"}}')
+    told = {"infer": server, "stable": "http://127.0.0.1:9", "mode": "observe"}
+    declared = (
+        f'url: "{server}", dialect: vllm, served: toy, sampling_defaults: {{temperature: 1.0}}'
+    )
+    text = CONTRACT.format(**told, sample=1, limit=0.1).replace(f'url: "{server}"', declared)
+    (tmp_path / "c.yaml").write_text(text)
+    contract, said = load(tmp_path / "c.yaml"), []
+
+    known = config_of(contract, urls_of(contract, None, None), Waits(5.0, 5.0), said.append).infer
+    gone = urls_of(contract, "http://127.0.0.1:9", "http://127.0.0.1:10")
+    unknown = config_of(contract, gone, Waits(5.0, 5.0), said.append).infer
+
+    assert (known.dialect, known.served, known.limit) == ("vllm", "toy", None)
+    assert known.context == httpx2.get(f"{server}/v1/models").json()["data"][0]["max_model_len"] - 1
+    assert not known.mute and not known.masks and known.met is None
+    assert unknown.met is not None and any("does not answer yet" in line for line in said)

@@ -92,14 +92,32 @@ def test_it_is_the_pipeline_of_a_promotion_request_by_request(tmp_path):
 
 def test_an_answer_without_a_number_is_missing_and_one_that_never_came_has_all_its_room(tmp_path):
     path = leads.contract(tmp_path)
-    whole, unknown, gone = leads.rows(path, 3)
+    whole, unknown, gone, cut = leads.rows(path, 4)
+    answer = {name: cut[name][:2] for name in ("token_ids", "logprobs", "best")}
+    cut.update(answer, finish="length")  # and six were asked for
     unknown["logprobs"] = [None] * len(unknown["logprobs"])
     unknown.pop("best")
-    found = scorer(path).score(taken([whole, unknown, serving.lost(gone)]))
+    found = scorer(path).score(taken([whole, unknown, serving.lost(gone), cut]))
     says = [one.statistics["tv", "all"] for one in found]
     assert says[0].missing == 0
     assert (says[1].known, says[1].missing) == (0, len(unknown["token_ids"]))
     assert (says[2].known, says[2].missing) == (0, 6)
+    assert (says[3].known, says[3].missing) == (0, 6)
+
+
+def test_a_request_for_more_tokens_says_what_one_for_the_workloads_says(tmp_path):
+    path = leads.contract(tmp_path, q=leads.FAULTY)
+    rows = [row for row in leads.rows(path, 24) if len(row["token_ids"]) == 6]
+    longer = []
+    for row in rows:
+        row.pop("best")
+        more = {"token_ids": [0, 1], "logprobs": [-9.0, None]}
+        answer = {name: row[name] + values for name, values in more.items()}
+        longer.append({**row, **answer, "sampling": {**row["sampling"], "max_new_tokens": 900}})
+    short, long = (scorer(path).score(taken(given)) for given in (rows, longer))
+    assert len(rows) > 2
+    assert [one.statistics for one in long] == [one.statistics for one in short]
+    assert all(one.statistics["tv", "all"].known == 6 for one in long)
 
 
 def test_what_is_no_evidence_is_counted_with_its_reason(tmp_path):

@@ -29,7 +29,7 @@ kind: KernelContract
 metadata: {{name: real}}
 kernels:
   train: {{engine: transformers, model: "{MODEL}", batch_size: 16}}
-  infer: {{engine: openai_http, url: "INFER", sampling_defaults: {{temperature: 1.0}}}}
+  infer: {{engine: openai_http, url: "INFER"DEFAULTS}}
 stable: {{engine: openai_http, url: "STABLE"}}
 workload: {{prompts: "{ROOT}/data/prompts.jsonl", sampling: {{max_new_tokens: 16}}}}
 labels: {{domain: {{from: request.metadata.domain}}}}
@@ -85,13 +85,16 @@ def proxied(url):
         server.server_close()
 
 
+DECLARED = ", sampling_defaults: {temperature: 1.0}"
+
+
 @contextmanager
-def gateway(folder, infer, stable):
+def gateway(folder, infer, stable, *more, defaults=DECLARED):
     """`servanda serve` before these servers: its process, its url, and what its leader says."""
-    text = CONTRACT.replace("INFER", infer).replace("STABLE", stable)
+    text = CONTRACT.replace("INFER", infer).replace("STABLE", stable).replace("DEFAULTS", defaults)
     (folder / "real.kernelcontract.yaml").write_text(text)
     words = ("serve", "real.kernelcontract.yaml", "--port", 0, "--admin", "127.0.0.1:0", "--show")
-    with Program(*words, cwd=folder) as serving:
+    with Program(*words, *more, cwd=folder) as serving:
         page = serving.line(r"page (http://\S+)")[1].rstrip("/")
         url = serving.line(r"users ask at (http://\S+)/v1")[1]
         keys = (folder / "runs" / "real-gateway" / "keys.yaml").read_text()
@@ -113,11 +116,12 @@ def _served_by(url):
 
 @pytest.fixture(scope="module")
 def vllm_url(tmp_path_factory):
-    """A vLLM that takes chats, too: the model's folder has no template of its own."""
+    """A vLLM that takes chats and tools, too: the model's folder has no template of its own."""
     port, folder = servers.free_port(), tmp_path_factory.mktemp("vllm")
     template = folder / "template.jinja"
     template.write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
-    command = servers.vllm_command(port, "--chat-template", str(template))
+    tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    command = servers.vllm_command(port, "--chat-template", str(template), *tools)
     with servers.running(command, port, folder / "log") as url:
         yield url
 
@@ -125,6 +129,17 @@ def vllm_url(tmp_path_factory):
 @pytest.fixture(scope="module")
 def stable(serving_kernel):
     return serving_kernel(f"transformers:{MODEL}")
+
+
+def counted(standing, n):
+    """The counts of the gateway once it told that n requests were drawn for the sample."""
+
+    def told():
+        counts = standing()["gateways"][0]["counts"]
+        drawn = counts["sampled"] + sum(counts["unsampled"].values())
+        return counts if drawn >= n else None
+
+    return until(told, f"{n} requests that were drawn")
 
 
 CHAT = {"messages": [{"role": "user", "content": "The list of "}]}
@@ -140,8 +155,20 @@ ASKED = [
     {"return_token_ids": True},
     {"return_token_ids": True, "stream": True},
     {"stop": ["e"]},
+    {"stop": ["e"], "stream": True},
+    {"stop": "e", "include_stop_str_in_output": True},
+    {"stop_token_ids": [273], "max_tokens": 64},
     {"n": 2},
+    {"n": 2, "stream": True},
     {"echo": True},
+]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CHATTED = [
+    {"max_tokens": None},
+    {"max_tokens": None, "stream": True},
+    {"tools": [TOOL]},
+    {"tools": [TOOL], "stream": True},
+    {"tools": [TOOL], "tool_choice": "none", "stop": ["e"]},
 ]
 
 
@@ -176,7 +203,7 @@ def normal(text):
 def test_a_sampled_reply_is_the_one_of_vllm_but_for_ids_and_times(vllm_url, stable, tmp_path):
     with gateway(tmp_path, vllm_url, stable) as (_, url, standing):
         for path, words in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
-            for own in ASKED:
+            for own in ASKED if words is TEXT else ASKED + CHATTED:
                 body = {"model": "tiny-lm", "max_tokens": 8, "seed": 5, **words, **own}
                 if path.endswith("chat/completions") and "logprobs" in own:
                     body |= {"logprobs": True, "top_logprobs": 2}
@@ -190,9 +217,50 @@ def test_a_sampled_reply_is_the_one_of_vllm_but_for_ids_and_times(vllm_url, stab
                 drop |= {"x-servanda-decision", "x-servanda-pool"}
                 heads = [{*reply.headers} - drop for reply in (alone, told)]
                 assert heads[0] == heads[1], (path, own)
-        counts = standing()["gateways"][0]["counts"]
+        counts = counted(standing, 2 * len(ASKED) + len(CHATTED))
     # stable has no template, and says nothing of chats
-    assert counts["sampled"] >= 16 and set(counts["prompts"]) == {"equal", "unknown"}
+    assert counts["sampled"] >= 30 and set(counts["prompts"]) == {"equal", "unknown"}
+    assert counts["unsampled"] == {"echo": 2}
+
+
+EVIDENCE = [
+    ("/v1/completions", {**TEXT, "stop": ["e"]}, "stop_string"),
+    ("/v1/completions", {**TEXT, "stop": ["e"], "stream": True}, "stop_string"),
+    ("/v1/completions", {**TEXT, "stop": "e", "include_stop_str_in_output": True}, "stop_string"),
+    ("/v1/completions", {**TEXT, "stop_token_ids": [273], "max_tokens": 64}, "stop_string"),
+    ("/v1/completions", {**TEXT, "n": 3}, "length"),
+    ("/v1/completions", {**TEXT, "n": 3, "stream": True}, "length"),
+    ("/v1/completions", {**TEXT, "max_tokens": None}, "length"),
+    ("/v1/chat/completions", {**CHAT, "max_tokens": None}, None),
+    ("/v1/chat/completions", {**CHAT, "tools": [TOOL], "n": 2}, "length"),
+    (
+        "/v1/chat/completions",
+        {**CHAT, "tools": [TOOL], "stream": True, "stop": ["e"]},
+        "stop_string",
+    ),
+]
+
+
+def test_the_rows_of_ordinary_requests_hold_what_vllm_drew(vllm_url, stable, tmp_path):
+    """Every token up to the one that completed a stop string, and of n choices the first."""
+    drawn = []
+    with gateway(tmp_path, vllm_url, stable, "--log", "served") as (_, url, standing):
+        for path, more, _ in EVIDENCE:
+            body = {"model": "tiny-lm", "max_tokens": 8, "seed": 5, **more}
+            told = {**body, "stream": False, "return_token_ids": True, "logprobs": True}
+            alone = httpx2.post(vllm_url + path, json=told, timeout=60).json()
+            drawn.append(alone["choices"][0]["token_ids"])
+            httpx2.post(url + path, json=body, timeout=60).raise_for_status()
+        assert not counted(standing, len(EVIDENCE))["unsampled"]
+    lines = [
+        line for file in (tmp_path / "served").iterdir() for line in file.read_text().split("\n")
+    ]
+    rows = [json.loads(line) for line in lines if line][-len(EVIDENCE) :]
+    assert [row["token_ids"] for row in rows] == drawn
+    assert all(len(row["logprobs"]) == len(row["token_ids"]) for row in rows)
+    for row, (path, more, finish) in zip(rows, EVIDENCE, strict=True):
+        assert row["finish"] == finish or finish is None, (path, more)
+    assert [row["sampling"]["max_new_tokens"] for row in rows[6:8]] == [16, 511]
 
 
 def test_the_calls_of_openais_client_get_what_they_get_of_vllm(vllm_url, tmp_path):

@@ -180,8 +180,8 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Up
     except MeasurementError as error:
         told = "" if kernel.dialect else f"; until it does it is taken to be of {bare.dialect}"
         say(f"! {pool} does not answer yet, and is asked on{told}: {error.args[0]}")
-        if pool != "infer" or (kernel.dialect and kernel.served and declared is not None):
-            return bare  # all of it is declared
+        if pool != "infer":
+            return bare
         return replace(bare, met=partial(_met, bare, kernel, at))
     if pool == "infer" and found.defaults is None:
         say(
@@ -205,8 +205,18 @@ def _met(bare: Upstream, kernel: Kernel, url: str) -> Upstream:
     transport = Transport(url, 1, limits, key=bare.key)
     try:
         speaker, server = found_out(transport, kernel.dialect, kernel.served)
+        serving = speaker.serving(transport, server)
     finally:
         transport.close()
     defaults = server.defaults if bare.defaults is None else bare.defaults
     dialect: Any = speaker.name
-    return replace(bare, dialect=dialect, served=server.served, defaults=defaults)
+    return replace(
+        bare,
+        dialect=dialect,
+        served=server.served,
+        defaults=defaults,
+        context=server.context,
+        limit=serving.limit,
+        mute=serving.mute,
+        masks=serving.masks,
+    )

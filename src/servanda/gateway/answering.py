@@ -310,11 +310,11 @@ class _One:
         """What became of a sampled request, once its last byte was sent."""
         capture, gateway = self._capture, self._gateway
         if capture is None or self._lost != "cancelled":
-            gateway.resolve(row, self._asked, {"lost": self._lost}, None)
+            gateway.resolve(row, self._asked, {"lost": self._lost})
             return
         answer = capture.answer()
         gateway.sensed(capture.odd, self._x.client)
-        gateway.resolve(row, self._asked, answer, capture.prompt)
+        gateway.resolve(row, self._asked, answer, capture.prompt, capture.prompt_tokens)
 
     def _shown(self, headers: list[Header], pool: Pool) -> list[Header]:
         if self._gateway.config.shows:

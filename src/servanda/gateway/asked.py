@@ -24,6 +24,7 @@ class _Fields(msgspec.Struct):
     prompt: Raw | UnsetType = UNSET
     messages: Raw | UnsetType = UNSET
     tools: Raw | UnsetType = UNSET
+    tool_choice: Any = None
     model: Raw | UnsetType = UNSET
     metadata: Raw | UnsetType = UNSET
     # of how a prompt is made of them
@@ -157,8 +158,14 @@ class Asked:
 
     @property
     def alone(self) -> bool:
-        """Whether `about` says all that its prompt is made of: tokenizers take no documents."""
-        return isinstance(self._fields.documents, UnsetType)
+        """Whether `about` says all that its prompt is made of.
+
+        Tokenizers take no documents, and do not hear that no tool may be called: some servers leave
+        the tools out of the prompt then.
+        """
+        fields = self._fields
+        tools = isinstance(fields.tools, UnsetType) or fields.tool_choice != "none"
+        return tools and isinstance(fields.documents, UnsetType)
 
     @property
     def about(self) -> dict[str, Raw]:

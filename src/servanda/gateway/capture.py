@@ -19,9 +19,11 @@ from servanda.gateway.events import DONE, Splitter, data_of, with_data
 from servanda.gateway.evidence import Wish
 
 Answer = dict[str, Any]  # of a row: what came back, or {"lost": why}
+WITHOUT_PROMPT = "without the prompt's ids"
 _NAME = "token_id:"
 _WORDS = ("text", "message", "delta")
 _IDS = ("token_ids", "prompt_token_ids")
+_WITHOUT = "without ids and logprobs"
 _NULL = Raw(b"null")
 _MOST_ID, _DIGITS = 2**31 - 1, 10
 _LARGEST = sys.float_info.max
@@ -39,6 +41,7 @@ class Capture:
 
     Attributes:
         whole: whether the last of the answer came.
+        prompt_tokens: as the pool counts them; None where it did not say.
     """
 
     def __init__(self, wish: Wish, line_bytes: int) -> None:
@@ -48,7 +51,10 @@ class Capture:
         self._logps: list[Any] = []
         self._tops: list[Any] = []
         self._finish: Any = None
+        self._ended_by: Any = None  # what the server says of a stop
+        self._drawn: Any = None  # tokens of the answer, as the server counts them
         self._fingerprint: Any = None
+        self.prompt_tokens: int | None = None
         self.whole = False
         self._said = False  # whether there is any text
         self._broken = ""
@@ -57,7 +63,7 @@ class Capture:
         """A reply that is not streamed, as the client gets it."""
         found = self._stripped(body)
         self.whole = True
-        return body if found is None else found
+        return found or body
 
     def feed(self, part: bytes) -> bytes:
         """Part of a stream; what the client gets of it now.
@@ -101,54 +107,89 @@ class Capture:
             self._fingerprint = _value(reply, "system_fingerprint") or self._fingerprint
             changed = self._take_ids(reply)
             for choice in choices:
-                changed |= self._choice(choice)
+                # one draw of the law, however many were asked for
+                first = _value(choice, "index") in (None, 0)
+                changed |= self._choice(choice, first)
+                if first and self._wish.kind.by_step:
+                    self._count(reply)
         except (ValueError, msgspec.MsgspecError, RecursionError):
             self._broken = "malformed"
             return None
         if not changed:
             return None
-        own = self._wish.ids or self._wish.logprobs
-        if choices and self._wish.nulls and not own and all(map(_is_empty, choices)):
+        if self._is_beside(reply, choices):
             return b""
         if choices:
             return msgspec.json.encode({**reply, "choices": choices})
         return msgspec.json.encode(reply)
 
-    def _choice(self, choice: dict[str, Raw]) -> bool:
-        """Take an answer, or the next part of it; returns whether the client gets less of it."""
-        self._finish = _value(choice, "finish_reason") or self._finish
-        self._said = self._said or any(_says(_value(choice, name)) for name in _WORDS)
+    def _is_beside(self, reply: Mapping[str, Raw], choices: list[dict[str, Raw]]) -> bool:
+        """Whether an event is there only for what was asked for beside, and has that no more."""
+        if not choices:
+            return "choices" in reply and _value(reply, "usage") is None
+        own = self._wish.ids or self._wish.logprobs
+        return self._wish.kind.quiet and not own and all(map(_is_empty, choices))
+
+    def _choice(self, choice: dict[str, Raw], first: bool) -> bool:
+        """Take an answer, or the next part of it; returns whether the client gets less of it.
+
+        Args:
+            first: whether it is the one that is evidence.
+        """
         logprobs = _value(choice, "logprobs")
-        self._ids += _listed(_value(choice, "token_ids"))
-        if isinstance(logprobs, dict):
-            self._take(logprobs)
+        if first:
+            self._finish = _value(choice, "finish_reason") or self._finish
+            for name in ("stop_reason", "matched_stop"):
+                found = _value(choice, name)
+                self._ended_by = self._ended_by if found is None else found
+            self._said = self._said or any(_says(_value(choice, name)) for name in _WORDS)
+            self._ids += _listed(_value(choice, "token_ids"))
+            if isinstance(logprobs, dict):
+                self._take(logprobs)
         changed = self._take_ids(choice)
         if not self._wish.logprobs and logprobs is not None:
-            choice["logprobs"] = _NULL
+            if self._wish.kind.bare and self._wish.chat:
+                del choice["logprobs"]
+            else:
+                choice["logprobs"] = _NULL
             changed = True
         return changed
 
     def _take(self, logprobs: Mapping[str, Any]) -> None:
-        if self._wish.chat:
+        by_step = self._wish.kind.by_step
+        if by_step or self._wish.chat:
             steps = [s for s in _listed(logprobs.get("content")) if isinstance(s, dict)]
+            self._ids += [step.get("id") for step in steps] if by_step else []
             self._logps += [step.get("logprob") for step in steps]
             self._tops += [dict(map(_likely, _listed(step.get("top_logprobs")))) for step in steps]
         else:
             self._logps += _listed(logprobs.get("token_logprobs"))
             self._tops += _listed(logprobs.get("top_logprobs"))
 
+    def _count(self, reply: Mapping[str, Raw]) -> None:
+        """How many tokens there were, which a server says with the last of them."""
+        usage = _value(reply, "usage")
+        if isinstance(usage, dict):
+            self._drawn = usage.get("completion_tokens")
+            self.prompt_tokens = usage.get("prompt_tokens")
+
     def _take_ids(self, part: dict[str, Raw]) -> bool:
         prompt = _value(part, "prompt_token_ids")
         self._prompt = self._prompt if prompt is None else prompt
+        ext = _value(part, "sglext")
+        if isinstance(ext, dict):  # of a whole stream
+            self._prompt = ext.get("input_ids") or self._prompt
+            self._ids += _listed(next(iter(_listed(ext.get("output_ids"))), None))
+            del part["sglext"]
         if self._wish.ids:
-            return False
+            return isinstance(ext, dict)
         there = [name for name in _IDS if name in part]
         for name in there:
-            if self._wish.nulls:
+            if self._wish.kind.nulls:
                 part[name] = _NULL
             else:
                 del part[name]
-        return bool(there)
+        return bool(there) or isinstance(ext, dict)
 
     @property
     def prompt(self) -> list[int] | None:
@@ -169,22 +210,33 @@ class Capture:
         tokens, logps = self._ids, [_logprob(value) for value in self._logps]
         if self._broken or not self.whole:
             return {"lost": self._broken or "cut"}
-        if self._finish not in ("stop", "length"):
+        if self._finish not in ("stop", "length", "tool_calls"):
             return {"lost": _text(f"ended by {self._finish}"[:80])}
-        most = self._wish.sampling["max_new_tokens"]
+        most, by_step = self._wish.sampling["max_new_tokens"], self._wish.kind.by_step
         if not _are_ids(tokens) or len(logps) != len(tokens) or len(tokens) > most:
-            return {"lost": "without ids and logprobs"}
-        if self.prompt is None:
-            return {"lost": "without the prompt's ids"}
+            return {"lost": _WITHOUT}
+        if by_step and self._drawn != len(tokens):
+            return {"lost": _WITHOUT}  # of a token that is half a character, say
+        if self.prompt is None and not by_step:
+            return {"lost": WITHOUT_PROMPT}
         if any(value is not None and value > _SLACK for value in logps):
             return {"lost": "malformed"}
-        found: Answer = {"token_ids": tokens, "logprobs": logps, "finish": self._finish}
+        found: Answer = {"token_ids": tokens, "logprobs": logps, "finish": self._end}
         best = self._best()
         if best is not None:
             found["best"] = best
         if isinstance(self._fingerprint, str):
             found["fingerprint"] = _text(self._fingerprint)
         return found
+
+    @property
+    def _end(self) -> str:
+        """What ended the answer: the model, its length, or what the request had named."""
+        if self._finish == "length":
+            return "length"
+        by = self._ended_by
+        named = isinstance(by, str) or (type(by) is int and by in self._wish.stop_ids)
+        return "stop_string" if named else "stop"
 
     def _best(self) -> list[list[list[Any]]] | None:
         """The likeliest tokens of each step; None where they are not told apart by ids."""
@@ -216,7 +268,7 @@ def _likely(one: Any) -> tuple[str, Any]:
     """A likely token's name, and its logprob; no name of ours where it is none."""
     if not isinstance(one, dict):
         return "", None
-    name = one.get("token")
+    name = f"{_NAME}{one['id']}" if "id" in one else one.get("token")
     return name if isinstance(name, str) else "", one.get("logprob")
 
 

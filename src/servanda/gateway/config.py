@@ -14,7 +14,7 @@ from servanda.gateway.keys import Keys
 from servanda.routing.values import Pool
 
 Dialect = Literal["vllm", "plain", "sglang", "llamacpp"]
-TELLS_IDS: tuple[Dialect, ...] = ("vllm", "plain")  # answers of users can be read back as ids
+Asking = Literal["completions", "chats", "streamed chats"]
 _SCHEMES = ("http", "https")
 
 
@@ -26,13 +26,17 @@ class Upstream:
         url: http://HOST:PORT, without the /v1.
         key: sent as `Authorization: Bearer KEY`; "": the client's own header is passed on,
             unless the gateway has keys itself.
-        dialect: how token ids and logprobs are asked for; those of sglang and llamacpp do not
-            give a user's answer as ids, so nothing of theirs is sampled.
+        dialect: how token ids and logprobs are asked for.
         served: what the server calls the kernel's model: a request that names another one (an
             adapter, say) is no evidence of this kernel; "": every name is the kernel's.
         defaults: of what a request may leave unsaid about its sampling, what the server takes:
             temperature, top_p, top_k, min_p and penalties, those that are not neutral at least;
             None: nobody knows, and only requests that say all of it are evidence.
+        context: tokens that it runs at most, prompt and answer together; None: nobody knows.
+        limit: new tokens that a request gets at most which names no number; None: what there is
+            room for.
+        mute: requests whose answers it gives without token ids, so that they are no evidence.
+        masks: whether it is known to make tokens impossible where a chat may call tools.
         best: likeliest tokens that a sampled request asks for, at most.
         connect_s, first_byte_s, idle_s: longest wait for a connection, for the first byte of
             a reply (of one that is not streamed: for all of it), and between two of its parts;
@@ -47,6 +51,10 @@ class Upstream:
     dialect: Dialect = "vllm"
     served: str = ""
     defaults: Mapping[str, float] | None = None
+    context: int | None = None
+    limit: int | None = None
+    mute: frozenset[Asking] = frozenset()
+    masks: bool = False
     best: int = 8
     connect_s: float = 5.0
     first_byte_s: float = 300.0

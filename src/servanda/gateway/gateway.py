@@ -15,7 +15,7 @@ from typing import Any
 from servanda.errors import MeasurementError
 from servanda.gateway.asked import Asked
 from servanda.gateway.breaker import Breaker
-from servanda.gateway.capture import Answer
+from servanda.gateway.capture import WITHOUT_PROMPT, Answer
 from servanda.gateway.config import Config
 from servanda.gateway.counts import Counts, add
 from servanda.gateway.evidence import LENGTH, ROOM, NoEvidence, Wish, wish_of
@@ -212,25 +212,46 @@ class Gateway:
         else:
             self.senses.well(client)
 
-    def resolve(self, row: Row, asked: Asked, answer: Answer, prompt: list[int] | None) -> None:
+    def resolve(
+        self,
+        row: Row,
+        asked: Asked,
+        answer: Answer,
+        prompt: list[int] | None = None,
+        tokens: int | None = None,
+    ) -> None:
         """Close a row, once it is known which prompt was asked, and that it is the one answered.
 
         Args:
             prompt: as infer says that it ran it; None where it did not.
+            tokens: that it says the prompt had; None where it did not.
         """
         if prompt is not None and "lost" in answer:
             self.launches.resolve(row, answer, prompt)
         else:
-            self.beside(self._resolve(row, asked, answer, prompt))
+            self.beside(self._resolve(row, asked, answer, prompt, tokens))
 
     async def _resolve(
-        self, row: Row, asked: Asked, answer: Answer, prompt: list[int] | None
+        self,
+        row: Row,
+        asked: Asked,
+        answer: Answer,
+        prompt: list[int] | None,
+        tokens: int | None,
     ) -> None:
         try:
-            if prompt is None:
+            if prompt is None and "lost" in answer:
                 prompt = await self.tokens.ids(asked)
                 return
+            if prompt is None:
+                prompt = await self.tokens.ids(asked, self.servers["infer"])
+                if prompt is None:
+                    answer = {"lost": WITHOUT_PROMPT}
+                    return
             own = await self._prompt(asked)
+            if tokens not in (None, len(prompt)):
+                own = own or prompt  # of another length than infer ran
+                prompt = None
             if own is None:
                 add(self.counts.prompts, "unknown")
             elif own == prompt:

@@ -87,10 +87,12 @@ class Mirror:
         finally:
             self._in_flight -= 1
             if row is not None:
-                answer = capture.answer() if capture is not None else {"lost": lost}
-                if capture is not None:
+                if capture is None:
+                    gateway.resolve(row, asked, {"lost": lost})
+                else:
                     gateway.sensed(capture.odd, client)
-                gateway.resolve(row, asked, answer, capture.prompt if capture else None)
+                    told = capture.prompt, capture.prompt_tokens
+                    gateway.resolve(row, asked, capture.answer(), *told)
 
     async def _fewer(
         self, asked: Asked, path: str, wish: Wish, status: int, text: bytes | None, client: str

@@ -11,6 +11,7 @@ import msgspec
 
 from servanda.gateway.asked import Asked
 from servanda.gateway.config import Limits
+from servanda.gateway.kinds import KINDS
 from servanda.gateway.upstreams import Failed, Server
 
 _REMEMBERED = 8192
@@ -22,7 +23,12 @@ class _Tokens(msgspec.Struct):
     tokens: list[int] | None = None
 
 
+class _Text(msgspec.Struct):
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+
+
 _read = msgspec.json.Decoder(_Tokens).decode
+_rendered = msgspec.json.Decoder(_Text).decode
 
 
 class Tokens:
@@ -51,13 +57,16 @@ class Tokens:
         if found is not None:
             self._known.move_to_end(digest)
             return found
-        answer = await self._ask(body)
-        if answer is None or answer.count is None:
+        answer = await self._ask(asked)
+        if answer is None:
             return None
-        self._known[digest] = answer.count
+        count = len(answer.tokens or ()) if answer.count is None else answer.count
+        if not count:
+            return None
+        self._known[digest] = count
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
-        return answer.count
+        return count
 
     async def ids(self, asked: Asked, server: Server | None = None) -> list[int] | None:
         """The ids of a prompt; None where nobody said in time.
@@ -70,15 +79,35 @@ class Tokens:
                 return msgspec.json.decode(asked.prompt, type=list[int])
             except msgspec.DecodeError:
                 return None
-        answer = await self._ask(msgspec.json.encode(asked.about), server)
+        answer = await self._ask(asked, server)
         return answer.tokens or None if answer is not None else None
 
-    async def _ask(self, body: bytes, server: Server | None = None) -> _Tokens | None:
+    async def _ask(self, asked: Asked, server: Server | None = None) -> _Tokens | None:
         server = server or self._server()
         if server is None:
             return None
+        template = KINDS[server.about.dialect].template
+        body = msgspec.json.encode(asked.about)
         try:
-            status, text = await server.ask("/tokenize", body, self._limits.count_s, _MOST)
-            return _read(text) if status == 200 else None
+            if template:
+                text = asked.prompt
+                if asked.chat:
+                    text = bytes(_rendered(await self._told(server, template, body)).prompt)
+                if not text.startswith(b'"'):
+                    return None
+                # as it reads the text of a request
+                body = b'{"add_special":true,"parse_special":true,"content":' + text + b"}"
+            return _read(await self._told(server, "/tokenize", body))
         except (Failed, msgspec.DecodeError):
             return None
+
+    async def _told(self, server: Server, path: str, body: bytes) -> bytes:
+        """What a server answers.
+
+        Raises:
+            Failed: nothing in time, or another status than 200.
+        """
+        status, text = await server.ask(path, body, self._limits.count_s, _MOST)
+        if status != 200:
+            raise Failed("broken")
+        return text

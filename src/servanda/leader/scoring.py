@@ -26,7 +26,7 @@ from servanda.leader.weighing import SelfNoise, Statistics, nothing_of, statisti
 from servanda.measurement import Open
 from servanda.served import Request
 from servanda.trace import Batch, Trace, align
-from servanda.traffic import Entrance
+from servanda.traffic import Entrance, within
 
 ANOTHER = "answered by another build of infer"
 ODD = "an answer that cannot be weighed"
@@ -233,11 +233,11 @@ class Scorer:
     def _statistics(self, rows: Sequence[Row]) -> tuple[Statistics, ...]:
         if not rows:
             return ()
-        requests = [replace(r.request, index=i) for i, r in enumerate(rows) if r.request]
+        width = self.watching.width
+        known = [within(row.request, width) for row in rows if row.request]
+        requests = [replace(request, index=i) for i, request in enumerate(known)]
         drew = self._drew(requests)
-        batch = Batch(
-            tuple(range(len(requests))), tuple(r.prompt for r in requests), self.watching.width
-        )
+        batch = Batch(tuple(range(len(requests))), tuple(r.prompt for r in requests), width)
         sampling = self.watching.workload.sampling.transform
         infer = drew.generate(batch, sampling, 0)
         wanted = [

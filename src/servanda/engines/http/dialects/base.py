@@ -19,6 +19,7 @@ from servanda.sampling import Sampling
 Meaning = Literal["raw", "processed"]
 Request = tuple[str, Mapping[str, Any]]  # endpoint and body
 Ids = tuple[int, ...]
+Mute = Literal["completions", "chats", "streamed chats"]
 
 BEST = 8  # likeliest tokens of a drawn step: what the guard of the sampler reads
 TOP = 20  # of a golden position; the most that vLLM gives unless it is told otherwise
@@ -54,6 +55,22 @@ class Server:
     meaning: Meaning | None = None
     defaults: Mapping[str, float] | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How a server answers chats and completions of users, beside what measuring asks of it.
+
+    Args:
+        limit: new tokens that a request gets at most which names no number; None where it is what
+            the context has room for, or where it does not say.
+        mute: requests that it answers without token ids: completions, chats, streamed chats.
+        masks: whether it says that tools which a chat may call make tokens impossible.
+    """
+
+    limit: int | None = None
+    mute: frozenset[Mute] = frozenset()
+    masks: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,6 +139,8 @@ class Dialect(Protocol):
         """
         ...
 
+    def serving(self, transport: Transport, server: Server) -> Serving: ...
+
     def refusal(self, sampling: Sampling, meaning: Meaning) -> tuple[str, str] | None:
         """Why processed logprobs of a transform cannot be had, and the next move."""
         ...
@@ -175,6 +194,10 @@ class Tokenless:
             f"no endpoint of a {self.name} server is asked to {verb}",
             hint="let a kernel that loads the checkpoint be the other side",
         )
+
+
+# a chat that asks for next to nothing, to see how one is answered
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 
 def best_of(sampling: Sampling, server: Server) -> int:

@@ -18,6 +18,7 @@ from servanda.engines.http.dialects.base import (
     Meaning,
     Request,
     Server,
+    Serving,
     complete,
     neutral,
     only_model,
@@ -33,6 +34,18 @@ _DEFAULTS = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty"),
     *("presence_penalty", "frequency_penalty", "dry_multiplier", "xtc_probability", "mirostat"),
 )
+# those that other servers know by the same name, and of the others the value that changes no draw
+_OURS = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
+_OFF = {
+    "typical_p": 1,
+    "repeat_penalty": 1,
+    "dynatemp_range": 0,
+    "top_n_sigma": -1,
+    "dry_multiplier": 0,
+    "xtc_probability": 0,
+    "mirostat": 0,
+    "adaptive_target": -1,
+}
 _ENDS = {"eos": "stop", "limit": "length"}
 # the order of our own transform; the server's default has the temperature last
 _SAMPLERS = ["temperature", "top_k", "top_p", "min_p"]
@@ -70,8 +83,15 @@ class LlamaCpp:
             context=context.whole() - 1,
             vocab_size=size.whole() if size else 0,
             eos=_end(transport, props.get("eos_token")),
+            defaults=_defaults(params),
             facts={**facts, "slots": str(props["total_slots"].whole())},
         )
+
+    def serving(self, transport: Transport, server: Server) -> Serving:
+        settings = transport.ask("/props")["default_generation_settings"]
+        most = (settings.get("params") or settings)["n_predict"].number()
+        # a streamed chat lacks the token that ended it
+        return Serving(int(most) if most > 0 else None, frozenset(("streamed chats",)))
 
     def refusal(self, sampling: Sampling, meaning: Meaning) -> tuple[str, str] | None:
         return None  # probabilities after sampling can be had of any
@@ -160,6 +180,18 @@ def _value(part: Part, after: bool) -> float:
         raise part.refuse(f"{part.place} has no {key!r}", "update llama-server")
     field = Part(part.value[key], f"{part.place}.{key}", part.url, part.endpoint)
     return field.log_of_probability() if after else field.logprob()
+
+
+def _defaults(params: Part) -> dict[str, float] | None:
+    """What a request gets that names no sampling; under its own name what only this server has.
+
+    None where it does not say all of it.
+    """
+    ours = {name: part.number() for name in _OURS if (part := params.get(name))}
+    if len(ours) < len(_OURS):
+        return None
+    others = {name: part.number() for name in _OFF if (part := params.get(name))}
+    return ours | {name: value for name, value in others.items() if value != _OFF[name]}
 
 
 def _end(transport: Transport, token: Part | None) -> Ids:

@@ -14,6 +14,7 @@ from servanda.engines.http.dialects.base import (
     Meaning,
     Request,
     Server,
+    Serving,
     Tokenless,
     neutral,
     only_model,
@@ -34,6 +35,9 @@ class Plain(Tokenless):
         self, transport: Transport, served: str | None, known: Server | None = None
     ) -> Server | None:
         return Server(only_model(transport, served)[0])
+
+    def serving(self, transport: Transport, server: Server) -> Serving:
+        return Serving()
 
     def refusal(self, sampling: Sampling, meaning: Meaning) -> tuple[str, str] | None:
         if neutral(sampling) or meaning == "processed":

@@ -8,23 +8,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from servanda.contract import Path
 from servanda.engines.http.dialects.base import (
+    CHAT,
     DIALECTS,
     TOP,
     Answer,
     Asked,
     Ids,
     Meaning,
+    Mute,
     Request,
     Server,
+    Serving,
     Tokenless,
     complete,
     only_model,
     with_end,
 )
+from servanda.engines.http.dialects.completions import ENDPOINT
 from servanda.engines.http.replies import Best, Part, likeliest, same_number, same_prompt
-from servanda.engines.http.transport import Transport
+from servanda.engines.http.transport import Refused, Transport
 from servanda.identity import DEFAULT
 from servanda.sampling import Sampling
 
@@ -62,8 +69,23 @@ class SGLang(Tokenless):
             context=length.whole() - 1 if length else None,
             scores=("prefill",),
             top=TOP,
+            defaults=_defaults(about),
             facts=facts,
         )
+
+    def serving(self, transport: Transport, server: Server) -> Serving:
+        """Which answers come with token ids is a matter of its version: it is asked for some."""
+        ids = {"model": server.served, "max_tokens": 1, "return_token_ids": True}
+        framed = {"return_input_ids_in_sglext": True, "return_output_ids_in_sglext": True}
+        mute: set[Mute] = set()
+        if "token_ids" not in _first_of(_asked(transport, ENDPOINT, {**ids, "prompt": [0]})):
+            mute.add("completions")
+        chat = _asked(transport, "/v1/chat/completions", {**ids, **framed, **CHAT})
+        if "token_ids" not in _first_of(chat):
+            mute.add("chats")
+        if "output_ids" not in (chat.get("sglext") or {}):
+            mute.add("streamed chats")
+        return Serving(mute=frozenset(mute))
 
     def refusal(self, sampling: Sampling, meaning: Meaning) -> tuple[str, str] | None:
         if sampling.filters:
@@ -140,6 +162,28 @@ class SGLang(Tokenless):
         # its ids are all so far or the new ones, as the server was started; the count is not
         meta = event["meta_info"]
         return meta["completion_tokens"].whole(), meta.get("finish_reason") is not None
+
+
+def _asked(transport: Transport, endpoint: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A reply as it is; empty where the request is refused."""
+    try:
+        value = transport.ask(endpoint, body).value
+    except Refused:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _first_of(reply: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first choice of a reply without its nulls; empty where there is none."""
+    choices: Any = reply.get("choices")
+    first = choices[0] if choices else {}
+    return {name: value for name, value in first.items() if value is not None}
+
+
+def _defaults(about: Part) -> dict[str, float] | None:
+    """What a request gets that names no sampling: OpenAI's, where the server was started so."""
+    told, preferred = about.get("sampling_defaults"), about.get("preferred_sampling_params")
+    return {} if told is not None and told.value == "openai" and preferred is None else None
 
 
 def _steps(meta: Part, side: str, tokens: Ids, asked: Asked, server: Server, first: int) -> Answer:

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from servanda.contract import Path
 from servanda.engines.http.dialects import completions
 from servanda.engines.http.dialects.base import (
+    CHAT,
     DIALECTS,
     NEUTRAL,
     TOP,
@@ -25,6 +28,7 @@ from servanda.engines.http.dialects.base import (
     Meaning,
     Request,
     Server,
+    Serving,
     neutral,
     only_model,
     with_end,
@@ -38,6 +42,7 @@ from servanda.sampling import Sampling
 
 _ALLOWED = re.compile(r"max allowed: ([0-9]{1,6})", re.ASCII)
 _CACHE = re.compile(r'\b(block_size|cache_dtype|enable_prefix_caching)="([^"]*)"')
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 RAW = (
     "the sampling has a temperature or a filter, and raw logprobs of drawn tokens do not say what "
     "they were drawn with",
@@ -91,6 +96,16 @@ class VLLM:
                 raise
             return min(TOP, int(allowed[1]))
         return TOP
+
+    def serving(self, transport: Transport, server: Server) -> Serving:
+        """What it makes of chats before it runs them; versions without that endpoint do not say."""
+        chat = {"model": server.served, **CHAT}
+        plain, tools = _made(transport, chat), _made(transport, {**chat, "tools": [_TOOL]})
+        return Serving(
+            limit=_limit(plain, server) if plain is not None else None,
+            masks=tools is not None
+            and tools["sampling_params"].get("structured_outputs") is not None,
+        )
 
     def refusal(self, sampling: Sampling, meaning: Meaning) -> tuple[str, str] | None:
         if neutral(sampling):
@@ -181,6 +196,22 @@ def _defaults(transport: Transport, served: str) -> dict[str, float] | None:
         return {name: part.number() for name, part in parts.items() if part is not None}
     except (Refused, MeasurementError, ValueError):
         return None
+
+
+def _made(transport: Transport, chat: Mapping[str, Any]) -> Part | None:
+    """A chat as the server completes and renders it; None where it does not."""
+    try:
+        made = transport.ask("/v1/chat/completions/render", chat)
+        return made if made.get("sampling_params") else None
+    except (Refused, MeasurementError):
+        return None
+
+
+def _limit(made: Part, server: Server) -> int | None:
+    """New tokens of a chat that names no number, where they are fewer than there is room for."""
+    most = made["sampling_params"].get("max_tokens")
+    room = (server.context or 0) + 1 - len(made["token_ids"].items())
+    return most.whole() if most is not None and most.whole() < room else None
 
 
 def _announced(server: Server, ours: Part) -> Server:
