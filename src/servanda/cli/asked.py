@@ -178,7 +178,8 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Up
     try:
         found = _met(bare, kernel, at)
     except MeasurementError as error:
-        told = "" if kernel.dialect else f"; until it does it is taken to be of {bare.dialect}"
+        until = "until it does it" if pool == "infer" else "it"  # infer is asked until it says so
+        told = "" if kernel.dialect else f"; {until} is taken to be of {bare.dialect}"
         say(f"! {pool} does not answer yet, and is asked on{told}: {error.args[0]}")
         if pool != "infer":
             return bare
