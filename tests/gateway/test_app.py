@@ -39,7 +39,7 @@ def pools():
 
 @pytest.fixture
 def running(pools):
-    with Running(config(*pools)) as running:
+    with Running(config(*pools, allow=("/v1/files/*", "/v1/responses/*"))) as running:
         yield running
 
 

@@ -309,7 +309,7 @@ def test_a_digest_of_the_body_that_came_is_not_said_of_another_one(pools, runnin
     assert not {*said, "content-md5"} & {*pools[0].last.headers}
 
 
-@pytest.mark.parametrize("path", [PATH, "/v1/files/a"])
+@pytest.mark.parametrize("path", [PATH, "/v1/embeddings"])
 def test_a_status_that_is_none_is_a_reply_that_broke(pools, running, path):
     pools[0].script = pools[1].script = reply({}, status=699)
 
@@ -319,7 +319,7 @@ def test_a_status_that_is_none_is_a_reply_that_broke(pools, running, path):
     assert running.idle().counts.statuses["stable\tbroken"] == 1
 
 
-@pytest.mark.parametrize("path", [PATH, "/v1/files/a"])
+@pytest.mark.parametrize("path", [PATH, "/v1/embeddings"])
 def test_a_reply_of_nothing_has_no_length(pools, running, path):
     async def odd(request, writer):
         writer.write(b"HTTP/1.1 204 X\r\ncontent-length: 5\r\n\r\n")

@@ -34,7 +34,10 @@ _OWN = ("127.0.0.1", "localhost", "::1")
 _READY_S = 30.0  # after which the gateway goes on without its leader
 # what says nothing to a gateway that follows, and nothing to a leader that serves nobody
 _OF_LEADERS = ("admin", "state", "webhook", "slack", "command", "where")
-_OF_GATEWAYS = ("host", "port", "infer", "stable", "log", "name", "show", "first_byte", "timeout")
+_OF_GATEWAYS = (
+    *("host", "port", "infer", "stable", "log", "name", "show", "allow"),
+    *("first_byte", "timeout"),
+)
 _saying = threading.RLock()  # a signal may say something in between
 
 
@@ -75,6 +78,13 @@ _saying = threading.RLock()  # a signal may say something in between
     help="Longest life of a request, its stream included.",
 )
 @click.option("--show", is_flag=True, help="Replies say in a header which pool answered.")
+@click.option(
+    "--allow",
+    metavar="PATH",
+    multiple=True,
+    help="Let clients reach this path at stable too, such as /v1/files, '/v1/files/*' or "
+    "'GET /v1/files'; may be given more than once.",
+)
 @click.option("--leader", metavar="URL", help="Follow this leader, and start none.")
 @click.option("--leader-only", is_flag=True, help="Lead gateways, and serve no user.")
 @click.option(
@@ -115,6 +125,7 @@ def serve(
     first_byte: float,
     timeout: float,
     show: bool,
+    allow: tuple[str, ...],
     leader: str | None,
     leader_only: bool,
     where: str,
@@ -165,7 +176,7 @@ def serve(
             _lead(settings, made)
         else:
             waits = Waits(first_byte, timeout)
-            own = {"name": name, "log": log, "shows": show}
+            own = {"name": name, "log": log, "shows": show, "allow": allow}
             _serve(found, settings, made, (host, port), leader, waits, **own)
     sys.exit(0)
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from servanda.contract import base_of
 from servanda.errors import ContractError
 from servanda.gateway.keys import Keys
+from servanda.gateway.paths import Paths
 from servanda.routing.values import Pool
 
 Dialect = Literal["vllm", "plain", "sglang", "llamacpp"]
@@ -123,6 +124,7 @@ class Config:
         keys: whom it knows; users need a key where it has one of role `client`.
         labels: name -> api_key, route or request.metadata.KEY, until a snapshot says.
         shows: whether replies say their decision's id and their pool.
+        allow: paths that clients may reach at stable, beside `paths.OPEN`.
     """
 
     infer: Upstream
@@ -135,8 +137,10 @@ class Config:
     keys: Keys | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     shows: bool = False
+    allow: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        Paths(*self.allow)  # refused before anything is opened
         if self.without == "stable" and self.stable is None:
             raise ContractError(
                 "stable serves while no route is known, and there is no stable pool",

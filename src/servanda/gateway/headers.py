@@ -29,7 +29,9 @@ _OURS = frozenset(
         b"x-forwarded-server",
         b"x-original-url",
         b"x-rewrite-url",
+        b"x-http-method",
         b"x-http-method-override",
+        b"x-method-override",
     )
 )
 # the date is that of the reply that the client gets; another address would go past us
