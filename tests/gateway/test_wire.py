@@ -104,6 +104,16 @@ def test_a_header_in_utf8_comes_upstream_as_the_bytes_that_it_was(pools, running
     assert heard == ["café".encode()]  # other bytes have no form there but this one
 
 
+def test_an_offer_of_http_2_goes_no_further_and_its_body_does(pools, running):
+    offer = (b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAMA")
+    with connected(running) as client:
+        client.sendall(request(*offer))
+        assert b"200 OK" in until(client, b"\r\n\r\n")
+
+    assert pools[0].last.json["prompt"] == ASK["prompt"]
+    assert not {"upgrade", "http2-settings"} & {*pools[0].last.headers}
+
+
 def test_headers_that_two_connections_name_stay_here(pools, running):
     with connected(running) as client:
         named = (b"connection: x-secret", b"x-secret: 1", b"connection: close")

@@ -23,6 +23,7 @@ _TYPES: Mapping[int, str] = {
     502: "upstream_error",
     503: "overloaded_error",
     504: "timeout_error",
+    505: "invalid_request_error",
 }
 
 
