@@ -74,9 +74,10 @@ class Limits:
     """How much a gateway takes on; beyond it a client is refused with the reason.
 
     Args:
-        body_bytes, header_bytes: of a request; reply_bytes: of a reply that has to be read
-            whole, because it was sampled; line_bytes: of one event of a sampled stream, the first
-            of which may have all ids of a prompt.  What says that it is longer passes unread.
+        body_bytes, header_bytes: of a request; reply_bytes: of a reply that was sampled: one
+            that is not streamed has to be read whole; line_bytes: of one event of a sampled
+            stream, the first of which may have all ids of a prompt.  What is longer passes on,
+            and is a lost sample.
         in_flight: requests that are being answered; in_flight_per_key: of them, of one client.
         body_s: how long a body may take to arrive; stall_s: how long a client may read nothing
             of what waits for it.
