@@ -39,7 +39,7 @@ def pools():
 
 @pytest.fixture
 def running(pools):
-    with Running(config(*pools)) as running:
+    with Running(config(*pools, allow=("/v1/files/*", "/v1/responses/*"))) as running:
         yield running
 
 
@@ -217,7 +217,14 @@ def test_headers_of_the_connection_and_of_ours_stay_here(pools, running):
         "x-envoy-original-path": "/",
         "proxy-authorization": "Basic x",
         "x-forwarded-host": "evil",
+        "x-forwarded-for": "10.0.0.1",
+        "x-forwarded-proto": "https",
+        "x-forwarded-prefix": "/admin",
+        "forwarded": "for=10.0.0.1;host=evil",
+        "x-real-ip": "10.0.0.1",
+        "true-client-ip": "10.0.0.1",
         "x-original-url": "/metrics",
+        "x-original-forwarded-for": "10.0.0.1",
         "te": "trailers",
         "connection": "x-secret",
         "x-secret": "1",

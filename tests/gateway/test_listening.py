@@ -1,6 +1,7 @@
 # The listener: what a stranger may send before anybody looks at it.
 
 import contextlib
+import json
 import socket
 import threading
 
@@ -150,3 +151,96 @@ def test_two_do_not_listen_at_one_address():
 def test_an_address_of_another_machine_is_refused():
     with pytest.raises(MeasurementError, match=r"nothing can be served at 192\.0\.2\.1:0"):
         bound("192.0.2.1", 0, "--port")
+
+
+LINE = b"POST / HTTP/1.1\r\n"
+
+
+def refused(code, message):
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return {"error": error}
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "error"),
+    [
+        (LINE, 400, refused("no_host", "there is no Host header, and HTTP/1.1 needs one: send it")),
+        (
+            LINE + b"Host: a\r\nhost: a\r\n",
+            400,
+            refused("hosts", "there are 2 Host headers: send one"),
+        ),
+        (
+            b"POST / HTTP/1.0\r\nhost: a\r\nHOST: b\r\nhost: c\r\n",
+            400,
+            refused("hosts", "there are 3 Host headers: send one"),
+        ),
+        (
+            b"POST / HTTP/2.0\r\nhost: a\r\n",
+            505,
+            refused("http_version", "HTTP/2.0 is not spoken here: ask by HTTP/1.1"),
+        ),
+        (
+            b"POST / HTTP/0.9\r\nhost: a\r\n",
+            505,
+            refused("http_version", "HTTP/0.9 is not spoken here: ask by HTTP/1.1"),
+        ),
+    ],
+)
+def test_a_head_that_servers_read_differently_is_refused(connection, head, status, error):
+    """And ends its connection: what follows it may be no request."""
+    connection.sendall(head + b"content-length: 3\r\n\r\nabcPOST / HTTP/1.1\r\nhost: a\r\n\r\n")
+    answer = all_of(connection)
+    assert answer.startswith(b"HTTP/1.1 %d " % status) and answer.count(b"\r\ndate: ") == 1
+    assert b"\r\nconnection: close\r\n" in answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == error
+
+
+def test_a_request_without_a_host_is_answered_where_http_1_0_knows_none(connection):
+    connection.sendall(b"POST / HTTP/1.0\r\ncontent-length: 3\r\n\r\nabc")
+    assert all_of(connection).endswith(b"\r\n\r\n3")
+
+
+def test_a_refusal_waits_for_the_answer_before_it(connection):
+    connection.sendall(LINE + b"host: a\r\ncontent-length: 3\r\n\r\nabc" + LINE + b"\r\n")
+    first, _, second = all_of(connection).partition(b"HTTP/1.1 400 ")
+    assert first.startswith(b"HTTP/1.1 200 OK") and first.endswith(b"\r\n\r\n3")
+    assert b"there is no Host header" in second
+
+
+H2C = b"host: a\r\nUpgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMA\r\n"
+BODIES = [
+    (b"content-length: 5\r\n\r\nabcde", b"5"),
+    (b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n", b"5"),
+    (b"content-length: 0\r\n\r\n", b"0"),
+    (b"\r\n", b"0"),
+]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(("rest", "said"), BODIES)
+def test_an_offer_of_http_2_is_declined_and_its_body_kept(connection, rest, said, size):
+    """As Java's HttpClient makes one with its first request; however the bytes come."""
+    asked = LINE + H2C + rest
+    wanted = b"HTTP/1.1 200 OK"
+    for data in (asked, asked + LINE + b"host: a\r\nconnection: close\r\n\r\n"):
+        for i in range(0, len(data), size):
+            connection.sendall(data[i : i + size])
+    answer = all_of(connection)
+    assert answer.count(wanted) == 3 and b"101" not in answer.partition(b"\r\n")[0]
+    assert answer.count(b"\r\n\r\n" + said) >= 2
+
+
+def test_many_offers_on_one_connection_are_declined_one_by_one(connection):
+    connection.sendall((LINE + H2C + BODIES[0][0]) * 300)
+    connection.sendall(LINE + b"host: a\r\nconnection: close\r\n\r\n")
+    answer = all_of(connection)
+    assert answer.count(b"HTTP/1.1 200 OK") == 301
+
+
+def test_a_websocket_that_nobody_offers_is_a_request_like_any_other(connection):
+    connection.sendall(
+        b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    )
+    connection.sendall(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+    assert all_of(connection).count(b"HTTP/1.1 200 OK") == 2

@@ -104,6 +104,16 @@ def test_a_header_in_utf8_comes_upstream_as_the_bytes_that_it_was(pools, running
     assert heard == ["café".encode()]  # other bytes have no form there but this one
 
 
+def test_an_offer_of_http_2_goes_no_further_and_its_body_does(pools, running):
+    offer = (b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAMA")
+    with connected(running) as client:
+        client.sendall(request(*offer))
+        assert b"200 OK" in until(client, b"\r\n\r\n")
+
+    assert pools[0].last.json["prompt"] == ASK["prompt"]
+    assert not {"upgrade", "http2-settings"} & {*pools[0].last.headers}
+
+
 def test_headers_that_two_connections_name_stay_here(pools, running):
     with connected(running) as client:
         named = (b"connection: x-secret", b"x-secret: 1", b"connection: close")
@@ -309,7 +319,7 @@ def test_a_digest_of_the_body_that_came_is_not_said_of_another_one(pools, runnin
     assert not {*said, "content-md5"} & {*pools[0].last.headers}
 
 
-@pytest.mark.parametrize("path", [PATH, "/v1/files/a"])
+@pytest.mark.parametrize("path", [PATH, "/v1/embeddings"])
 def test_a_status_that_is_none_is_a_reply_that_broke(pools, running, path):
     pools[0].script = pools[1].script = reply({}, status=699)
 
@@ -319,7 +329,7 @@ def test_a_status_that_is_none_is_a_reply_that_broke(pools, running, path):
     assert running.idle().counts.statuses["stable\tbroken"] == 1
 
 
-@pytest.mark.parametrize("path", [PATH, "/v1/files/a"])
+@pytest.mark.parametrize("path", [PATH, "/v1/embeddings"])
 def test_a_reply_of_nothing_has_no_length(pools, running, path):
     async def odd(request, writer):
         writer.write(b"HTTP/1.1 204 X\r\ncontent-length: 5\r\n\r\n")

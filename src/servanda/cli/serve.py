@@ -37,7 +37,7 @@ _OF_LEADERS = ("admin", "state", "webhook", "slack", "command", "where")
 _OF_LOGS = ("log_file_mib", "log_file_age", "log_keep", "log_no_tokens")
 _OF_GATEWAYS = (
     *("host", "port", "infer", "stable", "log", *_OF_LOGS),
-    *("name", "show", "first_byte", "timeout"),
+    *("name", "show", "allow", "first_byte", "timeout"),
 )
 _saying = threading.RLock()  # a signal may say something in between
 
@@ -103,6 +103,13 @@ _saying = threading.RLock()  # a signal may say something in between
     help="Longest life of a request, its stream included.",
 )
 @click.option("--show", is_flag=True, help="Replies say in a header which pool answered.")
+@click.option(
+    "--allow",
+    metavar="PATH",
+    multiple=True,
+    help="Let clients reach this path at stable too, such as /v1/files, '/v1/files/*' or "
+    "'GET /v1/files'; may be given more than once.",
+)
 @click.option("--leader", metavar="URL", help="Follow this leader, and start none.")
 @click.option("--leader-only", is_flag=True, help="Lead gateways, and serve no user.")
 @click.option(
@@ -147,6 +154,7 @@ def serve(
     first_byte: float,
     timeout: float,
     show: bool,
+    allow: tuple[str, ...],
     leader: str | None,
     leader_only: bool,
     where: str,
@@ -206,7 +214,7 @@ def serve(
             if log is not None:
                 size = log_file_mib << 20
                 files = LogFiles(log, size, log_file_age, log_keep, tokens=not log_no_tokens)
-            own = {"name": name, "log": files, "shows": show}
+            own = {"name": name, "log": files, "shows": show, "allow": allow}
             _serve(found, settings, made, (host, port), leader, waits, **own)
     sys.exit(0)
 

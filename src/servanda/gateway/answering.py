@@ -20,7 +20,15 @@ from servanda.gateway.gateway import Gateway
 from servanda.gateway.launches import Row
 from servanda.gateway.mirroring import Mirror
 from servanda.gateway.refusing import Header, Refused
-from servanda.gateway.upstreams import BROKEN, ClientError, Failed, Response, Server, read
+from servanda.gateway.upstreams import (
+    BROKEN,
+    ClientError,
+    Failed,
+    Response,
+    Server,
+    beginning,
+    read,
+)
 from servanda.routing.values import Decision, Known, Pool
 
 _WAITS = ("reply", "part", "total")  # that a pool lets end
@@ -224,10 +232,15 @@ class _One:
     async def _captured(self, server: Server, response: Response, wish: Wish) -> None:
         """Send a sampled reply on, without what was asked for beside it."""
         x, limits = self._x, self._x.limits
-        self._capture = capture = Capture(wish, limits.line_bytes)
+        self._capture = capture = Capture(wish, limits.line_bytes, limits.reply_bytes)
         headers = self._shown(named.returned(response.raw_headers, rewritten=True), "infer")
         if not is_stream(response):
-            body = capture.reply(await self._read(response))
+            body, whole = await beginning(response, limits.reply_bytes)
+            if not whole:  # no length said so before
+                self._lost, self._capture = "overlong", None
+                await passed(x, response, headers, server.about, body)
+                return
+            body = capture.reply(body)
             headers.append((b"content-length", str(len(body)).encode()))
             x.resume()
             await x.whole(response.status, headers, body)

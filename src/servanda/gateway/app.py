@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,16 +15,12 @@ from servanda.gateway.exchange import Exchange, Gone
 from servanda.gateway.follow import Follower
 from servanda.gateway.gateway import Gateway
 from servanda.gateway.passing import Passing
+from servanda.gateway.paths import Paths
 from servanda.gateway.patience import Patience
 from servanda.gateway.refusing import Refused, refuse, whole
 from servanda.gateway.upstreams import Server
 
 ASKED = frozenset(("/v1/completions", "/v1/chat/completions"))
-# of the leader: what steers a gateway is on another listener
-_LEADERS = re.compile(r"/v1/(follow|status|route|admin)(/|$)")
-# a path that some server would read as another one
-_ODD_RAW = re.compile(r"[^\x21-\x7e]|[\\?#;]|%(?![0-9a-fA-F]{2})")
-_ODD_PATH = re.compile(r"//|/\.{1,2}(/|$)|[\x00-\x1f\x7f\\%?#;\ufffd]")
 _ALLOWED_BY_KEY = "give a key of role client as `Authorization: Bearer KEY`"
 
 
@@ -51,6 +46,7 @@ class App:
         self._total_s = max(pool.total_s for pool in gateway.config.pools.values())
         keys = gateway.config.keys
         self._keys = keys if keys is not None and keys.clients else None
+        self._paths = Paths(*gateway.config.allow)
         self._answer, self._pass = Answering(gateway), Passing(gateway)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.in_flight = 0
@@ -108,7 +104,7 @@ class App:
             elif path == "/v1/models" and scope["method"] == "GET":
                 await self._pass.models(x)
             else:
-                self._refuse_unknown(path, scope)
+                self._paths.check(scope["method"], path, scope["raw_path"])
                 await self._pass(x)
         except Refused as refused:
             await self._refused(x, refused)
@@ -162,17 +158,6 @@ class App:
             raise Refused(
                 413, f"a body has {limits.body_bytes:,} bytes at most: send less", "too_large"
             )
-
-    def _refuse_unknown(self, path: str, scope: Scope) -> None:
-        """Paths that are no business of users.
-
-        Raises:
-            Refused: it is one.
-        """
-        raw = scope["raw_path"].decode("latin-1")
-        odd = _ODD_PATH.search(path) or _ODD_RAW.search(raw)
-        if odd or not path.startswith("/v1/") or _LEADERS.match(path):
-            raise Refused(404, "there is no such path: ask under /v1", "not_found")
 
     async def _refused(self, x: Exchange, refused: Refused) -> None:
         self.gateway.counts.answered("none", f"{refused.status // 100}xx")

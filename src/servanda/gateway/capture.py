@@ -37,15 +37,17 @@ class Capture:
     """One sampled reply, as it passes.
 
     Args:
-        line_bytes: of one event of a stream, at most.
+        line_bytes: of one event of a stream, at most; reply_bytes: of all of them.
 
     Attributes:
         whole: whether the last of the answer came.
         prompt_tokens: as the pool counts them; None where it did not say.
     """
 
-    def __init__(self, wish: Wish, line_bytes: int) -> None:
+    def __init__(self, wish: Wish, line_bytes: int, reply_bytes: float = math.inf) -> None:
         self._wish, self._split, self._line_bytes = wish, Splitter(), line_bytes
+        self._room = reply_bytes  # that may come yet
+        self._unread = False  # whether the rest of a stream passes as it is
         self._prompt: Any = None
         self._ids: list[Any] = []
         self._logps: list[Any] = []
@@ -70,12 +72,13 @@ class Capture:
 
         From an event on that is longer than is kept, it gets the stream as it is.
         """
-        if self._broken == "overlong":
+        if self._unread:
             return part
+        self._room -= len(part)
         told = b"".join(map(self._event, self._split.feed(part)))
         told += self._split.between()
         if self._split.held > self._line_bytes:
-            self._broken = "overlong"
+            self._broken, self._unread = "overlong", True
             told += self._split.rest()
         return told
 
@@ -143,9 +146,7 @@ class Capture:
                 found = _value(choice, name)
                 self._ended_by = self._ended_by if found is None else found
             self._said = self._said or any(_says(_value(choice, name)) for name in _WORDS)
-            self._ids += _listed(_value(choice, "token_ids"))
-            if isinstance(logprobs, dict):
-                self._take(logprobs)
+            self._keep(choice, logprobs)
         changed = self._take_ids(choice)
         if not self._wish.logprobs and logprobs is not None:
             if self._wish.kind.bare and self._wish.chat:
@@ -154,6 +155,17 @@ class Capture:
                 choice["logprobs"] = _NULL
             changed = True
         return changed
+
+    def _keep(self, choice: Mapping[str, Raw], logprobs: Any) -> None:
+        """Keep the tokens of a part; of an answer that is longer than it was asked to be, or than
+        is kept, none."""
+        if self._room < 0 or len(self._ids) > self._wish.sampling["max_new_tokens"]:
+            self._broken = self._broken or "overlong"
+            self._ids, self._logps, self._tops = [], [], []
+            return
+        self._ids += _listed(_value(choice, "token_ids"))
+        if isinstance(logprobs, dict):
+            self._take(logprobs)
 
     def _take(self, logprobs: Mapping[str, Any]) -> None:
         by_step = self._wish.kind.by_step

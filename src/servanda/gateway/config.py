@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from servanda.contract import base_of
 from servanda.errors import ContractError
 from servanda.gateway.keys import Keys
+from servanda.gateway.paths import Paths
 from servanda.routing.values import Pool
 
 Dialect = Literal["vllm", "plain", "sglang", "llamacpp"]
@@ -81,9 +82,10 @@ class Limits:
     """How much a gateway takes on; beyond it a client is refused with the reason.
 
     Args:
-        body_bytes, header_bytes: of a request; reply_bytes: of a reply that has to be read
-            whole, because it was sampled; line_bytes: of one event of a sampled stream, the first
-            of which may have all ids of a prompt.  What says that it is longer passes unread.
+        body_bytes, header_bytes: of a request; reply_bytes: of a reply that was sampled: one
+            that is not streamed has to be read whole; line_bytes: of one event of a sampled
+            stream, the first of which may have all ids of a prompt.  What is longer passes on,
+            and is a lost sample.
         in_flight: requests that are being answered; in_flight_per_key: of them, of one client.
         body_s: how long a body may take to arrive; stall_s: how long a client may read nothing
             of what waits for it.
@@ -150,6 +152,7 @@ class Config:
         keys: whom it knows; users need a key where it has one of role `client`.
         labels: name -> api_key, route or request.metadata.KEY, until a snapshot says.
         shows: whether replies say their decision's id and their pool.
+        allow: paths that clients may reach at stable, beside `paths.OPEN`.
     """
 
     infer: Upstream
@@ -162,8 +165,10 @@ class Config:
     keys: Keys | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     shows: bool = False
+    allow: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        Paths(*self.allow)  # refused before anything is opened
         if self.without == "stable" and self.stable is None:
             raise ContractError(
                 "stable serves while no route is known, and there is no stable pool",

@@ -109,7 +109,7 @@ class Exchange:
         self.patience.wait_for("client", self.limits.stall_s)
         await self.send(_start(status, [*headers, *self.more]))
         if len(body) > _WHOLE:  # more than a connection takes at once: it is waited for
-            await self.part(body)
+            await self.parts(body)
             await self.end()
         else:
             await self.send({"type": "http.response.body", "body": body})
@@ -128,6 +128,11 @@ class Exchange:
         self.last = data
         self.patience.wait_for("client", self.limits.stall_s)
         await self.send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def parts(self, data: bytes) -> None:
+        """A long part, of which a slow client has all the time that it takes bytes of it."""
+        for at in range(0, len(data), _WHOLE):
+            await self.part(data[at : at + _WHOLE])
 
     def _came(self) -> None:
         if self.first_s is None and self.sent:
@@ -150,6 +155,7 @@ class Exchange:
         """Close the connection in the middle of a reply: the client sees that it is not whole."""
         holder: Any = getattr(self.send, "__self__", None)  # uvicorn's, of the connection
         with suppress(AttributeError):
+            holder.disconnected = True  # or it would report that the reply is not complete
             holder.transport.abort()
 
 
@@ -165,8 +171,13 @@ def is_packed(response: Response) -> bool:
     return response.headers.get("content-encoding", "identity").lower() != "identity"
 
 
-async def passed(x: Exchange, response: Response, headers: list[Header], about: Upstream) -> None:
+async def passed(
+    x: Exchange, response: Response, headers: list[Header], about: Upstream, begun: bytes = b""
+) -> None:
     """Send a reply on, byte for byte.
+
+    Args:
+        begun: what was read of it already.
 
     Raises:
         Failed: it broke off; before any of it was sent where `begun` is false.
@@ -184,6 +195,7 @@ async def passed(x: Exchange, response: Response, headers: list[Header], about: 
             x.pause()
             return
         await x.start(response, headers)
+        await x.parts(begun)
         x.pause()
         patience, idle_s = x.patience, about.idle_s
         patience.wait_for("part", about.first_byte_s)  # a head is often sent before its turn

@@ -25,11 +25,22 @@ _OURS = frozenset(
         b"host",
         b"content-length",
         b"expect",
-        b"x-forwarded-host",
-        b"x-forwarded-server",
-        b"x-original-url",
         b"x-rewrite-url",
+        b"x-http-method",
         b"x-http-method-override",
+        b"x-method-override",
+    )
+)
+# of whence a request comes, or for whom: whoever connects may write anything there, and an upstream
+# that believes what the gateway sends would believe them
+_WHENCE = frozenset(
+    (
+        b"forwarded",
+        b"x-real-ip",
+        b"x-client-ip",
+        b"x-cluster-client-ip",
+        b"true-client-ip",
+        b"cf-connecting-ip",
     )
 )
 # the date is that of the reply that the client gets; another address would go past us
@@ -38,7 +49,8 @@ _NOT_BACK = _HOP | {b"date", b"alt-svc"}
 OF_A_BODY = ("content-md5", "digest", "content-digest", "repr-digest")
 _NO_LONGER = frozenset((b"content-length", b"etag", *(name.encode() for name in OF_A_BODY)))
 _BEGIN = (b"x-servanda-", b"proxy-", b"x-mirror-", b"x-envoy-")
-_LEFT_OUT = _HOP | _OURS
+_BEGIN_SENT = (*_BEGIN, b"x-forwarded-", b"x-original-")
+_LEFT_OUT = _HOP | _OURS | _WHENCE
 SESSIONS = (b"x-session-id", b"x-user-id", b"x-tenant-id")  # in the order of vLLM's router
 _READ = frozenset((b"authorization", b"content-length", b"transfer-encoding", *SESSIONS))
 _USUAL = (b"", b"close", b"keep-alive")  # of a connection: no header of its own is named
@@ -53,7 +65,7 @@ def sent(headers: Iterable[Header], key: str, keeps: bool) -> list[tuple[str, st
     """
     found, named = [], b""
     for name, value in headers:
-        if name in _LEFT_OUT or name.startswith(_BEGIN):
+        if name in _LEFT_OUT or name.startswith(_BEGIN_SENT):
             if name == b"connection":
                 named = named + b"," + value if named else value
             continue

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import httptools
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from servanda import sockets
 from servanda.errors import MeasurementError
+from servanda.gateway.refusing import Header, Refused, refuse
 
 HEAD_BYTES = 64 << 10  # of a request's line and headers
 HEAD_S = 30.0  # from a connection, or the head's first byte, to its last
@@ -54,6 +57,7 @@ class Bounded(HttpToolsProtocol):
         self._after = 0  # bytes since the body's last
         self._late: asyncio.TimerHandle | None = None
         self._earlier: list[RequestResponseCycle] = []  # requests before the last, unanswered
+        self.parser: Any = Parser(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -93,11 +97,21 @@ class Bounded(HttpToolsProtocol):
         self._in_head = True
         super().on_message_begin()
 
+    def on_message_complete(self) -> None:
+        if not self.parser.declines:
+            super().on_message_complete()
+
     def on_headers_complete(self) -> None:
+        if self.parser.declines:
+            return  # its head is read once more
         self._in_head, self._head, self._after = False, 0, 0
         self._in_time()
-        before = self.cycle
+        before, app = self.cycle, self.app
+        refused = odd(self.parser.get_http_version(), self.headers)
+        if refused is not None:  # in its turn: a request before it may not be answered yet
+            self.app = _refusing(refused)
         super().on_headers_complete()
+        self.app = app
         if before is not None and not before.response_complete:
             self._earlier = [c for c in self._earlier if not c.response_complete] + [before]
             if len(self._earlier) <= _AHEAD:  # else nobody would hear that the client hangs up
@@ -107,6 +121,78 @@ class Bounded(HttpToolsProtocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+
+class Parser:
+    """The parser of httptools, that declines to upgrade to another protocol.
+
+    A server that does not speak what a client offers (h2c, by Java's HttpClient) answers by
+    HTTP/1.1 (RFC 9110, 7.8).  httptools drops the body of such a request, so that its head is
+    read once more, without the offer.
+    """
+
+    def __init__(self, protocol: HttpToolsProtocol) -> None:
+        self._protocol, self._parser = protocol, _parser(protocol)
+
+    @property
+    def declines(self) -> bool:
+        """Whether what is read just now makes an offer; CONNECT asks for a tunnel instead."""
+        return self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
+
+    def feed_data(self, data: bytes) -> None:
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self._parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                if not self.declines:
+                    raise
+                rest = memoryview(rest)[offer.args[0] :]
+            head, self._parser = self._head(), _parser(self._protocol)
+            self._parser.feed_data(head)
+
+    def _head(self) -> bytes:
+        """The head that was read, without the offer."""
+        version, asked = self._parser.get_http_version().encode(), self._protocol
+        lines = [b"%s %s HTTP/%s" % (self._parser.get_method(), asked.url, version)]
+        lines += [b"%s: %s" % one for one in asked.headers if one[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+
+def _parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
+    parser = httptools.HttpRequestParser(protocol)
+    with contextlib.suppress(AttributeError):  # httptools before 0.6.3
+        # as uvicorn does: a request is answered though more came after its `connection: close`
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
+
+
+def odd(version: str, headers: Sequence[Header]) -> Refused | None:
+    """Why a head is refused that servers read differently; None for one that all read alike.
+
+    Args:
+        version: of HTTP, as the request's line has it; headers: names in lower case.
+    """
+    if version not in ("1.0", "1.1"):
+        said = f"HTTP/{version} is not spoken here: ask by HTTP/1.1"
+        return Refused(505, said, "http_version")
+    hosts = sum(name == b"host" for name, _ in headers)
+    if hosts > 1:
+        return Refused(400, f"there are {hosts} Host headers: send one", "hosts")
+    if not hosts and version == "1.1":
+        return Refused(400, "there is no Host header, and HTTP/1.1 needs one: send it", "no_host")
+    return None
+
+
+def _refusing(refused: Refused) -> ASGIApp:
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        await refuse(send, refused, ((b"connection", b"close"),))
+
+    return app
 
 
 class Listening:

@@ -16,7 +16,7 @@ from servanda.routing.values import Pool
 
 
 class Passing:
-    """Every path under /v1 but those of completions."""
+    """The open paths under /v1, but those of completions."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

@@ -12,6 +12,7 @@ Header = tuple[bytes, bytes]
 _TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
@@ -22,6 +23,7 @@ _TYPES: Mapping[int, str] = {
     502: "upstream_error",
     503: "overloaded_error",
     504: "timeout_error",
+    505: "invalid_request_error",
 }
 
 

@@ -131,15 +131,27 @@ async def read(response: aiohttp.ClientResponse, most: int) -> bytes:
     Raises:
         Failed: it breaks off, or has more than `most` bytes.
     """
+    found, whole = await beginning(response, most)
+    if not whole:
+        raise Failed("broken")
+    return found
+
+
+async def beginning(response: aiohttp.ClientResponse, most: int) -> tuple[bytes, bool]:
+    """A body, and True; or, of one that has more than `most` bytes, the first of them, and False.
+
+    Raises:
+        Failed: it breaks off.
+    """
     found = bytearray()
     try:
         async for part in response.content.iter_any():
             found += part
             if len(found) > most:
-                raise Failed("broken")
+                return bytes(found), False
     except (aiohttp.ClientError, OSError):
         raise Failed("broken") from None
-    return bytes(found)
+    return bytes(found), True
 
 
 def servers(pools: Mapping[Pool, Upstream], clock: Callable[[], float]) -> dict[str, Server]:
