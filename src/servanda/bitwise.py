@@ -5,7 +5,8 @@ from __future__ import annotations
 from servanda.agreement import ENOUGH, INFORMATIVE, Agreement
 from servanda.contract import EXTERNAL, Contract, Kernels
 
-_BESIDE = {"title", "path", "batch_size", "python", "timeout_s"}  # of one kernel, run otherwise
+# of one kernel, run otherwise
+_BESIDE = {"title", "path", "batch_size", "python", "timeout_s", "key_env"}
 _COARSE = ("bfloat16", "float16")
 SAME = "both sides' logprobs are equal in every bit"
 DECLARE = "declare `bitwise: true` in the contract"

@@ -115,9 +115,7 @@ class Kernel(Value):
     engine: str = Field(description="What runs it; external where a trainer does.")
     model: str | None = Field(None, description="A folder or file, from the contract's folder.")
     url: str | None = Field(None, description="Of a server, such as http://127.0.0.1:8000.")
-    served: str | None = Field(
-        None, description="What the server calls the model; default its only."
-    )
+    served: str | None = Field(None, description="What the server calls it; default its only one.")
     dialect: Literal["vllm", "sglang", "llamacpp", "plain"] | None = Field(
         None, description="What kind of server it is; default: it is asked."
     )
@@ -136,6 +134,7 @@ class Kernel(Value):
         description="Silence after which a server is given up; default two minutes, and a quarter "
         "of a second for each new token.",
     )
+    key_env: str | None = Field(None, description="Variable that holds the key of the server.")
     python: str | None = Field(
         None, description="A virtual environment or interpreter that runs it, if not this one."
     )
@@ -334,7 +333,7 @@ def _named(workloads: Any) -> dict[str, Any]:
 
 # where a kernel runs does not change what it computes: its engine says which build it is; each
 # row of traffic says what it was sampled with
-_KERNEL = {"model", "title", "url", "served", "sampling_defaults", "timeout_s", "python"}
+_KERNEL = {"model", "title", "url", "served", "sampling_defaults", "timeout_s", "python", "key_env"}
 _NOT_MEANING: dict[str, Any] = {
     "metadata": {"annotations", "title", "description", "version"},
     "kernels": {"train": _KERNEL, "infer": _KERNEL},

@@ -19,6 +19,8 @@ from pydantic import (
     WithJsonSchema,
 )
 
+# the name of a variable: in capitals, so that hardly any key passes for one
+VARIABLE = re.compile("[A-Z_][A-Z0-9_]{0,127}")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 

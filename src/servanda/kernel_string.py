@@ -10,7 +10,7 @@
 #            | engine of an installed package {"," key "=" value}, where it needs no model
 #            | a path that ends in ".pack"
 #   key      = attention | batch_size | path | title | weights_from | python | fault
-#            | served | dialect | logprobs | timeout_s, of a url
+#            | served | dialect | logprobs | timeout_s | key_env, of a url
 #   fault    = name [":" value], the value as JSON; without one it is true
 #
 # A model or a value in double quotes is read as a JSON text, so that it may hold any of
@@ -28,13 +28,14 @@ from pydantic import ValidationError
 
 from servanda.contract import QUANTIZATIONS, Kernel
 from servanda.errors import ContractError, Where
+from servanda.fields import VARIABLE
 from servanda.registry import did_you_mean
 
 PACK = ".pack"
 DTYPES: tuple[str, ...] = get_args(Kernel.model_fields["dtype"].annotation)
 KEYS = ("attention", "batch_size", "path", "title", "weights_from", "python", "fault")
 SERVER_KEYS = (
-    *("dialect", "logprobs", "served", "timeout_s"),
+    *("dialect", "logprobs", "served", "timeout_s", "key_env"),
     *("batch_size", "path", "title", "weights_from"),
 )
 SERVER = "openai_http"
@@ -278,6 +279,11 @@ class _Reader:
             if not re.fullmatch(r"[0-9]{1,5}(\.[0-9]+)?", value):
                 raise self.wrong(start, f"{key} is a number of seconds, not {value!r}", "write 600")
             found[key] = float(value)
+        elif key == "key_env" and VARIABLE.fullmatch(value) is None:
+            raise ContractError(  # without the text: it may hold a key
+                f"{self.name}: key_env is no name of a variable",
+                hint="write key_env=INFER_KEY; the key itself is in the variable of that name",
+            )
         else:
             found[key] = value
         return end

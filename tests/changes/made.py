@@ -155,6 +155,7 @@ MOVES = [
     Move("Kernel", "logprobs", f"{INFER}/logprobs", "raw", "processed", "retargeted"),
     Move("Kernel", "sampling_defaults", f"{INFER}/sampling_defaults", ABSENT, COLDER, "cosmetic"),
     Move("Kernel", "timeout_s", f"{INFER}/timeout_s", 1.0, 2.0, "cosmetic"),
+    Move("Kernel", "key_env", f"{INFER}/key_env", ABSENT, "A_KEY", "cosmetic"),
     Move("Kernel", "python", f"{INFER}/python", ABSENT, ".venv", "cosmetic"),
     Move("Kernel", "title", f"{INFER}/title", ABSENT, "ours", "cosmetic"),
     Move("Kernel", "dtype", f"{INFER}/dtype", "float32", "bfloat16", "retargeted"),

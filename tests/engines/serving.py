@@ -47,13 +47,36 @@ class Gated(TableEngine):
         self.gate.release(1_000_000)
 
 
+class Locked:
+    """An app behind a key: `asked` has the Authorization header of every request.
+
+    A refusal repeats what was sent, as some servers do.
+    """
+
+    def __init__(self, app, key):
+        self.app, self.key, self.asked = app, key, []
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "http":
+            sent = dict(scope["headers"]).get(b"authorization", b"").decode()
+            self.asked.append(sent)
+            if sent != f"Bearer {self.key}":
+                await send({"type": "http.response.start", "status": 401, "headers": []})
+                body = f"no such key: {sent}".encode()
+                return await send({"type": "http.response.body", "body": body})
+        return await self.app(scope, receive, send)
+
+
 @contextlib.contextmanager
-def live(engine, test_mode=False, faulty=None, clock=None, **limits):
-    """(client, server) of a real socket; clock: the loop that it runs in."""
+def live(engine, test_mode=False, faulty=None, clock=None, locked=None, **limits):
+    """(client, server) of a real socket; clock: the loop that it runs in.
+
+    Args:
+        locked: wraps the app.
+    """
     server = Server(engine, "toy", Limits(**{"wait_s": 0.0} | limits), test_mode, faulty)
-    config = uvicorn.Config(
-        server.app(), log_level="critical", ws="none", timeout_graceful_shutdown=1
-    )
+    app = locked(server.app()) if locked else server.app()
+    config = uvicorn.Config(app, log_level="critical", ws="none", timeout_graceful_shutdown=1)
     ready = threading.Event()
 
     class Announcing(uvicorn.Server):

@@ -452,7 +452,7 @@ def test_a_server_says_how_long_to_wait_and_is_believed_within_bounds(vllm):
     ("answer", "said", "hint"),
     [
         ((400, '{"error": "Token id 5000"}', {}), 'status 400: {"error": "Token id', "own words"),
-        ((401, "", {}), "status 401", "sends no key"),
+        ((401, "", {}), "status 401", "`key_env: NAME` beside"),
         ((500, "Traceback", {}), "status 500: Traceback", "log"),
         ((307, "", {"location": "http://elsewhere"}), "status 307", "redirects are not followed"),
         ((200, "{", {}), "no JSON", "is it the right server"),

@@ -74,6 +74,7 @@ _KERNEL: Fields = {
     "logprobs": other("logprobs before and after the sampling are not the same numbers"),
     "sampling_defaults": cosmetic("each row of traffic says what it was sampled with"),
     "timeout_s": cosmetic(_WHERE_IT_RUNS),
+    "key_env": cosmetic(_WHERE_IT_RUNS),
     "python": cosmetic(_WHERE_IT_RUNS),
     "title": cosmetic(_FOR_PEOPLE),
     "dtype": other(_OTHER_KERNEL),

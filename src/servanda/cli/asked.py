@@ -13,6 +13,7 @@ from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.slices import LABEL
 
 if TYPE_CHECKING:
+    from servanda.engines.http.key import Key
     from servanda.gateway.config import Config, Upstream
 
 LEADER_KEY = "SERVANDA_GATEWAY_KEY"
@@ -153,6 +154,7 @@ def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
 
 def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Upstream:
     """A pool, as far as it says what it is; one that is not there yet keeps no users waiting."""
+    from servanda.engines.http.transport import Refused
     from servanda.gateway.config import Upstream
 
     kernel = contract.kernels.infer if pool == "infer" else contract.stable
@@ -164,11 +166,11 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Up
             f"--{pool} takes a URL of http or https, without a key",  # not shown: one is in it
             hint=f"write http://HOST:PORT; {_POOL_KEYS[pool]} is sent there as the key",
         ) from None
-    key = os.environ.get(_POOL_KEYS[pool], "")
+    key = _key(kernel, pool)
     declared = kernel.sampling_defaults
     bare = Upstream(
         url,
-        key,
+        key.value,
         kernel.dialect or "vllm",
         served=kernel.served or "",
         defaults=None if declared is None else declared.model_dump(exclude_none=True),
@@ -176,14 +178,16 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Up
         total_s=waits.total_s,
     )
     try:
-        found = _met(bare, kernel, at)
+        found = _met(bare, kernel, at, key)
     except MeasurementError as error:
         until = "until it does it" if pool == "infer" else "it"  # infer is asked until it says so
         told = "" if kernel.dialect else f"; {until} is taken to be of {bare.dialect}"
         say(f"! {pool} does not answer yet, and is asked on{told}: {error.args[0]}")
+        if isinstance(error, Refused) and error.status in (401, 403):
+            say(f"  {key.next_move}")
         if pool != "infer":
             return bare
-        return replace(bare, met=partial(_met, bare, kernel, at))
+        return replace(bare, met=partial(_met, bare, kernel, at, key))
     if pool == "infer" and found.defaults is None:
         say(
             "! infer does not say how it samples what a request leaves unsaid: only requests that "
@@ -193,7 +197,19 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Up
     return found
 
 
-def _met(bare: Upstream, kernel: Kernel, url: str) -> Upstream:
+def _key(kernel: Kernel, pool: str) -> Key:
+    """Of a pool: that of this start, or the one that the contract names.
+
+    Raises:
+        MeasurementError: the variable that the contract names holds none.
+    """
+    from servanda.engines.http.key import key_in, key_of
+
+    own = key_in(_POOL_KEYS[pool])
+    return own if own.value or kernel.key_env is None else key_of(kernel)
+
+
+def _met(bare: Upstream, kernel: Kernel, url: str, key: Key) -> Upstream:
     """The pool, with what its server says of itself.
 
     Raises:
@@ -203,7 +219,7 @@ def _met(bare: Upstream, kernel: Kernel, url: str) -> Upstream:
     from servanda.engines.http.transport import Limits, Transport
 
     limits = Limits(connect_s=2.0, read_s=5.0, tries=1, first_tries=1)
-    transport = Transport(url, 1, limits, key=bare.key)
+    transport = Transport(url, 1, limits, key=key)
     try:
         speaker, server = found_out(transport, kernel.dialect, kernel.served)
         serving = speaker.serving(transport, server)

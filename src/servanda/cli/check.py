@@ -11,7 +11,7 @@ from servanda import loading, run
 from servanda.cli.options import max_time_option, no_code_option, until
 from servanda.cli.output import FORMAT, OUTPUT, by_suffix, chosen, clear, show, write
 from servanda.cli.progress import watching
-from servanda.foreign import code_of
+from servanda.foreign import code_of, keys_of
 from servanda.report import FORMATS
 
 _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump end; no contract does
@@ -83,8 +83,11 @@ def check(
         clear(path)
     deadline = until(max_time)
     if not quiet and contract.is_file():
-        for code in code_of(loading.load(contract)):
+        named = loading.load(contract)
+        for code in code_of(named):
             click.echo(f"runs code: {code}", err=True)
+        for key in keys_of(named):
+            click.echo(f"sends a key: {key}", err=True)
     with watching(quiet) as watch:
         verdict = run.check(
             contract,

@@ -18,7 +18,7 @@ from servanda.engines import engine_names
 from servanda.errors import ContractError, EvidenceError
 from servanda.explain import chain_text, explain_contract, explain_name, names
 from servanda.faults import FAULTS
-from servanda.foreign import code_of
+from servanda.foreign import code_of, keys_of
 from servanda.plain import to_plain
 from servanda.registry import did_you_mean
 
@@ -62,6 +62,9 @@ def explain(what: str, chain: bool, format_: str) -> None:
     if code := code_of(contract):
         click.echo("\nIt runs code (--no-code refuses it):")
         click.echo("\n".join(f"  {one}" for one in code))
+    if keys := keys_of(contract):
+        click.echo("\nIt sends keys (--no-code refuses it):")
+        click.echo("\n".join(f"  {one}" for one in keys))
     if problems:
         click.echo("\nWhat stands against running it:")
         click.echo("\n".join(map(str, problems)))

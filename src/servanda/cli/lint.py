@@ -16,7 +16,7 @@ from servanda.cli.options import no_code_option
 from servanda.contract import Contract
 from servanda.course import course_of
 from servanda.errors import ContractError, Problem
-from servanda.foreign import code_of
+from servanda.foreign import code_of, keys_of
 
 _STDIN = "-"
 
@@ -33,6 +33,7 @@ class _Read:
     cells: int | None = None
     note: str = ""
     code: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.problems:
@@ -41,7 +42,8 @@ class _Read:
         counted += f", {self.cells} cells" if self.cells is not None else ""
         note = f" ({self.note})" if self.note else ""
         ok = f"{self.file}: ok, {self.name} {self.digest[:8]}, {counted}{note}"
-        return "\n".join([ok, *(f"  runs code: {code}" for code in self.code)])
+        code = (f"  runs code: {one}" for one in self.code)
+        return "\n".join([ok, *code, *(f"  sends a key: {one}" for one in self.keys)])
 
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self)
@@ -71,6 +73,7 @@ def read(file: str) -> _Read:
         cells=cells,
         note=note,
         code=tuple(map(str, code_of(contract))),
+        keys=tuple(map(str, keys_of(contract))),
     )
 
 

@@ -48,7 +48,7 @@ def no_code_option(verb: Callable[..., R]) -> Callable[..., R]:
     @click.option(
         "--no-code",
         is_flag=True,
-        help="Refuse contracts and kernels that run code of their own.  "
+        help="Refuse contracts and kernels that run code of their own, or send a key.  "
         "[env var: SERVANDA_NO_CODE]",
     )
     @functools.wraps(verb)

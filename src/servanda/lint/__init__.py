@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from servanda.contract import Contract
-from servanda.errors import Problem
+from servanda.errors import Problem, Where
 from servanda.lint.clauses import clauses
 from servanda.lint.escalation import escalation
+from servanda.lint.finding import Finding
 from servanda.lint.kernels import kernels
 from servanda.lint.learning import learning
 from servanda.lint.routing import routing
@@ -54,8 +56,13 @@ def check(
     ]
     broken = {path for path in broken if path}
     problems = [
-        Problem(f.message, marks.key(f.path) if f.key else marks.near(f.path), f.hint)
+        Problem(f.message, _where(f, marks), f.hint)
         for f in findings
         if not any(f.path[:n] in broken for n in range(len(f.path) + 1))
     ]
     return sorted(problems, key=lambda p: (p.where.line, p.where.column) if p.where else (0, 0))
+
+
+def _where(finding: Finding, marks: Marks) -> Where:
+    found = marks.key(finding.path) if finding.key else marks.near(finding.path)
+    return replace(found, text="") if finding.bare else found

@@ -12,12 +12,17 @@ _SHOWN = 60  # characters of a value that a message repeats
 
 
 class Finding(NamedTuple):
-    """A problem before it has a place; with `key` the place is that of the key."""
+    """A problem before it has a place.
+
+    Args:
+        key: the place is that of the key; bare: its line is not shown, for it may hold a secret.
+    """
 
     path: Path
     message: str
     hint: str = ""
     key: bool = False
+    bare: bool = False
 
 
 def quoted(value: object) -> str:

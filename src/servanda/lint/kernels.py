@@ -6,12 +6,16 @@ import re
 from collections.abc import Collection, Iterator
 
 from servanda.contract import EXTERNAL, QUANTIZATIONS, Contract, Kernel
+from servanda.fields import VARIABLE
 from servanda.lint.finding import Finding, nearest, quoted
 from servanda.marks import Path
 
 _SERVER = "openai_http"
 _URL = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?")
 _ADDRESS = "write url: http://127.0.0.1:8000"
+_OF_SERVERS = (
+    *("url", "served", "dialect", "logprobs", "sampling_defaults", "timeout_s", "key_env"),
+)
 
 
 def kernels(
@@ -56,8 +60,12 @@ def _server(path: Path, kernel: Kernel) -> Iterator[Finding]:
             message = "a server has loaded its model already"
             hint = "remove model; which one of several is named by served"
             yield Finding((*path, "model"), message, hint, key=True)
+        if kernel.key_env is not None and VARIABLE.fullmatch(kernel.key_env) is None:
+            message = "key_env is no name of a variable"
+            hint = "write key_env: INFER_KEY; a key itself stands in no contract"
+            yield Finding((*path, "key_env"), message, hint, bare=True)
         return
-    for name in ("url", "served", "dialect", "logprobs", "sampling_defaults", "timeout_s"):
+    for name in _OF_SERVERS:
         if getattr(kernel, name) is not None:
             message = f"engine {kernel.engine} runs its model itself and takes no {name}"
             hint = "write engine: openai_http, or remove it"

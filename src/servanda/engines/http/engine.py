@@ -33,6 +33,7 @@ from servanda.engines.http.dialects.base import (
     best_of,
     neutral,
 )
+from servanda.engines.http.key import key_of
 from servanda.engines.http.replies import Part
 from servanda.engines.http.transport import LIMITS, Limits, Transport
 from servanda.engines.misfits import refuse_misfits
@@ -50,15 +51,13 @@ class HTTPEngine:
     """Draws and scores by asking a server; see `dialects` for how each kind is asked."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        limits: Limits = LIMITS,
-        pause: Callable[[float], None] = time.sleep,
+        self, kernel: Kernel, limits: Limits = LIMITS, pause: Callable[[float], None] = time.sleep
     ) -> None:
         self.kernel = kernel
         if kernel.timeout_s is not None:
             limits = replace(limits, read_s=kernel.timeout_s, token_s=0.0)
-        self.transport = Transport(_address(kernel), kernel.batch_size, limits, pause)
+        at, key = _address(kernel), key_of(kernel)
+        self.transport = Transport(at, kernel.batch_size, limits, pause, key)
         try:
             self._meet()
         except BaseException:

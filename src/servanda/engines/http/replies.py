@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +34,13 @@ class Part:
     endpoint: str
 
     @classmethod
-    def parse(cls, text: bytes | str, url: str, endpoint: str) -> Part:
+    def parse(
+        cls, text: bytes | str, url: str, endpoint: str, shown: Callable[[str], str] = str
+    ) -> Part:
         """The whole of a reply.
+
+        Args:
+            shown: what a message may repeat of a text.
 
         Raises:
             MeasurementError: it is not JSON, or names a field twice.
@@ -47,7 +52,7 @@ class Part:
             page = said.lstrip()[:1] == "<"
             found = "an HTML page" if page else f"no JSON ({shortened(str(error))})"
             raise MeasurementError(
-                f"{url}{endpoint} answered with {found}: {shortened(said.strip())!r}",
+                f"{url}{endpoint} answered with {found}: {shortened(shown(said).strip())!r}",
                 hint="is it the right server? A gateway between may answer in its place",
             ) from None
         return cls(value, "", url, endpoint)

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx2
 
+from servanda.engines.http.key import Key
 from servanda.engines.http.replies import Part, shortened
 from servanda.errors import MeasurementError
 
@@ -52,6 +53,7 @@ class Limits:
 
 
 LIMITS = Limits()
+NO_KEY = Key()
 
 
 class Refused(MeasurementError):  # noqa: N818 - what a server did, as a word
@@ -84,7 +86,7 @@ class Transport:
     """One server, asked from several threads; `in_flight` connections are kept open.
 
     Args:
-        key: sent as `Authorization: Bearer KEY`; "": none is.
+        key: that it asks for.
     """
 
     def __init__(
@@ -93,17 +95,17 @@ class Transport:
         in_flight: int,
         limits: Limits = LIMITS,
         pause: Callable[[float], None] = time.sleep,
-        key: str = "",
+        key: Key = NO_KEY,
     ) -> None:
         self.url, self.limits, self._pause = url.rstrip("/"), limits, pause
+        self._key = key
         self._heard = 0  # answers that began, whatever they said
         self._client = httpx2.Client(
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=in_flight),
             follow_redirects=False,
             # a proxy on the way could be another server, and a packed body one without end
             trust_env=False,
-            headers={"accept-encoding": "identity"}
-            | ({"authorization": f"Bearer {key}"} if key else {}),
+            headers={"accept-encoding": "identity", **key.headers},
         )
 
     def ask(self, endpoint: str, body: Mapping[str, Any] | None = None, tokens: int = 0) -> Part:
@@ -155,7 +157,8 @@ class Transport:
                     if line.startswith(_EVENT) and data != _DONE:
                         event = self._parsed(endpoint, data)
                         if isinstance(event.value, dict) and "error" in event.value:
-                            raise event.wrong("an error in the middle of a stream")
+                            hidden = self._parsed(endpoint, self._key.hidden(data))
+                            raise hidden.wrong("an error in the middle of a stream")
                         yield event
         except _Passing as passing:
             raise self._gone(endpoint, passing, 1) from None
@@ -237,15 +240,16 @@ class Transport:
         status = response.status_code
         if status == 200:
             return
-        said = shortened(self._body(endpoint, response).decode(errors="replace").strip())
+        body = self._body(endpoint, response).decode(errors="replace")
+        said = shortened(self._key.hidden(body).strip())
         what = f"answered with status {status}" + (f": {said}" if said else "")
         hint = "look at the server's log"
         if status in _AGAIN:
             raise _Passing(what, hint, _seconds(response.headers.get("retry-after")))
         if status in (401, 403):
-            hint = "this version sends no key: serve the model without one, on a closed network"
+            hint = self._key.next_move
         elif 300 <= status < 400:
-            to = response.headers.get("location", "nowhere")
+            to = self._key.hidden(response.headers.get("location", "nowhere"))
             hint = f"redirects are not followed: if {to} is the server, name it as kernels.*.url"
         elif status == 404:
             hint = "is it the right server, and the right `dialect` and `served`?"
@@ -270,7 +274,7 @@ class Transport:
             )
 
     def _parsed(self, endpoint: str, text: bytes | str) -> Part:
-        return Part.parse(text, self.url, endpoint)
+        return Part.parse(text, self.url, endpoint, self._key.hidden)
 
     def _gone(self, endpoint: str, passing: _Passing, tries: int) -> MeasurementError:
         times = f" ({tries} tries)" if tries > 1 else ""
