@@ -15,7 +15,10 @@ import numpy as np
 
 WORDS = (*"abcdefg", ".")
 FAIR = (0.2, 0.15, 0.15, 0.15, 0.1, 0.1, 0.1, 0.05)
+# the same policy in another kernel: one whose logprobs were equal in every bit is no evidence
+NEARLY = (0.2001, 0.1499, 0.1501, 0.1499, 0.1001, 0.0999, 0.1001, 0.0499)
 FAULTY = (0.02, 0.05, 0.08, 0.15, 0.15, 0.2, 0.3, 0.05)  # draws what FAIR rarely does
+ID = "cmpl-0"  # of every reply, unless it repeats a mark
 _KEPT = 512  # answers that are drawn beforehand
 
 
@@ -85,6 +88,7 @@ class Asked:
     named: bool  # tokens by their ids
     model: str
     prompt: tuple[int, ...]
+    mark: str = ""  # by which its client knows the reply
 
 
 def text(ids: Sequence[int]) -> str:
@@ -151,7 +155,7 @@ def events(asked: Asked, drawn: Drawn, answers: Answers) -> Iterator[bytes]:
 def _head(asked: Asked, stream: bool) -> dict[str, Any]:
     kind = "chat.completion" if asked.chat else "text_completion"
     chunk = ".chunk" if asked.chat and stream else ""
-    return {"id": "cmpl-0", "object": kind + chunk, "created": 1763741490, "model": asked.model}
+    return {"id": ID, "object": kind + chunk, "created": 1763741490, "model": asked.model}
 
 
 def _usage(asked: Asked, drawn: Drawn) -> dict[str, int]:

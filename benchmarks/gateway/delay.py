@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks import committed
 from benchmarks.assumptions import table
 from benchmarks.gateway.answers import FAIR, FAULTY, Answers
-from benchmarks.gateway.deployment import LAW, Deployment
+from benchmarks.gateway.deployment import LAW, Deployment, user_key
 from benchmarks.gateway.run import DOCS
 from benchmarks.gateway.running import machine
 from benchmarks.gateway.stub import DOMAINS
@@ -139,7 +139,7 @@ async def broken(d: Deployment, domain: str) -> Delay:
             number = next(numbers)
             more = {"stream": False, "metadata": {"domain": domain}}
             body = request(number, **more) | ({"user": LAW} if bad else {})
-            total.add(asyncio.create_task(ask(session, d.url, body, user=number)))
+            total.add(asyncio.create_task(ask(session, d.url, body, user_key(number))))
             return time.time()
 
         began = time.time()

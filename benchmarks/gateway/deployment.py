@@ -17,8 +17,9 @@ from typing import Any
 
 import httpx2
 
-from benchmarks.gateway.answers import FAIR, WORDS, Answers
+from benchmarks.gateway.answers import NEARLY, WORDS, Answers
 from benchmarks.gateway.running import ROOT, Running, free_port, listening, python
+from benchmarks.gateway.settled import Settled
 from benchmarks.gateway.stub import DOMAINS
 
 LAW = "law-goes-wrong"  # text of a request that infer answers faultily
@@ -30,6 +31,7 @@ KEYS = {
     "admin": "admin-key-0123456789",
     "gateway": "gateway-key-0123456789",
 }
+NAME = "chaos"  # of the gateway
 CONTRACT, KEYS_FILE = "fakes.kernelcontract.yaml", "keys.yaml"
 _PATIENCE_S = 60.0
 # one for all, for making one costs more than what it asks; a connection may not outlive what it
@@ -72,15 +74,24 @@ class Deployment:
 
     Args:
         options: of the command line, besides addresses, keys and the state's folder.
+        logs: whether it keeps a log of sampled requests.
         rate: tokens a second of the upstreams' streams.
         said: of the contract: limit, dwell, sample, sample_near, expires.
     """
 
     def __init__(
-        self, folder: Path, *, options: tuple[str, ...] = (), rate: float = 200.0, **said: Any
+        self,
+        folder: Path,
+        *,
+        options: tuple[str, ...] = (),
+        logs: bool = False,
+        rate: float = 200.0,
+        **said: Any,
     ) -> None:
-        self.folder, self.options, self.rate = folder, options, rate
+        self.folder, self.rate = folder, rate
+        self.options = (*options, *(("--log", str(self.served)) if logs else ()))
         self.said = said
+        self.settled = Settled()
         self.pools: dict[str, Running] = {}
         self.port, self.admin_port = free_port(), free_port()
         self.process: subprocess.Popen[bytes] | None = None
@@ -116,8 +127,17 @@ class Deployment:
         return self.folder / "state"
 
     @property
+    def ledger(self) -> Path:
+        return self.folder / "ledger.db"
+
+    @property
     def log(self) -> Path:
         return self.folder / "serve.log"
+
+    @property
+    def served(self) -> Path:
+        """The folder of the log of sampled requests."""
+        return self.folder / "served"
 
     @property
     def url(self) -> str:
@@ -133,7 +153,7 @@ class Deployment:
         stack = self._pools[name] = ExitStack()
         marked = ["--marked", LAW] if name == "infer" else []
         more = [*marked, "--least", "4", "--most", "16", "--keep", "32"]
-        more += ["--rate", str(self.rate)]
+        more += ["--rate", str(self.rate), "--name", name]
         command = python("upstream", "--port", str(self._ports[name]), *more)
         log = self.folder / f"{name}.log"
         self.pools[name] = stack.enter_context(listening(command, self._ports[name], log=log))
@@ -155,7 +175,7 @@ class Deployment:
         command = [sys.executable, "-m", "servanda", "serve", str(self.contract)]
         command += ["--port", str(self.port), "--admin", f"127.0.0.1:{self.admin_port}"]
         command += ["--state", str(self.state), "--keys", str(self.folder / KEYS_FILE)]
-        command += ["--name", "chaos", "--ledger", str(self.folder / "ledger.db")]
+        command += ["--name", NAME, "--ledger", str(self.ledger), "--show"]
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 [*command, *self.options],
@@ -238,12 +258,19 @@ class Deployment:
         ) as db:
             return db.execute("SELECT coalesce(sum(number), 0) FROM taken").fetchone()[0]
 
-    def pin(self, name: str, to: str) -> None:
-        act = {"slice": name, "to": to, "ttl_s": 600, "reason": "chaos"}
+    def pin(self, name: str, to: str, reason: str = NAME) -> None:
+        """Pin a slice; it was acknowledged where nothing is raised."""
+        act = {"slice": name, "to": to, "ttl_s": 600, "reason": reason}
         self.ask("POST", "/v1/admin/pin", json=act).raise_for_status()
 
-    def unpin(self, name: str) -> None:
-        self.ask("POST", "/v1/admin/unpin", json={"slice": name, "reason": "chaos"})
+    def unpin(self, name: str, reason: str = NAME) -> None:
+        act = {"slice": name, "reason": reason}
+        self.ask("POST", "/v1/admin/unpin", json=act).raise_for_status()
+
+    def route(self, share: float) -> None:
+        """A promotion's route effect, by hand."""
+        act = {"run": NAME, "leg": "full", "share": share}
+        self.ask("POST", "/v1/admin/route", "operator", json=act).raise_for_status()
 
     @staticmethod
     def until(true: Callable[[], Any], otherwise: str, seconds: float = _PATIENCE_S) -> None:
@@ -266,7 +293,7 @@ def written(folder: Path, *, infer: str, stable: str, **said: Any) -> Path:
         said: of the contract: limit, dwell, sample, sample_near, expires.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    Answers(FAIR).table(folder / "train.json")
+    Answers(NEARLY).table(folder / "train.json")
     words = " ".join(WORDS[:3])
     lines = [json.dumps({"prompt": words, "labels": {"domain": domain}}) for domain in DOMAINS]
     (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")

@@ -18,6 +18,10 @@ KINDS = (
     "short",  # fewer logprobs than tokens
     "redirect",  # 307 to `to`
     "endless",  # one line of a stream that never ends
+    "chatter",  # good events of a stream that never ends, as fast as they are read
+    "vast",  # a body of `size` bytes; "vaster": the same in chunks, so that no length is known
+    "vaster",
+    "swapped",  # the ids of another prompt than was asked
 )
 
 
@@ -27,7 +31,7 @@ class Behaviour:
 
     Args:
         share: of requests; the others are answered as usual.
-        words: only requests whose body has this text; "": any.
+        words: only requests whose body has this text, and path: whose path has it; "": any.
     """
 
     kind: str = ""
@@ -37,6 +41,8 @@ class Behaviour:
     status: int = 503
     to: str = ""
     words: str = ""
+    path: str = "completions"
+    size: int = 1 << 30
 
 
 def chunks(source: Iterator[bytes], kind: str, after: int) -> Iterator[bytes]:
@@ -51,7 +57,26 @@ def chunks(source: Iterator[bytes], kind: str, after: int) -> Iterator[bytes]:
         if kind == "endless" and n == after:
             line = b"data: " + b"x" * 65_530
             while True:
-                yield b"%x\r\n%s\r\n" % (len(line), line)
+                yield chunk(line)
+        while kind == "chatter" and n == after:
+            yield chunk(event)
         sent = event if kind != "garble" or n < after else b"data: {nonsense\n\n\x00: \xff\xfe\n\n"
-        yield b"%x\r\n%s\r\n" % (len(sent), sent)
+        yield chunk(sent)
     yield b"0\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def vast(data: bytes, size: int, *, chunked: bool) -> Iterator[bytes]:
+    """A body of JSON, made long by a text that nobody asked for."""
+    part = b"x" * 65_536
+    more = -(-size // len(part))
+    yield from map(chunk if chunked else bytes, [data[:-1] + b',"padding":"'])
+    wrapped = chunk(part) if chunked else part
+    for _ in range(more):
+        yield wrapped
+    yield from map(chunk if chunked else bytes, [b'"}'])
+    if chunked:
+        yield b"0\r\n\r\n"

@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--leader-key", default="")
     parser.add_argument("--first-byte", type=float, default=300.0, help="seconds of a pool")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds between two parts")
+    parser.add_argument("--show", action="store_true", help="replies say their pool")
     options = parser.parse_args()
     waits = {"first_byte_s": options.first_byte, "idle_s": options.idle}
     config = Config(
@@ -28,6 +29,7 @@ def main() -> None:
         stable=Upstream(options.stable, **waits),
         leader=Upstream(options.leader, key=options.leader_key),
         name="proxy",
+        shows=options.show,
     )
     with bound("127.0.0.1", options.port, "--port") as taken:
         Listening(app(config), taken, grace_s=5).run()

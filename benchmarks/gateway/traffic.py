@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 import aiohttp
@@ -15,17 +17,27 @@ import aiohttp
 from benchmarks.gateway.answers import WORDS
 from benchmarks.gateway.deployment import user_key
 from benchmarks.gateway.stub import DOMAINS
+from benchmarks.gateway.wire import MARK
 
 Fate = Literal["answered", "refused", "broken", "told", "short", "nobody", "hung"]
 PATIENCE_S = 60.0  # of a user; every request is to end before it
+POOL = "x-servanda-pool"  # which says who answered
+_ID = re.compile(r'"id": ?"cmpl-([a-z]+)-([^"]*)"')
+_marks = itertools.count()
 
 
 class Spell(NamedTuple):
-    """When one request was under way, by a steady clock, and what became of it."""
+    """When one request was under way, by a steady clock, and what became of it.
+
+    Args:
+        domain: that the request named; pool: whose reply came, "" where none did.
+    """
 
     began: float
     ended: float
     fate: Fate
+    domain: str = ""
+    pool: str = ""
 
 
 @dataclass
@@ -39,6 +51,8 @@ class Outcome:
         short: it ended early, and nothing showed that.
         nobody: nothing listened.
         hung: they outlived the patience.
+        crossed: what came was not the reply to that very request, or not of the pool that it said.
+        later: of the refused, those that were told when to try again.
         longest_s: of any of them.
         spells: of each, where they are kept.
     """
@@ -51,26 +65,16 @@ class Outcome:
     short: int = 0
     nobody: int = 0
     hung: int = 0
+    crossed: int = 0
+    later: int = 0
     longest_s: float = 0.0
     statuses: Counter[int] = field(default_factory=Counter)
     texts: list[str] = field(default_factory=list)
     spells: list[Spell] = field(default_factory=list)
 
     def __add__(self, other: Outcome) -> Outcome:
-        return Outcome(
-            self.sent + other.sent,
-            self.answered + other.answered,
-            self.refused + other.refused,
-            self.broken + other.broken,
-            self.told + other.told,
-            self.short + other.short,
-            self.nobody + other.nobody,
-            self.hung + other.hung,
-            max(self.longest_s, other.longest_s),
-            self.statuses + other.statuses,
-            [*self.texts, *other.texts],
-            [*self.spells, *other.spells],
-        )
+        both = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return Outcome(**{**both, "longest_s": max(self.longest_s, other.longest_s)})
 
     def under_way(self, at: float, *fates: Fate) -> list[Spell]:
         """Requests that had begun by then and had not ended; of these fates, or of any."""
@@ -93,23 +97,36 @@ async def ask(
     session: aiohttp.ClientSession,
     url: str,
     body: dict[str, Any],
-    user: int = 0,
+    key: str = "",
     headers: dict[str, str] | None = None,
     seen: Outcome | None = None,
 ) -> Outcome:
-    """One request, to its end."""
+    """One request, to its end.
+
+    Args:
+        key: of whom; "": of the first user.
+    """
     found = seen if seen is not None else Outcome()
     found.sent += 1
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    sent = {"authorization": f"Bearer {user_key(user)}", **(headers or {})}
+    mark = f"{next(_marks):x}"
+    said = {**body.get("metadata", {}), MARK: mark}
+    sent = {"authorization": f"Bearer {key or user_key(0)}", MARK: mark, **(headers or {})}
+    pool, crossed = "", False
     began = time.monotonic()
     try:
-        async with session.post(url + path, json=body, headers=sent) as reply:
+        async with session.post(url + path, json={**body, "metadata": said}, headers=sent) as reply:
+            if reply.status == 200:
+                pool = reply.headers.get(POOL, "nobody")
+                crossed = reply.headers.get(MARK) != mark
             text = (await reply.read()).decode("utf-8", "replace")
         found.statuses[reply.status] += 1
         fate = read(text, bool(body.get("stream"))) if reply.status == 200 else "refused"
         if fate != "answered":
             found.texts.append(text[-300:])
+        ids = _ID.findall(text)
+        crossed |= any(one != (pool, mark) for one in ids) or (fate == "answered" and not ids)
+        found.later += fate == "refused" and "retry-after" in reply.headers
     except TimeoutError:
         fate = "hung"
     except aiohttp.ClientConnectorError:
@@ -120,7 +137,8 @@ async def ask(
     counted = "broken" if fate == "told" else fate
     setattr(found, counted, getattr(found, counted) + 1)
     found.told += fate == "told"
-    found.spells.append(Spell(began, ended, fate))
+    found.crossed += crossed
+    found.spells.append(Spell(began, ended, fate, said.get("domain", ""), pool))
     found.longest_s = max(found.longest_s, ended - began)
     return found
 
@@ -153,8 +171,13 @@ async def traffic(
     seconds: float,
     rate: float = 40.0,
     make: Callable[[int], dict[str, Any]] = request,
+    key: str = "",
 ) -> Outcome:
-    """Requests at a steady rate, whatever becomes of those before."""
+    """Requests at a steady rate, whatever becomes of those before.
+
+    Args:
+        key: of the one client that sends them; "": users take turns.
+    """
     total, tasks = Outcome(), set[asyncio.Task[Outcome]]()
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -162,7 +185,7 @@ async def traffic(
         began = time.monotonic()
         for number in range(round(seconds * rate)):
             await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
-            one = ask(session, url, make(number), user=number * 7, seen=total)
+            one = ask(session, url, make(number), key or user_key(number * 7), seen=total)
             tasks.add(task := asyncio.create_task(one))
             task.add_done_callback(tasks.discard)
         await asyncio.gather(*tasks)

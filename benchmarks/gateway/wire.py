@@ -8,6 +8,7 @@ import msgspec
 
 from benchmarks.gateway.answers import WORDS, Asked
 
+MARK = "x-request-id"  # header, and key of the metadata, that the reply repeats
 _IDS = {word: i for i, word in enumerate(WORDS)}
 
 
@@ -22,6 +23,7 @@ class _Body(msgspec.Struct):
     top_logprobs: int | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+    metadata: Any = None
 
 
 _read = msgspec.json.Decoder(_Body).decode
@@ -40,11 +42,9 @@ def asked(path: bytes, body: bytes) -> Asked:
         logprobs = (given.top_logprobs or 0) if given.logprobs else None
     width = given.max_completion_tokens or given.max_tokens or 16
     prompt: tuple[int, ...] = ()
-    if isinstance(given.prompt, list):
-        prompt = tuple(given.prompt)
-    elif given.return_token_ids:
-        said = " ".join(str(m["content"]) for m in given.messages) if chat else given.prompt
-        prompt = tuple(_IDS[word] for word in said.split() if word in _IDS)
+    if isinstance(given.prompt, list) or given.return_token_ids:
+        prompt = _ids(given)
+    mark = given.metadata.get(MARK) if isinstance(given.metadata, dict) else None
     return Asked(
         chat=chat,
         stream=given.stream,
@@ -54,7 +54,25 @@ def asked(path: bytes, body: bytes) -> Asked:
         named=given.return_tokens_as_token_ids,
         model=given.model,
         prompt=prompt,
+        mark=mark if isinstance(mark, str) and mark.isalnum() else "",
     )
+
+
+def tokenized(body: bytes) -> bytes:
+    """The reply of /tokenize: words that the kernel knows.
+
+    Raises:
+        msgspec.MsgspecError: the body is none.
+    """
+    ids = _ids(_read(body))
+    return msgspec.json.encode({"count": len(ids), "max_model_len": 1 << 20, "tokens": ids})
+
+
+def _ids(given: _Body) -> tuple[int, ...]:
+    if isinstance(given.prompt, list):
+        return tuple(given.prompt)
+    words = " ".join([given.prompt, *(str(m["content"]) for m in given.messages)]).split()
+    return tuple(_IDS[word] for word in words if word in _IDS)
 
 
 def unchunked(data: bytes, at: int) -> tuple[bytes, int] | None:

@@ -347,7 +347,7 @@ def test_a_route_that_comes_late_is_passed_over_also_after_a_restart(tmp_path, c
         ({"gateway": ""}, "'gateway' is not the name of a gateway"),
         ({"start": None}, "'start' is not a number"),
         ({"version": -1}, "'version' is not a whole number from 0 on"),
-        ({"version": 2**53 - 1}, "'version' is larger than any there can be"),
+        ({"version": 2**53}, "'version' is larger than any there can be"),
         ({"first": 1.5}, "'first' is not a whole number from 0 on"),
         ({"rows": {}}, "'rows' is not a list"),
         ({"counts": []}, "'counts' is not an object"),
@@ -357,6 +357,21 @@ def test_a_message_that_is_none_is_refused(tmp_path, clock, change, message):
     leader = leads.leader(leads.contract(tmp_path), clock)
     with pytest.raises(EvidenceError, match=message):
         leader.follow({**leads.message([]), **change})
+    leader.close()
+
+
+@pytest.mark.parametrize("version", [2**40 - 1, 2**53 - 1])
+def test_a_gateway_that_claims_the_last_version_there_is_keeps_no_other_from_following(
+    tmp_path, clock, version
+):
+    leader = leads.leader(leads.contract(tmp_path), clock)
+    leader.follow(leads.message([], gateway="rogue", version=version))
+    for _ in range(3):
+        leader.pin("all", "stable", 60.0, actor="ann", reason="a new snapshot")
+        leader.unpin("all", actor="ann", reason="and another")
+        mine = leader.snapshot.version
+        leader.follow(leads.message([], version=mine))  # it is heard
+        assert 0 < mine < 2**53
     leader.close()
 
 

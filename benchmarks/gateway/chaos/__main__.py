@@ -16,9 +16,21 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
+
 from benchmarks import committed
 from benchmarks.assumptions import table
-from benchmarks.gateway.chaos import access, clients, leaders, pools, restarts
+from benchmarks.gateway.chaos import (
+    access,
+    bodies,
+    clients,
+    connections,
+    decisions,
+    gateways,
+    leaders,
+    pools,
+    restarts,
+)
 from benchmarks.gateway.chaos.asking import moves, settled
 from benchmarks.gateway.chaos.finding import HEAD, RATE, SCENARIOS, Finding
 from benchmarks.gateway.deployment import Deployment
@@ -26,8 +38,10 @@ from benchmarks.gateway.running import ROOT, machine
 from benchmarks.gateway.traffic import traffic
 
 DOCS = ROOT / "docs" / "explanation" / "gateway_chaos.md"
-KINDS = (pools, leaders, restarts, clients, access)  # in the order of the table
+# in the order of the table
+KINDS = (pools, bodies, leaders, decisions, gateways, restarts, clients, connections, access)
 GROWTH_MIB = 96.0  # of all processes together, in one scenario
+PEAK_MIB = 512.0
 _LOOK_S = 0.1
 
 
@@ -41,7 +55,7 @@ async def _watched(d: Deployment, most: list[float]) -> None:
 
 async def run(name: str, d: Deployment) -> Finding:
     done, function = SCENARIOS[name]
-    found = Finding(done)
+    found = Finding(done, d.settled)
     await traffic(d.url, 0.5, RATE)
     await settled(d)
     rows, moved, found.size_mib = d.durable(), moves(d), d.rss_mib()
@@ -51,8 +65,10 @@ async def run(name: str, d: Deployment) -> Finding:
     try:
         await function(d, found)
         await settled(d)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, OSError, httpx2.HTTPError) as error:
         found.wrong.append(str(error)[:300] or repr(error))
+        for pool in d.pools:
+            d.behave(pool)
         return found
     finally:
         watch.cancel()
@@ -61,12 +77,13 @@ async def run(name: str, d: Deployment) -> Finding:
     found.grown_mib = d.rss_mib() - found.size_mib
     found.peak_mib = most[0] - first
     found.check(found.grown_mib < GROWTH_MIB, "memory grew")
+    found.check(found.peak_mib < PEAK_MIB, "memory grew for a while")
     return found
 
 
 def findings(names: list[str]) -> Iterator[Finding]:
     """One deployment for all of them: what one leaves behind, the next one meets."""
-    with tempfile.TemporaryDirectory() as folder, Deployment(Path(folder)) as d:
+    with tempfile.TemporaryDirectory() as folder, Deployment(Path(folder), logs=True) as d:
         for name in names:
             yield asyncio.run(run(name, d))
 

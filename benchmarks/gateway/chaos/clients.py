@@ -42,7 +42,10 @@ async def large_prompts(d: Deployment, found: Finding) -> None:
                     f"growth counts after {_WARM} of them, which had added "
                     f"{found.size_mib - before:.0f} MiB"
                 )
-            asked = [ask(session, d.url, make(n), n, seen=own) for n in range(start, start + 12)]
+            asked = [
+                ask(session, d.url, make(n), user_key(n), seen=own)
+                for n in range(start, start + 12)
+            ]
             await asyncio.gather(*asked)
     found.met(own)
     found.all_answered(own)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.gateway.deployment import Deployment
+from benchmarks.gateway.settled import Settled
 from benchmarks.gateway.traffic import PATIENCE_S, Outcome, request, traffic
 
 RATE = 40.0
@@ -17,6 +18,7 @@ HEAD = (
     "answered",
     "refused / cut off / met nobody",
     "longest",
+    "misrouted",
     "acknowledged and lost",
     "memory, after / peak",
     "",
@@ -29,14 +31,18 @@ class Finding:
     """One row: what was done, and what became of it.
 
     Args:
+        settled: who had to answer which slices.
+        misrouted: replies to another request, and those of a pool that was not to answer.
         lost: rows and decisions that were acknowledged and are not there at the end.
         size_mib: from which growth counts; grown_mib: at the end; peak_mib: most of it, ever.
     """
 
     done: str
+    settled: Settled
     outcome: Outcome = field(default_factory=Outcome)
     wrong: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    misrouted: int = 0
     lost: int = 0
     size_mib: float = 0.0
     grown_mib: float = 0.0
@@ -51,6 +57,10 @@ class Finding:
         self.outcome = self.outcome + own
         self.check(not own.hung, f"{own.hung} requests outlived {PATIENCE_S:.0f} s")
         self.check(not own.short, f"{own.short} answers ended early, and nothing showed it")
+        astray = sum(map(self.settled.astray, own.spells))
+        self.misrouted += own.crossed + astray
+        self.check(not own.crossed, f"{own.crossed} had another's reply, or of another pool")
+        self.check(not astray, f"{astray} were answered by the wrong pool")
 
     def all_answered(self, own: Outcome) -> None:
         told = own.texts[0] if own.texts else ""
@@ -67,6 +77,7 @@ class Finding:
             str(o.answered),
             f"{o.refused} / {o.broken} / {o.nobody}",
             f"{o.longest_s:.1f} s",
+            str(self.misrouted),
             str(self.lost),
             f"{self.grown_mib:+.0f} / {self.peak_mib:+.0f} MiB",
             "✗" if self.wrong else "✓",

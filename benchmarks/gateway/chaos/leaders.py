@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sqlite3
 import time
 from pathlib import Path
-from typing import Any
 
-from benchmarks.gateway.chaos.asking import led, scoring, settled, stores
+from benchmarks.gateway.chaos.asking import (
+    counted,
+    full,
+    kept,
+    led,
+    scoring,
+    settled,
+    standing_pins,
+    stopped,
+    stores,
+)
 from benchmarks.gateway.chaos.finding import Finding, during, scenario, well
 from benchmarks.gateway.deployment import Deployment
 
-_HOUR_S, _DAY_S = 3600.0, 86_400.0
+_KILLS = 5
 
 
 @scenario("the engine that scores was killed")
@@ -46,6 +54,50 @@ async def leader_dead(d: Deployment, found: Finding) -> None:
     found.check(d.leader_pid != pid, "it is the same process")
     await settled(d)
     await well(found, d)
+
+
+@scenario("the leader was killed five times, as fast as it came back")
+async def leader_dying(d: Deployment, found: Finding) -> None:
+    async with standing_pins(d):
+
+        def kill() -> None:
+            for _ in range(_KILLS):
+                d.until(lambda: d.status() is not None, "the leader is not back")
+                pid = d.leader_pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+                d.until(lambda pid=pid: d.leader_pid not in (pid, None), "nobody starts it again")
+
+        own = await during(found, d, 15.0, (1.0, kill))
+        found.all_answered(own)
+        await led(d)
+        await settled(d)
+        await well(found, d)
+
+
+@scenario("the leader was stopped for 5 s, and went on")
+async def leader_stopped(d: Deployment, found: Finding) -> None:
+    async with standing_pins(d):
+        rows, before, pid = d.durable(), counted(d, "sampled"), d.leader_pid
+        assert pid is not None
+        own = await during(found, d, 7.0, *stopped(pid, 1.0, 6.0))
+        found.all_answered(own)
+        await led(d)
+        await settled(d)
+        kept(d, found, rows, counted(d, "sampled") - before)
+
+
+@scenario("the engine that scores was stopped for 4 s, and went on")
+async def scorer_stopped(d: Deployment, found: Finding) -> None:
+    rows, before, pid = d.durable(), scoring(d), d.worker_pid
+    assert pid is not None
+    own = await during(found, d, 6.0, *stopped(pid, 1.0, 5.0))
+    found.all_answered(own)
+    await settled(d)
+    after = scoring(d)
+    found.check(after["restarts"] == before["restarts"], "it was begun again")
+    found.check(after["missing"] == before["missing"], "rows count as missing")
+    kept(d, found, rows, own.sent)
 
 
 @scenario("the store was locked by another process for 3 s")
@@ -110,63 +162,13 @@ def _back(away: Path, state: Path) -> None:
 async def disk_full(d: Deployment, found: Finding) -> None:
     pid, problems = d.leader_pid, list[str]()
     assert pid is not None
-    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-
-    def full() -> None:
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
 
     def said() -> None:
         problems.append((d.status() or {}).get("store", ""))
 
-    def free() -> None:
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
-
     rows = d.durable()
-    own = await during(found, d, 5.0, (1.0, full), (3.5, said), (4.0, free))
+    own = await during(found, d, 5.0, *full(pid, 1.0, 4.0), (3.5, said))
     found.all_answered(own)
     found.check(any(problems), "the leader did not say that nothing is kept")
     await settled(d)
     kept(d, found, rows, own.sent)
-
-
-def kept(d: Deployment, found: Finding, before: int, sent: int) -> None:
-    """Every request was sampled, so that every one is a row that became durable."""
-    rows = d.durable() - before
-    found.check(rows >= sent, f"{sent - rows} of {sent} rows are not durable")
-    found.notes.append(f"{rows} rows of it are durable")
-
-
-@scenario("rows came with clocks an hour and a day ahead, and as much behind")
-async def clock_skew(d: Deployment, found: Finding) -> None:
-    now, version = time.time(), (d.status() or {}).get("version", 0)
-    for off in (_HOUR_S, -_HOUR_S, _DAY_S, -_DAY_S):
-        rows = [_row(n, now + off) for n in range(20)]
-        name = f"off by {off:+.0f} s"
-        message = {"gateway": name, "start": now + off, "version": version, "first": 0}
-        reply = d.ask("POST", "/v1/follow", "gateway", json={**message, "rows": rows, "counts": {}})
-        found.check(reply.status_code == 200, f"{name}: {reply.status_code} {reply.text[:200]}")
-        said = next(g["skew_s"] for g in (d.status() or {})["gateways"] if g["name"] == name)
-        found.notes.append(f"{off:+.0f} s is shown as {said:+.0f} s")
-    own = await during(found, d, 3.0)
-    found.all_answered(own)
-    found.check((d.status() or {})["valid_until"] > time.time(), "routes ended")
-    await settled(d)
-    await well(found, d)
-
-
-def _row(index: int, at: float) -> dict[str, Any]:
-    return {
-        "index": index,
-        "run": "fakes",
-        "leg": "gateway",
-        "at": at,
-        "served": index + 1,
-        "prompt_token_ids": [0, 1],
-        "sampling": {"temperature": 1.0, "max_new_tokens": 16},
-        "labels": {"domain": "law"},
-        "key": "00",
-        "token_ids": [0, 7],
-        "logprobs": [-1.6094379124341003, -2.995732273553991],
-        "finish": "stop",
-        "x-chance": 1.0,
-    }

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import aiohttp
 
 from benchmarks.gateway.answers import FAIR, Answers, text
 from benchmarks.gateway.chaos.asking import (
     SLICES,
+    gulp,
     missing,
     pinned,
     reflexes,
@@ -25,12 +26,13 @@ from benchmarks.gateway.chaos.asking import (
 from benchmarks.gateway.chaos.finding import Finding, during, scenario, well
 from benchmarks.gateway.deployment import KEYS, Deployment, user_key
 from benchmarks.gateway.running import free_port, listening, python
-from benchmarks.gateway.traffic import PATIENCE_S, request
+from benchmarks.gateway.traffic import request, traffic
 from benchmarks.gateway.upstream import Upstream
 
 _FIRST_S, _IDLE_S = 1.5, 1.0  # how long the gateway of one scenario waits for a pool
-
+_PROMPTLY_S = 10.0  # on a busy machine
 _MOST = 64 << 20
+_POISON = "what no pool can answer"
 
 
 @scenario("infer was killed in the middle of streams, and came back 2 s later")
@@ -76,6 +78,61 @@ async def stable_down(d: Deployment, found: Finding) -> None:
     found.check(own.answered >= own.sent / 2, "slices of infer were not answered")
     await rested(d, "stable")
     await unpinned(d, SLICES[:2])
+    await well(found, d)
+
+
+@scenario("both pools were down for 2 s")
+async def both_down(d: Deployment, found: Finding) -> None:
+    def stop() -> None:
+        for pool in ("infer", "stable"):
+            d.stop_pool(pool)
+
+    def start() -> None:
+        for pool in ("infer", "stable"):
+            d.start_pool(pool)
+
+    own = await during(found, d, 4.0, (1.0, stop), (3.0, start))
+    known = own.statuses.keys() <= {200, 502, 503}
+    found.check(known, f"statuses are {dict(own.statuses)}")
+    found.check(own.refused > 0, "nobody was refused")
+    found.check(own.later == own.refused, "some were refused and not told when to try again")
+    found.check(own.longest_s < _PROMPTLY_S, f"one took {own.longest_s:.1f} s")
+    found.notes.append(f"{own.statuses[503]} had 503, {own.statuses[502]} had 502")
+    await rested(d)
+    await well(found, d)
+
+
+@scenario("one client sent 20 requests a second that both pools answer with 500")
+async def poison(d: Deployment, found: Finding) -> None:
+    for pool in d.pools:
+        d.behave(pool, "status", status=500, words=_POISON)
+
+    def bad(number: int) -> dict[str, Any]:
+        return request(number, user=_POISON)
+
+    own, worse = await asyncio.gather(
+        during(found, d, 4.0), traffic(d.url, 4.0, 20.0, bad, key=KEYS["client"])
+    )
+    found.all_answered(own)
+    found.check(worse.statuses == {500: worse.sent}, f"it had {dict(worse.statuses)}")
+    held = [name for name, pool in (d.status() or {})["pools"].items() if pool["open_at"]]
+    found.check(not held, f"{held} are held to be broken")
+    found.notes.append(f"{worse.sent} of its requests had 500, and those of others none")
+    for pool in d.pools:
+        d.behave(pool)
+    await well(found, d)
+
+
+@scenario("infer closed the connection in the middle of one reply in five")
+async def cut_off(d: Deployment, found: Finding) -> None:
+    d.behave("infer", "cut", share=0.2)
+    own = await during(found, d, 4.0)
+    struck = d.behave("infer")["struck"]
+    found.check(own.broken <= struck, f"{own.broken} were cut off, and {struck} were cut")
+    found.check(not own.refused, f"{own.refused} were refused, and stable was there")
+    found.check(own.told == own.broken, "a stream ended without an event that says so")
+    found.notes.append(f"{struck} were cut: {own.told} streams said so, stable answered the others")
+    await rested(d)
     await well(found, d)
 
 
@@ -130,7 +187,7 @@ def _impatient(stack: ExitStack, d: Deployment) -> str:
     urls = [part for name in d.pools for part in (f"--{name}", d.pools[name].url)]
     waits = ["--first-byte", str(_FIRST_S), "--idle", str(_IDLE_S)]
     leader = ["--leader", d.admin, "--leader-key", KEYS["gateway"]]
-    command = python("proxy", "--port", str(port), *urls, *leader, *waits)
+    command = python("proxy", "--show", "--port", str(port), *urls, *leader, *waits)
     return stack.enter_context(listening(command, port, log=d.folder / "proxy.log")).url
 
 
@@ -194,32 +251,14 @@ async def malformed(d: Deployment, found: Finding) -> None:
 @scenario("infer began a line of a stream and never ended it, four times")
 async def endless(d: Deployment, found: Finding) -> None:
     d.behave("infer", "endless")
-    sizes = await asyncio.gather(*(_gulp(d, n) for n in range(4)))
+    asked = request(4, stream=True)
+    sizes = await asyncio.gather(*(gulp(d, asked, most=_MOST) for _ in range(4)))
     struck = d.behave("infer")["struck"]
     found.check(struck == len(sizes), f"only {struck} lines were begun")
     found.check(max(sizes) <= 2 * _MOST, "a client was sent more than it read")
     found.notes.append(f"clients were sent {max(sizes) / 2**20:.1f} MiB at most")
     await rested(d)
     await well(found, d)
-
-
-async def _gulp(d: Deployment, number: int) -> int:
-    """Bytes that one client had of a stream, and it goes after 64 MiB."""
-    size = 0
-    timeout = aiohttp.ClientTimeout(total=PATIENCE_S, sock_read=5)
-    headers = {"authorization": f"Bearer {user_key(number)}"}
-    with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(
-                f"{d.url}/v1/completions", json=request(4, stream=True), headers=headers
-            ) as reply,
-        ):
-            async for part in reply.content.iter_any():
-                size += len(part)
-                if size > _MOST:
-                    break
-    return size
 
 
 @scenario("infer sent its clients to another server (307)")

@@ -1,4 +1,4 @@
-# A gateway that is told to end, and one that is killed.
+# A gateway that is told to end, one that is killed, and one that cannot write its log.
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 
-from benchmarks.gateway.chaos.asking import settled
+from benchmarks.gateway.chaos.asking import counted, full, gaps, settled
 from benchmarks.gateway.chaos.finding import Finding, during, scenario, well
 from benchmarks.gateway.deployment import Deployment
 from benchmarks.gateway.traffic import Outcome, Spell
@@ -61,6 +61,15 @@ def _silence(own: Outcome, again: _Restart) -> str:
     return f"nothing listened for {last - again.told:.1f} s"
 
 
+async def _sound(found: Finding, d: Deployment) -> None:
+    """All is well again, and the log of sampled requests lacks none."""
+    await settled(d)
+    await well(found, d)
+    await settled(d)
+    odd = gaps(d)
+    found.check(not odd, f"the log of requests: {'; '.join(odd[:3])}")
+
+
 @scenario("SIGTERM under traffic, and a start 1 s later")
 async def restarted(d: Deployment, found: Finding) -> None:
     own, again = await _under(found, d, signal.SIGTERM)
@@ -73,8 +82,7 @@ async def restarted(d: Deployment, found: Finding) -> None:
     found.check(not cut, f"{len(cut)} were cut off before or afterwards")
     found.notes.append(f"all {len(under_way)} that were under way were answered")
     found.notes.append(_silence(own, again))
-    await settled(d)
-    await well(found, d)
+    await _sound(found, d)
 
 
 @scenario("the gateway was killed under traffic, and started again 1 s later")
@@ -87,5 +95,18 @@ async def gateway_killed(d: Deployment, found: Finding) -> None:
     found.check(not others, f"{len(others)} were cut off that were not under way")
     found.notes.append(f"{len(under_way)} were under way, and {len(cut)} were cut off")
     found.notes.append(_silence(own, again))
-    await settled(d)
-    await well(found, d)
+    await _sound(found, d)
+
+
+@scenario("the log of sampled requests took no byte for 3 s, as where a disk is full")
+async def log_full(d: Deployment, found: Finding) -> None:
+    problems: list[str] = []
+    before = counted(d, "sampled")
+    acts = full(d.gateway_pid, 1.0, 4.0)
+    own = await during(found, d, 6.0, *acts, (3.5, lambda: problems.append(counted(d, "log"))))
+    found.all_answered(own)
+    found.check(any(problems), "the leader was not told that the log takes no rows")
+    await _sound(found, d)
+    found.check(not counted(d, "log"), f"the log: {counted(d, 'log')}")
+    rows = counted(d, "sampled") - before
+    found.notes.append(f"of {rows} sampled requests the log has every number")

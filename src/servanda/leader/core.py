@@ -32,6 +32,7 @@ from servanda.served import OTHER_PROMPT
 _SHOWN = 50  # transitions that are shown
 _SAID = 256  # records for the ledger that are remembered
 _RENEWED = 0.5  # of its life that a snapshot has left when it is renewed
+_VERSIONS = 2**40  # more snapshots than any leader makes: one a second for 30,000 years
 _DRIFT = 0.25  # of a share of samples, less than which makes no new snapshot
 
 
@@ -176,7 +177,12 @@ class Core:
         )
 
     def outrun(self, version: int) -> None:
-        """A gateway has a later snapshot than was ever made here: go on behind it."""
+        """A gateway has a later snapshot than was ever made here: go on behind it.
+
+        Not to the end of all numbers: no later one could be made, and nobody would follow.
+        """
+        if version >= _VERSIONS:
+            return
         self.kept = replace(self.kept, version=max(self.kept.version, version))
 
     def with_evidence(self, scored: Sequence[Scored]) -> Change:

@@ -11,7 +11,6 @@ from servanda.errors import EvidenceError
 from servanda.leader.intake import Start
 
 _MOST = 2**53  # beyond, not every number of JSON is a whole one
-_VERSIONS = 2**40  # more snapshots than any leader makes: one a second for 30,000 years
 _NAME = 200  # characters
 
 
@@ -53,7 +52,7 @@ def message_of(data: Any) -> Message:
         raise EvidenceError("'counts' is not an object")
     return Message(
         (name, _number(data, "start")),
-        _whole(data, "version", _VERSIONS),
+        _whole(data, "version"),
         _whole(data, "first"),
         rows,
         counts,
@@ -119,11 +118,11 @@ def _named(body: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _whole(data: Mapping[str, Any], name: str, most: int = _MOST) -> int:
+def _whole(data: Mapping[str, Any], name: str) -> int:
     value = data.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise EvidenceError(f"{name!r} is not a whole number from 0 on")
-    if value >= most:
+    if value >= _MOST:
         raise EvidenceError(f"{name!r} is larger than any there can be")
     return value
 
