@@ -112,6 +112,7 @@ FLOORS = (
         "scoring",
         "sockets",
         "surface",
+        "textfile",
         "timing",
     },
     {

@@ -18,8 +18,10 @@ from servanda.engines import engine_names
 from servanda.errors import ContractError, Problem
 from servanda.faults import FAULTS
 from servanda.foreign import refuse_code
+from servanda.marks import MAX_BYTES
 from servanda.plan import Plan
 from servanda.rewards import file_and_function
+from servanda.textfile import content
 from servanda.traffic import Traffic
 
 _SHORT = 1 << 16  # characters of a text that is kept
@@ -43,7 +45,7 @@ def bytes_of(path: Path) -> bytes:
         ContractError: it cannot be read.
     """
     try:
-        return path.read_bytes()
+        return content(path, MAX_BYTES)
     except OSError as error:
         raise ContractError(
             f"{path} cannot be read: {error.strerror or error}",
@@ -82,6 +84,11 @@ def parse(data: bytes, name: str) -> Contract:
     Raises:
         ContractError: every problem of the text at once, each with its place.
     """
+    if len(data) > MAX_BYTES:  # of standard input
+        raise ContractError(
+            f"{name} has more than the {MAX_BYTES:,} bytes that are read at most",
+            hint="give one contract, and not what it was measured on",
+        )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -208,7 +215,7 @@ def reward_source(contract: Contract) -> str:
     """
     for place, name in _reward_file(contract):
         try:
-            return Path(name).read_bytes().decode("utf-8-sig")
+            return content(Path(name), MAX_BYTES).decode("utf-8-sig")
         except OSError as error:
             message = f"{name} cannot be read: {error.strerror or error}"
             raise ContractError(message, where=contract.where(*place)) from None

@@ -11,10 +11,12 @@ from servanda import loading
 from servanda.contract import Contract
 from servanda.corpus import Corpus
 from servanda.errors import ContractError, Problem
+from servanda.marks import MAX_BYTES
 from servanda.rehearsal import ContractTest, Recording, Rehearsal, read_tests, rehearse
 from servanda.rehearsal.values import SUFFIX
 from servanda.reread import read, reread_as_measured
 from servanda.rundir import ATTEMPT
+from servanda.textfile import content
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def prepared(file: Path) -> tuple[Prepared, ...]:
         EvidenceError, MeasurementError: a recorded run cannot be read.
     """
     try:
-        text = file.read_bytes().decode("utf-8-sig")
+        text = content(file, MAX_BYTES).decode("utf-8-sig")
     except OSError as error:
         message = f"{file} cannot be read: {error.strerror or error}"
         raise ContractError(message, hint=f"give a {SUFFIX} file, or a folder of them") from None

@@ -20,11 +20,13 @@ from servanda.loading import compile
 from servanda.plan import Plan
 from servanda.rounds import SIDES, read_rounds
 from servanda.rundir import ATTEMPT, opened
+from servanda.textfile import content
 from servanda.verdict import Verdict
 
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*\.[A-Za-z0-9_/-]+|[A-Za-z_./-]*/[A-Za-z0-9_-]+")
 _NAME_IT = "name it: --contract FILE"
 _FILE = "verdict.json"
+_LARGEST = 64 << 20  # bytes of a verdict
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ def read(path: Path) -> Verdict:
     """
     file = _latest(path) if path.is_dir() else path
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(content(file, _LARGEST).decode())
         if not isinstance(data, dict):
             raise ValueError("it is not an object")
     except OSError as error:

@@ -13,6 +13,7 @@ from servanda.changes.telling import FORMATS
 from servanda.cli.output import show
 from servanda.contract import Contract
 from servanda.errors import ContractError, Problem
+from servanda.marks import MAX_BYTES
 
 _STDIN = "-"
 _BREAKING = 1
@@ -58,7 +59,7 @@ def diff_command(old: str, new: str, side: Side, format_: str) -> None:
 
 def _read(file: str) -> Contract:
     if file == _STDIN:
-        return loading.parse(sys.stdin.buffer.read(), "stdin")
+        return loading.parse(sys.stdin.buffer.read(MAX_BYTES + 1), "stdin")
     return loading.parse(loading.bytes_of(Path(file)), file)
 
 

@@ -17,6 +17,7 @@ from servanda.contract import Contract
 from servanda.course import course_of
 from servanda.errors import ContractError, Problem
 from servanda.foreign import code_of, keys_of
+from servanda.marks import MAX_BYTES
 
 _STDIN = "-"
 
@@ -59,7 +60,7 @@ def read(file: str) -> _Read:
     file, from_stdin = ("stdin", True) if file == _STDIN else (file, False)
     try:
         if from_stdin:
-            contract = loading.read(sys.stdin.buffer.read(), file, Path())
+            contract = loading.read(sys.stdin.buffer.read(MAX_BYTES + 1), file, Path())
         else:
             contract = loading.load(file)
         cells, note = _cells(contract)

@@ -27,7 +27,10 @@ from servanda.sampling import (
     uniforms,
 )
 from servanda.tables import Table
+from servanda.textfile import content
 from servanda.trace import Batch, Trace
+
+_LARGEST = 64 << 20  # bytes of a table's file
 
 
 @ENGINES.register("table")
@@ -41,7 +44,7 @@ class TableEngine:
             )
         path = FilePath(kernel.model)
         try:
-            text = path.read_text(encoding="utf-8")
+            text = content(path, _LARGEST).decode()
         except (OSError, UnicodeDecodeError) as error:
             raise MeasurementError(
                 f"the table {str(path)!r} cannot be read: {error}",

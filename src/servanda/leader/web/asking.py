@@ -19,6 +19,7 @@ from servanda.plain import from_plain
 VARIABLE = "SERVANDA_ADMIN_KEY"
 _TIMEOUT = httpx2.Timeout(15.0, connect=5.0)
 _NUMBER = re.compile(r"\[Errno -?\d+\] ")
+_LONGEST = 4096  # bytes that are read of a key's file
 _MOST = 64 << 20  # bytes of an answer
 _WHERE = "the admin listener is meant, http://127.0.0.1:8081 where `servanda serve` says no other"
 
@@ -32,14 +33,15 @@ def key_from(file: Path | None, environ: Mapping[str, str]) -> str:
     found = environ.get(VARIABLE, "")
     if file is not None:
         try:
-            found = file.read_text(encoding="utf-8")
+            with file.open("rb") as held:  # it may be a pipe, of a store of secrets
+                found = held.read(_LONGEST).decode()
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not UTF-8"
             raise ContractError(
                 f"{file} cannot be read: {why}", hint="it holds the key and nothing else"
             ) from None
     key = found.strip()
-    if not key or not key.isascii() or len(key.split()) != 1:
+    if not key or not (key.isascii() and key.isprintable()) or len(key.split()) != 1:
         place = str(file) if file is not None else VARIABLE
         raise ContractError(
             f"{place} holds no key" if found or file else f"no key: {place} is not set",

@@ -1,0 +1,38 @@
+# Small text files: read whole, and never more of them than such a file can need.
+#
+# A path may name a dump of gigabytes, a device that has no end, or a FIFO that nobody writes to.
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+# a FIFO opens without a writer then; absent on Windows, which has none
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)
+
+
+def content(path: Path, most: int) -> bytes:
+    """What a regular file holds.
+
+    Args:
+        most: bytes; of a larger file nothing is read.
+
+    Raises:
+        OSError: it cannot be read, is larger, or is no regular file; its text says which.
+    """
+    # opened before it is looked at, so that what is looked at is what is read
+    with open(path, "rb", opener=_opened) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("it is a pipe or a device, not a file")
+        if found.st_size > most:
+            raise OSError(f"it has {found.st_size:,} bytes, and at most {most:,} are read")
+        data = file.read(most + 1)  # files of /proc say that they have none
+    if len(data) > most:
+        raise OSError(f"it has more than the {most:,} bytes that are read at most")
+    return data
+
+
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags | _AT_ONCE)
