@@ -144,6 +144,7 @@ class Gateway:
                 self.page = url.rstrip("/")
             elif line.startswith("users ask at"):
                 self.url = url.rstrip(",").removesuffix("/v1")
+            if self.url and self.page:  # users may ask before there is a leader
                 self.known.set()
         self.known.set()
 

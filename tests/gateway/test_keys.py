@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from servanda.cli import serve
+from servanda.cli import gateway, serve
 from servanda.errors import ContractError
 from servanda.gateway.keys import RIGHTS, ROLES, Holder, Keys
 from servanda.leader.leads import Settings
@@ -52,7 +52,7 @@ def test_the_line_that_takes_the_key_of_a_start_takes_it(tmp_path, roles):
     )
     Path(settings.state).mkdir(parents=True)
     made = serve._made(*roles)
-    serve._write(made, settings)
+    gateway._write(made, settings)
     done = subprocess.run(
         ["sh", "-c", line.replace("NAME", "toy")], cwd=tmp_path, capture_output=True, check=True
     )

@@ -132,7 +132,7 @@ def test_a_contract_with_a_mistake_is_refused_with_its_place_and_the_old_one_sta
 
 def test_a_contract_whose_pools_moved_says_that_gateways_keep_the_old_ones(urls, tmp_path):
     with Serving(tmp_path, urls) as serving:
-        assert serving.url
+        assert serving.page
         serving.infer = urls[0].replace("127.0.0.1", "localhost")
         serving.write()
         serving.line("infer is another server there: gateways ask it once they are started anew")
@@ -167,7 +167,7 @@ def test_told_to_end_it_answers_who_is_under_way(urls, tmp_path):
 
 def test_a_gateway_that_is_killed_takes_its_leader_with_it(urls, tmp_path):
     with Serving(tmp_path, urls) as serving:
-        assert serving.url
+        assert serving.page
         leader = serving.leader()
         serving.process.kill()
         until(lambda: not alive(leader), "the leader has ended")
@@ -183,8 +183,8 @@ def alive(pid):
 
 def test_without_keys_they_are_made_for_the_owner_alone(urls, tmp_path):
     with Serving(tmp_path, urls, keys=False) as serving:
-        assert ask_once(serving) == 200
         serving.line(r"keys: state/keys\.yaml, made for this start")
+        assert ask_once(serving) == 200
         file = tmp_path / "state" / "keys.yaml"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         key = file.read_text().split('"')[1]
@@ -232,7 +232,7 @@ def test_a_pool_that_is_not_there_yet_is_said_and_keeps_nobody_waiting(urls, tmp
 
 def test_a_second_one_on_the_same_state_is_refused_and_the_first_keeps_its_keys(urls, tmp_path):
     with Serving(tmp_path, urls, keys=False) as serving:
-        assert serving.url
+        assert serving.page
         file = tmp_path / "state" / "keys.yaml"
         before = file.read_text()
         with Serving(tmp_path, urls, keys=False) as second:

@@ -29,10 +29,12 @@ class Waits:
 
     Args:
         first_byte_s: until the reply begins; total_s: until it has ended.
+        drain_s: for which new requests are answered after SIGTERM.
     """
 
     first_byte_s: float
     total_s: float
+    drain_s: float = 0.0
 
 
 def urls_of(contract: Contract, infer: str | None, stable: str | None) -> dict[str, str]:

@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import signal
 import socket
 import sys
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
-from servanda.cli.asked import Waits, config_of, leader_of, urls_of
+from servanda.cli import gateway
+from servanda.cli.asked import Waits, urls_of
 from servanda.cli.options import DurationType, ledger_option, no_code_option
-from servanda.contract import Contract
 from servanda.errors import MeasurementError
 from servanda.loading import load
 
 if TYPE_CHECKING:
     from servanda.gateway.keys import Role
-    from servanda.leader.leads import Settings
-
-    Made = tuple[tuple[str, Role, str], ...]  # name, role and key of holders
 
 _FILE = click.Path(path_type=Path)
-_OWN = ("127.0.0.1", "localhost", "::1")
-_READY_S = 30.0  # after which the gateway goes on without its leader
 # what says nothing to a gateway that follows, and nothing to a leader that serves nobody
 _OF_LEADERS = ("admin", "state", "webhook", "slack", "command", "where")
 _OF_LOGS = ("log_file_mib", "log_file_age", "log_keep", "log_no_tokens")
 _OF_GATEWAYS = (
     *("host", "port", "infer", "stable", "log", *_OF_LOGS),
-    *("name", "show", "allow", "first_byte", "timeout"),
+    *("name", "show", "allow", "first_byte", "timeout", "drain"),
 )
-_saying = threading.RLock()  # a signal may say something in between
 
 
 @click.command(short_help="Serve users by a contract: split, sample, score again, divert.")
@@ -102,6 +93,13 @@ _saying = threading.RLock()  # a signal may say something in between
     show_default="10m",
     help="Longest life of a request, its stream included.",
 )
+@click.option(
+    "--drain",
+    type=DurationType(),
+    default=0.0,
+    show_default="not at all",
+    help="How long new requests are still answered after SIGTERM, while /readyz refuses more.",
+)
 @click.option("--show", is_flag=True, help="Replies say in a header which pool answered.")
 @click.option(
     "--allow",
@@ -153,6 +151,7 @@ def serve(
     name: str,
     first_byte: float,
     timeout: float,
+    drain: float,
     show: bool,
     allow: tuple[str, ...],
     leader: str | None,
@@ -201,21 +200,21 @@ def serve(
         slack=told["slack"],
         command=told["command"],
     )
-    made: Made = ()
+    made: gateway.Made = ()
     if leader is None and keys is None:
         made = _made("admin", "gateway") if leader_only else _made("admin")
         settings = replace(settings, held=made)
-    with contextlib.suppress(KeyboardInterrupt), _ended_by(signal.SIGTERM):
+    with contextlib.suppress(KeyboardInterrupt), gateway.ended_by(signal.SIGTERM):
         if leader_only:
-            _lead(settings, made)
+            gateway.lead(settings, made)
         else:
-            waits = Waits(first_byte, timeout)
+            waits = Waits(first_byte, timeout, drain)
             files = None
             if log is not None:
                 size = log_file_mib << 20
                 files = LogFiles(log, size, log_file_age, log_keep, tokens=not log_no_tokens)
             own = {"name": name, "log": files, "shows": show, "allow": allow}
-            _serve(found, settings, made, (host, port), leader, waits, **own)
+            gateway.serve(found, settings, made, (host, port), leader, waits, **own)
     sys.exit(0)
 
 
@@ -251,131 +250,6 @@ def _split(admin: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def _made(*roles: Role) -> Made:
+def _made(*roles: Role) -> gateway.Made:
     """Keys for this start."""
     return tuple((role, role, secrets.token_urlsafe(32)) for role in roles)
-
-
-def _write(made: Made, settings: Settings) -> None:
-    """Keep keys where their owner alone can read them.
-
-    Not before there is a leader: one that has the folder already goes by the keys in it.
-
-    Raises:
-        MeasurementError: they cannot be written.
-    """
-    if not made:
-        return
-    lines = [f'- {{name: {name}, role: {role}, key: "{key}"}}\n' for name, role, key in made]
-    file = Path(settings.state) / "keys.yaml"
-    try:
-        file.unlink(missing_ok=True)
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-            out.writelines(lines)
-    except OSError as error:
-        raise MeasurementError(
-            f"{file} cannot be written: {error.strerror or error}",
-            hint="--state names another folder, and --keys a file of keys",
-        ) from None
-
-
-def _lead(settings: Settings, made: Made) -> None:
-    from servanda.leader.leads import Leading
-
-    def ready() -> None:
-        _write(made, settings)
-        _say("it leads  (Ctrl-C ends it)")
-
-    leading = Leading(
-        settings, say=_say, bound_at=lambda url: _say_leader(settings, url), ready=ready
-    )
-    with _reloading(leading.reload):
-        leading.run()
-
-
-def _serve(
-    contract: Contract,
-    settings: Settings,
-    made: Made,
-    at: tuple[str, int],
-    leader: str | None,
-    waits: Waits,
-    **told: Any,
-) -> None:
-    """Serve users.
-
-    Args:
-        leader: that somebody else started; None: one is started here.
-        told: further fields of the gateway's Config.
-    """
-    from servanda.gateway.app import app
-    from servanda.gateway.config import Upstream
-    from servanda.gateway.keys import Keys
-    from servanda.gateway.listening import Listening, bound
-    from servanda.leader.starting import Supervised
-    from servanda.sockets import address
-
-    keys = Keys.read(Path(settings.keys)) if settings.keys else Keys.of()
-    urls = dict(settings.urls)
-    with bound(*at, "--host or --port") as taken, contextlib.ExitStack() as ending:
-        config = replace(config_of(contract, urls, waits, _say), keys=keys, **told)
-        if leader is None:
-            key = secrets.token_urlsafe(32)
-            held = (*settings.held, (f"gateway-{secrets.token_hex(4)}", "gateway", key))
-            supervised = Supervised(replace(settings, held=held), _say)
-            ending.callback(supervised.close)
-            followed = Upstream(supervised.start(), key)
-            if not supervised.wait(_READY_S):
-                _say(f"the leader is not ready after {_READY_S:g} s: users need not wait for it")
-            _write(made, settings)
-            ending.enter_context(_reloading(supervised.reload))
-        else:
-            followed = leader_of(leader, contract, _say)
-            ending.enter_context(_reloading(lambda *_: _say(f"{leader} reads the contract")))
-
-        def ready() -> None:
-            if leader is None:
-                _say_leader(settings, followed.url)
-            here = address(at[0], taken.getsockname()[1])
-            asked = " and ".join(f"{pool} at {url}" for pool, url in urls.items())
-            _say(f"users ask at http://{here}/v1, and it asks {asked}  (Ctrl-C ends it)")
-            if at[0] not in _OWN and not keys.clients:
-                _say(f"! {at[0]} is for all who can reach this machine, and no key is asked for")
-
-        own = app(replace(config, leader=followed))
-        Listening(own, taken, grace_s=int(config.limits.drain_s), ready=ready).run()
-        _say("no more requests are taken")
-
-
-@contextlib.contextmanager
-def _reloading(reload: Any) -> Iterator[None]:
-    """SIGHUP lets a contract be read again."""
-    before = signal.signal(signal.SIGHUP, lambda *_: reload())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-@contextlib.contextmanager
-def _ended_by(number: signal.Signals) -> Iterator[None]:
-    """The signal is as Ctrl-C, also while nothing is served yet."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
-
-
-def _say_leader(settings: Settings, url: str) -> None:
-    keys = settings.keys or f"{Path(settings.state) / 'keys.yaml'}, made for this start"
-    _say(f"page {url}/  (keys: {keys})")
-
-
-def _say(line: str) -> None:
-    with _saying, contextlib.suppress(OSError):  # nobody listens any more
-        click.echo(line)

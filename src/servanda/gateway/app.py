@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+import msgspec
+from starlette.types import Receive, Scope, Send
 
 from servanda.gateway.answering import Answering
 from servanda.gateway.config import Config
@@ -17,6 +18,7 @@ from servanda.gateway.gateway import Gateway
 from servanda.gateway.passing import Passing
 from servanda.gateway.paths import Paths
 from servanda.gateway.patience import Patience
+from servanda.gateway.readiness import readiness
 from servanda.gateway.refusing import Refused, refuse, whole
 from servanda.gateway.upstreams import Server
 
@@ -24,7 +26,7 @@ ASKED = frozenset(("/v1/completions", "/v1/chat/completions"))
 _ALLOWED_BY_KEY = "give a key of role client as `Authorization: Bearer KEY`"
 
 
-def app(config: Config, gateway: Gateway | None = None) -> ASGIApp:
+def app(config: Config, gateway: Gateway | None = None) -> App:
     """The gateway as an ASGI application; it begins and ends with the server's lifespan.
 
     Args:
@@ -38,6 +40,7 @@ class App:
 
     Attributes:
         in_flight: requests that are being answered.
+        draining: whether it was told to end, and no new requests should be sent to it.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -49,7 +52,7 @@ class App:
         self._paths = Paths(*gateway.config.allow)
         self._answer, self._pass = Answering(gateway), Passing(gateway)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.in_flight = 0
+        self.in_flight, self.draining = 0, False
         self._of_key: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,10 +90,17 @@ class App:
         if path == "/healthz":
             await whole(send, 200, [(b"content-type", b"text/plain")], b"ok\n")
             return
+        if path == "/readyz":
+            found = readiness(self.gateway, draining=self.draining)
+            headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+            await whole(send, 200 if found.ready else 503, headers, msgspec.json.encode(found))
+            return
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         patience = Patience(self._total_s, self._loop)
         x = Exchange(scope, receive, send, patience, self._limits)
+        if self.draining:
+            x.more.append((b"connection", b"close"))  # its next request finds another gateway
         entered = False
         try:
             self._admit(x)

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from servanda.errors import MeasurementError
 from servanda.gateway.counts import add
 from servanda.gateway.gateway import Gateway
 from servanda.gateway.launches import MESSAGE_ROWS
@@ -67,6 +68,8 @@ class Follower:
                 break
             await asyncio.sleep(_OFTEN_S)
             took, self._took = self._took, False
+            if self._leader is not None and self._leader.about.met is not None:
+                continue  # nobody knows where it is: asking again costs nothing
             if not well or not (took or self._gateway.launches.waiting()):
                 self._ready.clear()
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -96,6 +99,11 @@ class Follower:
         if self._leader is None:
             gateway.launches.taken(gateway.launches.last)
             return True
+        if (met := self._leader.about.met) is not None:
+            try:
+                self._leader.about = met()
+            except MeasurementError:
+                return False
         rows = gateway.launches.waiting(self._rows)
         asked_at = gateway.now()
         try:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import httptools
@@ -195,12 +198,43 @@ def _refusing(refused: Refused) -> ASGIApp:
     return app
 
 
+class Draining(sockets.Announcing):
+    """A server that goes on for a while after SIGTERM, for those who have not heard of it.
+
+    Another signal ends it at once, and so does Ctrl-C.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        ready: Callable[[], None],
+        drain_s: float,
+        draining: Callable[[], None],
+    ) -> None:
+        super().__init__(config, ready)
+        self._drain_s, self._draining = drain_s, draining
+        self._end: float | None = None  # steady seconds
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if sig != signal.SIGTERM or not self._drain_s or self._end is not None:
+            super().handle_exit(sig, frame)
+            return
+        self._end = time.monotonic() + self._drain_s
+        self._draining()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._end is not None and time.monotonic() >= self._end:
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
 class Listening:
     """An application at a socket, until it is told to end.
 
     Args:
         grace_s: what requests under way have left then.
         ready: called once requests are taken.
+        drain_s: for which it goes on after SIGTERM; draining: called then, in a signal's handler.
     """
 
     def __init__(
@@ -210,6 +244,8 @@ class Listening:
         *,
         grace_s: int,
         ready: Callable[[], None] = lambda: None,
+        drain_s: float = 0.0,
+        draining: Callable[[], None] = lambda: None,
     ) -> None:
         self._taken = taken
         config = uvicorn.Config(
@@ -234,7 +270,7 @@ class Listening:
             gc.freeze()
             ready()
 
-        self._server = sockets.Announcing(config, begun)
+        self._server = Draining(config, begun, drain_s, draining)
 
     def end(self) -> None:
         """Take no more requests, and end once those under way have; from any thread."""
