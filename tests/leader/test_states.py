@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from servanda.errors import ContractError, MeasurementError
+from servanda.gateway.clock import SteadyClock
 from servanda.leader.store import Store
 from servanda.plain import to_plain
-from servanda.routing.clock import SteadyClock
 from servanda.routing.values import Pin
 from tests.leader import leads
 

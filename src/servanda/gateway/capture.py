@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from msgspec import Raw
 
 from servanda.gateway.events import DONE, Splitter, data_of, with_data
 from servanda.gateway.evidence import Wish
+from servanda.gateway.parts import choices_of, parts_of, value_of
 
 Answer = dict[str, Any]  # of a row: what came back, or {"lost": why}
 WITHOUT_PROMPT = "without the prompt's ids"
@@ -29,8 +29,6 @@ _MOST_ID, _DIGITS = 2**31 - 1, 10
 _LARGEST = sys.float_info.max
 _SLACK = 1e-5  # a softmax in float32 may exceed 1 by rounding
 _UNKNOWN = -9999.0  # what servers write where they mean -inf
-_objects = msgspec.json.Decoder(dict[str, Raw]).decode
-_lists = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 
 
 class Capture:
@@ -103,15 +101,15 @@ class Capture:
         """JSON without what the client did not ask for: None where nothing of it is there, and
         empty where there is nothing else."""
         try:
-            reply = _raw(data)
-            choices = _choices(reply["choices"]) if "choices" in reply else []
+            reply = parts_of(data)
+            choices = choices_of(reply["choices"]) if "choices" in reply else []
             if "error" in reply:
                 self._broken = self._broken or "error"
-            self._fingerprint = _value(reply, "system_fingerprint") or self._fingerprint
+            self._fingerprint = value_of(reply, "system_fingerprint") or self._fingerprint
             changed = self._take_ids(reply)
             for choice in choices:
                 # one draw of the law, however many were asked for
-                first = _value(choice, "index") in (None, 0)
+                first = value_of(choice, "index") in (None, 0)
                 changed |= self._choice(choice, first)
                 if first and self._wish.kind.by_step:
                     self._count(reply)
@@ -129,7 +127,7 @@ class Capture:
     def _is_beside(self, reply: Mapping[str, Raw], choices: list[dict[str, Raw]]) -> bool:
         """Whether an event is there only for what was asked for beside, and has that no more."""
         if not choices:
-            return "choices" in reply and _value(reply, "usage") is None
+            return "choices" in reply and value_of(reply, "usage") is None
         own = self._wish.ids or self._wish.logprobs
         return self._wish.kind.quiet and not own and all(map(_is_empty, choices))
 
@@ -139,13 +137,13 @@ class Capture:
         Args:
             first: whether it is the one that is evidence.
         """
-        logprobs = _value(choice, "logprobs")
+        logprobs = value_of(choice, "logprobs")
         if first:
-            self._finish = _value(choice, "finish_reason") or self._finish
+            self._finish = value_of(choice, "finish_reason") or self._finish
             for name in ("stop_reason", "matched_stop"):
-                found = _value(choice, name)
+                found = value_of(choice, name)
                 self._ended_by = self._ended_by if found is None else found
-            self._said = self._said or any(_says(_value(choice, name)) for name in _WORDS)
+            self._said = self._said or any(_says(value_of(choice, name)) for name in _WORDS)
             self._keep(choice, logprobs)
         changed = self._take_ids(choice)
         if not self._wish.logprobs and logprobs is not None:
@@ -163,7 +161,7 @@ class Capture:
             self._broken = self._broken or "overlong"
             self._ids, self._logps, self._tops = [], [], []
             return
-        self._ids += _listed(_value(choice, "token_ids"))
+        self._ids += _listed(value_of(choice, "token_ids"))
         if isinstance(logprobs, dict):
             self._take(logprobs)
 
@@ -180,15 +178,15 @@ class Capture:
 
     def _count(self, reply: Mapping[str, Raw]) -> None:
         """How many tokens there were, which a server says with the last of them."""
-        usage = _value(reply, "usage")
+        usage = value_of(reply, "usage")
         if isinstance(usage, dict):
             self._drawn = usage.get("completion_tokens")
             self.prompt_tokens = usage.get("prompt_tokens")
 
     def _take_ids(self, part: dict[str, Raw]) -> bool:
-        prompt = _value(part, "prompt_token_ids")
+        prompt = value_of(part, "prompt_token_ids")
         self._prompt = self._prompt if prompt is None else prompt
-        ext = _value(part, "sglext")
+        ext = value_of(part, "sglext")
         if isinstance(ext, dict):  # of a whole stream
             self._prompt = ext.get("input_ids") or self._prompt
             self._ids += _listed(next(iter(_listed(ext.get("output_ids"))), None))
@@ -266,7 +264,7 @@ class Capture:
 
 def _is_empty(choice: Mapping[str, Raw]) -> bool:
     """Whether it is a part of a chat's stream without a word, which is not its last one."""
-    return _value(choice, "delta") == {} and _value(choice, "finish_reason") is None
+    return value_of(choice, "delta") == {} and value_of(choice, "finish_reason") is None
 
 
 def _says(part: Any) -> bool:
@@ -302,36 +300,6 @@ def _pairs(step: Any) -> list[list[Any]] | None:
             return None
         pairs.append([int(digits), _logprob(value)])
     return sorted(pairs, key=lambda p: (math.inf if p[1] is None else -p[1], p[0]))
-
-
-def _raw(data: bytes) -> dict[str, Raw]:
-    try:
-        return _objects(data)
-    except msgspec.DecodeError:
-        return _apart(json.loads(data))  # NaN is no JSON, and some servers write it
-
-
-def _choices(data: Raw) -> list[dict[str, Raw]]:
-    try:
-        return _lists(data)
-    except msgspec.DecodeError:
-        return [_apart(choice) for choice in json.loads(bytes(data))]
-
-
-def _apart(found: Any) -> dict[str, Raw]:
-    if not isinstance(found, dict):
-        raise ValueError("no object")
-    return {name: Raw(json.dumps(value).encode()) for name, value in found.items()}
-
-
-def _value(part: Mapping[str, Raw], name: str) -> Any:
-    raw = part.get(name)
-    if raw is None:
-        return None
-    try:
-        return msgspec.json.decode(raw)
-    except msgspec.DecodeError:
-        return json.loads(bytes(raw))
 
 
 def _listed(value: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from servanda.errors import MeasurementError
 from servanda.gateway.asked import Asked
 from servanda.gateway.breaker import Breaker
 from servanda.gateway.capture import WITHOUT_PROMPT, Answer
+from servanda.gateway.clock import SteadyClock
 from servanda.gateway.config import Config
 from servanda.gateway.counts import Counts, add
 from servanda.gateway.evidence import LENGTH, ROOM, NoEvidence, Wish, wish_of
@@ -25,7 +26,6 @@ from servanda.gateway.refusing import Refused
 from servanda.gateway.sessions import Sessions
 from servanda.gateway.tokens import Tokens
 from servanda.gateway.upstreams import Server, servers
-from servanda.routing.clock import SteadyClock
 from servanda.routing.router import Router
 from servanda.routing.values import Decision, Known, Pool, Snapshot
 from servanda.served import OTHER_PROMPT

@@ -25,15 +25,15 @@ from servanda.plain import from_plain, to_plain
 from servanda.promoting.story import GATEWAY
 from servanda.routing.budget import samples
 from servanda.routing.machine import absorb, begin, look, rebase, rules_of, set_back, snapshot
+from servanda.routing.publishing import differ
 from servanda.routing.state import Facts, RoutingState, Rules, Score, Transition, named
-from servanda.routing.values import SliceRoute, Snapshot
+from servanda.routing.values import Snapshot
 from servanda.served import OTHER_PROMPT
 
 _SHOWN = 50  # transitions that are shown
 _SAID = 256  # records for the ledger that are remembered
 _RENEWED = 0.5  # of its life that a snapshot has left when it is renewed
 _VERSIONS = 2**40  # more snapshots than any leader makes: one a second for 30,000 years
-_DRIFT = 0.25  # of a share of samples, less than which makes no new snapshot
 
 
 @dataclass(frozen=True)
@@ -333,20 +333,10 @@ class Core:
             return True
         if kept.since > old.version:
             return True  # rows that are launched under the old one are no evidence any more
-        return _alike(old) != _alike(made) or any(map(_drifted, old.slices, made.slices))
+        return differ(old, made)
 
     def close(self) -> None:
         self.store.close()
-
-
-def _alike(made: Snapshot) -> Snapshot:
-    """Without what changes by itself."""
-    slices = tuple(replace(one, sample=0.0) for one in made.slices)
-    return replace(made, version=0, valid_until=0.0, slices=slices)
-
-
-def _drifted(old: SliceRoute, made: SliceRoute) -> bool:
-    return abs(made.sample - old.sample) > _DRIFT * old.sample
 
 
 def _followed(rules: Rules, kept: Kept) -> str:

@@ -18,6 +18,7 @@ from servanda.contract import Contract
 from servanda.effects import Sink
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, ServandaError
+from servanda.gateway.clock import SteadyClock
 from servanda.leader.core import Change, Core
 from servanda.leader.history import run_of
 from servanda.leader.messages import message_of, route_of
@@ -31,7 +32,6 @@ from servanda.loading import load
 from servanda.measurement import Open
 from servanda.plain import to_plain
 from servanda.routing import machine
-from servanda.routing.clock import SteadyClock
 from servanda.routing.router import Router
 from servanda.routing.state import Transition
 from servanda.routing.values import Decision, Known, Pin, PinTo, Snapshot

@@ -104,14 +104,10 @@ class _Look:
         is where they are for another prompt."""
         lost = max((track.hidden for track in one.tracks.values()), default=0.0)
         missing = f"{lost:.0%} of what was lately scored has no value, and may hide a fault"
-        misread = (
-            f"infer answered {one.misread:.0%} of the latest scored requests for another prompt "
-            "than stable makes of them"
-        )
-        for kind, share, most, held in (
-            ("missing", lost, HIDDEN, missing),
-            ("prompt", one.misread, MISREAD, misread),
-        ):
+        other = f"infer answered {one.misread:.0%} of the latest scored requests for another prompt"
+        found = {"missing": (lost, HIDDEN, missing)}
+        found["prompt"] = one.misread, MISREAD, f"{other} than stable makes of them"
+        for kind, (share, most, held) in found.items():
             if share >= most:
                 one = self._hold_once(one, kind, held)
             elif share < most / 2:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from servanda.contract import WHOLE
 from servanda.routing.state import RAMP, RoutingState, Rules, SliceState
 from servanda.routing.values import AWAY, SliceRoute, Snapshot
 from servanda.slices import Cut
+
+_DRIFT = 0.25  # of a share of samples, less than which makes no new snapshot
 
 
 def cuts(rules: Rules) -> dict[str, Cut]:
@@ -86,6 +89,20 @@ def _route(rules: Rules, one: SliceState, cut: Cut, base: float, sample: float) 
         critical=any(cell.critical for cell in rules.on(one.name)),
         pinned=pinned,
     )
+
+
+def differ(old: Snapshot, made: Snapshot) -> bool:
+    """Whether a snapshot says something else than another, beside its number and its end."""
+    return _lasting(old) != _lasting(made) or any(map(_drifted, old.slices, made.slices))
+
+
+def _lasting(made: Snapshot) -> Snapshot:
+    slices = tuple(replace(one, sample=0.0) for one in made.slices)
+    return replace(made, version=0, valid_until=0.0, slices=slices)
+
+
+def _drifted(old: SliceRoute, made: SliceRoute) -> bool:
+    return abs(made.sample - old.sample) > _DRIFT * old.sample
 
 
 def served(one: SliceState) -> float:

@@ -1,0 +1,43 @@
+# Parts of a reply: its fields as the bytes that they came in, so that what is not read stays so.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+_objects = msgspec.json.Decoder(dict[str, Raw]).decode
+_lists = msgspec.json.Decoder(list[dict[str, Raw]]).decode
+
+
+def parts_of(data: bytes) -> dict[str, Raw]:
+    try:
+        return _objects(data)
+    except msgspec.DecodeError:
+        return _apart(json.loads(data))  # NaN is no JSON, and some servers write it
+
+
+def choices_of(data: Raw) -> list[dict[str, Raw]]:
+    try:
+        return _lists(data)
+    except msgspec.DecodeError:
+        return [_apart(choice) for choice in json.loads(bytes(data))]
+
+
+def _apart(found: Any) -> dict[str, Raw]:
+    if not isinstance(found, dict):
+        raise ValueError("no object")
+    return {name: Raw(json.dumps(value).encode()) for name, value in found.items()}
+
+
+def value_of(part: Mapping[str, Raw], name: str) -> Any:
+    raw = part.get(name)
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return json.loads(bytes(raw))
