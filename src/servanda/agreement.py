@@ -190,10 +190,11 @@ class Agreement:
 def _step(logp_N: Array) -> Array:
     """Between a recorded logprob and its neighbour in what it is stored in, nats, [N]."""
     capture = captured(logp_N)
-    error_N = errors(logp_N, capture)
+    known_K = logp_N[np.isfinite(logp_N)]
     # decimals may be held in float32; what coarser formats hold lies near some decimals, too
-    held_N = np.maximum(error_N, _WRITTEN) if CAPTURES[capture] >= 24 else _WRITTEN
+    fine = CAPTURES[capture] >= CAPTURES["float32"]
+    held_K = np.maximum(errors(known_K, capture), _WRITTEN) if fine else _WRITTEN
     for digits in range(1, _DIGITS + 1):
-        if (np.abs(logp_N - np.round(logp_N, digits)) <= held_N).all():
+        if (np.abs(known_K - np.round(known_K, digits)) <= held_K).all():
             return np.full(len(logp_N), 10.0**-digits)
-    return 2 * error_N
+    return 2 * errors(logp_N, capture)

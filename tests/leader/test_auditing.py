@@ -89,7 +89,7 @@ def test_a_chance_that_is_none_is_named_with_its_place(tmp_path, said):
     path = leads.contract(tmp_path)
     rows = leads.rows(path, 3)
     rows[1]["x-chance"] = said
-    with pytest.raises(EvidenceError, match=r"served.jsonl:2:1: 'x-chance' is .* above 0, and 1"):
+    with pytest.raises(EvidenceError, match=r"served.jsonl:2:1: 'x-chance' is .* of 1e-09 to 1"):
         audited(path, serving.log(tmp_path, rows, "served.jsonl"))
 
 
