@@ -49,7 +49,7 @@ check: $(VENV)/.dev  ## style and types
 	$(BIN)/pyright
 
 examples: $(VENV)/.dev  ## every example contract and slow transcript of the documents, on real kernels
-	$(SLOW) tests/slow/test_examples.py tests/slow/test_docs_slow.py
+	$(SLOW) --numprocesses $(JOBS) --dist load tests/slow/test_examples.py tests/slow/test_docs_slow.py
 
 test-gateway: $(VENV)/.dev  ## real processes and a real browser: serve, a promotion over it, the page; two minutes
 	$(SLOW) $(SHARED) tests/slow/test_gateway_serve.py \

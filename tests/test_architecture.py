@@ -111,6 +111,7 @@ FLOORS = (
         "rundir",
         "scoring",
         "sockets",
+        "tls",
         "surface",
         "textfile",
         "timing",

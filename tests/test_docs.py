@@ -111,7 +111,7 @@ def test_the_quick_python_of_the_pages_runs(workshop, capsys):
             if "sv.measure" in code or "sv.check" in code:
                 continue
             exec(compile(code, str(page), "exec"), {})
-            printed = capsys.readouterr().out.strip().split("\n")
+            printed = capsys.readouterr().out.strip().splitlines()
             assert printed == re.findall(r"# prints: (.*)", code)
             ran += 1
     assert ran

@@ -3,7 +3,10 @@
 # A ```console block is a transcript: "$ " begins a command, the lines below are what it prints.
 #   ...            alone on a line stands for any lines, within a line for any words
 #   a number       may be off by 10 % in a slow transcript (a measurement: other processors
-#                  round otherwise), nowhere else
+#                  round otherwise, so that other tokens are drawn), nowhere else.  A value with an
+#                  interval may be any other in that interval whose own interval has the shown
+#                  value; what follows it, the floor and the count, may be up to three times as
+#                  large or as small
 #   a digest       of eight hexadecimal digits may be any other in a slow transcript
 #   $ echo $?      prints the exit code of the command above; where it does not follow, the code
 #                  is what a shown last line says ("exit 1"), else 0
@@ -27,7 +30,8 @@ COMMANDS = {name: main.get_command(_CONTEXT, name) for name in main.list_command
 SLOW_VERBS = ("check", "compare", "measure", "demo", "plan", "preflight")
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?<!,)")
 _DIGEST = re.compile(r"[0-9a-f]{8}")
-_TOLERANCE = 0.1
+_INTERVAL = re.compile(r"(\S+)(\s+)\[([^\s,]+), ([^\]\s]+)\]")  # value [low, high]
+_TOLERANCE, _BEHIND_INTERVAL = 0.1, 2 / 3  # of the larger of two numbers
 
 
 @dataclass
@@ -153,34 +157,55 @@ def agree(shown, printed, measured=False):
     True
     >>> agree("wrote ... then", "wrote a b c, then"), agree("at 1.0", "at 1.2", measured=True)
     (True, False)
+    >>> shown = "x tv 0.0175 [0.0131, 0.0301] 0.05 0.0003 832 groups"
+    >>> agree(shown, "x tv 0.0158 [0.0117, 0.0283] 0.05 0.0007 448 groups", measured=True)
+    True
+    >>> agree(shown, "x tv 0.0120 [0.0110, 0.0160] 0.05 0.0003 832 groups", measured=True)
+    False
+    >>> agree(shown, "✗ tv 0.0158 [0.0117, 0.0283] 0.05 0.0007 448 groups", measured=True)
+    False
+    >>> agree(shown, "x tv 0.0158 [0.0117, 0.0283] 0.05 0.0010 832 groups", measured=True)
+    False
     """
-    return _agree(shown.split(), printed.split(), measured)
+    tolerance = _TOLERANCE if measured else None
+    found = [_INTERVAL.search(line) for line in (shown, printed)]
+    if measured and None not in found and _within_each_other(*found):
+        tolerance = _BEHIND_INTERVAL
+        shown, printed = (_INTERVAL.sub("", line, count=1) for line in (shown, printed))
+    return _agree(shown.split(), printed.split(), tolerance)
 
 
-def _agree(shown, printed, measured):
+def _within_each_other(one, other):
+    """Whether each of two values lies in the other's interval."""
+    try:
+        (a, low, high), (b, least, most) = (
+            [_value(found[i].rstrip("%")) for i in (1, 3, 4)] for found in (one, other)
+        )
+    except ValueError:  # words
+        return False
+    return low <= b <= high and least <= a <= most
+
+
+def _agree(shown, printed, tolerance):
     if not shown or not printed:
         return not printed and all(word == "..." for word in shown)
     if shown[0] == "...":
-        return any(_agree(shown[1:], printed[i:], measured) for i in range(len(printed) + 1))
-    same = shown[0] == printed[0] or (measured and _as_measured(shown[0], printed[0]))
-    return same and _agree(shown[1:], printed[1:], measured)
+        return any(_agree(shown[1:], printed[i:], tolerance) for i in range(len(printed) + 1))
+    same = shown[0] == printed[0] or (tolerance and _near(shown[0], printed[0], tolerance))
+    return same and _agree(shown[1:], printed[1:], tolerance)
 
 
-def _as_measured(shown, printed):
+def _near(shown, printed, tolerance):
     if _DIGEST.fullmatch(shown) and _DIGEST.fullmatch(printed):
         return True
     if _NUMBER.sub("#", shown) != _NUMBER.sub("#", printed):
         return False
-    pairs = zip(_NUMBER.findall(shown), _NUMBER.findall(printed), strict=True)
-    return all(_near(_value(a), _value(b)) for a, b in pairs)
+    numbers = ([_value(one) for one in _NUMBER.findall(word)] for word in (shown, printed))
+    return all(abs(a - b) <= tolerance * max(a, b) for a, b in zip(*numbers, strict=True))
 
 
 def _value(text):
     return float(text.replace(",", ""))
-
-
-def _near(shown, printed):
-    return abs(shown - printed) <= _TOLERANCE * max(abs(shown), abs(printed))
 
 
 def in_process(command):

@@ -16,13 +16,14 @@ class Receiver:
     """
 
     def __init__(self, *troubles):
-        self.got, self.headers, self._over = [], [], threading.Event()
+        self.got, self.raw, self.headers, self._over = [], [], [], threading.Event()
         script = [*troubles]
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(handler):  # noqa: N805
                 data = handler.rfile.read(int(handler.headers["content-length"]))
                 self.got.append(json.loads(data))
+                self.raw.append(data)
                 self.headers.append((handler.path, handler.headers))
                 self._answer(handler, script.pop(0) if script else 200)
 

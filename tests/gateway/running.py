@@ -145,7 +145,7 @@ def kernels(folder, served=SERVED):
 
 
 class Serving(Program):
-    """`servanda serve` of the toy contract."""
+    """`servanda serve` of the toy contract; verify: what its https is verified against."""
 
     def __init__(
         self,
@@ -157,9 +157,10 @@ class Serving(Program):
         sample=1.0,
         keys=True,
         more="",
+        verify=True,
         **environ,
     ):
-        self.folder, self.more = Path(folder), more
+        self.folder, self.more, self.verify = Path(folder), more, verify
         self.given = {"sample": sample}
         self.folder.mkdir(exist_ok=True)
         kit.table(folder, "p.json", {"": kit.BASE})
@@ -191,21 +192,25 @@ class Serving(Program):
 
     @property
     def url(self):
-        return self.line(r"users ask at (http://\S+)/v1")[1]
+        return self.line(r"users ask at (https?://\S+)/v1")[1]
 
     def begun(self):
         """Where users ask, once the first routes are there: until then stable serves."""
-        with httpx2.Client(base_url=self.url, timeout=WAIT_S) as client:
+        with self.client() as client:
             until(lambda: ask(client, "a")[2] == "infer", "infer serves")
         return self.url
 
+    def client(self):
+        return httpx2.Client(base_url=self.url, timeout=WAIT_S, verify=self.verify)
+
     @property
     def page(self):
-        return self.line(r"page (http://\S+)/ ")[1]
+        return self.line(r"page (https?://\S+)/ ")[1]
 
     def status(self, holder=ADA):
         headers = {"authorization": f"Bearer {holder}"}
-        reply = httpx2.get(f"{self.page}/v1/status", headers=headers, timeout=WAIT_S)
+        at = f"{self.page}/v1/status"
+        reply = httpx2.get(at, headers=headers, timeout=WAIT_S, verify=self.verify)
         reply.raise_for_status()
         return reply.json()
 

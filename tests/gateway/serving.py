@@ -94,9 +94,13 @@ class Fake:
     """A scripted upstream: bare sockets, one script a request.
 
     A script is an async function of (request, writer); None closes the connection.
+
+    Args:
+        tls: the context of its listener; None: plain HTTP.
     """
 
-    def __init__(self, script=None):
+    def __init__(self, script=None, tls=None):
+        self._tls = tls
         self.script, self.scripts = script or reply({"ok": True}), deque()
         self.requests = []
         self.heads = 0  # of requests, whose bodies may not have come
@@ -104,9 +108,10 @@ class Fake:
 
     def __enter__(self):
         self._loop = Loop().__enter__()
-        self._server = self._loop.run(asyncio.start_server(self._connected, "127.0.0.1", 0))
+        begun = asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._tls)
+        self._server = self._loop.run(begun)
         port = self._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{port}"
         return self
 
     def __exit__(self, *_):

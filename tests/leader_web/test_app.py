@@ -10,9 +10,11 @@ import threading
 
 import pytest
 
+from servanda.effects import sinks_of
 from servanda.gateway.keys import ROLES, Keys
 from servanda.leader.web.app import Web, app
 from servanda.leader.web.guard import Limits
+from servanda.promotion.values import Effect
 from servanda.routing.values import snapshot_of
 from tests.leader_web import fake
 from tests.leader_web.serving import KEY, KEYS, WAIT_S, bearer, live
@@ -316,6 +318,16 @@ def test_a_promotions_webhook_may_be_pointed_at_the_route(server):
     for more in ({"kind": "route"}, {"kind": "page", "to": "oncall", "for": ["x"]}):
         answer = client.post("/v1/admin/route", json={**effect, **more}, headers=bearer("operator"))
         assert answer.json() == {"version": 17}
+    assert leader.asked == [("route", route, "a-operator")]
+
+
+def test_a_webhook_that_is_an_event_and_signed_is_a_route_too(server):
+    client, leader = server
+    route = {"run": "r-1", "leg": "canary", "share": 0.05, "mirror": 0.0, "sample": 1, "turn": 4}
+    effect = {"stage": "canary", "status": "running", "from": "shadow", "why": "it holds"}
+    url = str(client.base_url).replace("http://", f"http://promoter:{KEY['operator']}@")
+    (hook,) = sinks_of([f"{url}/v1/admin/route"], environ={"SERVANDA_WEBHOOK_SECRET": "A" * 44})
+    hook.deliver(Effect("route", "r-1:4:route", {**effect, **route, "decided": None, "at": 1.0}))
     assert leader.asked == [("route", route, "a-operator")]
 
 

@@ -35,4 +35,9 @@ def test_slow_commands_print_what_the_page_shows(page, tmp_path):
                 printed = done.stdout if command.slow else done.stdout + done.stderr
                 lines = printed.split("\n")
                 missing = transcripts.differing(command.shown, lines, measured=True)
-                assert missing is None, (command.line, missing, printed)
+                if missing is not None:
+                    pytest.fail(
+                        f"$ {command.line}\nnot as the page has it:\n{missing}\n\n"
+                        f"it printed:\n{printed}",
+                        pytrace=False,
+                    )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from servanda.contract import Contract, Kernel, base_of
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.slices import LABEL
+from servanda.tls import TRUST_HINT, distrusted, trusted
 
 if TYPE_CHECKING:
     from servanda.engines.http.key import Key
@@ -131,9 +132,13 @@ def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
         ) from None
     at, headers = f"{found.base}/v1/route/snapshot", {"authorization": f"Bearer {key}"}
     try:
-        reply = httpx2.get(at, headers=headers, timeout=_ANSWERS_S, trust_env=False)
+        reply = httpx2.get(
+            at, headers=headers, timeout=_ANSWERS_S, trust_env=False, verify=trusted()
+        )
     except httpx2.HTTPError as error:
         say(f"! the leader at {url} does not answer yet, and is asked on: {type(error).__name__}")
+        if distrusted(error):
+            say(f"  {TRUST_HINT}")
         return found
     if reply.status_code in (401, 403):
         raise ContractError(f"the leader at {url} refuses the key of {LEADER_KEY}", hint=role)
@@ -156,7 +161,6 @@ def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
 
 def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Upstream:
     """A pool, as far as it says what it is; one that is not there yet keeps no users waiting."""
-    from servanda.engines.http.transport import Refused
     from servanda.gateway.config import Upstream
 
     kernel = contract.kernels.infer if pool == "infer" else contract.stable
@@ -185,8 +189,7 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Up
         until = "until it does it" if pool == "infer" else "it"  # infer is asked until it says so
         told = "" if kernel.dialect else f"; {until} is taken to be of {bare.dialect}"
         say(f"! {pool} does not answer yet, and is asked on{told}: {error.args[0]}")
-        if isinstance(error, Refused) and error.status in (401, 403):
-            say(f"  {key.next_move}")
+        say(f"  {error.problems[0].hint}")
         if pool != "infer":
             return bare
         return replace(bare, met=partial(_met, bare, kernel, at, key))

@@ -17,12 +17,14 @@ import click
 from servanda.cli.asked import Waits, config_of, leader_of
 from servanda.contract import Contract
 from servanda.errors import MeasurementError
+from servanda.sockets import address
 
 if TYPE_CHECKING:
     from servanda.gateway.config import Config, Upstream
     from servanda.gateway.keys import Role
     from servanda.leader.leads import Settings
     from servanda.leader.starting import Supervised
+    from servanda.tls import Certificate
 
     Made = tuple[tuple[str, Role, str], ...]  # name, role and key of holders
 
@@ -86,23 +88,30 @@ def serve(
         ServandaError: it cannot serve, or its leader refuses what it was told.
     """
     from servanda.gateway.app import app
-    from servanda.gateway.keys import Keys
     from servanda.gateway.listening import Listening, bound
+    from servanda.gateway.reread import ListenerFiles
 
-    keys = Keys.read(Path(settings.keys)) if settings.keys else Keys.of()
+    files = ListenerFiles(settings.keys, settings.tls, _say)
     if leader is None:
         _check(contract, settings)
     with bound(*at, "--host or --port") as taken, contextlib.ExitStack() as ending:
         urls = dict(settings.urls)
-        config = replace(config_of(contract, urls, waits, _say), keys=keys, **told)
+        config = replace(config_of(contract, urls, waits, _say), keys=files.keys, **told)
         supervised = None
         if leader is None:
-            followed, supervised = _supervised(settings)
+            followed, supervised = _supervised(settings, files.certificate)
             ending.callback(supervised.close)
-            ending.enter_context(_reloading(supervised.reload))
         else:
             followed = leader_of(leader, contract, _say)
-            ending.enter_context(_reloading(lambda *_: _say(f"{leader} reads the contract")))
+
+        def reload() -> None:
+            files.demand()
+            if supervised is not None:
+                supervised.reload()
+            else:
+                _say(f"{leader} reads the contract")
+
+        ending.enter_context(_reloading(reload))
         own = app(replace(config, leader=followed))
 
         def drain() -> None:
@@ -112,14 +121,22 @@ def serve(
         listening = Listening(
             own,
             taken,
+            certificate=files.certificate,
             grace_s=int(config.limits.drain_s),
-            ready=lambda: _say_users(config, at[0], taken.getsockname()[1], urls, leader is None),
+            ready=lambda: _say_users(
+                config,
+                f"{files.scheme}://{address(at[0], taken.getsockname()[1])}",
+                at[0],
+                urls,
+                leader is None,
+            ),
             drain_s=waits.drain_s,
             draining=drain,
         )
         if supervised is not None:
             supervised.start(lambda url: _led(made, settings, url), listening.end)
-        listening.run()
+        with files.followed():
+            listening.run()
         if supervised is not None:
             supervised.check()
         _say("no more requests are taken")
@@ -139,17 +156,17 @@ def _check(contract: Contract, settings: Settings) -> None:
     bound(settings.host, settings.port, "--admin").close()
 
 
-def _supervised(settings: Settings) -> tuple[Upstream, Supervised]:
+def _supervised(settings: Settings, certificate: Certificate | None) -> tuple[Upstream, Supervised]:
     """The leader, as its gateway asks it, and as the process that it will be."""
     from servanda.gateway.config import Upstream
     from servanda.leader.starting import Supervised
-    from servanda.sockets import address
 
     key = secrets.token_urlsafe(32)
     held = (*settings.held, (f"gateway-{secrets.token_hex(4)}", "gateway", key))
     supervised = Supervised(replace(settings, held=held), _say)
-    url = f"http://{address(settings.host, settings.port)}"
-    return Upstream(url, key, met=lambda: Upstream(supervised.where(), key)), supervised
+    scheme, verify = ("https", certificate.pinned) if certificate else ("http", None)
+    first = Upstream(f"{scheme}://{address(settings.host, settings.port)}", key, verify=verify)
+    return replace(first, met=lambda: Upstream(supervised.where(), key)), supervised
 
 
 def _led(made: Made, settings: Settings, url: str) -> None:
@@ -158,11 +175,9 @@ def _led(made: Made, settings: Settings, url: str) -> None:
     _say_leader(settings, url)
 
 
-def _say_users(config: Config, host: str, port: int, urls: dict[str, str], leads: bool) -> None:
-    from servanda.sockets import address
-
+def _say_users(config: Config, url: str, host: str, urls: dict[str, str], leads: bool) -> None:
     asked = " and ".join(f"{pool} at {url}" for pool, url in urls.items())
-    _say(f"users ask at http://{address(host, port)}/v1, and it asks {asked}  (Ctrl-C ends it)")
+    _say(f"users ask at {url}/v1, and it asks {asked}  (Ctrl-C ends it)")
     if leads:
         _say(f"{config.without} serves (routing.without_snapshot) until the leader is ready")
     if host not in _OWN and not (config.keys and config.keys.clients):

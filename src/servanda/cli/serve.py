@@ -47,6 +47,13 @@ _OF_GATEWAYS = (
 @click.option("--infer", metavar="URL", help="Of the kernel under test.  [default: the contract's]")
 @click.option("--stable", metavar="URL", help="Of the stable kernel.  [default: the contract's]")
 @click.option("--keys", type=_FILE, help="Who may do what.  [default: made for this start]")
+@click.option(
+    "--tls-cert",
+    type=_FILE,
+    help="PEM file with the certificate of users' and the leader's listeners, and with those that "
+    "lead to its root.  [default: plain HTTP]",
+)
+@click.option("--tls-key", type=_FILE, help="Its private key.  [default: in --tls-cert]")
 @click.option("--state", type=_FILE, help="The leader's folder.  [default: runs/NAME-gateway]")
 @click.option("--log", type=_FILE, help="A folder, for the log of the requests that were sampled.")
 @click.option(
@@ -142,6 +149,8 @@ def serve(
     infer: str | None,
     stable: str | None,
     keys: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     state: Path | None,
     log: Path | None,
     log_file_mib: int,
@@ -163,8 +172,10 @@ def serve(
 
     The gateway speaks OpenAI's API.  Its leader, a process beside it, lets the train kernel score
     a sample of what infer answers, and decides slice by slice who serves.  It needs pip install
-    'servanda[gateway]'.  Ctrl-C ends it; SIGHUP, or a new text in the file, lets it read CONTRACT
-    again.
+    'servanda[gateway]'.  Ctrl-C ends it.  CONTRACT, keys and certificate are read again once
+    their files are written, and at SIGHUP.  SERVANDA_CA_FILE names a PEM file of certificates
+    that are trusted beside those that this machine trusts: of the pools, of the leader, and of
+    webhooks.
 
     Exit codes: 0 it was told to end; 2 the text or the call is wrong; 4 it could not start.
     """
@@ -180,6 +191,8 @@ def serve(
         _refuse_given(_OF_LOGS, "there is no --log")
     if not log_file_age > 0 or log_keep == 0:
         raise click.UsageError("--log-file-age and --log-keep are longer than nothing")
+    if tls_key is not None and tls_cert is None:
+        raise click.UsageError("--tls-key is the private key of a certificate: give --tls-cert too")
     _refuse_missing()
     from servanda.gateway.config import LogFiles
     from servanda.leader.leads import Settings
@@ -195,6 +208,7 @@ def serve(
         host=admin_host,
         port=admin_port,
         keys=str(keys) if keys else None,
+        tls=(str(tls_cert), str(tls_key) if tls_key else None) if tls_cert else None,
         urls=tuple(urls.items()),
         webhook=told["webhook"],
         slack=told["slack"],

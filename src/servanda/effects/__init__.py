@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 
 from servanda.effects.base import KINDS, Kind, Sink, message
 from servanda.effects.command import Command
 from servanda.effects.posting import Busy, insist
+from servanda.effects.signature import secrets_of
 from servanda.effects.slack import Slack
 from servanda.effects.webhook import Webhook
 
@@ -27,11 +29,21 @@ __all__ = [
 
 
 def sinks_of(
-    webhook: Iterable[str] = (), slack: Iterable[str] = (), command: Iterable[str] = ()
+    webhook: Iterable[str] = (),
+    slack: Iterable[str] = (),
+    command: Iterable[str] = (),
+    environ: Mapping[str, str] = os.environ,
 ) -> tuple[Sink, ...]:
     """The receivers that were asked for, as `effect_options` of the command line gives them.
 
+    Args:
+        environ: where the secret is that webhooks are signed with.
+
     Raises:
-        ContractError: a text is no URL of http or https, or names no program.
+        ContractError: a text is no URL of http or https, or names no program; or the secret is
+            none.
     """
-    return (*map(Webhook, webhook), *map(Slack, slack), *map(Command, command))
+    urls = (*webhook,)
+    secrets = secrets_of(environ) if urls else ()
+    hooks = (Webhook(url, secrets) for url in urls)
+    return (*hooks, *map(Slack, slack), *map(Command, command))

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from queue import Empty, SimpleQueue
 from threading import Thread
+from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -15,6 +17,7 @@ import httpx2
 
 from servanda.errors import ContractError, MeasurementError
 from servanda.identity import digest_of
+from servanda.tls import trusted
 
 T = TypeVar("T")
 
@@ -61,7 +64,7 @@ class Hook:
         all_s: the longest that one request takes, from looking up the host to the status.
 
     Raises:
-        ContractError: it is no URL of http or https.
+        ContractError: it is no URL of http or https, or SERVANDA_CA_FILE is wrong.
     """
 
     def __init__(self, url: str, option: str, all_s: float = _ALL_S) -> None:
@@ -76,22 +79,30 @@ class Hook:
                 hint="what was given is not shown, for it may be a secret",
             )
         self.host = host
-        self._url, self._all_s = url, all_s
+        self._url, self._all_s, self._verify = url, all_s, trusted()
 
     @property
     def name(self) -> str:
         """Host and a digest of the URL: the same at every call, and no secret."""
         return f"{self.host}:{digest_of(self._url)[:8]}"
 
-    def post(self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> None:
+    def post(
+        self,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str] = MappingProxyType({}),
+        signed: Callable[[bytes], Mapping[str, str]] = lambda _: {},
+    ) -> None:
         """Deliver in one request.
+
+        Args:
+            signed: further headers, of the very bytes that are sent.
 
         Raises:
             Busy: it was not taken now; MeasurementError: it was not taken.  The text names the
                 host and no more.
         """
         try:
-            status, after_s = _within(self._all_s, lambda: self._ask(body, headers or {}))
+            status, after_s = _within(self._all_s, lambda: self._ask(body, headers, signed))
         except Empty:
             raise Busy(f"{self.host}: no answer within {self._all_s:g} s") from None
         except httpx2.HTTPError as error:
@@ -105,17 +116,25 @@ class Hook:
         if not 200 <= status < 300:
             raise MeasurementError(f"{self.host}: status {status}")
 
-    def _ask(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[int, float]:
+    def _ask(
+        self,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        signed: Callable[[bytes], Mapping[str, str]],
+    ) -> tuple[int, float]:
         """The status, and the pause that it asks for."""
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        data = text.encode()
         # a redirect would carry what is posted somewhere else; the body of an answer is not
         # read, for one that trickles would hold up the caller for ever
         with httpx2.stream(
             "POST",
             self._url,
-            json=body,
-            headers=headers,
+            content=data,
+            headers={"content-type": "application/json", **headers, **signed(data)},
             timeout=httpx2.Timeout(_ANSWER_S, connect=_CONNECT_S),
             follow_redirects=False,
+            verify=self._verify,
         ) as answer:
             return answer.status_code, _asked(answer.headers)
 

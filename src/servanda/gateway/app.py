@@ -15,6 +15,7 @@ from servanda.gateway.config import Config
 from servanda.gateway.exchange import Exchange, Gone
 from servanda.gateway.follow import Follower
 from servanda.gateway.gateway import Gateway
+from servanda.gateway.keys import Keys
 from servanda.gateway.passing import Passing
 from servanda.gateway.paths import Paths
 from servanda.gateway.patience import Patience
@@ -47,8 +48,7 @@ class App:
         self.gateway = gateway
         self._limits = gateway.config.limits
         self._total_s = max(pool.total_s for pool in gateway.config.pools.values())
-        keys = gateway.config.keys
-        self._keys = keys if keys is not None and keys.clients else None
+        self._keys = gateway.config.keys or Keys.of()
         self._paths = Paths(*gateway.config.allow)
         self._answer, self._pass = Answering(gateway), Passing(gateway)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -142,7 +142,7 @@ class App:
             raise Refused(
                 431, f"the headers have {limits.header_bytes:,} bytes at most", "headers_too_large"
             )
-        if self._keys is not None:
+        if self._keys.clients:
             given = x.head.authorization
             holder = self._keys.who(given.decode("latin-1") if given is not None else None)
             if holder is None or not holder.may("ask"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ class Upstream:
         connect_s, first_byte_s, idle_s: longest wait for a connection, for the first byte of
             a reply (of one that is not streamed: for all of it), and between two of its parts;
             total_s: for everything.
+        verify: what https is verified against; None: what `servanda.tls.trusted` trusts.
         met: asks the server what it is, and gives the same with its answer, where that is not
             known yet; raises MeasurementError where it does not answer.
         keep_s: how long an unused connection is kept; shorter than the server keeps it.
@@ -62,6 +64,7 @@ class Upstream:
     idle_s: float = 60.0
     total_s: float = 600.0
     keep_s: float = 4.0
+    verify: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
     met: Callable[[], Upstream] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

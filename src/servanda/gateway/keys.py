@@ -55,13 +55,16 @@ class Holder:
 class Keys:
     """The keys that are known, as keyed digests, and who holds each.
 
+    They may be exchanged while they are in use, by `take`.
+
     Args:
         warning: what is wrong with the file's permissions; "" for nothing.
     """
 
     def __init__(self, held: Mapping[Holder, str], *, warning: str = "") -> None:
-        self._salt = secrets.token_bytes(32)
-        self._held = tuple((self._digest(key), holder) for holder, key in held.items())
+        salt = secrets.token_bytes(32)
+        # one value, so that nobody sees the digests of one file with the salt of another
+        self._known = salt, tuple((_digest(salt, key), holder) for holder, key in held.items())
         self.warning = warning
 
     @classmethod
@@ -89,19 +92,32 @@ class Keys:
 
     def plus(self, *held: tuple[str, Role, str]) -> Keys:
         """The same keys, and those of further holders: (name, role, key) of each."""
-        found = copy(self)
-        more = ((self._digest(key), Holder(name, role)) for name, role, key in held)
-        found._held = (*self._held, *more)
+        found, (salt, before) = copy(self), self._known
+        more = ((_digest(salt, key), Holder(name, role)) for name, role, key in held)
+        found._known = salt, (*before, *more)
         return found
+
+    def take(self, others: Keys) -> None:
+        """Know these from now on, and none of those before.
+
+        Raises:
+            ContractError: users needed a key, and would need none.
+        """
+        if self.clients and not others.clients:
+            raise ContractError(
+                "no holder has the role client any more, and without one nobody needs a key",
+                hint="to serve users without keys, start the gateway anew",
+            )
+        self._known, self.warning = others._known, others.warning
 
     @property
     def clients(self) -> bool:
         """Whether users need a key."""
-        return any(holder.role == "client" for _, holder in self._held)
+        return any(holder.role == "client" for _, holder in self._known[1])
 
     @property
     def holders(self) -> tuple[Holder, ...]:
-        return tuple(holder for _, holder in self._held)
+        return tuple(holder for _, holder in self._known[1])
 
     def who(self, authorization: str | None) -> Holder | None:
         """Whose key a header holds; it takes equally long for every wrong one.
@@ -111,17 +127,19 @@ class Keys:
                 the password, as browsers send it; None: there was none.
         """
         found = None
-        given = self._digest(_given(authorization))
-        for digest, holder in self._held:  # to the end: where it was found cannot be timed
+        salt, held = self._known
+        given = _digest(salt, _given(authorization))
+        for digest, holder in held:  # to the end: where it was found cannot be timed
             if hmac.compare_digest(given, digest):
                 found = holder
         return found
 
-    def _digest(self, key: str) -> bytes:
-        return blake2b(key.encode("utf-8", "surrogateescape"), key=self._salt).digest()
-
     def __repr__(self) -> str:
         return f"Keys of {', '.join(f'{h.name} ({h.role})' for h in self.holders) or 'nobody'}"
+
+
+def _digest(salt: bytes, key: str) -> bytes:
+    return blake2b(key.encode("utf-8", "surrogateescape"), key=salt).digest()
 
 
 def _given(authorization: str | None) -> str:

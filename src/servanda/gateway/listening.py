@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from servanda import sockets
 from servanda.errors import MeasurementError
 from servanda.gateway.refusing import Header, Refused, refuse
+from servanda.tls import Certificate
 
 HEAD_BYTES = 64 << 10  # of a request's line and headers
 HEAD_S = 30.0  # from a connection, or the head's first byte, to its last
@@ -232,6 +233,7 @@ class Listening:
     """An application at a socket, until it is told to end.
 
     Args:
+        certificate: that clients are shown; None: it speaks plain HTTP.
         grace_s: what requests under way have left then.
         ready: called once requests are taken.
         drain_s: for which it goes on after SIGTERM; draining: called then, in a signal's handler.
@@ -242,6 +244,7 @@ class Listening:
         app: ASGIApp,
         taken: socket.socket,
         *,
+        certificate: Certificate | None = None,
         grace_s: int,
         ready: Callable[[], None] = lambda: None,
         drain_s: float = 0.0,
@@ -262,6 +265,9 @@ class Listening:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=grace_s,
         )
+        if certificate is not None:
+            config.load()
+            config.ssl = certificate.context
 
         def begun() -> None:
             # modules live as long as the process: to look at all of them for garbage takes tens

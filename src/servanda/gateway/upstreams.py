@@ -15,6 +15,7 @@ from yarl import URL
 from servanda.gateway.breaker import Breaker
 from servanda.gateway.config import Upstream
 from servanda.routing.values import Pool
+from servanda.tls import trusted
 
 _ASKED = frozenset(("/v1/completions", "/v1/chat/completions"))
 _AT_ONCE = 1 << 18
@@ -46,8 +47,13 @@ class Server:
 
     async def open(self) -> None:
         about = self.about
+        https = about.base.startswith("https:")
         connector = aiohttp.TCPConnector(
-            limit=0, keepalive_timeout=about.keep_s, ttl_dns_cache=30, enable_cleanup_closed=False
+            limit=0,
+            keepalive_timeout=about.keep_s,
+            ttl_dns_cache=30,
+            enable_cleanup_closed=False,
+            ssl=(about.verify or trusted()) if https else True,
         )
         self._session = aiohttp.ClientSession(
             connector=connector,

@@ -13,8 +13,9 @@ from typing import Any
 
 from servanda.effects import sinks_of
 from servanda.errors import ServandaError
-from servanda.gateway.keys import Keys, Role
+from servanda.gateway.keys import Role
 from servanda.gateway.listening import Listening, bound
+from servanda.gateway.reread import ListenerFiles, stamps_of
 from servanda.leader.leading import Leader
 from servanda.leader.saying import story, transition
 from servanda.leader.standing import Standing
@@ -34,6 +35,7 @@ class Settings:
     Args:
         host, port: of its listener.
         held: (name, role, key) of holders beside those of the file `keys`.
+        tls: the listener's certificate, and its private key, as `ListenerFiles` takes them.
         webhook, slack, command: who is told of pages.
         urls: (kernel, url) of the pools as gateways were told of them.
     """
@@ -44,6 +46,7 @@ class Settings:
     host: str
     port: int
     keys: str | None = None
+    tls: tuple[str, str | None] | None = None
     held: tuple[tuple[str, Role, str], ...] = field(default=(), repr=False)
     webhook: tuple[str, ...] = field(default=(), repr=False)
     slack: tuple[str, ...] = field(default=(), repr=False)
@@ -60,6 +63,7 @@ class Leading:
     Args:
         say: takes a line for people; bound: the listener's URL, before anything is opened;
             ready: called once gateways are heard.
+        say_files: takes a line about keys and certificate that were read again; None: as `say`.
     """
 
     def __init__(
@@ -69,17 +73,22 @@ class Leading:
         say: Say,
         bound_at: Say = lambda _: None,
         ready: Callable[[], None] = lambda: None,
+        say_files: Say | None = None,
     ) -> None:
-        self._settings, self._say = settings, say
+        self._settings, self._say, self._say_files = settings, say, say_files or say
+        self._files: ListenerFiles | None = None
         self._bound_at, self._ready = bound_at, ready
         self._reload, self._ended = threading.Event(), threading.Event()
         self._listening: Listening | None = None
         self._moves, self._problems, self._bug = 0, tuple[str, ...](), ""
-        self._seen: tuple[int, int, int] | None = None
+        self._contract = (Path(settings.contract),)
+        self._seen = stamps_of(self._contract)
 
     def reload(self, *_: object) -> None:
-        """Read the contract again, soon; from any thread, and by a signal."""
+        """Read contract, keys and certificate again, soon; from any thread, and by a signal."""
         self._reload.set()
+        if self._files is not None:
+            self._files.demand()
 
     def end(self) -> None:
         """From any thread."""
@@ -91,15 +100,15 @@ class Leading:
         """Lead until SIGTERM, Ctrl-C or `end`.
 
         Raises:
-            ContractError: the contract or the keys are wrong.
+            ContractError: the contract, the keys or the certificate are wrong.
             MeasurementError: the address is taken, or the state cannot be opened.
         """
         told = self._settings
-        keys = keys_of(told)
-        if keys.warning:
-            self._say(f"! {keys.warning}")
+        files = self._files = ListenerFiles(told.keys, told.tls, self._say_files, told.held)
+        if files.keys.warning:
+            self._say(f"! {files.keys.warning}")
         with bound(told.host, told.port, "--admin") as taken:
-            self._bound_at(f"http://{address(told.host, taken.getsockname()[1])}")
+            self._bound_at(f"{files.scheme}://{address(told.host, taken.getsockname()[1])}")
             leader = Leader(
                 Path(told.contract),
                 state=Path(told.state),
@@ -113,11 +122,16 @@ class Leading:
                 for line in story(standing, leader.contract):
                     self._say(line)
                 self._listening = Listening(
-                    app(leader, keys), taken, grace_s=_GRACE_S, ready=self._ready
+                    app(leader, files.keys),
+                    taken,
+                    certificate=files.certificate,
+                    grace_s=_GRACE_S,
+                    ready=self._ready,
                 )
                 watching.start()
                 if not self._ended.is_set():
-                    self._listening.run()
+                    with files.followed():
+                        self._listening.run()
             finally:
                 self._ended.set()
                 if watching.is_alive():
@@ -126,7 +140,7 @@ class Leading:
 
     def _watch(self, leader: Leader) -> None:
         """Say what changes, and take over a contract that was written anew."""
-        self._seen = written(Path(self._settings.contract))
+        self._seen = stamps_of(self._contract)
         while not self._ended.wait(_LOOK_S):
             try:
                 self._look(leader)
@@ -138,10 +152,10 @@ class Leading:
 
     def _look(self, leader: Leader) -> None:
         self._tell(leader.standing())
-        now = written(Path(self._settings.contract))
+        now = stamps_of(self._contract)
         # a file that is not there is just being written anew
-        if now not in (self._seen, None) or self._reload.is_set():
-            self._seen = now or self._seen
+        if now not in (self._seen, (None,)) or self._reload.is_set():
+            self._seen = now
             self._reload.clear()
             self._take_over(leader)
 
@@ -184,25 +198,6 @@ class Leading:
                 )
 
 
-def written(file: Path) -> tuple[int, int, int] | None:
-    """What changes when a file is written; None where there is none."""
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def keys_of(settings: Settings) -> Keys:
-    """The keys of the file, and those that were made for this start.
-
-    Raises:
-        ContractError: the file is wrong.
-    """
-    keys = Keys.read(Path(settings.keys)) if settings.keys else Keys.of()
-    return keys.plus(*settings.held)
-
-
 def main() -> None:
     """A leader as the child of whoever started it.
 
@@ -222,6 +217,7 @@ def main() -> None:
         say=lambda line: tell(say=line),
         bound_at=lambda url: tell(at=url),
         ready=lambda: tell(ready=True),
+        say_files=lambda _: None,  # the parent reads the same files, and says so
     )
 
     def obey() -> None:

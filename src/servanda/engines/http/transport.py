@@ -21,6 +21,7 @@ import httpx2
 from servanda.engines.http.key import Key
 from servanda.engines.http.replies import Part, shortened
 from servanda.errors import MeasurementError
+from servanda.tls import TRUST_HINT, distrusted, trusted
 
 _AGAIN = (429, 502, 503, 504)
 _MISSING = (404, 405, 501)  # of an endpoint that another kind of server has
@@ -54,6 +55,9 @@ class Limits:
 
 LIMITS = Limits()
 NO_KEY = Key()
+
+
+_NO_TLS = "write http:// where the server has no TLS"
 
 
 class Refused(MeasurementError):  # noqa: N818 - what a server did, as a word
@@ -105,6 +109,7 @@ class Transport:
             follow_redirects=False,
             # a proxy on the way could be another server, and a packed body one without end
             trust_env=False,
+            verify=trusted(),
             headers={"accept-encoding": "identity", **key.headers},
         )
 
@@ -219,8 +224,7 @@ class Transport:
             if _by_tls(error):
                 raise MeasurementError(
                     f"{self.url} cannot be reached by TLS: {shortened(str(error))}",
-                    hint="write http:// where the server has no TLS; a certificate has to be one "
-                    "that this machine trusts",
+                    hint=TRUST_HINT if distrusted(error) else _NO_TLS,
                 ) from None
             return _Unreached("cannot be reached", "start the server, or correct its url")
         if isinstance(error, httpx2.TimeoutException):

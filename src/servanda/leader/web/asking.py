@@ -15,6 +15,7 @@ from servanda.contract import base_of
 from servanda.errors import ContractError, EvidenceError, MeasurementError, ServandaError
 from servanda.leader.standing import Standing
 from servanda.plain import from_plain
+from servanda.tls import TRUST_HINT, distrusted, trusted
 
 VARIABLE = "SERVANDA_ADMIN_KEY"
 _TIMEOUT = httpx2.Timeout(15.0, connect=5.0)
@@ -109,7 +110,9 @@ class Asking:
 
     def _asked(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         try:
-            with httpx2.Client(transport=self._transport, timeout=_TIMEOUT) as client:
+            with httpx2.Client(
+                transport=self._transport, timeout=_TIMEOUT, verify=trusted()
+            ) as client:
                 request = client.build_request(
                     method, f"{self.url}{path}", json=body, headers=self._headers
                 )
@@ -117,7 +120,8 @@ class Asking:
                 status, data = answer.status_code, _read(answer)
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
             raise MeasurementError(
-                f"{self.url} cannot be reached: {_reason(error)}", hint=_WHERE
+                f"{self.url} cannot be reached: {_reason(error)}",
+                hint=TRUST_HINT if distrusted(error) else _WHERE,
             ) from None
         found = _json(data)
         if status == 200 and isinstance(found, dict):
