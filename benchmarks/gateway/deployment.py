@@ -196,6 +196,10 @@ class Deployment:
             return _client.get(f"{url}/healthz", timeout=2).status_code < 500
         return False
 
+    def readyz(self) -> int:
+        """Whether a balancer would send it requests, as a status of HTTP."""
+        return _client.get(f"{self.url}/readyz", timeout=5).status_code
+
     def stop(self, how: int = signal.SIGTERM) -> int | None:
         """End it, and whatever of it a kill left behind; the exit code."""
         if self.process is None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import time
 
 import aiohttp
+from yarl import URL
 
 from benchmarks.gateway.chaos.asking import SLICES, pinned, raw, unpinned
-from benchmarks.gateway.chaos.finding import Finding, scenario, well
-from benchmarks.gateway.deployment import KEYS, Deployment, user_key
+from benchmarks.gateway.chaos.finding import Finding, during, scenario, well
+from benchmarks.gateway.deployment import KEYS, KEYS_FILE, Deployment, user_key
 from benchmarks.gateway.traffic import request
 from benchmarks.gateway.upstream import Upstream
+
+_READ_S = 5.0  # within which a file that was written is read
 
 
 @scenario("no key, wrong keys, and a client's key at the leader")
@@ -56,6 +61,83 @@ async def admin_paths(d: Deployment, found: Finding) -> None:
     now = (d.status() or {})["slices"]
     same = [one["pin"] for one in now] == [one["pin"] for one in pins]
     found.check(same, "a pin was set")
+    await well(found, d)
+
+
+# of servers behind a gateway, and none of inference: who asks them changes what others are served
+_CLOSED = (
+    "POST /v1/load_lora_adapter",
+    "POST /v1/unload_lora_adapter",
+    "POST /v1/files",
+    "DELETE /v1/models/fake",
+    "GET /v1/fine_tuning/jobs",
+    "POST /v1/batches",
+    "POST /v1/models%2f..%2fload_lora_adapter",
+)
+
+
+@scenario("a client asked to load an adapter, to delete a model, and for files of others")
+async def closed_paths(d: Deployment, found: Finding) -> None:
+    before = {pool: d.seen(pool)["asked"] for pool in d.pools}
+    headers = {"authorization": f"Bearer {user_key(0)}"}
+    statuses = set[int]()
+    timeout = aiohttp.ClientTimeout(total=20)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        for method, path in (one.split(" ") for one in _CLOSED):
+            url = URL(d.url + path, encoded=True)
+            async with session.request(method, url, json={}, headers=headers) as reply:
+                statuses.add(reply.status)
+    found.check(statuses <= {400, 403, 404, 405}, f"they had {sorted(statuses)}")
+    for pool in d.pools:
+        new = d.seen(pool)["asked"].keys() - before[pool].keys()
+        found.check(not new, f"{pool} was asked {sorted(new)[:3]}")
+        found.misrouted += len(new)
+    found.notes.append(f"{len(_CLOSED)} had {', '.join(map(str, sorted(statuses)))}")
+    await well(found, d)
+
+
+@scenario("the file of keys was written six times: one user left, one came, and twice it was wrong")
+async def keys_written(d: Deployment, found: Finding) -> None:
+    file = d.folder / KEYS_FILE
+    before = file.read_text()
+    gone, came = "leaves-key-0123456789", "comes-key-0123456789"
+    leaving = {"name": "leaves", "role": "client", "key": gone}
+    coming = {"name": "comes", "role": "client", "key": came}
+    held = json.loads(before)
+
+    def write(text: str) -> None:
+        new = file.with_suffix(".new")
+        new.write_text(text)
+        new.chmod(0o600)
+        new.replace(file)
+
+    async def status(key: str) -> int:
+        return await raw(d, request(0), {"authorization": f"Bearer {key}"})
+
+    async def known(key: str, wanted: int) -> None:
+        end = time.monotonic() + _READ_S
+        while await status(key) != wanted:
+            if time.monotonic() > end:
+                found.check(False, f"a key had no {wanted} within {_READ_S:g} s")
+                return
+            await asyncio.sleep(0.05)
+
+    async def writes() -> None:
+        write(json.dumps([*held, leaving]))
+        await known(gone, 200)
+        write(json.dumps([*held, coming]))
+        await known(gone, 401)
+        await known(came, 200)
+        for wrong in (before[: len(before) // 2], json.dumps([held[1]])):
+            write(wrong)
+            await asyncio.sleep(1.5)
+            found.check(await status(came) == 200, "a wrong file took a key away")
+        write(json.dumps([*held, coming]))
+        write(before)
+        await known(came, 401)
+
+    own, _ = await asyncio.gather(during(found, d, 10.0), writes())
+    found.all_answered(own)
     await well(found, d)
 
 

@@ -20,7 +20,8 @@ class _Restart:
     """Ends a deployment, and starts it a second later.
 
     Args:
-        told: just before the signal; gone: just after it; back: when all is there again.
+        told: just before the signal; gone: just after it; ended: when there was no process left;
+            back: when all is there again.
     """
 
     d: Deployment
@@ -28,12 +29,13 @@ class _Restart:
     codes: list[int | None] = field(default_factory=list)
     told: float = 0.0
     gone: float = 0.0
+    ended: float = 0.0
     back: float = 0.0
 
     def __call__(self) -> None:
         self.told = time.monotonic()
         self.codes.append(self.d.stop(self.how))
-        self.gone = self.d.signalled
+        self.gone, self.ended = self.d.signalled, time.monotonic()
         time.sleep(1.0)
         self.d.start()
         self.back = time.monotonic()
@@ -56,9 +58,11 @@ def _while_down(one: Spell, again: _Restart) -> bool:
     return again.told - _MOMENT_S <= one.began <= again.back
 
 
-def _silence(own: Outcome, again: _Restart) -> str:
-    last = max((one.began for one in own.spells if one.fate == "nobody"), default=again.told)
-    return f"nothing listened for {last - again.told:.1f} s"
+def _silence(own: Outcome) -> str:
+    met_nobody = [one.began for one in own.spells if one.fate == "nobody"]
+    if not met_nobody:
+        return "something listened all the time"
+    return f"nothing listened for {max(met_nobody) - min(met_nobody):.1f} s"
 
 
 async def _sound(found: Finding, d: Deployment) -> None:
@@ -81,7 +85,7 @@ async def restarted(d: Deployment, found: Finding) -> None:
     cut = [one for one in own.spells if one.fate == "broken" and not _while_down(one, again)]
     found.check(not cut, f"{len(cut)} were cut off before or afterwards")
     found.notes.append(f"all {len(under_way)} that were under way were answered")
-    found.notes.append(_silence(own, again))
+    found.notes.append(_silence(own))
     await _sound(found, d)
 
 
@@ -94,7 +98,31 @@ async def gateway_killed(d: Deployment, found: Finding) -> None:
     others = [one for one in cut if one.began > again.gone + _MOMENT_S or one.ended < again.told]
     found.check(not others, f"{len(others)} were cut off that were not under way")
     found.notes.append(f"{len(under_way)} were under way, and {len(cut)} were cut off")
-    found.notes.append(_silence(own, again))
+    found.notes.append(_silence(own))
+    await _sound(found, d)
+
+
+@scenario("SIGTERM with --drain 3s, and a start 1 s later")
+async def drained(d: Deployment, found: Finding) -> None:
+    options, unready = d.options, list[int]()
+    d.options = (*options, "--drain", "3s")
+    again = _Restart(d, signal.SIGTERM)
+    try:
+        d.stop()
+        d.start()
+        act, looks = (1.5, again), [(at, lambda: unready.append(d.readyz())) for at in (1.0, 3.0)]
+        own = await during(found, d, 10.0, act, *looks)
+    finally:
+        d.options = options
+    found.check(again.codes == [0], f"it ended with {again.codes}")
+    found.check(unready == [200, 503], f"/readyz had {unready}, before and after the signal")
+    own_s = again.ended - again.told
+    found.check(own_s >= 3.0, f"it ended after {own_s:.1f} s")
+    lost = [one for one in own.spells if one.fate != "answered" and one.began < again.told + 3.0]
+    found.check(not lost, f"{len(lost)} were not answered that came while it drained")
+    found.notes.append(f"it answered on for {own_s:.1f} s; {_silence(own)}")
+    d.stop()
+    d.start()
     await _sound(found, d)
 
 
