@@ -27,10 +27,12 @@ EXPECTED = {
     "tiny-permuted-ids": (4, "the tokenizers differ"),
     "tiny-stale-weights": (4, "the weights differ"),
 }
+# `make demo` runs them, and test_docs_slow.py holds its output against the README's
+OF_THE_DEMO = ("tiny-bf16", "tiny-bf16-positions")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name not in OF_THE_DEMO])
 def test_an_example_ends_as_its_head_says(tmp_path, name):
     code, sentence = EXPECTED[name]
     path = CONTRACTS[name]
@@ -43,12 +45,3 @@ def test_an_example_ends_as_its_head_says(tmp_path, name):
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert sentence in done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_the_demo_shows_a_slice_that_the_whole_hides():
-    done = subprocess.run(
-        [sys.executable, "-m", "servanda", "demo"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "slice long is violated. Of the field's 7 thresholds on averages" in done.stdout
