@@ -5,6 +5,7 @@ import json
 import socket
 import struct
 import threading
+from collections import Counter
 from typing import ClassVar
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.gateway.breaker import Breaker
+from servanda.gateway.capture import Capture
 from servanda.gateway.config import Limits
 from servanda.gateway.keys import Keys
 from servanda.gateway.sessions import Sessions
@@ -734,3 +736,33 @@ def _refused(port):
     except ConnectionRefusedError:
         return True
     return False
+
+
+def test_a_sampled_stream_without_pauses_lets_others_have_their_turn(pools, monkeypatch):
+    """Many events come at once; in the loop's turns between their parts others are answered."""
+    event = b'data: {"choices":[{"index":0,"text":"a","token_ids":[1],"logprobs":null}]}\n\n'
+    turns, sizes, seen = [0], [], []
+    feed = Capture.feed
+
+    def tick():
+        turns[0] += 1
+        asyncio.get_running_loop().call_soon(tick)
+
+    def spied(capture, part):
+        if not sizes:
+            tick()
+        sizes.append(len(part))
+        seen.append(turns[0])
+        return feed(capture, part)
+
+    monkeypatch.setattr(Capture, "feed", spied)
+    infer, _ = pools
+    infer.script = stream(event * 4000, b"data: [DONE]\n\n")
+    with Running(config(*pools)) as running:
+        running.gateway.take(snapshot(whole=everything(share=1.0, sample=1.0)))
+        answer = running.client.post(PATH, json={**ASK, "stream": True})
+
+        assert answer.status_code == 200
+        assert len(sizes) > 10 and max(sizes) <= 8192
+        # the last part of one read and the first of the next may share a turn
+        assert max(Counter(seen).values()) <= 2

@@ -32,6 +32,7 @@ from servanda.gateway.upstreams import (
 from servanda.routing.values import Decision, Known, Pool
 
 _WAITS = ("reply", "part", "total")  # that a pool lets end
+_TURN = 8 << 10  # bytes of a stream that are taken apart before others have their turn
 # of a client's headers, what a sampled request says otherwise
 _OF_ITS_OWN = frozenset(("accept-encoding", *named.OF_A_BODY))
 _REFUSED: Mapping[str, Callable[[str], Refused]] = {
@@ -251,9 +252,12 @@ class _One:
         x.patience.wait_for("part", server.about.first_byte_s)
         try:
             async for data in response.content.iter_any():
-                told = capture.feed(data)
-                if told:
-                    await x.part(told)
+                for at in range(0, len(data), _TURN):
+                    told = capture.feed(data[at : at + _TURN])
+                    if told:
+                        await x.part(told)
+                    if at + _TURN < len(data):  # a stream without pauses is not the only one
+                        await asyncio.sleep(0)
                 x.patience.wait_for("part", server.about.idle_s)
         except (ClientError, OSError):
             raise Failed("broken") from None
