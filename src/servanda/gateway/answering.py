@@ -253,16 +253,14 @@ class _One:
         try:
             async for data in response.content.iter_any():
                 for at in range(0, len(data), _TURN):
-                    told = capture.feed(data[at : at + _TURN])
-                    if told:
-                        await x.part(told)
-                    if at + _TURN < len(data):  # a stream without pauses is not the only one
+                    if at:  # a stream without pauses is not the only one
                         await asyncio.sleep(0)
+                    if told := capture.feed(data[at : at + _TURN]):
+                        await x.part(told)
                 x.patience.wait_for("part", server.about.idle_s)
         except (ClientError, OSError):
             raise Failed("broken") from None
-        rest = capture.rest()
-        if rest:
+        if rest := capture.rest():
             await x.part(rest)
         await x.end()
 
