@@ -252,9 +252,8 @@ def test_the_rows_of_ordinary_requests_hold_what_vllm_drew(vllm_url, stable, tmp
             drawn.append(alone["choices"][0]["token_ids"])
             httpx2.post(url + path, json=body, timeout=60).raise_for_status()
         assert not counted(standing, len(EVIDENCE))["unsampled"]
-    lines = [
-        line for file in (tmp_path / "served").iterdir() for line in file.read_text().split("\n")
-    ]
+    files = sorted((tmp_path / "served").glob("*.jsonl"))
+    lines = [line for file in files for line in file.read_text().split("\n")]
     rows = [json.loads(line) for line in lines if line][-len(EVIDENCE) :]
     assert [row["token_ids"] for row in rows] == drawn
     assert all(len(row["logprobs"]) == len(row["token_ids"]) for row in rows)
