@@ -12,7 +12,7 @@ from typing import get_args
 import click
 from pydantic import BaseModel
 
-from servanda import language
+from servanda import loading
 from servanda.actions import ACTIONS
 from servanda.changes import RULES
 from servanda.changes.directions import Part
@@ -153,9 +153,7 @@ def presets() -> str:
     for kind in dict.fromkeys(PRESETS.values()):
         parts.append(f"## {kind.capitalize()}\n")
         for name in (name for name, of in PRESETS.items() if of == kind):
-            contract, _ = language.parse(
-                preset_text(name), name, engines=["transformers"], faults=[]
-            )
+            contract = loading.contract_of(preset_text(name), name)
             rows = [("clause", "promise", "limit", "slices", "enforced")]
             for clause in (*contract.numerical, *contract.statistical):
                 limit = clause.at_most if clause.at_most is not None else clause.at_least

@@ -9,7 +9,7 @@ from random import Random
 from servanda.engines import engine_names
 from servanda.errors import ContractError, Problem, Where
 from servanda.faults import FAULTS
-from servanda.language import parse
+from tests.kit import parse
 from tests.test_language import EXAMPLE, SMALL
 from tests.test_messages import GOOD
 from tests.test_whole_language import TRAINER, WHOLE

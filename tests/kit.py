@@ -1,8 +1,10 @@
 # Small contracts on table kernels, written to a folder: the kernels whose truth is known.
 
 import json
+from functools import partial
 from pathlib import Path
 
+from servanda import language, lint
 from servanda.tables import Table, TablePair
 
 TOKENS = ["a", "b", "c", "d", "<eos>"]
@@ -119,3 +121,9 @@ def golden(folder, texts=("a b c d a b", "b b a d c a")):
     lines = [json.dumps({"prompt": t, "labels": {"first": t[0]}}) for t in texts]
     (Path(folder) / "golden.jsonl").write_text("\n".join(lines) + "\n")
     return "golden: {prompts: golden.jsonl}"
+
+
+def parse(text, file, *, engines, faults=()):
+    """A contract and its places, where these engines and faults are known."""
+    rules = partial(lint.check, engines=engines, faults=faults)
+    return language.parse(text, file, rules=rules)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda import language, loading, pair, run
+from servanda import loading, pair, run
 from servanda.agreement import ENOUGH, INFORMATIVE, Agreement
 from servanda.bitwise import objection, remarks
 from servanda.capture import rounded
@@ -25,6 +25,7 @@ from servanda.importers.own import Writer
 from servanda.probe import Engines
 from servanda.verdict import Verdict, judge
 from tests import kit
+from tests.kit import parse
 
 ROOT = Path(__file__).parents[1]
 LEVELS = st.sampled_from([-3.0, -1.0, -0.04, -1e-9, 0.0, -np.inf, np.nan])
@@ -147,7 +148,7 @@ class Echo(TableEngine):
 def test_an_engine_that_reports_the_references_logprobs_is_not_sound(tmp_path):
     path, _ = kit.write(tmp_path, q={"": kit.moved(kit.BASE, 0.002)}, stable=None)
     text = path.read_text().replace("infer: {engine: table", "infer: {engine: echo_of_train")
-    contract, _ = language.parse(text, str(path), engines=["table", "echo_of_train"])
+    contract, _ = parse(text, str(path), engines=["table", "echo_of_train"])
     verdict = run.check(
         loading.beside(contract, tmp_path), run_dir=tmp_path / "run", open=run.in_process
     )

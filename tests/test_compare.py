@@ -535,7 +535,7 @@ def test_engines_of_other_packages_can_be_compared(tables, monkeypatch):
     for name in ("clock", "slow_clock"):
         monkeypatch.setitem(ENGINES._things, name, _Clock)
     names = (*BUILTIN, "clock", "slow_clock")
-    for module in ("comparison.sides", "comparison.comparison", "loading"):
+    for module in ("comparison.sides", "loading"):
         monkeypatch.setattr(f"servanda.{module}.engine_names", lambda: names)
     wanted = Asked(
         "clock", "slow_clock", prompts=Path("prompts.jsonl"), preset="nvfp4", max_new_tokens=6

@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from servanda import language, loading, run
+from servanda import loading, run
 from servanda.engines.base import ENGINES
 from servanda.engines.table import TableEngine
 from servanda.trace import Trace, unended, with_ends
 from tests import kit
+from tests.kit import parse
 
 D = kit.TOKENS.index("d")
 END = kit.TOKENS.index("<eos>")
@@ -54,7 +55,7 @@ class Aborting(TableEngine):
 def test_answers_that_are_cut_where_the_sides_would_differ_do_not_hold(tmp_path, width):
     path, _ = kit.write(tmp_path, q=FAR, limit=0.025, width=width, stable=None, last=4000)
     text = path.read_text().replace("infer: {engine: table", "infer: {engine: aborting_table")
-    contract, _ = language.parse(text, str(path), engines=["table", "aborting_table"])
+    contract, _ = parse(text, str(path), engines=["table", "aborting_table"])
     verdict = run.check(
         loading.beside(contract, tmp_path), run_dir=tmp_path / "run", open=run.in_process
     )
@@ -113,7 +114,7 @@ def test_an_end_token_that_one_side_alone_names_is_an_end(tmp_path):
     text = text.replace("infer: {engine: table", "infer: {engine: aborting_table")
     text = text.replace("train: {engine: table", "train: {engine: table_of_two_ends")
     known = ["table", "aborting_table", "table_of_two_ends"]
-    contract, _ = language.parse(text, str(path), engines=known)
+    contract, _ = parse(text, str(path), engines=known)
     verdict = run.check(
         loading.beside(contract, tmp_path), run_dir=tmp_path / "run", open=run.in_process
     )

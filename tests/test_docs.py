@@ -12,13 +12,13 @@ import pytest
 from pydantic import BaseModel
 from scripts import reference
 
-from servanda import language
 from servanda.contract import Contract
 from servanda.divergence import DIVERGENCES
 from servanda.engines import engine_names
 from servanda.faults import FAULTS
 from servanda.slices import FIELDS, OPERATORS
 from tests import transcripts
+from tests.kit import parse
 from tests.transcripts import COMMANDS, blocks
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ def test_the_contract_of_the_readme_is_one():
     contracts = [text for text in blocks(PAGES[0], "yaml") if "apiVersion" in text]
     assert contracts
     for text in contracts:
-        language.parse(text, "README.md", engines=engine_names(), faults=[*FAULTS])
+        parse(text, "README.md", engines=engine_names(), faults=[*FAULTS])
 
 
 @pytest.fixture

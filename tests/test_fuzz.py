@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servanda.errors import ContractError
-from servanda.language import parse
 from tests.drawn import examples
 from tests.fuzzing import MUTATIONS, broken, read_or_told
+from tests.kit import parse
 from tests.test_language import SMALL
 from tests.test_whole_language import WHOLE
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from servanda.contract import Relative
 from servanda.errors import ContractError
-from servanda.language import Marks, parse
+from servanda.language import Marks
+from tests.kit import parse
 
 EXAMPLE = """\
 # yaml-language-server: $schema=./kernelcontract.schema.json

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from servanda.errors import ContractError
-from servanda.language import parse
+from tests.kit import parse
 
 GOOD = """\
 apiVersion: servanda.dev/v1alpha1

@@ -8,8 +8,8 @@ import pytest
 from servanda.contract import Kernel
 from servanda.engines import engine_names
 from servanda.errors import ContractError
-from servanda.language import parse
 from servanda.presets import PRESETS, fitting, preset_text, title
+from tests.kit import parse
 
 LIMITS = {  # whole, slice: mean total variation
     "vllm-upgrade": (0.010, 0.015),

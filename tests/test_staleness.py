@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from servanda.errors import ContractError
-from servanda.language import parse
 from servanda.rl import Monitor
+from tests.kit import parse
 
 TV, Q = 0.05, 0.5
 TOKENS, ANSWERS = 16, 1500

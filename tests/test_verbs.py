@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from jsonschema import Draft7Validator
 
-from servanda import language, run
+from servanda import run
 from servanda.cli.main import VERBS, main
 from servanda.engines import engine_names
 from servanda.engines.worker import interpreter_of
@@ -18,6 +18,7 @@ from servanda.faults import FAULTS
 from servanda.starter import starter
 from servanda.stats import attempt_alpha, reach, units_expected
 from tests import kit
+from tests.kit import parse
 from tests.slow.test_examples import CONTRACTS
 from tests.test_whole_language import TRAINER
 
@@ -215,7 +216,7 @@ def test_the_schema_is_printed():
 @pytest.mark.parametrize("engine", ["table", "transformers"])
 def test_the_starter_reads_without_a_problem(engine, model):
     text = starter("x.yaml", "x", engine, model)
-    contract, _ = language.parse(text, "x.yaml", engines=engine_names(), faults=[*FAULTS])
+    contract, _ = parse(text, "x.yaml", engines=engine_names(), faults=[*FAULTS])
     assert contract.kernels.train.model == contract.kernels.infer.model == model
     assert contract.kernels.infer.engine == engine
 

@@ -7,11 +7,11 @@ import pytest
 from servanda import run
 from servanda.contract import Contract, Load, Relative, Weighting
 from servanda.errors import ContractError
-from servanda.language import parse
 from servanda.lint import RUNTIME_METRICS
 from servanda.scope import known_by_name, slices_of
 from servanda.slices import FIELDS, TOKEN_CLASSES, cuts_of
 from tests import kit
+from tests.kit import parse
 
 WHOLE = """\
 apiVersion: servanda.dev/v1alpha1

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from servanda._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from servanda import rl
     from servanda.contract import Contract
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from servanda.promotion.chain import advance
     from servanda.run import check, measure, weigh
     from servanda.verdict import Verdict, judge
-
-__version__ = "0.1.0"
 
 # name -> module; imported when first used, so that `import servanda` stays light
 _HOME = {

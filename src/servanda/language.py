@@ -7,22 +7,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from servanda import lint
 from servanda.contract import Contract
 from servanda.errors import ContractError, Problem, Where
-from servanda.lint.finding import nearest, quoted
 from servanda.marks import Marks, Path, read
+from servanda.registry import nearest, quoted
 
 __all__ = ["Marks", "Tongue", "parse", "refused"]
 
 _Wrong = dict[Path, list[ErrorDetails]]
+# what the values of a contract mean for one another: `lint.check`, told which names there are
+Rules = Callable[..., list[Problem]]
 
 _WANTED = {
     "string_type": "text",
@@ -111,16 +112,13 @@ _STAND_INS: dict[str, Any] = {
 _HARMLESS = ("apiVersion", "kind", "confidence", "claim")  # nothing else hangs on them
 
 
-def parse(
-    text: str, file: str, *, engines: Collection[str], faults: Collection[str] = ()
-) -> tuple[Contract, Marks]:
+def parse(text: str, file: str, *, rules: Rules) -> tuple[Contract, Marks]:
     """The contract that a text states, and the place of each of its parts.
 
     Args:
         text: the whole text; the file is not read.
         file: its name, for messages.
-        engines: names of the engines that are installed.
-        faults: names of the faults that a kernel may be given on purpose.
+        rules: what is said of the values together.
 
     Raises:
         ContractError: everything that is wrong, in the order of the text.
@@ -135,9 +133,9 @@ def parse(
         rest = _mended(data, wrong)
         if rest is not None:
             broken = {_owner(path) for path in wrong}
-            problems += lint.check(rest, marks, engines=engines, faults=faults, broken=broken)
+            problems += rules(rest, marks, broken=broken)
     else:
-        problems += lint.check(contract, marks, engines=engines, faults=faults)
+        problems += rules(contract, marks)
         if not problems:
             return contract.placed(marks.near), marks
     raise ContractError.all(sorted(problems, key=_place))

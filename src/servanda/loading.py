@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
-from servanda import language
+from servanda import language, lint
 from servanda import plan as planning
 from servanda.contract import Contract, Golden, Kernel, NamedWorkload, Workload
 from servanda.corpus import Corpus
@@ -96,13 +96,23 @@ def parse(data: bytes, name: str) -> Contract:
             f"{name} is not UTF-8 text: {error.reason} at byte {error.start}",
             hint="save it as UTF-8",
         ) from None
+    return contract_of(text, name)
+
+
+def contract_of(text: str, name: str) -> Contract:
+    """The contract of a text that may use the engines and faults that are installed.
+
+    Raises:
+        ContractError: every problem of the text at once, each with its place.
+    """
     parsed = _parsed if len(text) < _SHORT else _parsed.__wrapped__
     return parsed(text, name, tuple(engine_names()), (*FAULTS,))
 
 
 @lru_cache(maxsize=32)  # one run reads its contract several times
 def _parsed(text: str, name: str, engines: tuple[str, ...], faults: tuple[str, ...]) -> Contract:
-    return language.parse(text, name, engines=engines, faults=faults)[0]
+    rules = partial(lint.check, engines=engines, faults=faults)
+    return language.parse(text, name, rules=rules)[0]
 
 
 def _fault_values(contract: Contract) -> Iterator[Problem]:

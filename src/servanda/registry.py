@@ -1,4 +1,5 @@
-# A registry: name -> thing, with a did-you-mean for names that are not there.
+# A registry: name -> thing, with a did-you-mean for names that are not there; and how messages
+# show what was found.
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
+_SHOWN = 60  # characters of a value that a message repeats
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
@@ -20,6 +22,19 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     near = near or [k for k in sorted(known) if len(name) > 1 and k.startswith(name[:2])][:1]
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(known))}"
+
+
+def nearest(name: object, known: Collection[str]) -> str:
+    """did_you_mean of what may be no text, or a very long one."""
+    return did_you_mean(str(name)[:_SHOWN], known)
+
+
+def quoted(value: object) -> str:
+    """A value as a message shows it: in quotes if it is text, and not for pages."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…")
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 class Registry(Mapping[str, T]):

@@ -14,8 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from servanda.trace import best_columns
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -176,6 +174,19 @@ def likeliest(logp_RV: Floats, best: int) -> dict[str, Floats]:
             ids = np.concatenate([ids, np.setdiff1d(np.arange(min(2 * best, size)), ids)])
         id_RK[row] = ids[np.argsort(-logp_V[ids], kind="stable")][:best]
     return best_columns(id_RK, np.take_along_axis(logp_RV, id_RK, axis=-1))
+
+
+def best_columns(ids_NK: NDArray[np.generic], logp_NK: NDArray[np.generic]) -> dict[str, Floats]:
+    """The columns that `Trace.best` reads: "id.0", "logp.0", "id.1", ..., best first.
+
+    >>> sorted(best_columns(np.array([[3, 1]]), np.array([[-0.5, -2.0]])))
+    ['id.0', 'id.1', 'logp.0', 'logp.1']
+    """
+    columns: dict[str, Floats] = {}
+    for k in range(ids_NK.shape[1]):
+        columns[f"id.{k}"] = ids_NK[:, k].astype(np.float64)
+        columns[f"logp.{k}"] = logp_NK[:, k].astype(np.float64)
+    return columns
 
 
 def observe(

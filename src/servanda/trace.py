@@ -120,19 +120,6 @@ class Trace:
         )
 
 
-def best_columns(ids_NK: Array, logp_NK: Array) -> dict[str, Array]:
-    """The columns that `Trace.best` reads: "id.0", "logp.0", "id.1", ..., best first.
-
-    >>> sorted(best_columns(np.array([[3, 1]]), np.array([[-0.5, -2.0]])))
-    ['id.0', 'id.1', 'logp.0', 'logp.1']
-    """
-    columns: dict[str, Array] = {}
-    for k in range(ids_NK.shape[1]):
-        columns[f"id.{k}"] = ids_NK[:, k].astype(np.float64)
-        columns[f"logp.{k}"] = logp_NK[:, k].astype(np.float64)
-    return columns
-
-
 def answered(trace: Trace, batch: Batch) -> Trace:
     """Scores of a batch in which a lost sequence has its given tokens, and NaN for their logprobs.
 

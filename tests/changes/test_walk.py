@@ -13,8 +13,8 @@ from servanda.changes import BREAKING, RULES, Change, changes
 from servanda.changes.directions import REWRITTEN, Items, With
 from servanda.changes.values import MIRROR
 from servanda.contract import Contract, NamedWorkload
-from servanda.language import parse
 from tests.changes.made import ABSENT, MOVES, NO_MOVE, Move, contract, contracts
+from tests.kit import parse
 from tests.test_whole_language import WHOLE
 
 

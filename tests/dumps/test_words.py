@@ -2,7 +2,6 @@
 
 import pytest
 
-from servanda import language
 from servanda.dumps import presetting, words
 from servanda.dumps.causes import explained, fewest, likely, within
 from servanda.dumps.steps import WORST, Step, Trend, concentration
@@ -10,6 +9,7 @@ from servanda.engines import engine_names
 from servanda.presets import PRESETS
 from servanda.slices import Cut, Term
 from servanda.stats import units_at_best
+from tests.kit import parse
 
 TRAINERS = [name for name, of in PRESETS.items() if of == "reinforcement learning"]
 
@@ -18,7 +18,7 @@ TRAINERS = [name for name, of in PRESETS.items() if of == "reinforcement learnin
 def test_every_preset_of_a_trainer_completes_to_a_contract_that_lints(name):
     text, contract = presetting.contract_of(name, "made", ())
 
-    assert language.parse(text, "again", engines=engine_names())[0] == contract
+    assert parse(text, "again", engines=engine_names())[0] == contract
     assert contract.workload.source == "trainer" and contract.claim == "realised"
     assert contract.weights.changes == "every_step"
     assert {k.engine for k in (contract.kernels.train, contract.kernels.infer)} == {"external"}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from servanda.language import parse
 from servanda.rl import Monitor
 from tests import kit
 from tests.field.rows import bug, known, servanda
 from tests.field.sync import observed
 from tests.field.worlds import NOISE, draw, run
+from tests.kit import parse
 
 CACHE = "Prefix cache, KV and state"
 BUILDS = "Kernels, batches, builds"

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from servanda.errors import ContractError
-from servanda.language import parse
 from servanda.leader.watching import watch
 from servanda.loading import load
 from tests import kit
+from tests.kit import parse
 from tests.leader import leads
 
 

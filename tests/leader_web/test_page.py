@@ -9,12 +9,12 @@ import pytest
 
 from servanda.errors import ContractError
 from servanda.gateway.keys import Holder
-from servanda.language import parse
 from servanda.leader.standing import ScoringStanding, Standing
 from servanda.leader.web import page, words
 from servanda.leader.web.spark import HEIGHT, WIDTH, served, spark
 from servanda.plain import from_plain, to_plain
 from servanda.routing.values import STATUSES, Pin
+from tests.kit import parse
 from tests.leader_web import fake
 
 VIEWER, OPERATOR = Holder("vera", "viewer"), Holder("otto", "operator")

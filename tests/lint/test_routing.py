@@ -3,7 +3,7 @@
 import pytest
 
 from servanda.errors import ContractError
-from servanda.language import parse
+from tests.kit import parse
 
 CONTRACT = """\
 apiVersion: servanda.dev/v1alpha1

@@ -2,9 +2,9 @@
 
 import pytest
 
-from servanda import language
 from servanda.engines import engine_names
 from servanda.errors import ContractError
+from tests.kit import parse
 
 GOOD = """\
 apiVersion: servanda.dev/v1alpha1
@@ -21,12 +21,12 @@ statistical:
 
 def problems(text):
     with pytest.raises(ContractError) as caught:
-        language.parse(text, "x.yaml", engines=engine_names())
+        parse(text, "x.yaml", engines=engine_names())
     return caught.value.problems
 
 
 def test_a_server_is_a_kernel():
-    contract, _ = language.parse(GOOD, "x.yaml", engines=engine_names())
+    contract, _ = parse(GOOD, "x.yaml", engines=engine_names())
     assert contract.kernels.infer.url == "http://127.0.0.1:8000"
 
 

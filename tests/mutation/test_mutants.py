@@ -4,16 +4,16 @@ import math
 
 import pytest
 
-from servanda import language
 from servanda.mutation import mutants
 from servanda.mutation.moving import lowered, raised
+from tests.kit import parse
 from tests.mutation import made
 from tests.test_whole_language import WHOLE
 
 
 def read(text):
     engines = ("table", "transformers", "external")
-    return language.parse(text, "toy.kernelcontract.yaml", engines=engines)[0]
+    return parse(text, "toy.kernelcontract.yaml", engines=engines)[0]
 
 
 def names(text):

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from servanda.course import course_of
 from servanda.identity import EvidenceKey
-from servanda.language import parse
 from servanda.promoting.writing import look_at, open_run, say_yes
 from servanda.promotion import Asked, Finding, Found
+from tests.kit import parse
 
 TEXT = """\
 apiVersion: servanda.dev/v1alpha1

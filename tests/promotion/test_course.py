@@ -8,8 +8,8 @@ import pytest
 
 from servanda.contract import Contract
 from servanda.course import Leg, course_of
-from servanda.language import parse
 from servanda.loading import load
+from tests.kit import parse
 from tests.lint.test_stages import CONTRACT
 
 ROOT = Path(__file__).parents[2]

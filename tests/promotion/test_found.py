@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from servanda.clauses import CellVerdict
-from servanda.language import parse
 from servanda.promotion import Asked, Found, found
 from servanda.verdict import Verdict
+from tests.kit import parse
 from tests.lint.test_stages import CONTRACT
 from tests.promotion.made import KEY, OFFLINE, SHADOW
 

@@ -110,7 +110,7 @@ def test_an_action_that_no_trainer_takes_is_refused_in_its_contract(action):
 
 def test_to_correct_without_a_weighting_is_refused():
     text = "escalation:\n  - {when: {clause: tv, is: violated}, do: [correct]}\n"
-    from servanda.language import parse
+    from tests.kit import parse
     from tests.rl.test_monitor import CONTRACT
 
     bare = CONTRACT.replace(", weighting: {mis: [0.5, 2.0]}", "")

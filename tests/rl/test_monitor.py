@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from servanda.divergence import DIVERGENCES, sampled
 from servanda.dumps.presetting import contract_of
 from servanda.errors import ContractError, EvidenceError
-from servanda.language import parse
 from servanda.rl import Monitor
 from servanda.rl.weighing import RATIO_METRICS
 from tests.drawn import examples
+from tests.kit import parse
 from tests.rl.made import exactly, step
 
 CONTRACT = """

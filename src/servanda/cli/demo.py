@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-import servanda
-from servanda import run
+from servanda import presets, run
 from servanda.cli.output import clear, write
 from servanda.cli.progress import watching
 from servanda.drill import Drill, drill
@@ -29,10 +28,8 @@ _PAGE = Path("servanda-demo.html")  # in the current folder: the second run, as 
 
 def _example(name: str) -> Path:
     """An example beside the package (installed), or in the repository it was cloned with."""
-    package = Path(servanda.__file__).parent
-    for root in (package / "_demo", package.parents[1]):
-        if (root / "examples" / name).is_file():
-            return root / "examples" / name
+    if path := presets.shipped(f"examples/{name}"):
+        return path
     raise MeasurementError(
         "the demo's model and contracts are not here",
         hint="install the wheel, or run it in a clone of the repository",

@@ -7,17 +7,15 @@ from pathlib import Path
 
 import click
 
-from servanda import language, loading
+from servanda import loading
 from servanda import plan as planning
 from servanda.chain import Chain
 from servanda.chain import chain as chain_of
 from servanda.cli.options import no_code_option
 from servanda.cli.output import show
 from servanda.cli.report import read
-from servanda.engines import engine_names
 from servanda.errors import ContractError, EvidenceError
 from servanda.explain import chain_text, explain_contract, explain_name, names
-from servanda.faults import FAULTS
 from servanda.foreign import code_of, keys_of
 from servanda.plain import to_plain
 from servanda.registry import did_you_mean
@@ -96,5 +94,4 @@ def _chain(path: Path) -> Chain:
             hint="run `servanda check` on the contract's file, or explain --chain the file itself",
         )
     name = f"{path}: the contract of its verdict"
-    contract, _ = language.parse(text, name, engines=engine_names(), faults=[*FAULTS])
-    return chain_of(contract, verdict)
+    return chain_of(loading.contract_of(text, name), verdict)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from servanda import __version__
+from servanda._version import __version__
 from servanda.errors import ServandaError
 from servanda.registry import did_you_mean
 

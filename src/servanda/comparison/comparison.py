@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from servanda import language, loading, presets, run
+from servanda import loading, presets, run
 from servanda import plan as planning
 from servanda.comparison import lengths
 from servanda.comparison.sides import Sides, fitting_preset, roles, sides_of, who
@@ -17,9 +17,8 @@ from servanda.completion import Parts, completed
 from servanda.contract import Claim, Contract, Kernel, WorkloadSampling
 from servanda.corpus import Corpus
 from servanda.cost import Cost, cost_of
-from servanda.engines import BUILTIN, engine_names
+from servanda.engines import BUILTIN
 from servanda.errors import ContractError, MeasurementError
-from servanda.faults import FAULTS
 from servanda.identity import digest_of
 from servanda.measurement import Watch, unwatched
 from servanda.plan import Plan
@@ -97,8 +96,7 @@ class Comparison:
     def contract(self) -> Contract:
         """The contract, with its paths from the current folder; nothing has to be there yet."""
         here = Path()
-        faults, file = [*FAULTS], str(self.folder / CONTRACT)
-        found, _ = language.parse(self.text(here), file, engines=engine_names(), faults=faults)
+        found = loading.contract_of(self.text(here), str(self.folder / CONTRACT))
         return loading.beside(found, here)
 
     def save(self, path: Path) -> None:
@@ -131,7 +129,7 @@ def prepare(asked: Asked, engines: Engines) -> Comparison:
     sides = sides_of(asked.a, asked.b, asked.referee)
     drawn_by_pack = sides.pack.workload if sides.pack else None
     name, why = (asked.preset, "as asked") if asked.preset else fitting_preset(sides)
-    template, _ = language.parse(presets.preset_text(name), name, engines=engine_names())
+    template = loading.contract_of(presets.preset_text(name), name)
     if presets.PRESETS[name] == "serving":
         sides = sides.as_served
     corpus, told = prompts_of(asked.prompts, sides)

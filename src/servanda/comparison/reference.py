@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from servanda import language, presets, run
+from servanda import loading, presets, run
 from servanda.comparison.sides import refuse_missing
 from servanda.comparison.texts import SHIPPED, read_corpus, shipped
 from servanda.contract import Contract, Golden, Kernel, Kernels, Workload
@@ -55,7 +55,7 @@ def alone(asked: Alone) -> tuple[Contract, str]:
     kernel = parse_kernel(asked.what, engines=engine_names(), name="KERNEL")
     refuse_missing(kernel, asked.what, "KERNEL")
     sampling = {n: getattr(asked, n) for n in own[2:] if getattr(asked, n) is not None}
-    template, _ = language.parse(presets.preset_text("fp8"), "fp8", engines=engine_names())
+    template = loading.contract_of(presets.preset_text("fp8"), "fp8")
     assert template.workload is not None
     prompts = asked.prompts or shipped(SHIPPED)
     for file in (prompts, asked.golden):

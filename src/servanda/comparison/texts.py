@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import servanda
+from servanda import presets
 from servanda.comparison.sides import Sides
 from servanda.corpus import Corpus
 from servanda.errors import ContractError, MeasurementError
@@ -14,10 +14,8 @@ SHIPPED = "prompts.jsonl"
 
 def shipped(name: str) -> Path:
     """A corpus that travels with the package, or lies in the repository it was cloned with."""
-    package = Path(servanda.__file__).parent
-    for root in (package / "_demo", package.parents[1]):
-        if (root / "data" / name).is_file():
-            return root / "data" / name
+    if path := presets.shipped(f"data/{name}"):
+        return path
     raise MeasurementError(
         "the shipped prompts are not here",
         hint="install the wheel, or name your own with --prompts FILE",

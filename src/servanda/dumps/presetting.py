@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from servanda import language
+from servanda import loading
 from servanda.completion import of_trainer
 from servanda.contract import Contract, SliceRule
-from servanda.engines import engine_names
 from servanda.errors import ContractError
-from servanda.faults import FAULTS
 from servanda.presets import PRESETS, preset_text
 from servanda.registry import did_you_mean
 from servanda.stats import units_at_best
@@ -75,7 +73,7 @@ def preset_of(name: str) -> str:
 
 def needed(preset: str) -> int:
     """Tokens that a slice must have to be worth a cell."""
-    contract = _parsed(_text(preset, "dump", ()), preset)
+    contract = loading.contract_of(_text(preset, "dump", ()), preset)
     limit = min(
         float(c.at_most)
         for c in contract.statistical
@@ -101,7 +99,7 @@ def contract_of(
         bitwise: whether both kernels are declared to compute the same bits.
     """
     text = _text(preset, name, slices, filtered=filtered, bitwise=bitwise)
-    return text, _parsed(text, f"{name}.kernelcontract.yaml")
+    return text, loading.contract_of(text, f"{name}.kernelcontract.yaml")
 
 
 def frame() -> Contract:
@@ -127,7 +125,3 @@ def _text(
         filtered=filtered,
         bitwise=bitwise,
     )
-
-
-def _parsed(text: str, file: str) -> Contract:
-    return language.parse(text, file, engines=engine_names(), faults=[*FAULTS])[0]

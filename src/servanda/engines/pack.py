@@ -18,8 +18,8 @@ from servanda.engines.base import ENGINES
 from servanda.engines.pack_file import read_pack
 from servanda.errors import MeasurementError
 from servanda.identity import Description
-from servanda.sampling import Sampling
-from servanda.trace import Batch, Trace, best_columns, some
+from servanda.sampling import Sampling, best_columns
+from servanda.trace import Batch, Trace, some
 
 _ANEW = "write a new pack for this contract with `servanda measure CONTRACT --side train -o`"
 

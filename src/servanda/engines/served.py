@@ -18,9 +18,9 @@ from servanda.contract import Kernel, Path
 from servanda.errors import MeasurementError
 from servanda.identity import Description, digest_of
 from servanda.latency import Timing
-from servanda.sampling import Sampling
+from servanda.sampling import Sampling, best_columns
 from servanda.served import Request
-from servanda.trace import Batch, Trace, best_columns
+from servanda.trace import Batch, Trace
 
 
 class ServedEngine:

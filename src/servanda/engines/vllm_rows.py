@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.contract import Path
-from servanda.sampling import Floats, Sampling
-from servanda.trace import Batch, Trace, best_columns
+from servanda.sampling import Floats, Sampling, best_columns
+from servanda.trace import Batch, Trace
 
 Rows = NDArray[np.float32]
 Part = tuple[Sequence[int], Mapping[str, Floats]]  # tokens of a sequence, their columns

@@ -18,8 +18,8 @@ from typing import Any, Literal, get_args
 
 from servanda import marks
 from servanda.errors import ContractError, Problem, Where
-from servanda.lint.finding import nearest, quoted
 from servanda.marks import Marks
+from servanda.registry import nearest, quoted
 
 Role = Literal["client", "viewer", "operator", "admin", "gateway"]
 Right = Literal["ask", "read", "pin", "reload", "follow", "route"]

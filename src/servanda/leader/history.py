@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from servanda import __version__
+from servanda._version import __version__
 from servanda.errors import EvidenceError, Problem
 from servanda.identity import digest_of
 from servanda.ledger import Entry, Ledger

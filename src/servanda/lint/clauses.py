@@ -10,11 +10,12 @@ from servanda.contract import WHOLE, Clause, Contract, Relative, Section
 from servanda.divergence import DIVERGENCES, Divergence, Span
 from servanda.lint.calibration import calibration
 from servanda.lint.chain import chain
-from servanda.lint.finding import Finding, nearest, quoted
+from servanda.lint.finding import Finding
 from servanda.lint.outcomes import mass_gap, outcomes
 from servanda.lint.runtime import RUNTIME_METRICS, runtime
 from servanda.lint.stages import stages
 from servanda.marks import Marks, Path
+from servanda.registry import nearest, quoted
 from servanda.scope import known_by_name
 
 COVERAGE = "rescored_ratio"

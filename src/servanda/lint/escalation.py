@@ -7,9 +7,10 @@ from typing import Any
 
 from servanda.actions import ACTIONS
 from servanda.contract import EXTERNAL, SECTIONS, Contract
-from servanda.lint.finding import Finding, nearest, quoted
+from servanda.lint.finding import Finding
 from servanda.lint.slices import is_number
 from servanda.marks import Path
+from servanda.registry import nearest, quoted
 from servanda.scope import known_by_name, slices_of
 from servanda.slices import OPERATORS
 

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator
 
 from servanda.contract import EXTERNAL, QUANTIZATIONS, Contract, Kernel
 from servanda.fields import VARIABLE
-from servanda.lint.finding import Finding, nearest, quoted
+from servanda.lint.finding import Finding
 from servanda.marks import Path
+from servanda.registry import nearest, quoted
 
 _SERVER = "openai_http"
 _URL = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?")

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from servanda.contract import Contract, Reward, Weighting
-from servanda.lint.finding import Finding, nearest, quoted
+from servanda.lint.finding import Finding
+from servanda.registry import nearest, quoted
 from servanda.rewards import REWARDS, file_and_function
 
 _AT = ("gradient", "weighting")

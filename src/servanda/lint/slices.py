@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from servanda.contract import WHOLE, Contract, SliceRule
-from servanda.lint.finding import Finding, nearest, quoted
+from servanda.lint.finding import Finding
 from servanda.marks import Path
+from servanda.registry import nearest, quoted
 from servanda.slices import FIELDS, LABEL, MOVED, OPERATORS, Field, field_of
 
 _ANY_NUMBER = Field("context", "")  # stands in for a field that is none

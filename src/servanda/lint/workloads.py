@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from servanda.contract import EXTERNAL, Contract, Workload
-from servanda.lint.finding import Finding, nearest, quoted
+from servanda.lint.finding import Finding
 from servanda.marks import Path
+from servanda.registry import nearest, quoted
 
 _METADATA = "request.metadata."
 _SOURCES = ("api_key", "route", f"{_METADATA}<key>")

@@ -1,16 +1,18 @@
-# Presets: contracts with cited limits, whose kernels and prompts `servanda compare` fills in.
+# Presets: contracts with cited limits, whose kernels and prompts `servanda compare` fills in;
+# and where the prompts, models and examples are that travel with the package.
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 
 from servanda.contract import Kernel
 from servanda.errors import ContractError
 from servanda.registry import did_you_mean
 
-__all__ = ["PRESETS", "fitting", "preset_text", "title"]
+__all__ = ["PRESETS", "fitting", "preset_text", "shipped", "title"]
 
 SUFFIX = ".kernelcontract.yaml"
 # name -> what it is for
@@ -39,6 +41,13 @@ def preset_text(name: str) -> str:
     if name not in PRESETS:
         raise ContractError(f"there is no preset {name!r}", hint=did_you_mean(name, PRESETS))
     return files(__name__).joinpath(name + SUFFIX).read_text(encoding="utf-8")
+
+
+def shipped(name: str) -> Path | None:
+    """A file that travels with the package, or lies in the repository it was cloned with."""
+    package = Path(str(files("servanda")))
+    places = (root / name for root in (package / "_demo", package.parents[1]))
+    return next((place for place in places if place.is_file()), None)
 
 
 def title(name: str) -> str:

@@ -10,8 +10,8 @@ from servanda.clauses import TIMINGS
 from servanda.contract import WHOLE
 from servanda.course import course_of
 from servanda.errors import Problem
-from servanda.lint.finding import nearest, quoted
 from servanda.plan import Plan
+from servanda.registry import nearest, quoted
 from servanda.rehearsal.values import REST, Case, ContractTest, Expectation
 from servanda.slices import cuts_of
 

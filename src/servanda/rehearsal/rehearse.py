@@ -13,9 +13,9 @@ from servanda.corpus import Corpus
 from servanda.course import Leg, course_of
 from servanda.errors import ContractError, Problem
 from servanda.escalation import asked_for
-from servanda.lint.finding import quoted
 from servanda.plan import Plan, make_plan
 from servanda.promotion import leg_of
+from servanda.registry import quoted
 from servanda.rehearsal.data import Data, Gathering, Recording, recorded_data, synthetic_data
 from servanda.rehearsal.fitting import misfits
 from servanda.rehearsal.given import NotGiven

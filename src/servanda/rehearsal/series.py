@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from servanda.lint.finding import nearest, quoted
+from servanda.registry import nearest, quoted
 
 Array = NDArray[Any]
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 from urllib.parse import quote
 
-from servanda import __version__
+from servanda._version import __version__
 from servanda.clauses import CellVerdict
 from servanda.report import words
 from servanda.report.base import FORMATS

@@ -40,8 +40,8 @@ from servanda.engines.misfits import refuse_misfits
 from servanda.errors import MeasurementError
 from servanda.identity import Description
 from servanda.latency import Timing
-from servanda.sampling import Sampling, seed_of
-from servanda.trace import Batch, Trace, best_columns
+from servanda.sampling import Sampling, best_columns, seed_of
+from servanda.trace import Batch, Trace
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from servanda import __version__
+from servanda._version import __version__
 from servanda.engines.base import Engine
 from servanda.engines.server import wire
 from servanda.engines.server.ask import Ask, Refused

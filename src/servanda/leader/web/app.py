@@ -31,8 +31,8 @@ from servanda.leader.web.guard import (
     told_as,
 )
 from servanda.leader.web.metrics import Metrics
-from servanda.lint.finding import nearest, quoted
 from servanda.plain import to_plain
+from servanda.registry import nearest, quoted
 from servanda.routing.state import Transition
 
 T = TypeVar("T")

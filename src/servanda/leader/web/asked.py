@@ -12,7 +12,7 @@ import msgspec
 
 from servanda import strict
 from servanda.errors import ServandaError
-from servanda.lint.finding import nearest
+from servanda.registry import nearest
 from servanda.report.words import line
 from servanda.routing.values import Known, PinTo, Pool
 from servanda.strict import said

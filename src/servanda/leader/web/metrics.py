@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from servanda import __version__
+from servanda._version import __version__
 from servanda.gateway.evidence import REASONS as NO_EVIDENCE
 from servanda.leader.standing import CellStanding, Standing
 from servanda.leader.web.counted import (
