@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks import committed, pairs
-from servanda import run
-from servanda.bounds import PSI, weight_gap
-from servanda.clauses.chain import between
-from servanda.contract import Kernel
-from servanda.corpus import Corpus
+from servanda.contract.model import Kernel
 from servanda.engines import open_engine
-from servanda.loading import compile, load
-from servanda.stats import LogMoment, interval
+from servanda.judgement.clauses.chain_metrics import between
+from servanda.runner import run
+from servanda.runner.load import compile, load
+from servanda.theory.bounds import PSI, weight_gap
+from servanda.theory.stats import LogMoment, interval
+from servanda.traces.corpus import Corpus
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "explanation" / "assumptions.md"

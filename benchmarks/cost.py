@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from servanda import run
-from servanda.divergence import LogitRows
 from servanda.engines import open_engine
-from servanda.golden import reduced
-from servanda.sampling import Sampling
-from servanda.trace import Batch
+from servanda.runner import run
+from servanda.runner.golden import reduced
+from servanda.theory.divergence import LogitRows
+from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "tiny-bf16.kernelcontract.yaml"

@@ -62,8 +62,8 @@ def _row(rng: np.random.Generator, index: int) -> dict[str, object]:
 
 def read(folder: str, sound: bool) -> None:
     """Read a dump and print processor seconds, tokens, bytes and peak memory as JSON."""
-    from servanda.importers import open_dump
-    from servanda.soundness import Soundness
+    from servanda.rl.dumps.checks import Soundness
+    from servanda.rl.dumps.formats import open_dump
 
     dump, soundness = open_dump(folder), Soundness()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -26,14 +26,14 @@ import numpy as np
 from scripts import servers
 
 from benchmarks import committed
-from servanda.contract import Kernel
-from servanda.contract import Path as How
-from servanda.corpus import Corpus
-from servanda.divergence import TopK, TopRows, interval
+from servanda.contract.model import Kernel
+from servanda.contract.model import Path as How
 from servanda.engines.worker import spawn
 from servanda.errors import ServandaError
-from servanda.sampling import Sampling, log_softmax
-from servanda.trace import Batch, Trace
+from servanda.theory.divergence import TopK, TopRows, interval
+from servanda.theory.sampling import Sampling, log_softmax
+from servanda.traces.corpus import Corpus
+from servanda.traces.trace import Batch, Trace
 
 ROOT = Path(__file__).parents[1]
 MODEL = str(ROOT / "models" / "tiny-lm")

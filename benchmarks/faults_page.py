@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.truth_table import GATES, NAMES, NONE, OURS, ROOT, Record, Records
-from servanda.faults import FAULTS
+from servanda.engines.faults import FAULTS
 
 DOCS = ROOT / "docs" / "reference" / "faults.md"
 ABSENT = "-"

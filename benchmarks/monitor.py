@@ -30,11 +30,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.bounds import PSI, weight_gap
 from servanda.rl import Monitor
-from servanda.rl.tally import tally
-from servanda.stats import LogMoment, interval
-from servanda.stats.binned import BINS, Binned, ends, moment
+from servanda.rl.monitor.histogram import tally
+from servanda.theory.bounds import PSI, weight_gap
+from servanda.theory.stats import LogMoment, interval
+from servanda.theory.stats.histogram import BINS, Binned, ends, moment
 
 Array = NDArray[Any]
 Row = Callable[[], float]  # CPU seconds of one repetition

@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from servanda import run
 from servanda.engines import open_engine
+from servanda.runner import run
 
 ROOT = Path(__file__).parents[1]
 KERNELS = {

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from tests.preflight.drills import BROKEN, WORKING, Drill, drilled, expected, named
+from tests.rl.sync_drill.drills import BROKEN, WORKING, Drill, drilled, expected, named
 
 from benchmarks import committed
-from servanda.preflight.result import Preflight
+from servanda.rl.sync_drill.result import Preflight
 
 DOCS = Path(__file__).parents[1] / "docs" / "how-to" / "preflight.md"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"

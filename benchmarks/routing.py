@@ -3,8 +3,8 @@
     python -m benchmarks.routing [--slices 150] [--write]
 
 Each slice is a stream of scored requests, one value in [0, 1] each; every rule sees the same
-streams.  The machine is the one that serves, `servanda.routing`, at the prices of a contract that
-says nothing.  Seeds are fixed.
+streams.  The machine is the one that serves, `servanda.gateway.routing`, at the prices of a
+contract that says nothing.  Seeds are fixed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 
 from benchmarks import committed
 from benchmarks.assumptions import table
-from servanda.contract import Contract
-from servanda.routing.machine import absorb, begin, look, rules_of
-from servanda.routing.nearness import leaving
-from servanda.routing.state import Facts, RoutingState, Rules, Score, Watched
-from servanda.routing.values import AWAY
-from servanda.slices import Cut, Term
-from servanda.stats import GroupRatio
-from servanda.stats.log_moment import NEG, POS, log_mean_exp
+from servanda.contract.model import Contract
+from servanda.gateway.routing.evidence_price import leaving
+from servanda.gateway.routing.model import AWAY
+from servanda.gateway.routing.state import Facts, RoutingState, Rules, Score, Watched
+from servanda.gateway.routing.state_machine import absorb, begin, look, rules_of
+from servanda.judgement.slices.rules import Cut, Term
+from servanda.theory.stats import GroupRatio
+from servanda.theory.stats.log_moment import NEG, POS, log_mean_exp
 
 Array = NDArray[Any]
 

@@ -28,14 +28,14 @@ from pathlib import Path
 from tests import kit
 
 from benchmarks.committed import KEPT
-from servanda import run
+from servanda.engines.exact_table import TablePair
 from servanda.errors import Interrupted
-from servanda.evidence import weigh
-from servanda.measurement import Progress
-from servanda.rounds import read_rounds
-from servanda.rundir import RunDirectory
-from servanda.tables import TablePair
-from servanda.verdict import Verdict, judge
+from servanda.judgement.evidence import weigh
+from servanda.judgement.verdict import Verdict, judge
+from servanda.runner import run
+from servanda.runner.measurement import Progress
+from servanda.runner.round_files import read_rounds
+from servanda.runner.run_directory import RunDirectory
 
 LIMIT = 0.1
 RATIOS = (0.5, 0.9, 1.0, 1.1, 2.0)

@@ -9,8 +9,8 @@
 # two cores: at the fault's default, at the field's strength, and at those of its strengths that
 # a bisection needs to find the smallest that each gate catches.  Records are kept in
 # benchmarks/truth_table.jsonl; a fault that is new to the catalogue is measured by the first line.
-# tests/faults/test_catalogue.py holds the page to the records, tests/slow/test_truth_table.py the
-# records to the code.
+# tests/engines/faults/test_catalogue.py holds the page to the records,
+# tests/slow/test_truth_table.py the records to the code.
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from servanda import run
-from servanda.drill import Drill, drill
-from servanda.faults import FAULTS
+from servanda.engines.faults import FAULTS
+from servanda.runner import run
+from servanda.runner.fault_drill import Drill, drill
 
 ROOT = Path(__file__).parents[1]
 CONTRACT = ROOT / "examples" / "tiny-faults.kernelcontract.yaml"
@@ -31,8 +31,8 @@ RECORDS = Path(__file__).with_suffix(".jsonl")
 NONE = "none"
 NAMES = (NONE, *FAULTS)
 CAUGHT = ("violated", "error", "refused")
-# the field's gates, as servanda.gates names them without limit; the last fires for the healthy
-# kernel too, and is left out of the smallest strengths
+# the field's gates, as servanda.judgement.field_thresholds names them without limit; the last
+# fires for the healthy kernel too, and is left out of the smallest strengths
 GATES = (
     *("perplexity, ±1 %", "mean KL (k3)", "mean |Δ logp|", "token_mult_prob_error"),
     *("mean |Δ probability|", "p99 |Δ logp|", "top-1 agreement"),

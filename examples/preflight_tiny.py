@@ -4,12 +4,12 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
+from servanda.engines.faults.sync import SYNC_FAULTS
 from servanda.engines.transformers import TransformersEngine
 from servanda.engines.weight_sync import WeightSync
-from servanda.faults.sync import SYNC_FAULTS
-from servanda.preflight.trainee import forward_logprobs
 from servanda.rl import Trainee
+from servanda.rl.sync_drill.trainee import forward_logprobs
 
 
 def healthy(sync: type[WeightSync] = WeightSync) -> Trainee:

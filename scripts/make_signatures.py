@@ -1,8 +1,9 @@
 """Measures every fault of the catalogue on the shipped model, for the power of a gate.
 
 One healthy pair of kernels and each fault at its default: the same seeded prompts, the same
-texts; writes src/servanda/faults/signatures.parquet.  Ten minutes on one core.  With --field, the
-faults that the field met at another value than the default, at that one; signatures_field.parquet.
+texts; writes src/servanda/engines/faults/signatures.parquet.  Ten minutes on one core.  With
+--field, the faults that the field met at another value than the default, at that one;
+signatures_field.parquet.
 
     python scripts/make_signatures.py [--field] [--prompts 160]
 """
@@ -20,13 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
-from servanda import run
+from servanda.engines.faults import FAULTS, injected, signatures
 from servanda.errors import IdentityError
-from servanda.faults import FAULTS, injected, signatures
-from servanda.power import Signature
-from servanda.rounds import read_rounds
-from servanda.rundir import RunDirectory
-from servanda.trace import Trace, TracePair
+from servanda.judgement.power import Signature
+from servanda.runner import run
+from servanda.runner.round_files import read_rounds
+from servanda.runner.run_directory import RunDirectory
+from servanda.traces.trace import Trace, TracePair
 
 ROOT = Path(__file__).parents[1]
 CONTRACT = """\
@@ -91,7 +92,7 @@ def main():
             print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     data = signatures.to_bytes(found)
     file = signatures.FIELD_FILE if options.field else signatures.FILE
-    out = ROOT / "src" / "servanda" / "faults" / file
+    out = ROOT / "src" / "servanda" / "engines" / "faults" / file
     out.write_bytes(data)
     print(f"{out.relative_to(ROOT)}: {len(data) / 1e6:.2f} MB, {len(found)} faults")
 

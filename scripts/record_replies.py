@@ -23,10 +23,10 @@ sys.path.insert(0, str(ROOT))
 
 from scripts import servers  # noqa: E402
 
-from servanda.contract import Kernel  # noqa: E402
+from servanda.contract.model import Kernel  # noqa: E402
 from servanda.engines import open_engine  # noqa: E402
-from servanda.sampling import Sampling  # noqa: E402
-from servanda.trace import Batch  # noqa: E402
+from servanda.theory.sampling import Sampling  # noqa: E402
+from servanda.traces.trace import Batch  # noqa: E402
 
 REPLIES = ROOT / "tests" / "engines" / "replies"
 TEXTS = ("hello import", "The list of ")

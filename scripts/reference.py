@@ -12,19 +12,19 @@ from typing import get_args
 import click
 from pydantic import BaseModel
 
-from servanda import loading
-from servanda.actions import ACTIONS
-from servanda.changes import RULES
-from servanda.changes.directions import Part
-from servanda.clauses import CHAIN, GUARDS
+from servanda.authoring.diff import RULES
+from servanda.authoring.diff.directions import Part
 from servanda.cli.main import VERBS, main
-from servanda.contract import Contract
-from servanda.divergence import DIVERGENCES
-from servanda.explain.words import of_guard, of_metric
-from servanda.faults.sync import SYNC_FAULTS
-from servanda.lint import RUNTIME_METRICS
-from servanda.presets import PRESETS, preset_text, title
-from servanda.slices import FIELDS, LABEL, OPERATORS
+from servanda.contract.actions import ACTIONS
+from servanda.contract.model import Contract
+from servanda.contract.presets import PRESETS, preset_text, title
+from servanda.engines.faults.sync import SYNC_FAULTS
+from servanda.judgement.clauses import CHAIN, GUARDS
+from servanda.judgement.lint import RUNTIME_METRICS
+from servanda.judgement.slices.rules import FIELDS, LABEL, OPERATORS
+from servanda.report.explain.glossary import of_guard, of_metric
+from servanda.runner import load
+from servanda.theory.divergence import DIVERGENCES
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 _HEAD = "<!-- written by scripts/reference.py -->\n"
@@ -153,7 +153,7 @@ def presets() -> str:
     for kind in dict.fromkeys(PRESETS.values()):
         parts.append(f"## {kind.capitalize()}\n")
         for name in (name for name, of in PRESETS.items() if of == kind):
-            contract = loading.contract_of(preset_text(name), name)
+            contract = load.contract_of(preset_text(name), name)
             rows = [("clause", "promise", "limit", "slices", "enforced")]
             for clause in (*contract.numerical, *contract.statistical):
                 limit = clause.at_most if clause.at_most is not None else clause.at_least
@@ -185,7 +185,8 @@ def sync_faults() -> str:
         f"{_HEAD}# The faults of a weight sync\n\n"
         "They break what a trainer does after an update, and no kernel: at equal weights there is "
         "nothing to see.\n[The drill](../how-to/preflight.md) names each; "
-        "`SYNC_FAULTS[NAME].inject(WeightSync, VALUE)` of `servanda.faults.sync`\nmakes one.\n\n"
+        "`SYNC_FAULTS[NAME].inject(WeightSync, VALUE)` of `servanda.engines.faults.sync`\n"
+        "makes one.\n\n"
         f"{_table(*rows)}\n"
     )
 

@@ -61,7 +61,7 @@ def kernel_command(port, kernel, *more):
 def gguf_command(path, kind):
     """Writes MODEL as a GGUF: kind is f32, f16 or another that llama.cpp reads."""
     python = VENVS / "llamacpp" / "bin" / "python"
-    return [str(python), "-m", "servanda.engines.gguf_file", str(MODEL), str(path), kind]
+    return [str(python), "-m", "servanda.engines.gguf_export", str(MODEL), str(path), kind]
 
 
 def llama_command(port, gguf, *more):

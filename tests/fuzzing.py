@@ -7,12 +7,12 @@ from pathlib import Path
 from random import Random
 
 from servanda.engines import engine_names
+from servanda.engines.faults import FAULTS
 from servanda.errors import ContractError, Problem, Where
-from servanda.faults import FAULTS
+from tests.contract.test_language import EXAMPLE, SMALL
+from tests.contract.test_messages import GOOD
+from tests.contract.test_whole_language import TRAINER, WHOLE
 from tests.kit import parse
-from tests.test_language import EXAMPLE, SMALL
-from tests.test_messages import GOOD
-from tests.test_whole_language import TRAINER, WHOLE
 
 _EXAMPLES = Path(__file__).parents[1] / "examples"
 _FILES = [path.read_text() for path in sorted(_EXAMPLES.rglob("*.kernelcontract.yaml"))]

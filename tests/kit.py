@@ -4,8 +4,9 @@ import json
 from functools import partial
 from pathlib import Path
 
-from servanda import language, lint
-from servanda.tables import Table, TablePair
+from servanda.contract import parser
+from servanda.engines.exact_table import Table, TablePair
+from servanda.judgement import lint
 
 TOKENS = ["a", "b", "c", "d", "<eos>"]
 BASE = [0.35, 0.25, 0.2, 0.1, 0.1]
@@ -126,4 +127,4 @@ def golden(folder, texts=("a b c d a b", "b b a d c a")):
 def parse(text, file, *, engines, faults=()):
     """A contract and its places, where these engines and faults are known."""
     rules = partial(lint.check, engines=engines, faults=faults)
-    return language.parse(text, file, rules=rules)
+    return parser.parse(text, file, rules=rules)

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from servanda.engines import open_engine
-from servanda.run import load
-from servanda.sampling import uniforms
-from servanda.trace import Batch
+from servanda.runner.run import load
+from servanda.theory.sampling import uniforms
+from servanda.traces.trace import Batch
 
 RUN = "r1"
 

@@ -11,148 +11,86 @@ from servanda.engines import BUILTIN
 
 SRC = Path(__file__).parents[1] / "src" / "servanda"
 
-# A name is a module or a folder directly under servanda.
+# A room imports the floors below it; rooms of one floor ignore each other.
 FLOORS = (
     {"_version", "errors", "registry"},
-    {
-        "agreement",
-        "bounds",
-        "capture",
-        "contract",
-        "learning",
-        "policy",
-        "promise",
-        "corpus",
-        "course",
-        "divergence",
-        "fields",
-        "history",
-        "identity",
-        "pairing",
-        "plain",
-        "rewards",
-        "rollouts",
-        "latency",
-        "neutral",
-        "sampling",
-        "served",
-        "split",
-        "slices",
-        "stats",
-        "strict",
-        "tables",
-        "token_classes",
-        "trace",
-        "traffic",
-        "workload",
-    },
-    {
-        "actions",
-        "calibrate",
-        "answers",
-        "arrivals",
-        "bitwise",
-        "chain",
-        "changes",
-        "clauses",
-        "columns",
-        "contrast",
-        "completion",
-        "cost",
-        "derive",
-        "escalation",
-        "evidence",
-        "explain",
-        "falsification",
-        "gates",
-        "kernel_string",
-        "kinds",
-        "language",
-        "lint",
-        "marks",
-        "once",
-        "plan",
-        "breakdown",
-        "portrait",
-        "power",
-        "report",
-        "rehearsal",
-        "routing",
-        "promotion",
-        "schedule",
-        "schema",
-        "scope",
-        "slice_choice",
-        "slice_coverage",
-        "soundness",
-        "starter",
-        "verdict",
-    },
-    {
-        "admission",
-        "drawing",
-        "effects",
-        "ledger",
-        "golden_intervals",
-        "engines",
-        "faults",
-        "foreign",
-        "gateway",
-        "gathering",
-        "golden",
-        "importers",
-        "invariance",
-        "measurement",
-        "packing",
-        "preflight",
-        "presets",
-        "probe",
-        "rounds",
-        "rundir",
-        "scoring",
-        "sockets",
-        "tls",
-        "surface",
-        "textfile",
-        "timing",
-    },
-    {
-        "__main__",
-        "cli",
-        "comparison",
-        "drill",
-        "dumps",
-        "leader",
-        "loading",
-        "mutation",
-        "promoting",
-        "rehearsing",
-        "reread",
-        "rl",
-        "run",
-        "selftest",
-        "testing",
-        "watch",
-    },
+    {"theory", "traces"},
+    {"contract"},
+    {"judgement"},
+    {"engines", "report"},
+    {"runner"},
+    {"promotion"},
+    {"authoring", "gateway", "rl"},
+    {"cli"},
 )
-# pure floors: no file, socket, clock, environment, process
+FACES = {"__init__", "__main__"}  # the public names, and `python -m servanda`
+# a verdict prints itself: the one call upwards, made inside a function
+PRINTS_ITSELF = ("judgement.verdict", "report.text")
+
+# No file, socket, clock, environment or process; what is below a name here, but for the names
+# with a minus.
+PURE = {
+    "_version",
+    "errors",
+    "registry",
+    "theory",
+    "traces",
+    "judgement",
+    "report",
+    *("contract", "-contract.presets", "-contract.text_file"),
+    *("authoring", "-authoring.mutation", "-authoring.contract_test.files"),
+    *("promotion", "-promotion.run", "-promotion.ledger", "-promotion.notify"),
+    "gateway.routing",
+    "rl.dumps.checks",
+}
 IMPURE = {"os", "io", "pathlib", "socket", "subprocess", "tempfile", "time", "datetime", "random"}
-PURE_PATHS = {"PurePath"}
 HEAVY = {"torch", "transformers", "scipy", "pyarrow", "click", "rich"}
-LONGEST = 350
+
+LONGEST = 350  # lines of a module
+ROOT, FOLDER, SPACIOUS = 18, 25, {"cli", "engines"}  # entries: cli has a file for each verb
+# names that three files or more may share, for they mean one thing
+SHARED = {
+    "app": "the routes of an HTTP server",
+    "base": "what each thing of a registry is",
+    "calibration": "of probabilities: what a kernel's confidence is worth",
+    "chain": "the bound chain of a contract",
+    "compare": "two things, part by part",
+    "contract": "the contract that something here is held to",
+    "format": "values as people read them",
+    "gradient": "policy gradients",
+    "ledger": "what was decided, append-only",
+    "model": "the frozen values of a language or of a state machine",
+    "plan": "what will be done, before it is",
+    "promotion": "a build on its way from stage to stage",
+    "report": "results as people read them",
+    "run": "something done from its start to its end",
+    "state": "what a state machine remembers",
+    "statistics": "tokens turned into statistics that add up",
+    "text": "plain text for a terminal",
+}
+# established nouns and adjectives of the field
+NOUNS = {
+    *("authoring", "batching", "finding", "kernel_string", "padding", "quantized", "ragged"),
+    *("recorded", "rescoring", "rounding", "routing", "sampling", "scaling", "slicing", "training"),
+}
 
 
 def modules():
     return sorted(p for p in SRC.rglob("*.py"))
 
 
-def room(path):
-    part = path.relative_to(SRC).parts[0]
-    return part.removesuffix(".py")
+def dotted(path):
+    """A module as its imports name it, without `servanda`; a package by its folder."""
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def room(name):
+    return name.partition(".")[0]
 
 
 def floor(name):
-    return next((i for i, names in enumerate(FLOORS) if name in names), None)
+    return next((i for i, names in enumerate(FLOORS) if room(name) in names), None)
 
 
 def imports(path):
@@ -164,46 +102,69 @@ def imports(path):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: relative import"
-            names = [node.module]
-            if node.module == "servanda":
-                names = [f"servanda.{alias.name}" for alias in node.names]
+            # of a package a module, or a name of its own
+            inside = SRC.parent.joinpath(*node.module.split("."))
+            names = [
+                f"{node.module}.{alias.name}"
+                if node.module == "servanda"
+                or (inside / alias.name).is_dir()
+                or (inside / f"{alias.name}.py").is_file()
+                else node.module
+                for alias in node.names
+            ]
         for name in names:
             yield name, node in tree.body
 
 
 def own(path):
-    """Rooms of the house that a module imports."""
+    """Modules of the house that a module imports."""
     for name, _ in imports(path):
-        if name.startswith("servanda."):
-            yield name.split(".")[1]
+        if name.startswith("servanda.") and (dotted(path), name[9:]) != PRINTS_ITSELF:
+            yield name.removeprefix("servanda.")
 
 
 def test_imports_only_go_down():
     for path in modules():
-        here = floor(room(path))
-        if room(path) == "__init__":
-            continue  # the public names
-        assert here is not None, f"{room(path)} is on no floor of the map"
+        here = dotted(path)
+        if here in FACES:
+            continue
+        assert floor(here) is not None, f"{here} is on no floor of the map"
         for name in own(path):
-            assert floor(name) is not None, f"{path} imports {name}, which is on no floor"
-            assert floor(name) <= here, f"{path} (floor {here}) imports {name} ({floor(name)})"
+            assert floor(name) is not None, f"{here} imports {name}, which is on no floor"
+            assert room(name) == room(here) or floor(name) < floor(here), f"{here} imports {name}"
 
 
-def test_no_room_needs_itself():
-    """Rooms import each other in one direction, so each can be read on its own."""
+def sub_room(name):
+    """The folder of a room in which a module lies; the room itself for those in none."""
+    parts = name.split(".")
+    folder = SRC.joinpath(*parts[:2])
+    return ".".join(parts[:2]) if folder.is_dir() else parts[0]
+
+
+def test_no_room_within_a_room_needs_itself():
+    """Rooms within a room import each other in one direction, so each can be read on its own."""
     graph = {}
     for path in modules():
-        if room(path) != "__init__":
-            graph.setdefault(room(path), set()).update(n for n in own(path) if n != room(path))
-    # a verdict prints itself: the one call upwards, made inside a function
-    graph["verdict"].discard("report")
+        here = sub_room(dotted(path))
+        there = {sub_room(name) for name in own(path) if room(name) == room(here)}
+        if path.name != "__init__.py" or here != room(here):  # the face of a room knows all of it
+            graph.setdefault(here, set()).update(there - {here})
     assert list(TopologicalSorter(graph).static_order())
 
 
-def test_the_lower_floors_are_pure():
-    for path in modules():
-        if floor(room(path)) not in (0, 1, 2):
-            continue
+def pure(name):
+    """Whether the nearest name above a module, or its own, is said to be pure."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        above = ".".join(parts[:end])
+        if above in PURE or f"-{above}" in PURE:
+            return above in PURE
+    return False
+
+
+def test_what_is_said_to_be_pure_is():
+    assert {one.lstrip("-") for one in PURE} <= {dotted(path) for path in modules()}
+    for path in filter(lambda path: pure(dotted(path)), modules()):
         text = path.read_text(encoding="utf-8")
         for name, _ in imports(path):
             top = name.split(".")[0]
@@ -215,6 +176,35 @@ def test_the_lower_floors_are_pure():
 def test_no_module_outgrows_a_sitting():
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in modules()}
     assert {path: n for path, n in lengths.items() if n > LONGEST} == {}
+
+
+def test_a_folder_is_read_at_a_glance():
+    for folder in {path.parent for path in modules()}:
+        entries = [e for e in folder.iterdir() if e.name not in ("__pycache__", "_demo")]
+        name = ".".join(folder.relative_to(SRC).parts)
+        most = FOLDER if name else ROOT
+        named = len(entries) - (name != "")  # a package's __init__ holds no part of it
+        assert named <= most or name in SPACIOUS, f"{name or 'the root'} has {named} entries"
+
+
+def stems():
+    """Names of modules and of packages, each with where it stands."""
+    found = {}
+    for path in modules():
+        name = dotted(path)
+        if name not in FACES and path.stem != "__main__":
+            found.setdefault(name.rpartition(".")[2], set()).add(name)
+    return found
+
+
+def test_a_name_means_one_thing():
+    often = {stem: sorted(places) for stem, places in stems().items() if len(places) > 2}
+    assert often.keys() == SHARED.keys(), often
+
+
+def test_files_are_named_by_nouns():
+    """What a file holds, not what is done: no gerund and no participle but a noun of the field."""
+    assert {stem for stem in stems() if stem.endswith(("ing", "ed"))} == NOUNS
 
 
 # An engine's own modules begin with these; all others under engines/ are for any of them.
@@ -255,6 +245,6 @@ def test_an_engine_knows_no_other_engine(path):
 
 def test_the_map_for_people_has_every_room():
     text = (SRC.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\d) [a-z, ]+\|(.+)\|$", text, re.MULTILINE)
-    shown = {int(n): {r.rstrip("/") for r in re.findall(r"`([^`]+)`", row)} for n, row in rows}
-    assert shown == {n: names - {"__main__"} for n, names in enumerate(FLOORS)}
+    rows = re.findall(r"^\| (\d) \| `(\w+)/` \|", text, re.MULTILINE)
+    rooms = {(i, name) for i, names in enumerate(FLOORS) for name in names if i}
+    assert {(int(n), name) for n, name in rows} == rooms

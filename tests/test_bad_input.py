@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from servanda import run
 from servanda.cli import main
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
-from servanda.sampling import Sampling
-from servanda.trace import Batch, Trace, align
+from servanda.runner import run
+from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch, Trace, align
 from tests import kit
 
 
@@ -239,7 +239,7 @@ def test_a_worker_leaves_with_its_parent(tmp_path):
     kit.table(tmp_path, "p.json", {"": kit.BASE})
     code = (
         "import os, signal, sys\n"
-        "from servanda.contract import Kernel\n"
+        "from servanda.contract.model import Kernel\n"
         "from servanda.engines.worker import spawn\n"
         "worker = spawn(Kernel(engine='table', model=sys.argv[1]), 'infer')\n"
         "worker.describe()\n"

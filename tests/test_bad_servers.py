@@ -11,8 +11,8 @@ from threading import Thread
 
 import pytest
 
-from servanda import run
 from servanda.errors import MeasurementError
+from servanda.runner import run
 from tests import kit
 from tests.engines.serving import live, table_engine
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from servanda.bounds import THEOREMS
-from servanda.bounds.theorem import Theorem
 from servanda.cli.main import main
-from servanda.falsification import CHALLENGES, SCENARIOS, Trial, procedures
-from servanda.falsification.looks import Ever
-from servanda.falsification.scenarios import Scenario
+from servanda.theory.bounds import THEOREMS
+from servanda.theory.bounds.theorem import Theorem
+from servanda.theory.falsification import CHALLENGES, SCENARIOS, Trial, procedures
+from servanda.theory.falsification.scenarios import Scenario
+from servanda.theory.falsification.simulation import Ever
 
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "falsification.md"
 FEW = ("--cases", "20", "--runs", "10")

@@ -13,7 +13,7 @@ from benchmarks import committed, truth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.falsification import findings
+from servanda.theory.falsification import report
 
 DOCS = committed.ROOT / "docs"
 BLOCKS = sorted(
@@ -117,13 +117,13 @@ def test_what_was_tried_against_the_theorems_is_what_was_counted():
         names = {field.name for field in dataclasses.fields(kind)}
         return tuple(kind(**{k: v for k, v in row.items() if k in names}) for row in rows)
 
-    found = findings.Findings(
-        each(findings.Tightness, told["theorems"]),
-        each(findings.Row, told["procedures"]),
+    found = report.Findings(
+        each(report.Tightness, told["theorems"]),
+        each(report.Row, told["procedures"]),
         *(told[name] for name in ("cases", "runs", "seed")),
     )
 
     page = DOCS / "explanation" / "falsification.md"
-    assert page.read_text(encoding="utf-8").strip() == findings.markdown(found).strip(), (
+    assert page.read_text(encoding="utf-8").strip() == report.markdown(found).strip(), (
         "servanda bench theory --format json -o benchmarks/measured/theory.json, and make theory"
     )

@@ -12,11 +12,11 @@ import pytest
 from pydantic import BaseModel
 from scripts import reference
 
-from servanda.contract import Contract
-from servanda.divergence import DIVERGENCES
+from servanda.contract.model import Contract
 from servanda.engines import engine_names
-from servanda.faults import FAULTS
-from servanda.slices import FIELDS, OPERATORS
+from servanda.engines.faults import FAULTS
+from servanda.judgement.slices.rules import FIELDS, OPERATORS
+from servanda.theory.divergence import DIVERGENCES
 from tests import transcripts
 from tests.kit import parse
 from tests.transcripts import COMMANDS, blocks

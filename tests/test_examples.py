@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from servanda import run
+from servanda.runner import run
 from tests.slow.test_examples import CONTRACTS, EXAMPLES, EXPECTED
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")

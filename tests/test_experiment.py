@@ -19,8 +19,8 @@ from benchmarks.experiment.tree import ModelSteps, grow  # noqa: E402
 from benchmarks.experiment.watching import CONTRACT  # noqa: E402
 from benchmarks.experiment.weights import WEIGHTINGS  # noqa: E402
 
-from servanda.bounds.gradient import group_advantage_bound  # noqa: E402
 from servanda.engines.weight_sync import WeightSync  # noqa: E402
+from servanda.theory.bounds.gradient import group_advantage_bound  # noqa: E402
 
 VOCABULARY, END, WIDTH, GROUP = 5, 4, 3, 4
 PROMPTS = [(0, 1, 2), (2, 3, 1)]

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servanda.errors import ContractError
+from tests.contract.test_language import SMALL
+from tests.contract.test_whole_language import WHOLE
 from tests.drawn import examples
 from tests.fuzzing import MUTATIONS, broken, read_or_told
 from tests.kit import parse
-from tests.test_language import SMALL
-from tests.test_whole_language import WHOLE
 
 
 @pytest.mark.slow

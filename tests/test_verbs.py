@@ -8,19 +8,19 @@ import pytest
 from click.testing import CliRunner
 from jsonschema import Draft7Validator
 
-from servanda import run
+from servanda.authoring.template import starter
 from servanda.cli.main import VERBS, main
 from servanda.engines import engine_names
+from servanda.engines.faults import FAULTS
 from servanda.engines.worker import interpreter_of
 from servanda.errors import MeasurementError
-from servanda.explain import names
-from servanda.faults import FAULTS
-from servanda.starter import starter
-from servanda.stats import attempt_alpha, reach, units_expected
+from servanda.report.explain import names
+from servanda.runner import run
+from servanda.theory.stats import attempt_alpha, reach, units_expected
 from tests import kit
+from tests.contract.test_whole_language import TRAINER
 from tests.kit import parse
 from tests.slow.test_examples import CONTRACTS
-from tests.test_whole_language import TRAINER
 
 
 def servanda(*arguments, stdin=None):
@@ -277,7 +277,7 @@ def test_an_exit_that_no_verb_made_is_no_answer(tmp_path, monkeypatch, code):
     def check(*_, **__):
         raise SystemExit(code)
 
-    monkeypatch.setattr("servanda.run.check", check)
+    monkeypatch.setattr("servanda.runner.run.check", check)
     done = CliRunner().invoke(main, ["check", str(path), "--run-dir", str(tmp_path / "run")])
     assert done.exit_code == 4 and done.stdout == ""
     assert f"servanda failed: something exited with {code!r}" in done.stderr

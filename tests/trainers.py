@@ -7,11 +7,11 @@ import numpy as np
 import torch
 import transformers
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines.checkpoint import quiet
 from servanda.engines.transformers import TransformersEngine
-from servanda.sampling import Sampling
-from servanda.trace import Batch
+from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch
 
 MODELS = Path(__file__).parents[1] / "models"
 FORMATS = {

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from benchmarks.experiment.guards import FIELD, trend_rings
 from benchmarks.experiment.record import Run
-from servanda.faults import FAULTS
-from servanda.faults.sync import SYNC_FAULTS
+from servanda.engines.faults import FAULTS
+from servanda.engines.faults.sync import SYNC_FAULTS
 
 HEALTHY = "healthy"
 HEALTHY_ADAPTER = "healthy bfloat16_lora"

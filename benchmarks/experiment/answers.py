@@ -13,7 +13,7 @@ from benchmarks.experiment.record import Run
 from benchmarks.experiment.sections import cries
 from benchmarks.experiment.tables import markdown
 from benchmarks.experiment.watching import CONTRACT
-from servanda import run as runs_of
+from servanda.runner import run as runs_of
 
 OUTCOMES = ("holds", "inconclusive", "violated", "error")
 WINDOW = 12  # steps of a pooled mean: the tokens of a step are few

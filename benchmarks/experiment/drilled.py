@@ -20,15 +20,15 @@ from benchmarks.experiment.alarms import HEALTHY
 from benchmarks.experiment.drills import DRILLS, Drilled, write_drills
 from benchmarks.experiment.policy import open_policy
 from benchmarks.experiment.settings import MODEL
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines import open_engine
+from servanda.engines.faults.sync import SYNC_FAULTS
 from servanda.engines.weight_sync import WeightSync
-from servanda.faults.sync import SYNC_FAULTS
-from servanda.preflight.drill import preflight
-from servanda.preflight.result import Preflight
-from servanda.preflight.trainee import Rows, Trainee
-from servanda.sampling import Sampling
-from servanda.trace import Batch
+from servanda.rl.sync_drill.drill import preflight
+from servanda.rl.sync_drill.result import Preflight
+from servanda.rl.sync_drill.trainee import Rows, Trainee
+from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch
 
 _RANK = 8  # of the adapter, for the fault that forgets adapters
 

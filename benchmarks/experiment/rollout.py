@@ -13,14 +13,14 @@ from scripts.corpus import Sum
 
 from benchmarks.experiment import sums
 from benchmarks.experiment.settings import MODEL, Settings
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines import open_engine
+from servanda.engines.faults import FAULTS
+from servanda.engines.faults.sync import SYNC_FAULTS
 from servanda.engines.quantized import QUANTIZED
 from servanda.engines.weight_sync import WeightSync
-from servanda.faults import FAULTS
-from servanda.faults.sync import SYNC_FAULTS
-from servanda.sampling import Sampling
-from servanda.trace import Batch
+from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch
 
 Floats = NDArray[np.float64]
 

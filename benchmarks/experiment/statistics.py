@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.bounds.weighting import PSI, weight_gap
+from servanda.theory.bounds.importance_weights import PSI, weight_gap
 
 Floats = NDArray[np.float64]
 _CLAMP = 20.0  # nats: verl cuts log ratios before it takes their exponential

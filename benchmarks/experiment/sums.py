@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from scripts.corpus import ANSWER_MARK, END_OF_TEXT, Split, Sum, draw_sum
 
-from servanda.rewards import exact_answer
+from servanda.judgement.rewards import exact_answer
 
 
 def draw(seed: int, stream: str, n: int, split: Split) -> list[Sum]:

@@ -22,11 +22,11 @@ from benchmarks.experiment.statistics import of_step
 from benchmarks.experiment.tree import ModelSteps, grow
 from benchmarks.experiment.watching import Watched, drill, entry
 from benchmarks.experiment.weights import WEIGHTINGS
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines import open_engine
+from servanda.engines.faults import FAULTS
 from servanda.engines.weight_sync import WeightSync
-from servanda.faults import FAULTS
-from servanda.sampling import seed_of
+from servanda.theory.sampling import seed_of
 
 Floats = NDArray[np.float64]
 LEAST, BREADTH = 5e-4, 32  # of the tree of a checkpoint: mass and breadth, see tree.grow

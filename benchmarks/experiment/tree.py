@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
-from servanda.sampling import log_softmax
+from servanda.theory.sampling import log_softmax
 
 Floats = NDArray[np.float64]
 

@@ -22,7 +22,7 @@ from benchmarks.experiment import grpo
 from benchmarks.experiment.policy import logp_after
 from benchmarks.experiment.tree import Node, Tree
 from benchmarks.experiment.weights import WEIGHTINGS
-from servanda.bounds.gradient import LOGIT_SCORE_NORM, group_advantage_bound
+from servanda.theory.bounds.gradient import LOGIT_SCORE_NORM, group_advantage_bound
 
 Floats = NDArray[np.float64]
 PROBES = 12  # tokens whose whole score is measured

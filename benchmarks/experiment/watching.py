@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from benchmarks.experiment.rollout import Rollout
 from servanda.rl import Monitor, Step, Trainee, preflight
-from servanda.sampling import Sampling
-from servanda.trace import Batch
+from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch
 
 CONTRACT = Path(__file__).with_name("grpo.kernelcontract.yaml")
 

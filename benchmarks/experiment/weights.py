@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servanda.bounds.weighting import PSI, Psi
+from servanda.theory.bounds.importance_weights import PSI, Psi
 
 CAP = 2.0
 BAND = (0.5, 2.0)

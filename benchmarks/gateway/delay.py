@@ -31,12 +31,12 @@ from benchmarks.gateway.run import DOCS
 from benchmarks.gateway.running import machine
 from benchmarks.gateway.stub import DOMAINS
 from benchmarks.gateway.traffic import ask, request
-from servanda.routing.machine import rules_of
-from servanda.routing.nearness import added, leaving
-from servanda.routing.state import Rules, Track, Watched
-from servanda.run import load
-from servanda.slices import Cut
-from servanda.stats import GroupRatio
+from servanda.gateway.routing.evidence_price import added, leaving
+from servanda.gateway.routing.state import Rules, Track, Watched
+from servanda.gateway.routing.state_machine import rules_of
+from servanda.judgement.slices.rules import Cut
+from servanda.runner.run import load
+from servanda.theory.stats import GroupRatio
 
 BEGIN, END = "<!-- delays -->", "<!-- end of delays -->"
 RATE = 40.0  # requests a second of the slice

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 
-from servanda.gateway.app import app
-from servanda.gateway.config import Config, Upstream
-from servanda.gateway.listening import Listening, bound
+from servanda.gateway.http.listener import Listening, bound
+from servanda.gateway.proxy.app import app
+from servanda.gateway.proxy.config import Config, Upstream
 
 
 def main() -> None:

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from servanda.plain import to_plain
-from servanda.routing.values import SliceRoute, Snapshot
-from servanda.slices import Cut, Term
+from servanda.gateway.routing.model import SliceRoute, Snapshot
+from servanda.judgement.slices.rules import Cut, Term
+from servanda.traces.serialization import to_plain
 
 DOMAINS = ("code", "law", "math", "prose")
 _DAY_S = 86_400.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from servanda.importers.own import Writer
+from servanda.rl.dumps.formats.parquet import Writer
 
 PROMPT, TURN, TOOL = 12, 24, 6
 STEPS, SEQUENCES, SINCE = 16, 24, 10

@@ -9,7 +9,7 @@ from servanda._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from servanda import rl
-    from servanda.contract import Contract
+    from servanda.contract.model import Contract
     from servanda.errors import (
         ContractError,
         EvidenceError,
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
         MeasurementError,
         ServandaError,
     )
-    from servanda.evidence import Evidence
-    from servanda.loading import compile, load
-    from servanda.pairing import pair
-    from servanda.plan import Plan
-    from servanda.promotion.chain import advance
-    from servanda.run import check, measure, weigh
-    from servanda.verdict import Verdict, judge
+    from servanda.judgement.evidence import Evidence
+    from servanda.judgement.plan import Plan
+    from servanda.judgement.verdict import Verdict, judge
+    from servanda.promotion.api import advance
+    from servanda.runner.load import compile, load
+    from servanda.runner.run import check, measure, weigh
+    from servanda.traces.pair import pair
 
 # name -> module; imported when first used, so that `import servanda` stays light
 _HOME = {
-    "Contract": "contract",
+    "Contract": "contract.model",
     "ContractError": "errors",
-    "Evidence": "evidence",
+    "Evidence": "judgement.evidence",
     "EvidenceError": "errors",
     "IdentityError": "errors",
     "MeasurementError": "errors",
-    "Plan": "plan",
+    "Plan": "judgement.plan",
     "ServandaError": "errors",
-    "Verdict": "verdict",
-    "advance": "promotion.chain",
-    "check": "run",
-    "compile": "loading",
-    "judge": "verdict",
-    "load": "loading",
-    "measure": "run",
-    "pair": "pairing",
-    "weigh": "run",
+    "Verdict": "judgement.verdict",
+    "advance": "promotion.api",
+    "check": "runner.run",
+    "compile": "runner.load",
+    "judge": "judgement.verdict",
+    "load": "runner.load",
+    "measure": "runner.run",
+    "pair": "traces.pair",
+    "weigh": "runner.run",
 }
 
 __all__ = [

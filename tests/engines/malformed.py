@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from servanda.engines.http.dialects import DIALECTS, Server
 from servanda.engines.http.dialects.base import Asked
 from servanda.engines.http.engine import trace_of
-from servanda.engines.http.replies import Part
+from servanda.engines.http.responses import Part
 from servanda.errors import MeasurementError
-from servanda.sampling import Sampling
-from servanda.trace import Batch
+from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch
 from tests.engines.replaying import records
 
 VOCABULARY = 1024

@@ -8,10 +8,10 @@ import threading
 import httpx2
 import uvicorn
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines.server.app import Limits, Server
+from servanda.engines.server.sockets import bound
 from servanda.engines.table import TableEngine
-from servanda.sockets import bound
 from tests import kit
 
 WAIT_S = 60  # for what comes at once, unless the test is red

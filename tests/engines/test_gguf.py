@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.engines import gguf_file
+from servanda.engines import gguf_export
 from servanda.engines.folder import read_json, token_digest
-from servanda.engines.gguf_file import CONVERTER, cached_gguf, main, rounded, write_gguf
+from servanda.engines.gguf_export import CONVERTER, cached_gguf, main, rounded, write_gguf
 from servanda.engines.gguf_tokens import pre_tokenizer, token_ids
-from servanda.engines.stored import read_stored, weights_digest
+from servanda.engines.safetensors import read_stored, weights_digest
 from servanda.errors import MeasurementError
 from tests.engines.checkpoints import LLAMA, QWEN3, TOKENIZER, numbers, write_checkpoint
 
@@ -246,8 +246,8 @@ def test_a_file_is_written_once_and_named_by_all_it_is_made_of(tmp_path, cache, 
     assert file.parent == cache
     assert file.name.startswith("0123abcd-")
     assert file.name.endswith(f"-{CONVERTER.replace(' ', '-')}-f16.gguf")
-    monkeypatch.setattr(gguf_file, "write_gguf", None)
-    monkeypatch.setattr(gguf_file, "alone", None)  # a cache that is only read needs no lock
+    monkeypatch.setattr(gguf_export, "write_gguf", None)
+    monkeypatch.setattr(gguf_export, "alone", None)  # a cache that is only read needs no lock
     assert cached_gguf(tmp_path / "m", "0123abcd", "f16") == file
 
 
@@ -375,7 +375,7 @@ def test_the_command_says_how_it_is_called_and_what_is_wrong(tmp_path, capsys):
     assert main([]) == 2
     assert main([str(tmp_path / "m"), str(tmp_path / "n.gguf"), "q9"]) == 4
     assert capsys.readouterr().err == (
-        "usage: python -m servanda.engines.gguf_file FOLDER FILE KIND\n"
+        "usage: python -m servanda.engines.gguf_export FOLDER FILE KIND\n"
         "no GGUF file of kind 'q9' is written\n"
         "  hint: there are f32, f16, bf16, q8_0, q4_0, q4_k_m\n"
     )

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scripts.record_replies import BATCH, FILTERED, SEED, TEXTS
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.engines.http.engine import HTTPEngine
 from servanda.engines.http.transport import Limits
 from servanda.errors import MeasurementError
-from servanda.sampling import Sampling, seed_of
-from servanda.trace import Batch
+from servanda.theory.sampling import Sampling, seed_of
+from servanda.traces.trace import Batch
 from tests.engines.replaying import found, records, replaying
 
 PLAIN = Sampling()

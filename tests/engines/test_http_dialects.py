@@ -9,15 +9,15 @@ import math
 import numpy as np
 import pytest
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines.http.dialects import DIALECTS, Server
 from servanda.engines.http.dialects.base import NEUTRAL, Asked
 from servanda.engines.http.engine import HTTPEngine
-from servanda.engines.http.replies import Part
+from servanda.engines.http.responses import Part
 from servanda.engines.http.transport import Limits
 from servanda.errors import MeasurementError
-from servanda.sampling import Sampling
-from servanda.trace import Batch
+from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch
 from tests.engines.replaying import replaying
 
 QUICK = Limits(connect_s=5.0, read_s=5.0, tries=1)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from servanda import golden
-from servanda.identity import Description
-from servanda.trace import Batch, Trace
+from servanda.contract.identity import Description
+from servanda.runner import golden
+from servanda.traces.trace import Batch, Trace
 
 LOGITS_NV = np.log([[0.5, 0.25, 0.15, 0.1], [0.1, 0.2, 0.3, 0.4]])
 BATCH = Batch((0,), ((3,),), 2, ((0, 3),))

@@ -6,10 +6,10 @@ import pytest
 from click.testing import CliRunner
 
 from servanda.cli import main
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines.http import HTTPEngine
 from servanda.errors import MeasurementError
-from servanda.loading import load
+from servanda.runner.load import load
 from tests import kit
 from tests.engines.replaying import records, replaying
 
@@ -238,7 +238,7 @@ def test_a_gateway_sends_the_key_that_its_contract_names(
     environ, sent, said, server, contract, monkeypatch
 ):
     pytest.importorskip("aiohttp")
-    from servanda.cli.asked import Waits, config_of, urls_of
+    from servanda.cli.gateway_options import Waits, config_of, urls_of
 
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -252,7 +252,7 @@ def test_a_gateway_sends_the_key_that_its_contract_names(
 
 def test_a_gateway_without_a_key_says_which_variable_holds_it(server, contract):
     pytest.importorskip("aiohttp")
-    from servanda.cli.asked import Waits, config_of, urls_of
+    from servanda.cli.gateway_options import Waits, config_of, urls_of
 
     contract.write_text(contract.read_text().replace(f", key_env: {NAME}", ""))
     loaded, lines = load(contract), []

@@ -5,7 +5,7 @@ import pytest
 
 from servanda.engines.http.dialects import DIALECTS, Server
 from servanda.engines.http.dialects.llamacpp import LlamaCpp
-from servanda.engines.http.replies import Part
+from servanda.engines.http.responses import Part
 from servanda.engines.http.transport import Refused
 
 MODELS = {"data": [{"id": "m", "max_model_len": 64, "meta": {"n_vocab": 9}}]}

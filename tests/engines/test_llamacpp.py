@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.engines.gguf_kinds import KIND_OF, QUANTIZED, kind_of, refuse_other_kind
 from servanda.engines.llama_library import llama
@@ -78,7 +78,7 @@ def test_without_llama_cpp_the_next_move_is_to_install_it(tmp_path, nothing_inst
 
 
 def test_quantising_needs_llama_cpp_too(tmp_path, nothing_installed):
-    from servanda.engines.gguf_file import write_gguf
+    from servanda.engines.gguf_export import write_gguf
 
     write_checkpoint(tmp_path / "m")
 

@@ -13,14 +13,14 @@ import pytest
 import torch
 import transformers
 
-from servanda.contract import Kernel
-from servanda.engines import decoding, onnx_file, open_engine
+from servanda.contract.model import Kernel
+from servanda.engines import local_engine, onnx_export, open_engine
+from servanda.engines.conformance import check_engine
 from servanda.engines.onnxruntime import OnnxRuntimeEngine
 from servanda.engines.transformers import TransformersEngine
 from servanda.errors import MeasurementError
-from servanda.run import check, in_process
-from servanda.testing import check_engine
-from servanda.trace import Batch
+from servanda.runner.run import check, in_process
+from servanda.traces.trace import Batch
 from tests.engines.test_transformers import (
     CONTEXT,
     EOS,
@@ -229,7 +229,7 @@ def test_logits_come_in_pieces(pairs, monkeypatch):
     drawn = given(engine.generate(launched(), PLAIN, 3), launched())
     whole = logits_of(engine, drawn, "prefill")
 
-    monkeypatch.setattr(decoding, "CHUNK_ELEMENTS", 5 * VOCAB)
+    monkeypatch.setattr(local_engine, "CHUNK_ELEMENTS", 5 * VOCAB)
     pieces = list(engine.logits(drawn, "prefill"))
 
     assert {piece.dtype.name for piece in pieces} == {"float32"}
@@ -336,7 +336,7 @@ def files_of(cache, kind):
 
 def test_a_second_opening_does_not_export(pairs, folders, monkeypatch):
     first = pairs("llama")[1]
-    monkeypatch.setattr(onnx_file, "_export", no_export)
+    monkeypatch.setattr(onnx_export, "_export", no_export)
 
     again = OnnxRuntimeEngine(kernel(folders["llama"]))
 
@@ -346,7 +346,7 @@ def test_a_second_opening_does_not_export(pairs, folders, monkeypatch):
 
 def test_a_copy_of_the_folder_elsewhere_is_the_same_model(pairs, folders, tmp_path, monkeypatch):
     pairs("llama")
-    monkeypatch.setattr(onnx_file, "_export", no_export)
+    monkeypatch.setattr(onnx_export, "_export", no_export)
 
     OnnxRuntimeEngine(kernel(shutil.copytree(folders["llama"], tmp_path / "elsewhere")))
 
@@ -363,13 +363,13 @@ def written(monkeypatch, tmp_path):
         file.with_name("model.onnx.data").write_bytes(b"tensors")
         return {"tensors": {}, "vocab_size": VOCAB}
 
-    monkeypatch.setattr(onnx_file, "_export", export)
+    monkeypatch.setattr(onnx_export, "_export", export)
     return times
 
 
 def kept(folder, **more):
     config = json.loads((folder / "config.json").read_text())
-    return onnx_file.onnx_file(folder, config, kernel(folder, **more))
+    return onnx_export.onnx_file(folder, config, kernel(folder, **more))
 
 
 @pytest.mark.parametrize(
@@ -416,10 +416,10 @@ def test_a_failed_export_leaves_nothing_behind(folders, written, monkeypatch):
         file.write_bytes(b"half a gra")
         raise MeasurementError("no")
 
-    monkeypatch.setattr(onnx_file, "_export", fails)
+    monkeypatch.setattr(onnx_export, "_export", fails)
 
     assert refusal(lambda: kept(folders["llama"])) == "no"
-    left = [f.name for f in onnx_file.cache_folder("onnx").iterdir() if f.suffix != ".lock"]
+    left = [f.name for f in onnx_export.cache_folder("onnx").iterdir() if f.suffix != ".lock"]
     assert left == []
 
 
@@ -499,7 +499,7 @@ def test_a_model_that_cannot_be_exported_is_told_which_engine_runs_it(
 def test_a_graph_that_onnxruntime_cannot_read_is_named(folders, written):
     said = refusal(lambda: OnnxRuntimeEngine(kernel(folders["llama"])))
 
-    assert said.startswith(f"'{onnx_file.cache_folder('onnx')}/")
+    assert said.startswith(f"'{onnx_export.cache_folder('onnx')}/")
     assert said.endswith("  hint: delete its folder: it is made anew")
 
 

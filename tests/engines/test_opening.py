@@ -6,7 +6,7 @@ from importlib.metadata import metadata
 
 import pytest
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines import BUILTIN, open_engine
 from servanda.engines.base import ENGINES
 from servanda.errors import MeasurementError

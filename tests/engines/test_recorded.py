@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from servanda import run
 from servanda.cli import main
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines import open_engine, recorded_file
+from servanda.engines.conformance import LAWS, examine_engine
 from servanda.engines.recorded import record
 from servanda.engines.recorded_file import HEAD, read_recording
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
-from servanda.sampling import Sampling
-from servanda.testing import LAWS, examine_engine
-from servanda.trace import Batch
+from servanda.runner import run
+from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch
 from tests import kit
 
 PLAIN = Sampling()

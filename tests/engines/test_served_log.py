@@ -6,13 +6,13 @@ import math
 import numpy as np
 import pytest
 
-from servanda.contract import Kernel
-from servanda.engines.served import ServedEngine
+from servanda.contract.identity import Description
+from servanda.contract.model import Kernel
+from servanda.engines.traffic_replay import ServedEngine
 from servanda.errors import MeasurementError
-from servanda.identity import Description
-from servanda.sampling import Sampling
-from servanda.served import read_served
-from servanda.trace import Batch
+from servanda.theory.sampling import Sampling
+from servanda.traces.request_log import read_served
+from servanda.traces.trace import Batch
 
 PLAIN = Sampling()
 INFER = Description({"engine": "x", "logprobs": "raw"}, {"w": "d"}, "t", 8, (4,), capture="float32")

@@ -15,17 +15,17 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from servanda.cli.main import main
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.engines.base import streams
+from servanda.engines.faults import FAULTS
 from servanda.engines.server.app import Limits, Server
+from servanda.engines.server.executor import SEED
 from servanda.engines.server.jobs import sequence_of
-from servanda.engines.server.running import SEED
+from servanda.engines.server.sockets import bound
 from servanda.engines.table import TableEngine
-from servanda.faults import FAULTS
-from servanda.sampling import Sampling, processed_logprobs
-from servanda.sockets import bound
-from servanda.trace import Batch
+from servanda.theory.sampling import Sampling, processed_logprobs
+from servanda.traces.trace import Batch
 from tests import kit
 from tests.engines.serving import WAIT_S, Gated, live, table_engine
 
@@ -430,6 +430,6 @@ def test_what_cannot_be_served_is_said_with_its_place(tmp_path):
 
 def test_a_missing_library_is_said_with_the_pip_line(tmp_path, monkeypatch):
     table_engine(tmp_path)
-    monkeypatch.setitem(sys.modules, "servanda.engines.server.serving", None)
+    monkeypatch.setitem(sys.modules, "servanda.engines.server.process", None)
     done = CliRunner().invoke(main, ["serve-kernel", f"table:{tmp_path / 'p.json'}"])
     assert done.exit_code == 4 and "hint: pip install 'servanda[serve]'" in done.output

@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.engines.server.app import Limits, Server
-from servanda.engines.server.batching import Batcher, Full
+from servanda.engines.server.executor import SEED
 from servanda.engines.server.jobs import Ended, Job
-from servanda.engines.server.running import SEED
+from servanda.engines.server.scheduler import Batcher, Full
 from servanda.engines.table import TableEngine
-from servanda.sampling import Sampling
-from servanda.trace import Batch
+from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch
 from tests.engines.serving import WAIT_S, Gated, live, table_engine
 
 URL = "/v1/completions"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
+from servanda.engines.conformance import check_engine
 from servanda.engines.http.engine import HTTPEngine
-from servanda.testing import check_engine
 from tests.engines.serving import live, table_engine
 
 

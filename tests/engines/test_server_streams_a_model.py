@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines.server.app import Limits, Server
-from servanda.engines.server.running import SEED
-from servanda.engines.server.texts import Speech, Words
+from servanda.engines.server.detokenizer import Speech, Words
+from servanda.engines.server.executor import SEED
 from servanda.engines.transformers import TransformersEngine
-from servanda.sampling import Sampling
-from servanda.trace import Batch, Trace
+from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch, Trace
 from tests.engines.serving import live
 from tests.transcripts import blocks
 

@@ -13,13 +13,13 @@ import socket
 import pytest
 import uvicorn
 
-from servanda.engines.server import serving, wire
+from servanda.engines.server import parse, process
 from servanda.engines.server.app import Limits
-from servanda.engines.server.batching import Batcher
-from servanda.engines.server.serving import serve
+from servanda.engines.server.process import serve
+from servanda.engines.server.scheduler import Batcher
+from servanda.engines.server.sockets import address, bound
 from servanda.engines.server.stream import EventStream
 from servanda.errors import MeasurementError
-from servanda.sockets import address, bound
 from tests.clock import HOUR_S, Skipping, eventually
 from tests.engines.serving import WAIT_S, Gated, live, table_engine
 from tests.engines.test_server_fails import BODY, URL, until
@@ -124,7 +124,7 @@ def test_who_has_read_a_whole_stream_finds_its_place_free():
 @contextlib.contextmanager
 def ending(monkeypatch, engine, clients):
     """A server that this process serves, and that a SIGTERM ends while its clients wait."""
-    monkeypatch.setattr(serving, "_GRACE_S", 0)
+    monkeypatch.setattr(process, "_GRACE_S", 0)
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     with (
         bound("127.0.0.1", 0) as taken,
@@ -166,8 +166,8 @@ def test_a_client_that_sends_nothing_more_delays_no_end_for_long(tmp_path, monke
         os.kill(os.getpid(), signal.SIGTERM)
         return theirs(*arguments)
 
-    theirs = wire.received
-    monkeypatch.setattr(wire, "received", received)
+    theirs = parse.received
+    monkeypatch.setattr(parse, "received", received)
     with ending(monkeypatch, table_engine(tmp_path), clients) as reply:
         assert reply.startswith(b"HTTP/1.1 500")
         assert "Traceback" not in capfd.readouterr().err

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.engines.checkpoint import tensor_digest
 from servanda.engines.folder import read_json
-from servanda.engines.stored import read_stored, weights_digest
+from servanda.engines.safetensors import read_stored, weights_digest
 from servanda.errors import MeasurementError
 from tests.engines.checkpoints import QWEN3 as TIED
 from tests.engines.checkpoints import numbers, write_checkpoint, write_safetensors

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from servanda.clauses.batches import Company, Difference
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines.transformers import TransformersEngine
-from servanda.sampling import Sampling
-from servanda.trace import Batch, Trace
+from servanda.judgement.clauses.batch_invariance import Company, Difference
+from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch, Trace
 
 MODEL = Path(__file__).parents[2] / "models" / "tiny-lm"
 

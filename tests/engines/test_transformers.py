@@ -15,17 +15,17 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from servanda.contract import Kernel
-from servanda.engines import decoding
+from servanda.contract.model import Kernel
+from servanda.engines import local_engine
 from servanda.engines.base import ENGINES
 from servanda.engines.checkpoint import tensor_digest
+from servanda.engines.conformance import check_engine
 from servanda.engines.folder import end_tokens, token_digest
 from servanda.engines.transformers import TransformersEngine
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
-from servanda.sampling import Sampling
-from servanda.testing import check_engine
-from servanda.trace import Batch
+from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch
 
 VOCAB, CONTEXT, WIDTH = 64, 48, 12
 EOS = (1, 2, 3)
@@ -204,7 +204,7 @@ def test_eager_attention_survives_padding_in_every_precision(folder, drawn, path
 def test_logits_are_those_behind_the_scores_row_by_row(
     engine, drawn, path, chunk_elements, monkeypatch
 ):
-    monkeypatch.setattr(decoding, "CHUNK_ELEMENTS", chunk_elements)
+    monkeypatch.setattr(local_engine, "CHUNK_ELEMENTS", chunk_elements)
     trace = engine.score(drawn, PLAIN, path)
 
     pieces = list(engine.logits(drawn, path))

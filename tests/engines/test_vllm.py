@@ -12,12 +12,12 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines import vllm_launch
 from servanda.engines.vllm_rows import KEY, Reported, Tap, TapProcessor, trace_of
 from servanda.errors import MeasurementError
-from servanda.sampling import Sampling, seed_of
-from servanda.trace import Batch
+from servanda.theory.sampling import Sampling, seed_of
+from servanda.traces.trace import Batch
 
 PLAIN = Sampling()
 MODEL = Path(__file__).parents[2] / "models" / "tiny-lm"

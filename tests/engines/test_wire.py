@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.engines.wire import from_bytes, from_table, to_bytes, to_table
-from servanda.trace import Trace
+from servanda.engines.arrow import from_bytes, from_table, to_bytes, to_table
+from servanda.traces.trace import Trace
 
 values = st.floats(allow_nan=True, allow_infinity=True)
 sequences = st.lists(st.lists(st.tuples(st.integers(0, 1 << 40), values), max_size=4), max_size=5)

@@ -27,8 +27,8 @@ def observed(step) -> Answer:
 
 ADAPTER = """
 from servanda.engines.weight_sync import WeightSync
-from servanda.faults.sync import SYNC_FAULTS
-from servanda.preflight.trainee import Trainee
+from servanda.engines.faults.sync import SYNC_FAULTS
+from servanda.rl.sync_drill.trainee import Trainee
 from tests.trainers import MODELS, adapt, open_engine, score, trainer
 
 tokens = [[(7 * i + 3 * j) % 1000 + 1 for j in range(25)] for i in range(6)]
@@ -57,8 +57,8 @@ def adapter_ignored(folder, broken):
 
 SLEEP = """
 import torch
-from tests.preflight.toys import Engine, Toy
-from servanda.preflight.trainee import Trainee
+from tests.rl.sync_drill.toys import Engine, Toy
+from servanda.rl.sync_drill.trainee import Trainee
 
 class Sleeping(Engine):
     '''At level 2 weights are dropped when the engine sleeps, and it wakes with what is there.'''

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from servanda.importers.own import Writer
+from servanda.rl.dumps.formats.parquet import Writer
 
 VOCABULARY = 256
 NOISE = 0.02  # nats a logit: mean |log ratio| about .01, a dense model in bfloat16

@@ -13,14 +13,14 @@ from typing import ClassVar
 import httpx2
 import uvicorn
 
-from servanda.gateway import app as gateway_app
-from servanda.gateway.app import App
-from servanda.gateway.config import Config, Limits, Upstream
-from servanda.gateway.gateway import Gateway
-from servanda.gateway.listening import Bounded
-from servanda.gateway.patience import Patience
-from servanda.routing.values import SliceRoute, Snapshot
-from servanda.slices import Cut
+from servanda.gateway.http.listener import Bounded
+from servanda.gateway.http.timeouts import Patience
+from servanda.gateway.proxy import app as gateway_app
+from servanda.gateway.proxy.app import App
+from servanda.gateway.proxy.config import Config, Limits, Upstream
+from servanda.gateway.proxy.gateway import Gateway
+from servanda.gateway.routing.model import SliceRoute, Snapshot
+from servanda.judgement.slices.rules import Cut
 from tests.clock import WAIT_S, Skipping, eventually
 
 NOW, FOREVER = 3.9e9, 4e9  # by a leader's clock, which is not ours

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import httpx2
 
-from servanda.gateway.app import App
-from servanda.gateway.config import Limits
-from servanda.gateway.gateway import Gateway
-from servanda.gateway.listening import Listening, bound
+from servanda.gateway.http.listener import Listening, bound
+from servanda.gateway.proxy.app import App
+from servanda.gateway.proxy.config import Limits
+from servanda.gateway.proxy.gateway import Gateway
 from tests.clock import WAIT_S
 from tests.gateway.serving import NOBODY, config, everything, snapshot
 

@@ -7,10 +7,10 @@ import socket
 import pytest
 
 from servanda.errors import ContractError
-from servanda.gateway.config import Config, Limits, Upstream
-from servanda.gateway.keys import Keys
-from servanda.routing.values import SliceRoute
-from servanda.slices import Cut, Term
+from servanda.gateway.http.api_keys import Keys
+from servanda.gateway.proxy.config import Config, Limits, Upstream
+from servanda.gateway.routing.model import SliceRoute
+from servanda.judgement.slices.rules import Cut, Term
 from tests.clock import HOUR_S, NEVER_S
 from tests.gateway.serving import (
     FOREVER,

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from servanda.gateway.clock import SteadyClock
+from servanda.gateway.http.clock import SteadyClock
 
 
 @pytest.mark.parametrize("set_by", [-86_400.0, 7_200.0, 1e9])

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from servanda.gateway.asked import Asked
-from servanda.gateway.config import Upstream
-from servanda.gateway.evidence import REASONS, NoEvidence, wish_of
+from servanda.gateway.proxy.config import Upstream
+from servanda.gateway.proxy.logprob_request import REASONS, NoEvidence, wish_of
+from servanda.gateway.proxy.request import Asked
 
 ALL = ("vllm", "sglang", "llamacpp", "plain")
 STREAMED = {"stream": True}

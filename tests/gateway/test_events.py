@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.gateway.capture import Capture
-from servanda.gateway.events import Splitter, data_of, with_data
-from servanda.gateway.evidence import Wish
-from servanda.gateway.kinds import KINDS
+from servanda.gateway.proxy.logprob_capture import Capture
+from servanda.gateway.proxy.logprob_request import Wish
+from servanda.gateway.proxy.server_kinds import KINDS
+from servanda.gateway.proxy.sse import Splitter, data_of, with_data
 
 VLLM, SGLANG, LLAMA = (KINDS[name] for name in ("vllm", "sglang", "llamacpp"))
 KIND = {True: VLLM, False: KINDS["plain"]}  # whether it writes null for ids that nobody asked for

@@ -8,15 +8,15 @@ import threading
 import httpx2
 import pytest
 
-from servanda.cli.asked import Waits, config_of, urls_of
+from servanda.cli.gateway_options import Waits, config_of, urls_of
 from servanda.engines.table import TableEngine
 from servanda.errors import MeasurementError
-from servanda.gateway import gateway
-from servanda.gateway.asked import Asked
-from servanda.gateway.config import Limits, Upstream
-from servanda.gateway.evidence import REASONS, NoEvidence, wish_of
-from servanda.loading import load
-from servanda.served import read_served
+from servanda.gateway.proxy import gateway
+from servanda.gateway.proxy.config import Limits, Upstream
+from servanda.gateway.proxy.logprob_request import REASONS, NoEvidence, wish_of
+from servanda.gateway.proxy.request import Asked
+from servanda.runner.load import load
+from servanda.traces.request_log import read_served
 from tests import kit
 from tests.engines.serving import live, table_engine
 from tests.gateway.running import CONTRACT

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.gateway.breaker import Breaker
-from servanda.gateway.capture import Capture
-from servanda.gateway.config import Limits
-from servanda.gateway.keys import Keys
-from servanda.gateway.sessions import Sessions
+from servanda.gateway.http.api_keys import Keys
+from servanda.gateway.proxy.breaker import Breaker
+from servanda.gateway.proxy.config import Limits
+from servanda.gateway.proxy.logprob_capture import Capture
+from servanda.gateway.proxy.sessions import Sessions
 from tests.clock import HOUR_S, NEVER_S
 from tests.gateway.serving import (
     NOBODY,

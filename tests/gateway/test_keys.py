@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from servanda.cli import gateway, serve
+from servanda.cli import serve, serve_processes
 from servanda.errors import ContractError
-from servanda.gateway.keys import RIGHTS, ROLES, Holder, Keys
-from servanda.leader.leads import Settings
+from servanda.gateway.controller.process import Settings
+from servanda.gateway.http.api_keys import RIGHTS, ROLES, Holder, Keys
 from tests.transcripts import blocks
 
 DOCS = Path(__file__).parents[2] / "docs" / "how-to"
@@ -52,7 +52,7 @@ def test_the_line_that_takes_the_key_of_a_start_takes_it(tmp_path, roles):
     )
     Path(settings.state).mkdir(parents=True)
     made = serve._made(*roles)
-    gateway._write(made, settings)
+    serve_processes._write(made, settings)
     done = subprocess.run(
         ["sh", "-c", line.replace("NAME", "toy")], cwd=tmp_path, capture_output=True, check=True
     )
@@ -116,7 +116,8 @@ def test_all_keys_are_compared_whichever_it_is(monkeypatch):
     compared, real = [], hmac.compare_digest
     keys = Keys.of(*((f"k{i}", "viewer", f"key-{i}-0123456789abc") for i in range(5)))
     monkeypatch.setattr(
-        "servanda.gateway.keys.hmac.compare_digest", lambda a, b: compared.append(b) or real(a, b)
+        "servanda.gateway.http.api_keys.hmac.compare_digest",
+        lambda a, b: compared.append(b) or real(a, b),
     )
 
     for header in ("Bearer key-0-0123456789abc", "Bearer key-4-0123456789abc", "Bearer no", None):

@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from servanda.gateway.asked import Asked
-from servanda.gateway.config import Limits, Upstream
-from servanda.gateway.tokens import Tokens
-from servanda.gateway.upstreams import Server
+from servanda.gateway.proxy.config import Limits, Upstream
+from servanda.gateway.proxy.prompt_tokens import Tokens
+from servanda.gateway.proxy.request import Asked
+from servanda.gateway.proxy.upstreams import Server
 from tests.clock import WAIT_S
 from tests.gateway.serving import (
     NOBODY,

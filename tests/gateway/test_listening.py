@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from servanda import sockets
+from servanda.engines.server import sockets
 from servanda.errors import MeasurementError
-from servanda.gateway import listening
-from servanda.gateway.listening import HEAD_BYTES, Listening, bound
+from servanda.gateway.http import listener
+from servanda.gateway.http.listener import HEAD_BYTES, Listening, bound
 
 WAIT_S = 30  # for what comes at once, unless the test is red
 
@@ -126,14 +126,14 @@ def test_a_body_of_many_chunks_is_no_trailer(connection):
 
 
 def test_a_head_that_takes_too_long_is_cut(monkeypatch):
-    monkeypatch.setattr(listening, "HEAD_S", 0.05)
+    monkeypatch.setattr(listener, "HEAD_S", 0.05)
     with listens() as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nhost")
         assert all_of(connection) == b""
 
 
 def test_who_connects_and_says_nothing_is_cut(monkeypatch):
-    monkeypatch.setattr(listening, "HEAD_S", 0.05)
+    monkeypatch.setattr(listener, "HEAD_S", 0.05)
     with listens() as connection:
         assert all_of(connection) == b""
 

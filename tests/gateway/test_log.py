@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError, MeasurementError
-from servanda.gateway.config import LogFiles
-from servanda.gateway.log import Log
-from servanda.promoting.logs import files_of
-from servanda.served import read_served
+from servanda.gateway.proxy.config import LogFiles
+from servanda.gateway.proxy.request_log import Log
+from servanda.promotion.run.request_log_files import files_of
+from servanda.traces.request_log import read_served
 
 
 def test_half_a_line_of_a_crash_stays_where_it_is(tmp_path):

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from servanda.gateway.config import Limits
+from servanda.gateway.proxy.config import Limits
 from tests.clock import eventually
 from tests.gateway.serving import NOBODY, WAIT_S, Fake, Running, config, drop, everything, reply
 from tests.gateway.serving import snapshot as snapshot_of

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from servanda.gateway.config import Limits
+from servanda.gateway.proxy.config import Limits
 from tests.gateway.serving import (
     NOBODY,
     WAIT_S,

@@ -16,20 +16,20 @@ from benchmarks.gateway.misbehaving import Behaviour
 from benchmarks.gateway.stub import snapshot
 
 from servanda.errors import ContractError
-from servanda.gateway.config import LogFiles
-from servanda.gateway.keys import Keys
-from servanda.leader.auditing import Audit
-from servanda.routing.machine import absorb, begin, look, rules_of
-from servanda.routing.state import Facts, Score, Watched
-from servanda.routing.values import Pool, snapshot_of
-from servanda.run import load
-from servanda.slices import Cut, Term
-from servanda.stats import GroupRatio
+from servanda.gateway.controller.audit import Audit
+from servanda.gateway.http.api_keys import Keys
+from servanda.gateway.proxy.config import LogFiles
+from servanda.gateway.routing.model import Pool, snapshot_of
+from servanda.gateway.routing.state import Facts, Score, Watched
+from servanda.gateway.routing.state_machine import absorb, begin, look, rules_of
+from servanda.judgement.slices.rules import Cut, Term
+from servanda.runner.run import load
+from servanda.theory.stats import GroupRatio
 from tests import kit, serving
 from tests.gateway import running as real
+from tests.gateway.controller import leads
+from tests.gateway.controller.web.serving import bearer, live
 from tests.gateway.world import until, world
-from tests.leader import leads
-from tests.leader_web.serving import bearer, live
 
 MARKER = "a-marker-that-nobody-may-keep"
 AWAY = {"status": "quarantined", "share": 0.0, "mirror": 1.0, "acts": True}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from servanda.gateway.config import Config, Upstream
+from servanda.gateway.proxy.config import Config, Upstream
 from tests.gateway.serving import Fake, Running, config, drop, everything, reply, snapshot
 
 ASK = {"model": "m", "prompt": "hello", "max_tokens": 4}
@@ -132,8 +132,8 @@ def test_a_gateway_that_was_told_to_end_says_so_and_answers_on(running):
 
 
 def test_readiness_needs_no_key_and_no_room(pools):
-    from servanda.gateway.config import Limits
-    from servanda.gateway.keys import Keys
+    from servanda.gateway.http.api_keys import Keys
+    from servanda.gateway.proxy.config import Limits
 
     keys = Keys.of(("anna", "client", "anna's-key-0123456789"))
     with Running(config(*pools, keys=keys, limits=Limits(in_flight=0))) as running:

@@ -7,10 +7,10 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
+from servanda.engines.tls import VARIABLE, Certificate, trusted
 from servanda.errors import ContractError
-from servanda.gateway.keys import Holder, Keys
-from servanda.gateway.reread import ListenerFiles
-from servanda.tls import VARIABLE, Certificate, trusted
+from servanda.gateway.http.api_keys import Holder, Keys
+from servanda.gateway.http.reload import ListenerFiles
 
 ANNA, BOB, GATE = "anna-key-0123456789", "bob-key-01234567890", "gate-key-0123456789"
 

@@ -16,7 +16,7 @@ from tests.gateway.serving import Fake, reply
 CUSTOMIZED = """\
 import os, pathlib, signal, sys, threading
 folder = pathlib.Path(__file__).parent
-if any("servanda.leader.leads" in word for word in sys.orig_argv):
+if any("servanda.gateway.controller.process" in word for word in sys.orig_argv):
     left = folder / "deaths"
     if left.exists() and (text := left.read_text()):
         left.write_text(text[1:])

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from servanda.gateway.config import Limits
-from servanda.gateway.listening import HEAD_S, KEEP_ALIVE_S
-from servanda.gateway.patience import Patience
+from servanda.gateway.http.listener import HEAD_S, KEEP_ALIVE_S
+from servanda.gateway.http.timeouts import Patience
+from servanda.gateway.proxy.config import Limits
 from tests.clock import HOUR_S, NEVER_S
 from tests.gateway.serving import (
     NOBODY,

@@ -10,9 +10,9 @@ import uvicorn
 from benchmarks.gateway.stub import Stub
 from benchmarks.gateway.upstream import Upstream
 
-from servanda.gateway.app import app
-from servanda.gateway.config import Config
-from servanda.gateway.config import Upstream as Pool
+from servanda.gateway.proxy.app import app
+from servanda.gateway.proxy.config import Config
+from servanda.gateway.proxy.config import Upstream as Pool
 
 WAIT_S = 30.0
 

@@ -1,7 +1,7 @@
 # Small courses and findings, made by hand.
 
-from servanda.course import Leg
-from servanda.identity import EvidenceKey
+from servanda.contract.identity import EvidenceKey
+from servanda.contract.stages import Leg
 from servanda.promotion import Asked, Finding, Found, advance, approve, begin
 
 KEY = EvidenceKey(contract="c", corpus="p", train="t", infer="i", weights="w")

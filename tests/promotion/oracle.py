@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass
 
-from servanda.identity import EvidenceKey
+from servanda.contract.identity import EvidenceKey
 from servanda.promotion import Effect, Finding, Override, State
 
 PATIENCE = 3

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 import servanda as sv
-from servanda.course import course_of
+from servanda.contract.stages import course_of
 from servanda.errors import EvidenceError
-from servanda.run import in_process
+from servanda.runner.run import in_process
 from tests import kit
 
 STAGES = """\

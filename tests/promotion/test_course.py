@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from servanda.contract import Contract
-from servanda.course import Leg, course_of
-from servanda.loading import load
+from servanda.contract.model import Contract
+from servanda.contract.stages import Leg, course_of
+from servanda.runner.load import load
+from tests.judgement.lint.test_stages import CONTRACT
 from tests.kit import parse
-from tests.lint.test_stages import CONTRACT
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.kernelcontract.yaml"))

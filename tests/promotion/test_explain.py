@@ -1,7 +1,7 @@
 # What `explain` says of a course, and of a contract that goes nowhere.
 
-from servanda.explain.promotion import explain_course
-from tests.promoting.histories import TEXT, contract
+from servanda.report.explain.promotion import explain_course
+from tests.promotion.run.histories import TEXT, contract
 
 
 def test_a_course_is_a_table_of_its_legs_with_the_traffic_that_each_takes():

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from servanda.clauses import CellVerdict
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.verdict import Verdict
 from servanda.promotion import Asked, Found, found
-from servanda.verdict import Verdict
+from tests.judgement.lint.test_stages import CONTRACT
 from tests.kit import parse
-from tests.lint.test_stages import CONTRACT
 from tests.promotion.made import KEY, OFFLINE, SHADOW
 
 RULES = """\

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scripts.servers import MODEL, ROOT
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.engines.http.engine import HTTPEngine
-from servanda.sampling import Sampling
-from servanda.trace import Batch, align
+from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch, align
 
 # `make test-engines` names the folder of the environments; nothing runs without it
 needs_engines = pytest.mark.skipif("SERVANDA_VENVS" not in os.environ, reason="make test-engines")

@@ -3,7 +3,7 @@
 import pytest
 
 from servanda.errors import MeasurementError
-from servanda.sampling import Sampling
+from servanda.theory.sampling import Sampling
 from tests.real import serving
 from tests.real.serving import drawn, furthest, needs_engines, opened, reference
 

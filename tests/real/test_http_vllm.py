@@ -5,7 +5,7 @@ import pytest
 from scripts import servers
 
 from servanda.errors import MeasurementError
-from servanda.sampling import Sampling
+from servanda.theory.sampling import Sampling
 from tests.real import serving
 from tests.real.serving import drawn, furthest, needs_engines, opened, reference
 

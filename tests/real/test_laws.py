@@ -5,9 +5,9 @@
 import pytest
 from scripts.servers import MODEL
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
+from servanda.engines.conformance import check_engine
 from servanda.engines.worker import spawn
-from servanda.testing import check_engine
 from tests.real.serving import needs_engines, opened
 
 pytestmark = needs_engines

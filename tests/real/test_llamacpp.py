@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from servanda import run
-from servanda.contract import Kernel
-from servanda.engines.gguf_file import write_gguf
+from servanda.contract.identity import same_policy
+from servanda.contract.model import Kernel
+from servanda.engines.gguf_export import write_gguf
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
-from servanda.identity import same_policy
-from servanda.sampling import Sampling
-from servanda.trace import Batch
+from servanda.runner import run
+from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch
 from tests.engines.checkpoints import LLAMA, QWEN3, TOKENIZER, numbers, write_checkpoint
 
 ROOT = Path(__file__).parents[2]

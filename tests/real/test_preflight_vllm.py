@@ -18,15 +18,15 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from servanda.preflight.drill import preflight
-from servanda.preflight.trainee import Trainee
+from servanda.rl.sync_drill.drill import preflight
+from servanda.rl.sync_drill.trainee import Trainee
 from tests.trainers import MODELS
 
 SERVE = """
 import json, os, sys
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines.vllm import PLAIN, VllmEngine
-from servanda.trace import Batch
+from servanda.traces.trace import Batch
 
 model, asked, told = sys.argv[1], os.fdopen(int(sys.argv[2])), os.fdopen(int(sys.argv[3]), "w")
 engine = VllmEngine(Kernel(engine="vllm", model=model, batch_size=16))

@@ -13,13 +13,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from servanda.contract import Kernel
+from servanda.contract.identity import same_policy
+from servanda.contract.model import Kernel
 from servanda.engines.transformers import TransformersEngine
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
-from servanda.identity import same_policy
-from servanda.sampling import Sampling, log_softmax, processed_logprobs
-from servanda.trace import Batch
+from servanda.theory.sampling import Sampling, log_softmax, processed_logprobs
+from servanda.traces.trace import Batch
 
 ROOT = Path(__file__).parents[2]
 MODEL = str(ROOT / "models" / "tiny-lm")

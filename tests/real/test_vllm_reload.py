@@ -23,9 +23,9 @@ HEAD, REST = "lm_head", "all but lm_head"
 
 RELOAD = """
 import json, sys
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines.vllm import PLAIN, VllmEngine
-from servanda.trace import Batch
+from servanda.traces.trace import Batch
 
 old, new, text, out = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
 given = Batch((0,), (tuple(text[:1]),), len(text) - 1, (tuple(text[1:]),))

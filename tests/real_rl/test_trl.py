@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rl import verl_contracts
+from tests.rl.monitor import verl_contracts
 
 ROOT = Path(__file__).parents[2]
 BOTH = (

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.rl import verl_contracts
+from tests.rl.monitor import verl_contracts
 
 ROOT = Path(__file__).parents[2]
 CALLS = ROOT / "tests" / "data" / "verl_calls.npz"
@@ -130,7 +130,7 @@ def test_without_the_variable_verl_is_as_it_was(verl):
     code = (
         "import verl, sys, verl.utils.debug.metrics as metrics\n"
         "changed = hasattr(metrics.calculate_debug_metrics, '__servanda__')\n"
-        "print(changed, 'servanda.rl.monitor' in sys.modules)"
+        "print(changed, 'servanda.rl.monitor.monitor' in sys.modules)"
     )
     done = verl("-c", code)
     assert done.stdout.splitlines()[-1] == "False False", done.stderr[-2000:]

@@ -20,11 +20,11 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
+from servanda.contract.kernel_string import parse_kernel
 from servanda.engines import open_engine
+from servanda.engines.faults.sync import SYNC_FAULTS
 from servanda.engines.weight_sync import WeightSync
 from servanda.errors import ServandaError
-from servanda.faults.sync import SYNC_FAULTS
-from servanda.kernel_string import parse_kernel
 from servanda.rl import Monitor, preflight
 from servanda.rl.trl import Monitored, drilled, rollouts
 

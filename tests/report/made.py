@@ -3,11 +3,11 @@
 import math
 from dataclasses import replace
 
-from servanda.clauses import CellVerdict
+from servanda.contract.identity import EvidenceKey
 from servanda.errors import Where
-from servanda.identity import EvidenceKey
-from servanda.portrait import EDGES, RATIO_EDGES, Portrait, Sums, Worst
-from servanda.verdict import Caught, Circumstances, Verdict
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.token_profile import EDGES, RATIO_EDGES, Portrait, Sums, Worst
+from servanda.judgement.verdict import Caught, Circumstances, Verdict
 
 HOSTILE = (
     "a<script>alert('1')</script>|`x` \"q\" & ]]> --> 😀 @team #1 % :: \x00\x1b\n,http://x.y/z"

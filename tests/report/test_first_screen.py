@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.portrait import EDGES, Portrait
-from servanda.report.cards import cards, least_seen
-from servanda.report.fold import bin_label, curves, fingerprints, matrix, tails
+from servanda.judgement.token_profile import EDGES, Portrait
 from servanda.report.html import view
-from servanda.report.ladder import ladder
-from servanda.report.scale import Scale
+from servanda.report.html_cards import cards, least_seen
+from servanda.report.html_details import bin_label, curves, fingerprints, matrix, tails
+from servanda.report.html_ladder import ladder
+from servanda.report.html_scale import Scale
 from tests.report import made
 
 positive = st.floats(1e-12, 1e6)

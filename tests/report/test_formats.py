@@ -13,14 +13,14 @@ import xmlschema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servanda.clauses import CellVerdict
-from servanda.clauses.base import Outcome, worst
-from servanda.contract import Claim, Section
-from servanda.report import FORMATS, words
-from servanda.report.cards import cards
-from servanda.report.fold import numbers
-from servanda.report.sentence import headline, impact
-from servanda.verdict import BlindSpot, Verdict
+from servanda.contract.model import Claim, Section
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import Outcome, worst
+from servanda.judgement.verdict import BlindSpot, Verdict
+from servanda.report import FORMATS, format
+from servanda.report.html_cards import cards
+from servanda.report.html_details import numbers
+from servanda.report.summary import headline, impact
 from tests.drawn import examples
 from tests.report import made
 
@@ -266,7 +266,7 @@ def test_wide_names_do_not_shift_the_table():
     cells = [made.cell(slice="領域=日本語"), made.cell(slice="e\u0301=x"), made.cell(slice="plain")]
     lines = FORMATS["text"](made.verdict(cells=cells)).splitlines()
     rows = [line for line in lines if line.startswith("✓")]
-    widths = {words.columns(row[: row.index("0.0100")]) for row in rows}
+    widths = {format.columns(row[: row.index("0.0100")]) for row in rows}
     assert len(rows) == 3 and len(widths) == 1
 
 
@@ -372,7 +372,7 @@ def test_the_line_under_it_says_whom_it_hits():
 
 
 def test_a_share_that_is_not_whole_is_never_shown_as_whole():
-    assert [words.percent(x) for x in (1.0, 0.99996, 0.5, 1e-5, 0.0)] == [
+    assert [format.percent(x) for x in (1.0, 0.99996, 0.5, 1e-5, 0.0)] == [
         *("100 %", "> 99.9 %", "50.0 %", "0.001 %", "0.0 %")
     ]
 

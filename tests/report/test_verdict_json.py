@@ -5,12 +5,12 @@ import math
 
 import pytest
 
-from servanda import run
 from servanda.errors import EvidenceError
-from servanda.plain import from_plain, to_plain
-from servanda.portrait import Sums
+from servanda.judgement.token_profile import Sums
+from servanda.judgement.verdict import Verdict
 from servanda.report import FORMATS
-from servanda.verdict import Verdict
+from servanda.runner import run
+from servanda.traces.serialization import from_plain, to_plain
 from tests import kit
 from tests.report import made
 

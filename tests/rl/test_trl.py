@@ -9,7 +9,7 @@ import pytest
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.rl import Monitor
 from servanda.rl.trl import Monitored, rollouts, trainee
-from tests.rl.recorded import Call, Trainer
+from tests.rl.monitor.recorded import Call, Trainer
 from tests.transcripts import blocks
 
 torch = pytest.importorskip("torch")

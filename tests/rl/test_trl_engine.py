@@ -10,7 +10,7 @@ import pytest
 
 from servanda.errors import ContractError, MeasurementError
 from servanda.rl.trl import drilled, rollouts, trainee
-from tests.rl.recorded import Call, Trainer
+from tests.rl.monitor.recorded import Call, Trainer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -158,7 +158,7 @@ def script(tmp_path, monkeypatch):
     trl.GRPOTrainer = type("GRPOTrainer", (), {})
     monkeypatch.setitem(sys.modules, "trl", trl)
     monkeypatch.setattr("servanda.rl.trl_engine.trainee", lambda trainer: trainer)
-    monkeypatch.setattr("servanda.preflight.drill.preflight", lambda trainer, **_: trainer)
+    monkeypatch.setattr("servanda.rl.sync_drill.drill.preflight", lambda trainer, **_: trainer)
 
     def write(text):
         path = tmp_path / "train.py"

@@ -13,9 +13,9 @@ import pytest
 from servanda.errors import ContractError, MeasurementError
 from servanda.rl import Monitor
 from servanda.rl import verl as plugin
-from servanda.rl.verl_watch import CONTRACT, RECOMPUTE, STATE, Halted, Watch
-from tests.rl import verl_contracts
-from tests.rl.verl_contracts import CORRECT, HALT, MASK, WATCH
+from servanda.rl.verl_observer import CONTRACT, RECOMPUTE, STATE, Halted, Watch
+from tests.rl.monitor import verl_contracts
+from tests.rl.monitor.verl_contracts import CORRECT, HALT, MASK, WATCH
 
 torch = pytest.importorskip("torch")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from benchmarks.pairs import KERNELS
 
-from servanda import run
 from servanda.engines import open_engine
+from servanda.runner import run
 
 ROOT = Path(__file__).parents[2]
 RUNS = 25  # of each kernel

@@ -8,10 +8,10 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from servanda import run
 from servanda.cli import main
+from servanda.runner import run
 from tests import kit
-from tests.test_calibrate import PAIR, SLICES
+from tests.authoring.test_calibrate import PAIR, SLICES
 
 GOOD, LATER = 10, 4
 POWER = 0.9

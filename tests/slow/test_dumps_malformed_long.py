@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 
-from tests.importers.test_fuzz import broken, refused_or_to_the_letter
+from tests.rl.dumps.formats.test_fuzz import broken, refused_or_to_the_letter
 
 
 @settings(max_examples=10_000)

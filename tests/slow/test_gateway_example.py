@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from servanda.ledger import verify_at
-from servanda.served import read_served
+from servanda.promotion.ledger import verify_at
+from servanda.traces.request_log import read_served
 from tests.slow.test_promotion_example import ours
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.leader_web import chromium, fake
-from tests.leader_web.serving import KEY, WAIT_S, live
-from tests.leader_web.test_page import HOSTILE, hostile
+from tests.gateway.controller.web import chromium, fake
+from tests.gateway.controller.web.serving import KEY, WAIT_S, live
+from tests.gateway.controller.web.test_page import HOSTILE, hostile
 
 
 def in_browser(leader, look, role="operator", **how):

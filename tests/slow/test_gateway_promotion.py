@@ -7,7 +7,7 @@ from collections import defaultdict
 import httpx2
 import pytest
 
-from servanda.served import read_served
+from servanda.traces.request_log import read_served
 from tests.gateway.running import ADA, SERVED, WAIT_S, Program, Serving, Users, kernels, until
 
 STAGES = """\

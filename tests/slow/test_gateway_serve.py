@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from servanda.cli.main import main
-from servanda.gateway.listening import bound
-from servanda.ledger import verify_at
+from servanda.gateway.http.listener import bound
+from servanda.promotion.ledger import verify_at
 from tests.gateway.running import ADA, WAIT_S, Program, Serving, Users, ask, kernels, until
 
 
@@ -381,7 +381,7 @@ def test_what_would_say_nothing_is_refused(contract, tmp_path):
 
 
 def test_what_is_not_installed_is_said_with_the_pip_line(contract, tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "servanda.gateway.app", None)
+    monkeypatch.setitem(__import__("sys").modules, "servanda.gateway.proxy.app", None)
     code, said = refused(tmp_path, contract.contract)
     assert code == 4 and "hint: pip install 'servanda[gateway]'" in said
 

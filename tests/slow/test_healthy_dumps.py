@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from servanda.dumps.judging import Asked, judge_dump
-from servanda.importers.own import Writer
+from servanda.rl.dumps.formats.parquet import Writer
+from servanda.rl.dumps.judge import Asked, judge_dump
 
 _SHAPES = 100
 _MOST_TOKENS = 40_000  # of a dump, so that a hundred are minutes

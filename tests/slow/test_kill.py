@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.test_resume import kill_and_resume
+from tests.runner.test_resume import kill_and_resume
 
 KILLS = 50
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.leader import killed, leads
-from tests.leader.test_kills import expected
+from tests.gateway.controller import killed, leads
+from tests.gateway.controller.test_kills import expected
 
 pytestmark = pytest.mark.slow
 

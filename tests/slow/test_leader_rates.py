@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tests import kit, serving
-from tests.leader import leads
+from tests.gateway.controller import leads
 
 pytestmark = pytest.mark.slow
 

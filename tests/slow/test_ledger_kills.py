@@ -1,6 +1,6 @@
 # Two hundred kills at random moments of a ledger's life, in either store.
 
-from tests.ledger.test_processes import nothing_is_lost_or_doubled, processes
+from tests.promotion.ledger.test_processes import nothing_is_lost_or_doubled, processes
 
 KILLS = 200
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from servanda import run
-from servanda.mutation import mutate
+from servanda.authoring.mutation import mutate
+from servanda.runner import run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

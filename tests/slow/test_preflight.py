@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 
 from benchmarks.preflight import clean
 
-from tests.preflight.drills import BROKEN, WORKING, drilled, named, wrong
+from tests.rl.sync_drill.drills import BROKEN, WORKING, drilled, named, wrong
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import pytest
 
-from servanda.falsification import SCENARIOS, simulate
+from servanda.theory.falsification import SCENARIOS, simulate
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from servanda.ledger import open_ledger, verify_at
-from servanda.promoting.story import disagreements, stories
-from servanda.served import read_served
+from servanda.promotion.ledger import open_ledger, verify_at
+from servanda.promotion.run.history import disagreements, stories
+from servanda.traces.request_log import read_served
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "examples" / "promotion" / "run.py"

@@ -1,6 +1,6 @@
 # Two hundred kills at random moments of promotions, in either store.
 
-from tests.promoting.test_kills import nothing_is_lost_or_doubled, promotions
+from tests.promotion.run.test_kills import nothing_is_lost_or_doubled, promotions
 
 KILLS = 200
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from scipy.stats import binom
 
-from servanda.course import course_of
-from servanda.promoting.looking import look
+from servanda.contract.stages import course_of
 from servanda.promotion import advance, begin, found
-from servanda.run import in_process, load
+from servanda.promotion.run.evaluate import look
+from servanda.runner.run import in_process, load
 from tests import kit, serving
 
 LIMIT = 0.1

@@ -4,7 +4,7 @@
 import pytest
 from benchmarks import faults_page, truth_table
 
-from servanda.faults import FAULTS
+from servanda.engines.faults import FAULTS
 
 RECORDS = truth_table.read()
 DEFAULTS = [faults_page.at_default(RECORDS, name) for name in truth_table.NAMES]

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import click
 
 from servanda.cli.options import ledger_option
-from servanda.cli.runs import (
+from servanda.cli.promotion_options import (
     acting,
     actor_option,
     effect_options,
     reason_option,
     run_format,
 )
-from servanda.effects import Sink
-from servanda.promoting.writing import say_yes
+from servanda.promotion.notify import Sink
+from servanda.promotion.run.record import say_yes
 
 
 @click.command(short_help="Say yes to the next stage of a run that awaits it.")

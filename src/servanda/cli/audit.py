@@ -14,10 +14,10 @@ import click
 
 from servanda.cli.options import no_code_option
 from servanda.cli.output import show
-from servanda.cli.runs import ledger_key, run_format
+from servanda.cli.promotion_options import ledger_key, run_format
 from servanda.errors import MeasurementError
-from servanda.leader.auditing import Audit, text
-from servanda.plain import to_plain
+from servanda.gateway.controller.audit import Audit, text
+from servanda.traces.serialization import to_plain
 
 _EVERY_S = 2.0  # between two looks at a log that grows
 

@@ -11,9 +11,9 @@ import click
 from servanda.cli.output import OUTPUT, clear, show
 from servanda.cli.progress import watching
 from servanda.errors import MeasurementError
-from servanda.falsification.findings import Findings, find, markdown, text
-from servanda.measurement import Progress
 from servanda.report import format_of
+from servanda.runner.measurement import Progress
+from servanda.theory.falsification.report import Findings, find, markdown, text
 
 _FORMATS = {
     "text": text,

@@ -10,21 +10,28 @@ from pathlib import Path
 import click
 import numpy as np
 
-from servanda.calibrate import Calibration, Row, accept, rewritten, seen, standard
-from servanda.calibrate import calibrate as calibrated
-from servanda.clauses import CellVerdict
+from servanda.authoring.calibrate import (
+    Calibration,
+    Row,
+    accept,
+    rewritten,
+    seen,
+    standard,
+)
+from servanda.authoring.calibrate import calibrate as calibrated
 from servanda.cli.options import no_code_option
 from servanda.cli.output import refuse_place, show, write_text
 from servanda.cli.report import read
+from servanda.engines.faults import signatures
 from servanda.errors import EvidenceError
-from servanda.faults import signatures
-from servanda.plain import to_plain
-from servanda.plan import Plan
-from servanda.power import power as power_of
-from servanda.report.words import columns, number, percent
-from servanda.reread import Finished, moved, reread
-from servanda.rundir import ATTEMPT
-from servanda.verdict import Caught, Verdict, judge
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.plan import Plan
+from servanda.judgement.power import power as power_of
+from servanda.judgement.verdict import Caught, Verdict, judge
+from servanda.report.format import columns, number, percent
+from servanda.runner.finished_run import Finished, moved, reread
+from servanda.runner.run_directory import ATTEMPT
+from servanda.traces.serialization import to_plain
 
 _SEED = 20260607  # the same run gives the same limits
 _BINDS = {

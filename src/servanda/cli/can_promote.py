@@ -11,10 +11,10 @@ import click
 
 from servanda.cli.options import ledger_option, no_code_option
 from servanda.cli.output import show
-from servanda.cli.runs import opened, run_format
-from servanda.loading import load
-from servanda.promoting import telling
-from servanda.promoting.answering import can_promote as answer_of
+from servanda.cli.promotion_options import opened, run_format
+from servanda.promotion.run import report
+from servanda.promotion.run.can_promote import can_promote as answer_of
+from servanda.runner.load import load
 
 
 @click.command("can-promote", short_help="May this build be at a stage?  Answered by the ledger.")
@@ -39,7 +39,7 @@ def can_promote(contract: Path, to: str, infer: str, train: str, where: str, for
         answer = answer_of(store, found, to, now=time.time(), infer=infer, train=train)
         if format_ == "json":
             story = answer.story
-            run = telling.data(story, now=time.time()) if story is not None else None
+            run = report.data(story, now=time.time()) if story is not None else None
             show(json.dumps({"yes": answer.yes, "why": answer.why, "run": run}, indent=1))
         else:
             show(str(answer))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from servanda import loading, run
 from servanda.cli.options import max_time_option, no_code_option, until
 from servanda.cli.output import FORMAT, OUTPUT, by_suffix, chosen, clear, show, write
 from servanda.cli.progress import watching
-from servanda.foreign import code_of, keys_of
+from servanda.engines.foreign_code import code_of, keys_of
 from servanda.report import FORMATS
+from servanda.runner import load, run
 
 _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump end; no contract does
 
@@ -71,8 +71,8 @@ def check(
     """
     if contract.is_dir() or (contract.suffix in _DUMPED and contract.is_file()):
         _refuse(run_dir=run_dir, fresh=fresh, max_time=max_time)
-        from servanda.cli.imports import judged
-        from servanda.dumps.judging import Asked
+        from servanda.cli.import_ import judged
+        from servanda.rl.dumps.judge import Asked
 
         judged(Asked(contract), format_=format_, output=output, reports=reports, quiet=quiet)
     printed = chosen(format_, output)
@@ -83,7 +83,7 @@ def check(
         clear(path)
     deadline = until(max_time)
     if not quiet and contract.is_file():
-        named = loading.load(contract)
+        named = load.load(contract)
         for code in code_of(named):
             click.echo(f"runs code: {code}", err=True)
         for key in keys_of(named):

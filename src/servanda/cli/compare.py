@@ -8,15 +8,15 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.costs import cost_line, plan_lines
+from servanda.cli.cost_table import cost_line, plan_lines
 from servanda.cli.options import max_time_option, no_code_option, until
 from servanda.cli.progress import watching
 from servanda.cli.surface import looked
-from servanda.comparison import CONTRACT, Asked, compare, costed, plan_of, prepare
 from servanda.engines.worker import spawn
-from servanda.probe import Engines
 from servanda.report import FORMATS
-from servanda.surface import conclusion
+from servanda.runner.compare import CONTRACT, Asked, compare, costed, plan_of, prepare
+from servanda.runner.compare.surface import conclusion
+from servanda.runner.probe import Engines
 
 _FILE = click.Path(path_type=Path)
 _VIOLATED = 1

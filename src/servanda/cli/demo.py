@@ -11,14 +11,15 @@ from typing import Any
 
 import click
 
-from servanda import presets, run
 from servanda.cli.output import clear, write
 from servanda.cli.progress import watching
-from servanda.drill import Drill, drill
+from servanda.contract import presets
+from servanda.engines.faults import FAULTS
 from servanda.errors import MeasurementError
-from servanda.faults import FAULTS
-from servanda.gates import Gate, gates
-from servanda.verdict import Verdict
+from servanda.judgement.field_thresholds import Gate, gates
+from servanda.judgement.verdict import Verdict
+from servanda.runner import run
+from servanda.runner.fault_drill import Drill, drill
 
 _CONFORMING = "tiny-bf16.kernelcontract.yaml"
 _FAULTY = "tiny-bf16-positions.kernelcontract.yaml"

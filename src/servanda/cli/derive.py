@@ -12,25 +12,25 @@ from typing import get_args
 import click
 from pydantic import ValidationError
 
-from servanda import loading
-from servanda import plan as planning
-from servanda.bounds.gradient import Loss
-from servanda.capture import CAPTURES
+from servanda.authoring.derive import MOST, Asked, Derived
+from servanda.authoring.derive import derive as derived
+from servanda.authoring.template import name_of
 from servanda.cli.options import no_code_option
 from servanda.cli.output import refuse_place, write_text
-from servanda.comparison.sides import refuse_missing
-from servanda.comparison.texts import read_corpus
-from servanda.contract import GroupAdvantage, Kernel, Weighting
-from servanda.corpus import Corpus
-from servanda.derive import MOST, Asked, Derived
-from servanda.derive import derive as derived
+from servanda.contract.kernel_string import parse_kernel
+from servanda.contract.model import GroupAdvantage, Kernel, Weighting
 from servanda.engines import engine_names
 from servanda.engines.table import TableEngine
 from servanda.errors import ContractError, Problem
-from servanda.kernel_string import parse_kernel
+from servanda.judgement import plan as planning
+from servanda.judgement.rewards import REWARDS, file_and_function
 from servanda.registry import did_you_mean
-from servanda.rewards import REWARDS, file_and_function
-from servanda.starter import name_of
+from servanda.runner import load
+from servanda.runner.compare.prompts import read_corpus
+from servanda.runner.compare.sides import refuse_missing
+from servanda.theory.bounds.gradient import Loss
+from servanda.theory.divergence.precision import CAPTURES
+from servanda.traces.corpus import Corpus
 
 _FILE = click.Path(path_type=Path)
 _WIDTH = 98
@@ -213,8 +213,8 @@ def _refuse_unfit(text: str, place: Path) -> None:
     """What `servanda lint` would find in the text, before it is written; nobody has seen it yet,
     so no problem points into it."""
     try:
-        contract = loading.read(text.encode(), "the derived contract", place)
-        planning.make_plan(contract, *loading.corpora(contract))
+        contract = load.read(text.encode(), "the derived contract", place)
+        planning.make_plan(contract, *load.corpora(contract))
     except ContractError as error:
         hint = "servanda lint would refuse this contract; change the budget, texts or kernels"
         problems = [Problem(problem.message, hint=hint) for problem in error.problems]

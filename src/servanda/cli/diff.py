@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from servanda import loading
-from servanda.changes import SIDES, Difference, Side
-from servanda.changes.telling import FORMATS
+from servanda.authoring.diff import SIDES, Difference, Side
+from servanda.authoring.diff.report import FORMATS
 from servanda.cli.output import show
-from servanda.contract import Contract
+from servanda.contract.model import Contract
+from servanda.contract.yaml_reader import MAX_BYTES
 from servanda.errors import ContractError, Problem
-from servanda.marks import MAX_BYTES
+from servanda.runner import load
 
 _STDIN = "-"
 _BREAKING = 1
@@ -59,8 +59,8 @@ def diff_command(old: str, new: str, side: Side, format_: str) -> None:
 
 def _read(file: str) -> Contract:
     if file == _STDIN:
-        return loading.parse(sys.stdin.buffer.read(MAX_BYTES + 1), "stdin")
-    return loading.parse(loading.bytes_of(Path(file)), file)
+        return load.parse(sys.stdin.buffer.read(MAX_BYTES + 1), "stdin")
+    return load.parse(load.bytes_of(Path(file)), file)
 
 
 def _refuse_same(old: str, new: str) -> None:

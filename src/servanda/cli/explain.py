@@ -7,18 +7,18 @@ from pathlib import Path
 
 import click
 
-from servanda import loading
-from servanda import plan as planning
-from servanda.chain import Chain
-from servanda.chain import chain as chain_of
 from servanda.cli.options import no_code_option
 from servanda.cli.output import show
 from servanda.cli.report import read
+from servanda.engines.foreign_code import code_of, keys_of
 from servanda.errors import ContractError, EvidenceError
-from servanda.explain import chain_text, explain_contract, explain_name, names
-from servanda.foreign import code_of, keys_of
-from servanda.plain import to_plain
+from servanda.judgement import plan as planning
+from servanda.judgement.bound_chain import Chain
+from servanda.judgement.bound_chain import chain as chain_of
 from servanda.registry import did_you_mean
+from servanda.report.explain import chain_text, explain_contract, explain_name, names
+from servanda.runner import load
+from servanda.traces.serialization import to_plain
 
 
 @click.command(short_help="Say in plain English what a contract or a name means.")
@@ -54,8 +54,8 @@ def explain(what: str, chain: bool, format_: str) -> None:
             )
         click.echo(text)
         return
-    contract = loading.load(what)
-    plan, problems = planning.draft(contract, *loading.corpora(contract))
+    contract = load.load(what)
+    plan, problems = planning.draft(contract, *load.corpora(contract))
     click.echo(explain_contract(plan))
     if code := code_of(contract):
         click.echo("\nIt runs code (--no-code refuses it):")
@@ -85,7 +85,7 @@ def _chain(path: Path) -> Chain:
             hint="--chain takes a contract, a run directory, or what check --format json printed",
         )
     if not path.is_dir() and path.suffix != ".json":
-        return chain_of(loading.load(path))
+        return chain_of(load.load(path))
     verdict = read(path)
     text = verdict.circumstances.contract_text
     if not text:
@@ -94,4 +94,4 @@ def _chain(path: Path) -> Chain:
             hint="run `servanda check` on the contract's file, or explain --chain the file itself",
         )
     name = f"{path}: the contract of its verdict"
-    return chain_of(loading.contract_of(text, name), verdict)
+    return chain_of(load.contract_of(text, name), verdict)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from servanda.contract import EXTERNAL
+from servanda.authoring.template import name_of, starter
+from servanda.contract.model import EXTERNAL
 from servanda.engines import engine_names
 from servanda.errors import ContractError, MeasurementError
 from servanda.registry import did_you_mean
-from servanda.starter import name_of, starter
 
 _SUFFIX = ".kernelcontract.yaml"
 

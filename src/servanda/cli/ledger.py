@@ -11,12 +11,12 @@ import click
 
 from servanda.cli.options import ledger_option
 from servanda.cli.output import clear, show
-from servanda.cli.runs import ledger_key, opened
+from servanda.cli.promotion_options import ledger_key, opened
 from servanda.errors import EvidenceError, MeasurementError
-from servanda.leader import history
-from servanda.ledger import Entry, export, verify_at
-from servanda.ledger.sealing import line
-from servanda.promoting.story import TOLD, disagreements
+from servanda.gateway.controller import ledger_history
+from servanda.promotion.ledger import Entry, export, verify_at
+from servanda.promotion.ledger.hash_chain import line
+from servanda.promotion.run.history import TOLD, disagreements
 
 _LONGEST = 60  # letters of what an entry says, in a table
 _SAYING = ("why", "text", "reason")  # parts of a body, or of the state in it, that are for people
@@ -63,7 +63,7 @@ def verify_command(where: str) -> None:
     said = [*map(str, found.problems)]
     if found.sound:  # what was not changed may still tell what never happened
         with opened(where, reading=True) as store:
-            problems = (*disagreements(store), *history.disagreements(store))
+            problems = (*disagreements(store), *ledger_history.disagreements(store))
             said += [problem.message for problem in problems]
     for problem in said:
         show(f"✗ {problem}")

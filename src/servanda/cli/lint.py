@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from servanda import loading
-from servanda import plan as planning
 from servanda.cli.options import no_code_option
-from servanda.contract import Contract
-from servanda.course import course_of
+from servanda.contract.model import Contract
+from servanda.contract.stages import course_of
+from servanda.contract.yaml_reader import MAX_BYTES
+from servanda.engines.foreign_code import code_of, keys_of
 from servanda.errors import ContractError, Problem
-from servanda.foreign import code_of, keys_of
-from servanda.marks import MAX_BYTES
+from servanda.judgement import plan as planning
+from servanda.runner import load
 
 _STDIN = "-"
 
@@ -60,9 +60,9 @@ def read(file: str) -> _Read:
     file, from_stdin = ("stdin", True) if file == _STDIN else (file, False)
     try:
         if from_stdin:
-            contract = loading.read(sys.stdin.buffer.read(MAX_BYTES + 1), file, Path())
+            contract = load.read(sys.stdin.buffer.read(MAX_BYTES + 1), file, Path())
         else:
-            contract = loading.load(file)
+            contract = load.load(file)
         cells, note = _cells(contract)
     except ContractError as error:
         return _Read(file, error.problems)
@@ -80,9 +80,9 @@ def read(file: str) -> _Read:
 
 def _cells(contract: Contract) -> tuple[int | None, str]:
     """How many cells `check` would judge, or why it would judge none."""
-    if reason := loading.not_measured_here(contract):
+    if reason := load.not_measured_here(contract):
         return None, reason.message
-    texts = loading.corpora(contract)
+    texts = load.corpora(contract)
     cells = len(planning.make_plan(contract, *texts).cells)
     live = [leg for leg in course_of(contract) if leg.live]
     plans = [planning.draft(contract, *texts, leg=leg)[0] for leg in live]

@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from servanda import loading
-from servanda.changes import Listed, Shelf, Step, shelves
+from servanda.authoring.diff import Listed, Shelf, Step, shelves
 from servanda.cli.output import show
-from servanda.contract import Contract
+from servanda.contract.model import Contract
 from servanda.errors import ContractError
-from servanda.report.words import columns, line
+from servanda.report.format import columns, line
+from servanda.runner import load
 
 _PATTERN = "*.kernelcontract.yaml"
 _CLASH = 1
@@ -37,7 +37,7 @@ def list_command(folder: Path, format_: str) -> None:
     wrong: dict[str, ContractError] = {}
     for file in files:
         try:
-            found.append(Listed(str(file), loading.parse(loading.bytes_of(file), str(file))))
+            found.append(Listed(str(file), load.parse(load.bytes_of(file), str(file))))
         except ContractError as error:
             wrong[str(file)] = error
     stood = shelves(found)

@@ -31,7 +31,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "See it": ("demo", "bench"),
 }
 # a verb whose name Python keeps for itself -> its module
-_MODULES = {"import": "imports"}
+_MODULES = {"import": "import_"}
 
 
 class _Group(click.Group):

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import click
 
+from servanda.authoring.contract_test.files import Prepared
+from servanda.authoring.mutation import Mutation, mutate
+from servanda.authoring.mutation.run import never, unsaid
 from servanda.cli.options import DurationType, until
 from servanda.cli.output import show
 from servanda.cli.progress import watching
-from servanda.faults import FAULTS
-from servanda.mutation import Mutation, mutate
-from servanda.mutation.mutate import never, unsaid
-from servanda.rehearsing import Prepared
+from servanda.engines.faults import FAULTS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _WORST = (130, 1, 3, 0)  # of the exit codes of several contracts, the first that is there

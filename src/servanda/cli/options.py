@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-from servanda.fields import seconds
-from servanda.foreign import NO_CODE
+from servanda.contract.fields import seconds
+from servanda.engines.foreign_code import NO_CODE
 
 R = TypeVar("R")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from servanda.errors import ContractError, MeasurementError
+from servanda.judgement.verdict import Verdict
 from servanda.report import FORMATS, format_of
 from servanda.report.base import SUFFIXES
-from servanda.verdict import Verdict
 
 FORMAT = click.option(
     "--format",

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import click
 
 from servanda.cli.options import DurationType, ledger_option
-from servanda.cli.runs import (
+from servanda.cli.promotion_options import (
     acting,
     actor_option,
     effect_options,
     reason_option,
     run_format,
 )
-from servanda.effects import Sink
-from servanda.ledger import Ledger
-from servanda.promoting.story import Story
-from servanda.promoting.writing import let_pass
 from servanda.promotion import Override
+from servanda.promotion.ledger import Ledger
+from servanda.promotion.notify import Sink
+from servanda.promotion.run.history import Story
+from servanda.promotion.run.record import let_pass
 
 
 @click.command(short_help="Let a cell of a run not count, for a while.")

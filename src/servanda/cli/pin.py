@@ -11,7 +11,7 @@ import click
 from servanda.cli.options import DurationType
 from servanda.cli.output import show
 from servanda.errors import ContractError
-from servanda.report.words import line
+from servanda.report.format import line
 
 _LONGEST_S = 30 * 86_400.0
 
@@ -80,7 +80,7 @@ def asking(gateway: str | None, key_file: Path | None) -> Any:
     """
     if gateway is None:
         raise click.UsageError("--gateway is missing\n  hint: --gateway http://127.0.0.1:8081")
-    from servanda.leader.web.asking import Asking, key_from
+    from servanda.gateway.controller.web.client import Asking, key_from
 
     return Asking(gateway, key_from(key_file, os.environ))
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from servanda import run
-from servanda.cli.costs import plan_lines
+from servanda.cli.cost_table import plan_lines
 from servanda.cli.options import no_code_option
 from servanda.cli.progress import watching
-from servanda.comparison import costed
-from servanda.cost import cost_of
 from servanda.engines.worker import spawn
-from servanda.probe import Engines
+from servanda.judgement.cost import cost_of
+from servanda.runner import run
+from servanda.runner.compare import costed
+from servanda.runner.probe import Engines
 
 
 @click.command("plan")

@@ -12,11 +12,11 @@ import click
 
 from servanda.cli.output import show
 from servanda.cli.progress import watching
-from servanda.preflight.signals import TIMEOUT_S
+from servanda.rl.sync_drill.signals import TIMEOUT_S
 
 if TYPE_CHECKING:
-    from servanda.preflight.result import Preflight
-    from servanda.preflight.trainee import Trainee
+    from servanda.rl.sync_drill.result import Preflight
+    from servanda.rl.sync_drill.trainee import Trainee
 
 T = TypeVar("T")
 
@@ -85,8 +85,8 @@ def preflight_command(
         raise click.UsageError("give FILE.py:NAME, or --trl SCRIPT")
     if journal is not None and left is not None:
         raise click.UsageError("give --journal or --restore, not both")
-    from servanda.preflight.drill import preflight, restore
-    from servanda.preflight.planning import planned
+    from servanda.rl.sync_drill.drill import preflight, restore
+    from servanda.rl.sync_drill.plan import planned
 
     limit_s = timeout_s or None
 
@@ -105,8 +105,8 @@ def preflight_command(
             from servanda.rl.trl import instead_of_training
 
             return instead_of_training(script, words, call)
-        from servanda.preflight.opening import opened
-        from servanda.rl.drilling import trainee_of
+        from servanda.rl.sync_drill.user_module import opened
+        from servanda.rl.trainer_drill import trainee_of
 
         return call(trainee_of(opened(words[0])))
 

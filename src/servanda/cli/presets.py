@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from servanda.presets import PRESETS, preset_text, title
+from servanda.contract.presets import PRESETS, preset_text, title
 
 
 @click.command("presets")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from servanda.measurement import Progress, Watch, unwatched
+from servanda.runner.measurement import Progress, Watch, unwatched
 
 _PLAIN_EVERY_S = 5.0
 

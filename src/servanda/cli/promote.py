@@ -17,7 +17,7 @@ from servanda.cli.options import (
     until,
 )
 from servanda.cli.progress import watching
-from servanda.cli.runs import (
+from servanda.cli.promotion_options import (
     actor_option,
     code_of,
     effect_options,
@@ -27,16 +27,16 @@ from servanda.cli.runs import (
     told,
     told_late,
 )
-from servanda.contract import STAGES
-from servanda.effects import Sink
-from servanda.ledger import Outrun
-from servanda.loading import load
-from servanda.promoting import telling
-from servanda.promoting.logs import absent
-from servanda.promoting.promoter import Build, Step
-from servanda.promoting.promoter import promote as promote_build
-from servanda.promoting.story import Story
-from servanda.rundir import Occupied
+from servanda.contract.model import STAGES
+from servanda.promotion.ledger import Outrun
+from servanda.promotion.notify import Sink
+from servanda.promotion.run import report
+from servanda.promotion.run.history import Story
+from servanda.promotion.run.promoter import Build, Step
+from servanda.promotion.run.promoter import promote as promote_build
+from servanda.promotion.run.request_log_files import absent
+from servanda.runner.load import load
+from servanda.runner.run_directory import Occupied
 
 _FILE = click.Path(path_type=Path)
 _THROUGH = "completed"
@@ -97,7 +97,7 @@ def promote(
     missing: list[str] = []
 
     def above() -> str:
-        table = [telling.text(one, now=time.time()) for one in latest]
+        table = [report.text(one, now=time.time()) for one in latest]
         return "\n".join([*table, *missing])
 
     with opened(where) as store, watching(quiet, above) as watch:

@@ -8,7 +8,7 @@ import click
 
 from servanda.cli.output import FORMAT, OUTPUT, chosen, clear, show, write
 from servanda.report import FORMATS
-from servanda.reread import read
+from servanda.runner.finished_run import read
 
 __all__ = ["read", "report"]
 

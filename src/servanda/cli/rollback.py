@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import click
 
 from servanda.cli.options import ledger_option
-from servanda.cli.runs import (
+from servanda.cli.promotion_options import (
     acting,
     actor_option,
     effect_options,
     reason_option,
     run_format,
 )
-from servanda.effects import Sink
-from servanda.promoting.writing import take_back
+from servanda.promotion.notify import Sink
+from servanda.promotion.run.record import take_back
 
 
 @click.command(short_help="Give all traffic of a run back to stable, now.")

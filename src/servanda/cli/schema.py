@@ -6,9 +6,9 @@ import json
 
 import click
 
+from servanda.authoring.schema import json_schema, schema_of_tests
 from servanda.engines import engine_names
-from servanda.faults import FAULTS
-from servanda.schema import json_schema, schema_of_tests
+from servanda.engines.faults import FAULTS
 
 
 @click.command(short_help="Print the JSON Schema of the contract, for editors.")

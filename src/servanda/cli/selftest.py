@@ -10,7 +10,7 @@ import click
 
 from servanda.cli.options import no_code_option
 from servanda.cli.progress import watching
-from servanda.selftest import SEQUENCES, Row, selftest
+from servanda.runner.compare.selftest import SEQUENCES, Row, selftest
 
 
 @click.command("selftest", short_help="Try a gate on a server of your own: a few minutes.")

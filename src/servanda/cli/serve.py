@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from servanda.cli import gateway
-from servanda.cli.asked import Waits, urls_of
+from servanda.cli import serve_processes
+from servanda.cli.gateway_options import Waits, urls_of
 from servanda.cli.options import DurationType, ledger_option, no_code_option
 from servanda.errors import MeasurementError
-from servanda.loading import load
+from servanda.runner.load import load
 
 if TYPE_CHECKING:
-    from servanda.gateway.keys import Role
+    from servanda.gateway.http.api_keys import Role
 
 _FILE = click.Path(path_type=Path)
 # what says nothing to a gateway that follows, and nothing to a leader that serves nobody
@@ -194,8 +194,8 @@ def serve(
     if tls_key is not None and tls_cert is None:
         raise click.UsageError("--tls-key is the private key of a certificate: give --tls-cert too")
     _refuse_missing()
-    from servanda.gateway.config import LogFiles
-    from servanda.leader.leads import Settings
+    from servanda.gateway.controller.process import Settings
+    from servanda.gateway.proxy.config import LogFiles
 
     found = load(contract)
     urls = {} if leader_only else urls_of(found, infer, stable)
@@ -214,13 +214,13 @@ def serve(
         slack=told["slack"],
         command=told["command"],
     )
-    made: gateway.Made = ()
+    made: serve_processes.Made = ()
     if leader is None and keys is None:
         made = _made("admin", "gateway") if leader_only else _made("admin")
         settings = replace(settings, held=made)
-    with contextlib.suppress(KeyboardInterrupt), gateway.ended_by(signal.SIGTERM):
+    with contextlib.suppress(KeyboardInterrupt), serve_processes.ended_by(signal.SIGTERM):
         if leader_only:
-            gateway.lead(settings, made)
+            serve_processes.lead(settings, made)
         else:
             waits = Waits(first_byte, timeout, drain)
             files = None
@@ -228,7 +228,7 @@ def serve(
                 size = log_file_mib << 20
                 files = LogFiles(log, size, log_file_age, log_keep, tokens=not log_no_tokens)
             own = {"name": name, "log": files, "shows": show, "allow": allow}
-            gateway.serve(found, settings, made, (host, port), leader, waits, **own)
+            serve_processes.serve(found, settings, made, (host, port), leader, waits, **own)
     sys.exit(0)
 
 
@@ -247,9 +247,9 @@ def _refuse_given(names: tuple[str, ...], why: str) -> None:
 
 def _refuse_missing() -> None:
     try:
-        import servanda.gateway.app
-        import servanda.gateway.listening
-        import servanda.leader.web.app  # noqa: F401 - what is missing is said before all else
+        import servanda.gateway.controller.web.app
+        import servanda.gateway.http.listener
+        import servanda.gateway.proxy.app  # noqa: F401 - what is missing is said before all else
     except ImportError as error:
         raise MeasurementError(
             f"a gateway needs {error.name}, which is not installed",
@@ -264,6 +264,6 @@ def _split(admin: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def _made(*roles: Role) -> gateway.Made:
+def _made(*roles: Role) -> serve_processes.Made:
     """Keys for this start."""
     return tuple((role, role, secrets.token_urlsafe(32)) for role in roles)

@@ -6,12 +6,12 @@ from pathlib import PurePath
 
 import click
 
-from servanda.comparison.sides import refuse_missing
-from servanda.contract import Kernel
+from servanda.contract.kernel_string import parse_kernel
+from servanda.contract.model import Kernel
 from servanda.engines import engine_names, open_engine
 from servanda.engines.worker import interpreter_of
 from servanda.errors import ContractError, MeasurementError, Where
-from servanda.kernel_string import parse_kernel
+from servanda.runner.compare.sides import refuse_missing
 
 _OWN = ("127.0.0.1", "localhost", "::1")
 
@@ -53,8 +53,8 @@ def serve_kernel_command(
     _refuse_elsewhere(found, kernel)
     try:
         from servanda.engines.server.app import Limits
-        from servanda.engines.server.serving import serve
-        from servanda.sockets import address, bound
+        from servanda.engines.server.process import serve
+        from servanda.engines.server.sockets import address, bound
     except ImportError as error:
         raise MeasurementError(
             f"a server needs {error.name}, which is not installed",

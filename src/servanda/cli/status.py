@@ -11,12 +11,12 @@ import click
 from servanda.cli.options import ledger_option
 from servanda.cli.output import show
 from servanda.cli.pin import asking, gateway_option, key_option
-from servanda.cli.runs import opened, print_story, run_format
-from servanda.leader.recalling import recalled, text
-from servanda.plain import to_plain
-from servanda.promoting import telling
-from servanda.promoting.answering import named
-from servanda.promoting.story import stories
+from servanda.cli.promotion_options import opened, print_story, run_format
+from servanda.gateway.controller.ledger_status import recalled, text
+from servanda.promotion.run import report
+from servanda.promotion.run.can_promote import named
+from servanda.promotion.run.history import stories
+from servanda.traces.serialization import to_plain
 
 
 @click.command(short_help="Where runs stand, and who serves.")
@@ -46,17 +46,17 @@ def status(
         found = [story for story in stories(store) if run is None and not story.state.ended]
     now = time.time()
     if format_ == "json":
-        data = [telling.data(story, now=now) for story in found]
+        data = [report.data(story, now=now) for story in found]
         data += [{"status": "routing", **to_plain(one)} for one in gateways]
         show(json.dumps(data, indent=1))
         return
-    told = [telling.text(story, now=now) for story in found]
+    told = [report.text(story, now=now) for story in found]
     told += ["\n".join(map(text, gateways))] if gateways else []
     show("\n\n".join(told) or "no run is under way")
 
 
 def _gateway(url: str, key_file: Path | None, format_: str) -> None:
-    from servanda.leader.web import telling as slices
+    from servanda.gateway.controller.web import text as slices
 
     leader = asking(url, key_file)
     standing = leader.standing()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from servanda.comparison import Asked, plain_texts
-from servanda.contract import Kernel
+from servanda.contract.kernel_string import parse_kernel
+from servanda.contract.model import Kernel
 from servanda.engines import engine_names
 from servanda.engines.http import HTTPEngine
-from servanda.kernel_string import parse_kernel
-from servanda.surface import Door, Finding, conclusion, differs, lines, look
+from servanda.runner.compare import Asked, plain_texts
+from servanda.runner.compare.surface import Door, Finding, conclusion, differs, lines, look
 
 _TEXTS = 32  # of the workload, that both tokenizers are asked to encode
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
+from servanda.authoring.contract_test import Rehearsal
+from servanda.authoring.contract_test.files import Prepared, files_of, prepared
+from servanda.authoring.contract_test.report import junit, told
 from servanda.cli.mutate import mutate_options, refuse_without, run_mutations
 from servanda.cli.options import no_code_option
 from servanda.cli.output import show
 from servanda.errors import ContractError, Problem
-from servanda.rehearsal import Rehearsal
-from servanda.rehearsal.telling import junit, told
-from servanda.rehearsing import Prepared, files_of, prepared
 
 _FAILED = 1
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import click
 
-from servanda.cli.imports import refuse_run
+from servanda.cli.import_ import refuse_run
 from servanda.cli.options import DurationType
 from servanda.cli.output import show
-from servanda.verdict import EXIT_CODES
-from servanda.watch.following import Following
-from servanda.watch.kept import Kept, locked
-from servanda.watch.opening import Found
-from servanda.watch.sinks import SINKS, Safely
-from servanda.watch.terms import Asked
+from servanda.judgement.verdict import EXIT_CODES
+from servanda.rl.watch.contract import Asked
+from servanda.rl.watch.loop import Following
+from servanda.rl.watch.open import Found
+from servanda.rl.watch.sinks import SINKS, Safely
+from servanda.rl.watch.state_file import Kept, locked
 
 _FILE = click.Path(path_type=Path)
 

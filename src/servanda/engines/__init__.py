@@ -6,10 +6,10 @@ import importlib
 from importlib.metadata import entry_points
 from types import MappingProxyType
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.engines.base import ENGINES, Engine
+from servanda.engines.faults import FAULTS
 from servanda.errors import MeasurementError
-from servanda.faults import FAULTS
 from servanda.registry import did_you_mean
 
 __all__ = ["BUILTIN", "Engine", "engine_names", "open_engine"]

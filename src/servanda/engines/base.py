@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract import Kernel, Path
+from servanda.contract.identity import Description
+from servanda.contract.model import Kernel, Path
 from servanda.errors import MeasurementError
-from servanda.identity import Description
-from servanda.latency import Timing
 from servanda.registry import Registry
-from servanda.sampling import Sampling
-from servanda.trace import Batch, Trace
+from servanda.theory.sampling import Sampling
+from servanda.traces.latency import Timing
+from servanda.traces.trace import Batch, Trace
 
 CHUNK_ELEMENTS = 1 << 22  # logits travel and are reduced in pieces of about this many
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from servanda.contract import Kernel
+from servanda.contract.identity import Description
+from servanda.contract.model import Kernel
 from servanda.engines.folder import reading, values_digest, weight_files
 from servanda.errors import MeasurementError
-from servanda.identity import Description
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:

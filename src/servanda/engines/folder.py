@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from servanda.contract.identity import DEFAULT, digest_of
 from servanda.errors import MeasurementError, Where
-from servanda.identity import DEFAULT, digest_of
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SAVED_ANEW = "copy the folder again, or write it anew with save_pretrained"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.errors import MeasurementError
 
 KIND_OF = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.engines.stored import Stored
+from servanda.engines.safetensors import Stored
 from servanda.errors import MeasurementError
 
 ARCHITECTURES = ("llama", "qwen3")

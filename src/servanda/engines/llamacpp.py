@@ -4,7 +4,7 @@
 # holds `quantization`, or else `dtype`.  The cache of keys and values is float32 where dtype
 # is, else float16, which is llama.cpp's own default.  Attention is fused (flash attention)
 # where the contract says sdpa.
-# How it draws and scores is in decoding.py.  Sequences of a chunk are decoded together, one
+# How it draws and scores is in local_engine.py.  Sequences of a chunk are decoded together, one
 # token of each in every call, and share one cache: no row is padded.  Prompts are fed in pieces
 # of at most TOKENS_AT_ONCE tokens, as llama-server does; so is what `prefill` scores.
 # Axes: S rows of a chunk, T steps, R rows of logits, V vocabulary.
@@ -20,18 +20,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract import Kernel
+from servanda.contract.identity import Description, digest_of
+from servanda.contract.model import Kernel
 from servanda.engines import folder
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
-from servanda.engines.decoding import DecodingEngine
 from servanda.engines.gguf_kinds import kind_of, name_of_kind, refuse_other_kind
 from servanda.engines.llama_library import llama
 from servanda.engines.llama_model import TOKENS_AT_ONCE, Fed, LlamaModel
-from servanda.engines.stored import read_stored, weights_digest
+from servanda.engines.local_engine import DecodingEngine
+from servanda.engines.safetensors import read_stored, weights_digest
 from servanda.errors import MeasurementError
-from servanda.identity import Description, digest_of
-from servanda.sampling import Ints
-from servanda.trace import Batch
+from servanda.theory.sampling import Ints
+from servanda.traces.trace import Batch
 
 _INSTALL = "pip install 'servanda[llamacpp]' into the environment that runs it"
 
@@ -117,7 +117,7 @@ class LlamaCppEngine(DecodingEngine):
         try:
             from tokenizers import Tokenizer
 
-            from servanda.engines.gguf_file import cached_gguf
+            from servanda.engines.gguf_export import cached_gguf
         except ImportError as error:
             raise MeasurementError(
                 f"engine 'llamacpp' cannot convert a folder: {error}", hint=_INSTALL

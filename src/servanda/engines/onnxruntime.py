@@ -1,7 +1,7 @@
 # Engine `onnxruntime`: a checkpoint folder, exported to ONNX, run by ONNX Runtime on the CPU.
 #
-# The folder is the one that engine transformers reads; onnx_file.py makes the graph of it,
-# once.  How it pads, draws and scores is in decoding.py.
+# The folder is the one that engine transformers reads; onnx_export.py makes the graph of it,
+# once.  How it pads, draws and scores is in local_engine.py.
 # Axes: S rows of a chunk, T columns that are fed, C columns that logits are asked of, V
 # vocabulary; keys and values are [S, heads, tokens, width of a head].
 
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract import Kernel
+from servanda.contract.identity import Description, digest_of
+from servanda.contract.model import Kernel
 from servanda.engines import folder
 from servanda.engines.base import ENGINES
-from servanda.engines.decoding import DecodingEngine
-from servanda.engines.onnx_file import QUANTIZED, needing, onnx_file, past_names
+from servanda.engines.local_engine import DecodingEngine
+from servanda.engines.onnx_export import QUANTIZED, needing, onnx_file, past_names
 from servanda.errors import MeasurementError
-from servanda.identity import Description, digest_of
-from servanda.sampling import Ints
-from servanda.trace import Batch
+from servanda.theory.sampling import Ints
+from servanda.traces.trace import Batch
 
 _PROVIDER = "CPUExecutionProvider"
 

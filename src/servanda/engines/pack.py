@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from servanda.contract import Kernel, Path
-from servanda.corpus import Corpus
+from servanda.contract.identity import Description
+from servanda.contract.model import Kernel, Path
 from servanda.engines.base import ENGINES
 from servanda.engines.pack_file import read_pack
 from servanda.errors import MeasurementError
-from servanda.identity import Description
-from servanda.sampling import Sampling, best_columns
-from servanda.trace import Batch, Trace, some
+from servanda.theory.sampling import Sampling, best_columns
+from servanda.traces.corpus import Corpus
+from servanda.traces.trace import Batch, Trace, some
 
 _ANEW = "write a new pack for this contract with `servanda measure CONTRACT --side train -o`"
 

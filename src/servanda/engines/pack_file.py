@@ -23,11 +23,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from servanda.contract import Kernel, Workload
-from servanda.engines.wire import from_table, to_table
+from servanda.contract.identity import Description, digest_of, digest_of_bytes
+from servanda.contract.model import Kernel, Workload
+from servanda.engines.arrow import from_table, to_table
 from servanda.errors import MeasurementError
-from servanda.identity import Description, digest_of, digest_of_bytes
-from servanda.trace import Trace
+from servanda.traces.trace import Trace
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -19,7 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from servanda.contract import Kernel, Path
+from servanda.contract.identity import Description, digest_of
+from servanda.contract.model import Kernel, Path
+from servanda.engines.arrow import from_table, to_table
 from servanda.engines.base import ENGINES, Engine, verb_of
 from servanda.engines.recorded_file import (
     Call,
@@ -29,12 +31,10 @@ from servanda.engines.recorded_file import (
     read_recording,
     rows_of,
 )
-from servanda.engines.wire import from_table, to_table
 from servanda.errors import MeasurementError
-from servanda.identity import Description, digest_of
-from servanda.latency import Timing
-from servanda.sampling import Sampling
-from servanda.trace import Batch, Trace
+from servanda.theory.sampling import Sampling
+from servanda.traces.latency import Timing
+from servanda.traces.trace import Batch, Trace
 
 _ANEW = "record the run that asks for it: `servanda check CONTRACT --record FILE`"
 _NOUNS = {"generate": "draw", "score": "score", "logits": "logits", "top": "best tokens"}

@@ -20,9 +20,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from servanda.contract.identity import Description, digest_of, digest_of_bytes
 from servanda.errors import MeasurementError
-from servanda.identity import Description, digest_of, digest_of_bytes
-from servanda.trace import Batch
+from servanda.traces.trace import Batch
 
 FORMAT = 1
 HEAD = "head.json"

@@ -9,13 +9,14 @@ from pathlib import Path as FilePath
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.capture import rounded
-from servanda.contract import Kernel, Path
+from servanda.contract.identity import Description, digest_of
+from servanda.contract.model import Kernel, Path
+from servanda.contract.text_file import content
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
+from servanda.engines.exact_table import Table
 from servanda.errors import MeasurementError
-from servanda.identity import Description, digest_of
-from servanda.latency import Timing
-from servanda.sampling import (
+from servanda.theory.divergence.precision import rounded
+from servanda.theory.sampling import (
     Floats,
     Ints,
     Sampling,
@@ -26,9 +27,8 @@ from servanda.sampling import (
     processed_logprobs,
     uniforms,
 )
-from servanda.tables import Table
-from servanda.textfile import content
-from servanda.trace import Batch, Trace
+from servanda.traces.latency import Timing
+from servanda.traces.trace import Batch, Trace
 
 _LARGEST = 64 << 20  # bytes of a table's file
 

@@ -1,6 +1,6 @@
 # Engine `transformers`: a causal language model of Hugging Face Transformers, on the CPU.
 #
-# How it pads, draws and scores is in decoding.py.  The last column of a prefill is always
+# How it pads, draws and scores is in local_engine.py.  The last column of a prefill is always
 # padding, and so the attention kernel, which Transformers picks by whether a mask is full,
 # is fixed by the launch too.
 # Axes: S rows of a chunk, T columns that are fed, V vocabulary.
@@ -18,15 +18,15 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
-from servanda.contract import Kernel
+from servanda.contract.identity import Description, digest_of
+from servanda.contract.model import Kernel
 from servanda.engines import checkpoint, folder
 from servanda.engines.base import ENGINES
-from servanda.engines.decoding import DecodingEngine
+from servanda.engines.local_engine import DecodingEngine
 from servanda.engines.quantized import QUANTIZED, check_quantization, quantize_, requantize_
 from servanda.errors import MeasurementError
-from servanda.identity import Description, digest_of
-from servanda.sampling import Ints
-from servanda.trace import Batch
+from servanda.theory.sampling import Ints
+from servanda.traces.trace import Batch
 
 
 @ENGINES.register("transformers")

@@ -19,16 +19,16 @@ import numpy as np
 import transformers
 from numpy.typing import NDArray
 
-from servanda.contract import Kernel, Path
+from servanda.contract.identity import Description
+from servanda.contract.model import Kernel, Path
 from servanda.engines import checkpoint, folder, vllm_launch
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
-from servanda.engines.misfits import refuse_misfits
+from servanda.engines.limits import refuse_misfits
 from servanda.engines.vllm_rows import KEY, Part, Reported, Rows, Tap, trace_of
 from servanda.errors import MeasurementError
-from servanda.identity import Description
-from servanda.latency import Timing
-from servanda.sampling import Floats, Sampling, columns_of, processed_logprobs, seed_of
-from servanda.trace import Batch, Trace
+from servanda.theory.sampling import Floats, Sampling, columns_of, processed_logprobs, seed_of
+from servanda.traces.latency import Timing
+from servanda.traces.trace import Batch, Trace
 
 BEST = 8  # likeliest tokens that are recorded of a draw
 TOP = 20  # and that `top` gives

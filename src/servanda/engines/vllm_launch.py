@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import transformers
 
-from servanda.contract import Kernel
+from servanda.contract.identity import digest_of
+from servanda.contract.model import Kernel
 from servanda.engines import checkpoint
 from servanda.engines.vllm_rows import Tap, TapProcessor
 from servanda.errors import MeasurementError
-from servanda.identity import digest_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 

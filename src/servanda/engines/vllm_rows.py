@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract import Path
-from servanda.sampling import Floats, Sampling, best_columns
-from servanda.trace import Batch, Trace
+from servanda.contract.model import Path
+from servanda.theory.sampling import Floats, Sampling, best_columns
+from servanda.traces.trace import Batch, Trace
 
 Rows = NDArray[np.float32]
 Part = tuple[Sequence[int], Mapping[str, Floats]]  # tokens of a sequence, their columns

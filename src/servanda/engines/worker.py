@@ -24,15 +24,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from servanda.contract import Kernel, Path
+from servanda.contract.identity import Description
+from servanda.contract.model import Kernel, Path
 from servanda.engines import open_engine
+from servanda.engines.arrow import from_bytes, from_table, to_bytes, to_table
 from servanda.engines.base import verb_of
-from servanda.engines.wire import from_bytes, from_table, to_bytes, to_table
 from servanda.errors import MeasurementError, ServandaError
-from servanda.identity import Description
-from servanda.latency import Timing
-from servanda.sampling import Sampling
-from servanda.trace import Batch, Trace
+from servanda.theory.sampling import Sampling
+from servanda.traces.latency import Timing
+from servanda.traces.trace import Batch, Trace
 
 _HEAD = struct.Struct("<QQ")
 _ENVIRONMENT = {

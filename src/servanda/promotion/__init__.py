@@ -1,11 +1,11 @@
 # Promotion: offline -> shadow -> canary -> full, on evidence alone; pure.
 
-from servanda.promotion.acts import approve, override, roll_back
 from servanda.promotion.advance import ERRORS, Moved, advance, begin, judged
-from servanda.promotion.chain import beginning_of, run_name
+from servanda.promotion.api import beginning_of, run_name
 from servanda.promotion.effects import route_of
 from servanda.promotion.finding import found
-from servanda.promotion.values import (
+from servanda.promotion.operator import approve, override, roll_back
+from servanda.promotion.state import (
     ENDED,
     STATUSES,
     Asked,

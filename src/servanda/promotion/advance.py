@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from servanda.clauses import Outcome, worst
-from servanda.course import Leg
+from servanda.contract.identity import EvidenceKey
+from servanda.contract.stages import Leg
 from servanda.errors import EvidenceError
-from servanda.identity import EvidenceKey
+from servanda.judgement.clauses import Outcome, worst
 from servanda.promotion.effects import effects_of
-from servanda.promotion.values import Asked, Effect, Finding, Found, State, Status, leg_of
+from servanda.promotion.state import Asked, Effect, Finding, Found, State, Status, leg_of
 
 ERRORS = 3  # looks in a row at which measuring failed, after which a run is halted
 EXPIRED = "what was shown has expired"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from servanda.course import Leg
-from servanda.plain import to_plain
-from servanda.promotion.values import Asked, Effect, Found, State, leg_of
+from servanda.contract.stages import Leg
+from servanda.promotion.state import Asked, Effect, Found, State, leg_of
+from servanda.traces.serialization import to_plain
 
 
 def route_of(course: Sequence[Leg], state: State) -> dict[str, float]:

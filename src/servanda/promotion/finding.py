@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from servanda.actions import ACTIONS
-from servanda.clauses import CellVerdict
-from servanda.contract import Contract
-from servanda.course import Leg
-from servanda.escalation import action_of, rules_met
-from servanda.kinds import DEFAULT_GUARDS
-from servanda.promotion.values import Asked, Finding, Found
-from servanda.verdict import Verdict
+from servanda.contract.actions import ACTIONS
+from servanda.contract.model import Contract
+from servanda.contract.stages import Leg
+from servanda.judgement.clause_kinds import DEFAULT_GUARDS
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.escalation import action_of, rules_met
+from servanda.judgement.verdict import Verdict
+from servanda.promotion.state import Asked, Finding, Found
 
 
 def found(contract: Contract, leg: Leg, verdict: Verdict) -> Finding:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import PurePath
 
+from servanda.judgement.verdict import Verdict
 from servanda.registry import Registry
-from servanda.verdict import Verdict
 
 FORMATS: Registry[Callable[[Verdict], str]] = Registry("format")
 SUFFIXES = {

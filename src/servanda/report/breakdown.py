@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from servanda.breakdown import Breakdown, Removed, SequenceRow, StepRow
-from servanda.clauses.base import ORDER
-from servanda.report.words import GLYPH, line, percent
-from servanda.verdict import Verdict
+from servanda.judgement.breakdown import Breakdown, Removed, SequenceRow, StepRow
+from servanda.judgement.clauses.base import ORDER
+from servanda.judgement.verdict import Verdict
+from servanda.report.format import GLYPH, line, percent
 
 STEPS = 20  # rows of a report; JSON has all
 Table = tuple[str, list[str], list[list[str]]]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from servanda.clauses import CellVerdict
-from servanda.report import words
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.verdict import Verdict
+from servanda.report import format
 from servanda.report.base import FORMATS
-from servanda.report.sentence import headline, impact
-from servanda.verdict import Verdict
+from servanda.report.summary import headline, impact
 
 _MOST = 9  # a step shows ten of a kind, and the summary is one of them
 _COMMANDS = {"violated": "error", "error": "error", "inconclusive": "warning"}
@@ -19,14 +19,14 @@ def render(verdict: Verdict) -> str:
     Source:
         GitHub Docs, Workflow commands for GitHub Actions, "Setting an error message".
     """
-    cells = [c for c in words.worst_first(verdict.cells) if _told(c)]
+    cells = [c for c in format.worst_first(verdict.cells) if _told(c)]
     lines = [_annotation(cell) for cell in cells[:_MOST]]
     summary = f"{headline(verdict)} {impact(verdict)}"
     if len(cells) > _MOST:
         summary += f" {len(cells) - _MOST} more cells are not annotated."
-    summary += "".join(f"\n{words.line(text)}" for text in verdict.circumstances.differences)
-    summary += "".join(f"\nNot examined: {words.line(s.text)}" for s in verdict.blind_spots)
-    title = escaped_property(f"servanda: {words.line(verdict.contract)}")
+    summary += "".join(f"\n{format.line(text)}" for text in verdict.circumstances.differences)
+    summary += "".join(f"\nNot examined: {format.line(s.text)}" for s in verdict.blind_spots)
+    title = escaped_property(f"servanda: {format.line(verdict.contract)}")
     return "\n".join([*lines, f"::notice title={title}::{escaped(summary)}"])
 
 
@@ -36,13 +36,13 @@ def _told(cell: CellVerdict) -> bool:
 
 def _annotation(cell: CellVerdict) -> str:
     command = _COMMANDS[cell.outcome] if cell.enforced else "warning"
-    title = f"{words.line(cell.clause)} on {words.line(cell.slice)}: {cell.outcome}"
+    title = f"{format.line(cell.clause)} on {format.line(cell.slice)}: {cell.outcome}"
     place = []
     if cell.where is not None:
         place = [f"file={escaped_property(cell.where.file)}", f"line={cell.where.line}"]
         place.append(f"col={cell.where.column}")
     properties = ",".join([*place, f"title={escaped_property(title)}"])
-    return f"::{command} {properties}::{escaped(words.told(cell))}"
+    return f"::{command} {properties}::{escaped(format.told(cell))}"
 
 
 def escaped(text: str) -> str:

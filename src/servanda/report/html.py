@@ -6,22 +6,22 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from servanda.gates import gates
-from servanda.report import words
+from servanda.judgement.field_thresholds import gates
+from servanda.judgement.verdict import Verdict
+from servanda.report import format
 from servanda.report.base import FORMATS
 from servanda.report.breakdown import removed_line, tables
-from servanda.report.cards import cards, chance, described
-from servanda.report.fold import NUMBER_HEADS, curves, fingerprints, matrix, numbers, tails
-from servanda.report.implied import implied
-from servanda.report.ladder import deciding, ladder
-from servanda.report.sentence import counted, headline, impact
-from servanda.verdict import Verdict
+from servanda.report.html_cards import cards, chance, described
+from servanda.report.html_chain import implied
+from servanda.report.html_details import NUMBER_HEADS, curves, fingerprints, matrix, numbers, tails
+from servanda.report.html_ladder import deciding, ladder
+from servanda.report.summary import counted, headline, impact
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STOPPED = {
     "decided": "stopped: decided",
     "traffic": "so far: what has arrived",
-    "broken": words.GIVEN_UP,
+    "broken": format.GIVEN_UP,
     "size": "full size",
     "time": "out of time",
 }
@@ -108,14 +108,14 @@ def view(verdict: Verdict) -> dict[str, Any]:
         "worst": portrait.worst,
         "prints": fingerprints(verdict),
         "implied": implied(verdict),
-        "assumed": words.assumed(c for c in verdict.cells if words.certified(c)),
+        "assumed": format.assumed(c for c in verdict.cells if format.certified(c)),
         "heads": NUMBER_HEADS,
         "tables": tables(verdict),
         "removed": removed_line(found.removed) if found and found.removed else "",
         "numbers": numbers(verdict),
         "glossary": _GLOSSARY,
-        "line": words.line,
-        "number": words.number,
+        "line": format.line,
+        "number": format.number,
         "chance": chance,
     }
 
@@ -123,7 +123,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
 def _names(verdict: Verdict) -> tuple[str, list[tuple[str, str]]]:
     """What all kernels are called, and what each is called besides."""
     sides = [("infer", verdict.infer), ("train", verdict.train), ("stable", verdict.stable)]
-    split = {side: words.line(name).split() for side, name in sides if name}
+    split = {side: format.line(name).split() for side, name in sides if name}
     same = 0
     while len({tuple(w[: same + 1]) for w in split.values()}) == 1 and all(
         len(w) > same + 1 for w in split.values()
@@ -179,20 +179,20 @@ def _gates(verdict: Verdict) -> list[Known]:
 
 
 def _answer(verdict: Verdict) -> tuple[str, str]:
-    return f"{words.GLYPH[verdict.outcome]} {verdict.outcome}", verdict.outcome
+    return f"{format.GLYPH[verdict.outcome]} {verdict.outcome}", verdict.outcome
 
 
 def _ours(verdict: Verdict) -> str:
     cells = counted(verdict.cells)
     if verdict.outcome == "holds":
         return f"{len(cells)} of {len(cells)} cells"
-    bad = words.worst_first(c for c in cells if c.outcome == verdict.outcome)
+    bad = format.worst_first(c for c in cells if c.outcome == verdict.outcome)
     cell = deciding(verdict)
     if cell is None or cell not in bad:
         cell = next(iter(bad), None)
     if cell is None:
         return "no enforced clause"
     if cell.value is None or cell.limit is None:
-        return f"{words.line(cell.clause, 24)} on {words.where(cell, 20)}"
-    value = words.of_cell(cell, cell.value)
-    return f"{words.where(cell, 20)}: {value}, limit {words.limit(cell)}"
+        return f"{format.line(cell.clause, 24)} on {format.where(cell, 20)}"
+    value = format.of_cell(cell, cell.value)
+    return f"{format.where(cell, 20)}: {value}, limit {format.limit(cell)}"

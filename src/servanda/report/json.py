@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from servanda.judgement.verdict import Verdict
 from servanda.report.base import FORMATS
-from servanda.verdict import Verdict
 
 
 @FORMATS.register("json")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
-from servanda.clauses import CellVerdict
-from servanda.report import words
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.verdict import Verdict
+from servanda.report import format
 from servanda.report.base import FORMATS
-from servanda.report.sentence import headline
-from servanda.verdict import Verdict
+from servanda.report.summary import headline
 
 # what XML 1.0 cannot hold, not even escaped
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -24,7 +24,7 @@ def render(verdict: Verdict) -> str:
     """
     tags = [_tag(cell) for cell in verdict.cells]
     silent = verdict.exit_code != 0 and not {"failure", "error"} & set(tags)
-    name = _text(words.line(verdict.contract))
+    name = _text(format.line(verdict.contract))
     counts = {
         "tests": str(len(tags) + silent),
         "failures": str(tags.count("failure") + silent),
@@ -38,7 +38,7 @@ def render(verdict: Verdict) -> str:
     for key, value in _properties(verdict).items():
         ET.SubElement(properties, "property", {"name": key, "value": _text(value)})
     if verdict.blind_spots:
-        spots = "\n".join(words.line(spot.text) for spot in verdict.blind_spots)
+        spots = "\n".join(format.line(spot.text) for spot in verdict.blind_spots)
         ET.SubElement(properties, "property", {"name": "not_examined", "value": _text(spots)})
     for cell, tag in zip(verdict.cells, tags, strict=True):
         _case(suite, name, cell, tag)
@@ -77,20 +77,20 @@ def _case(suite: ET.Element, name: str, cell: CellVerdict, tag: str) -> None:
         suite,
         "testcase",
         {
-            "name": _text(f"{words.line(cell.clause)} on {words.line(cell.slice)}"),
+            "name": _text(f"{format.line(cell.clause)} on {format.line(cell.slice)}"),
             "classname": f"{name}.{cell.section}",
             "time": "0",
         },
     )
     if tag:
-        what = {"message": _text(words.told(cell))}
+        what = {"message": _text(format.told(cell))}
         if tag != "skipped":
             what["type"] = cell.outcome
         element = ET.SubElement(case, tag, what)
         if tag != "skipped":
-            element.text = _text("\n".join(filter(None, (words.meaning(cell), cell.note))))
+            element.text = _text("\n".join(filter(None, (format.meaning(cell), cell.note))))
     else:
-        ET.SubElement(case, "system-out").text = _text(words.meaning(cell))
+        ET.SubElement(case, "system-out").text = _text(format.meaning(cell))
 
 
 def _text(text: str) -> str:

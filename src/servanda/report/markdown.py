@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from servanda.clauses import CellVerdict
-from servanda.gates import gates
-from servanda.report import words
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.field_thresholds import gates
+from servanda.judgement.verdict import Verdict
+from servanda.report import format
 from servanda.report.base import FORMATS
 from servanda.report.breakdown import removed_line, tables
-from servanda.report.sentence import headline, impact
-from servanda.verdict import Verdict
+from servanda.report.summary import headline, impact
 
 _WORST = 5
 _ALERTS = {"violated": "CAUTION", "error": "WARNING", "inconclusive": "WARNING", "holds": "TIP"}
@@ -24,7 +24,7 @@ _ENTITIES |= {c: f"&#{ord(c)};" for c in "@:$#"}  # mentions, emoji, links, math
 @FORMATS.register("markdown")
 def render(verdict: Verdict) -> str:
     """GitHub-flavoured Markdown."""
-    cells = [c for c in words.worst_first(verdict.cells) if c.outcome != "not applicable"]
+    cells = [c for c in format.worst_first(verdict.cells) if c.outcome != "not applicable"]
     text = f"**{plain(str(headline(verdict)))}**"
     lines = [f"> [!{_ALERTS[verdict.outcome]}]", f"> {text}", ">"]
     lines.append(f"> {plain(impact(verdict))}")
@@ -51,17 +51,17 @@ def _table(cells: Sequence[CellVerdict]) -> list[str]:
 def _row(cell: CellVerdict) -> list[str]:
     interval = ""
     if cell.interval:
-        low, high = (words.of_cell(cell, end) for end in cell.interval)
+        low, high = (format.of_cell(cell, end) for end in cell.interval)
         interval = f" [{low}, {high}]"
-    answer = words.reason(cell) or cell.outcome
+    answer = format.reason(cell) or cell.outcome
     texts = [
-        f"{words.GLYPH[cell.outcome]} {answer if cell.enforced else f'{answer} (monitored)'}",
-        f"{words.line(cell.clause, 40)}: {words.quantity(cell)}",
-        words.where(cell, 40),
-        f"{words.of_cell(cell, cell.value) or 'no number'}{interval}",
-        f"{words.limit_sign(cell)} {words.limit(cell)}" if cell.limit is not None else "",
-        words.of_cell(cell, cell.floor),
-        f"{cell.n:,} {words.UNITS.get(cell.units, cell.units)}" if cell.units else "",
+        f"{format.GLYPH[cell.outcome]} {answer if cell.enforced else f'{answer} (monitored)'}",
+        f"{format.line(cell.clause, 40)}: {format.quantity(cell)}",
+        format.where(cell, 40),
+        f"{format.of_cell(cell, cell.value) or 'no number'}{interval}",
+        f"{format.limit_sign(cell)} {format.limit(cell)}" if cell.limit is not None else "",
+        format.of_cell(cell, cell.floor),
+        f"{cell.n:,} {format.UNITS.get(cell.units, cell.units)}" if cell.units else "",
     ]
     return [plain(text) for text in texts]
 
@@ -86,7 +86,7 @@ def _folded(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def _small(verdict: Verdict) -> str:
-    parts = [f"{plain(words.line(verdict.infer))} against {plain(words.line(verdict.train))}"]
+    parts = [f"{plain(format.line(verdict.infer))} against {plain(format.line(verdict.train))}"]
     if verdict.sequences:
         parts.append(f"{verdict.tokens:,} tokens of {verdict.groups:,} prompt groups")
     if verdict.golden_tokens:
@@ -97,4 +97,4 @@ def _small(verdict: Verdict) -> str:
 
 def plain(text: str) -> str:
     """Text that means itself, on one line."""
-    return _MARKUP.sub(lambda m: _ENTITIES.get(m[0], f"\\{m[0]}"), words.line(text))
+    return _MARKUP.sub(lambda m: _ENTITIES.get(m[0], f"\\{m[0]}"), format.line(text))

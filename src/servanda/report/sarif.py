@@ -7,11 +7,11 @@ from typing import Any
 from urllib.parse import quote
 
 from servanda._version import __version__
-from servanda.clauses import CellVerdict
-from servanda.report import words
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.verdict import Verdict
+from servanda.report import format
 from servanda.report.base import FORMATS
-from servanda.report.sentence import headline
-from servanda.verdict import Verdict
+from servanda.report.summary import headline
 
 SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -44,14 +44,17 @@ def render(verdict: Verdict) -> str:
                 "rules": [_rule(first[clause]) for clause in rules],
             }
         },
-        "automationDetails": {"id": f"servanda/{words.line(verdict.contract)}/"},
+        "automationDetails": {"id": f"servanda/{format.line(verdict.contract)}/"},
         "invocations": [
             {
                 "executionSuccessful": verdict.outcome != "error",
                 "exitCode": verdict.exit_code,
                 "exitCodeDescription": str(headline(verdict)),
                 "toolExecutionNotifications": [
-                    {"level": "note", "message": {"text": f"Not examined: {words.line(spot.text)}"}}
+                    {
+                        "level": "note",
+                        "message": {"text": f"Not examined: {format.line(spot.text)}"},
+                    }
                     for spot in verdict.blind_spots
                 ],
             }
@@ -66,8 +69,8 @@ def render(verdict: Verdict) -> str:
 def _rule(cell: CellVerdict) -> dict[str, Any]:
     return {
         "id": cell.clause,
-        "name": words.line(cell.clause),
-        "shortDescription": {"text": f"{cell.section}: {words.quantity(cell)}"},
+        "name": format.line(cell.clause),
+        "shortDescription": {"text": f"{cell.section}: {format.quantity(cell)}"},
         "defaultConfiguration": {"level": _LEVELS[cell.severity]},
     }
 
@@ -79,7 +82,7 @@ def _result(verdict: Verdict, cell: CellVerdict, rule: int) -> dict[str, Any]:
         "ruleIndex": rule,
         "kind": kind,
         "level": _LEVELS[cell.severity] if kind == "fail" else "none",
-        "message": {"text": words.told(cell)},
+        "message": {"text": format.told(cell)},
         "partialFingerprints": {"cell/v1": f"{verdict.contract}/{cell.clause}/{cell.slice}"},
     }
     if cell.where is not None:
@@ -89,6 +92,6 @@ def _result(verdict: Verdict, cell: CellVerdict, rule: int) -> dict[str, Any]:
         }
         result["locations"] = [{"physicalLocation": location}]
     else:
-        name = f"{words.line(verdict.contract)}.{cell.section}.{words.line(cell.clause)}"
+        name = f"{format.line(verdict.contract)}.{cell.section}.{format.line(cell.clause)}"
         result["locations"] = [{"logicalLocations": [{"fullyQualifiedName": name}]}]
     return result

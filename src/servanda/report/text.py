@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from servanda.bounds import ASSUMPTIONS
-from servanda.clauses import CellVerdict
-from servanda.clauses.base import ORDER
-from servanda.clauses.certificate import ALWAYS
-from servanda.clauses.chain import CHAIN, ChainCertificate
-from servanda.divergence import DIVERGENCES
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import ORDER
+from servanda.judgement.clauses.chain_metrics import CHAIN, ChainCertificate
+from servanda.judgement.clauses.statistical import ALWAYS
+from servanda.judgement.verdict import Verdict
 from servanda.report.base import FORMATS
-from servanda.report.words import (
-    GIVEN_UP,
-    GLYPH,
-    UNITS,
-    assumed,
-    certified,
-    columns,
-    line,
-    number,
-)
-from servanda.verdict import Verdict
+from servanda.report.format import GIVEN_UP, GLYPH, UNITS, assumed, certified, columns, line, number
+from servanda.theory.bounds import ASSUMPTIONS
+from servanda.theory.divergence import DIVERGENCES
 
 _SAYS = {
     "population": "of tokens that this workload's prompts bring forth",

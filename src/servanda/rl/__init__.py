@@ -7,16 +7,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from servanda.preflight.trainee import Trainee
-    from servanda.rl.drilling import preflight
-    from servanda.rl.monitor import Monitor, Step
+    from servanda.rl.monitor.monitor import Monitor, Step
+    from servanda.rl.sync_drill.trainee import Trainee
+    from servanda.rl.trainer_drill import preflight
 
 # name -> module; imported when first used, so that `import servanda.rl` costs no torch
 _HOME = {
-    "Monitor": "rl.monitor",
-    "Step": "rl.monitor",
-    "Trainee": "preflight.trainee",
-    "preflight": "rl.drilling",
+    "Monitor": "rl.monitor.monitor",
+    "Step": "rl.monitor.monitor",
+    "Trainee": "rl.sync_drill.trainee",
+    "preflight": "rl.trainer_drill",
 }
 
 __all__ = ["Monitor", "Step", "Trainee", "preflight"]

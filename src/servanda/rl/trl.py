@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.errors import ContractError, EvidenceError, MeasurementError
-from servanda.rl import acting
+from servanda.rl.monitor import actions
 from servanda.rl.trl_engine import drilled, instead_of_training, rollouts, trainee
 
 if TYPE_CHECKING:
-    from servanda.rl.monitor import Monitor, Step
+    from servanda.rl.monitor.monitor import Monitor, Step
 
     Base: Any = object
 else:
@@ -216,7 +216,7 @@ def _check_share(monitor: Monitor, share: float) -> None:
         raise ContractError(
             f"score_share is {share!r}", hint="a share of the sequences of a batch, such as 0.1"
         )
-    acts = sorted({"correct", "mask"} & acting.named(monitor.contract))
+    acts = sorted({"correct", "mask"} & actions.named(monitor.contract))
     if share < 1 and acts:
         raise ContractError(
             f"the contract says {' and '.join(acts)}, which needs every token, and "

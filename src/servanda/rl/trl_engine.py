@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from servanda.contract.kernel_string import parse_kernel
 from servanda.engines import engine_names, open_engine
 from servanda.errors import ContractError, MeasurementError, ServandaError
-from servanda.kernel_string import parse_kernel
-from servanda.sampling import Sampling, seed_of
-from servanda.trace import Batch
+from servanda.theory.sampling import Sampling, seed_of
+from servanda.traces.trace import Batch
 
 if TYPE_CHECKING:
-    from servanda.preflight.result import Preflight
-    from servanda.preflight.trainee import Trainee
+    from servanda.rl.sync_drill.result import Preflight
+    from servanda.rl.sync_drill.trainee import Trainee
 
 Rows = Sequence[Sequence[int]]
 T = TypeVar("T")
@@ -145,7 +145,7 @@ def trainee(trainer: Any) -> Trainee:
         ContractError: it has no engine of its own, so there is nothing to sync; or its rollouts
             come from a function that does not say how.
     """
-    from servanda.preflight.trainee import Trainee
+    from servanda.rl.sync_drill.trainee import Trainee
 
     draws = getattr(trainer, "rollout_func", None)
     if isinstance(draws, Rollouts):
@@ -204,7 +204,7 @@ def drilled(path: str | Path, arguments: Sequence[str] = (), **options: Any) -> 
         ContractError: the script is not there, TRL is not installed, or train is never called.
         MeasurementError: the script failed before it came to train.
     """
-    from servanda.preflight.drill import preflight
+    from servanda.rl.sync_drill.drill import preflight
 
     return instead_of_training(path, arguments, lambda found: preflight(found, **options))
 

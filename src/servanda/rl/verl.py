@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from servanda.errors import MeasurementError, ServandaError
-from servanda.rl.verl_watch import ACTIVE, CONTRACT, Watch
+from servanda.rl.verl_observer import ACTIVE, CONTRACT, Watch
 
 _OURS = "__servanda__"  # on what has been replaced
 

@@ -21,7 +21,8 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract import Kernel, Path, base_of
+from servanda.contract.identity import Description
+from servanda.contract.model import Kernel, Path, base_of
 from servanda.engines.base import ENGINES
 from servanda.engines.http.dialects import found_out
 from servanda.engines.http.dialects.base import (
@@ -34,14 +35,13 @@ from servanda.engines.http.dialects.base import (
     neutral,
 )
 from servanda.engines.http.key import key_of
-from servanda.engines.http.replies import Part
+from servanda.engines.http.responses import Part
 from servanda.engines.http.transport import LIMITS, Limits, Transport
-from servanda.engines.misfits import refuse_misfits
+from servanda.engines.limits import refuse_misfits
 from servanda.errors import MeasurementError
-from servanda.identity import Description
-from servanda.latency import Timing
-from servanda.sampling import Sampling, best_columns, seed_of
-from servanda.trace import Batch, Trace
+from servanda.theory.sampling import Sampling, best_columns, seed_of
+from servanda.traces.latency import Timing
+from servanda.traces.trace import Batch, Trace
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from servanda.contract import Kernel
+from servanda.contract.model import Kernel
 from servanda.errors import MeasurementError
 
 _SENT = re.compile("[!-~]+")  # what a header can carry

@@ -19,9 +19,9 @@ from typing import Any
 import httpx2
 
 from servanda.engines.http.key import Key
-from servanda.engines.http.replies import Part, shortened
+from servanda.engines.http.responses import Part, shortened
+from servanda.engines.tls import TRUST_HINT, distrusted, trusted
 from servanda.errors import MeasurementError
-from servanda.tls import TRUST_HINT, distrusted, trusted
 
 _AGAIN = (429, 502, 503, 504)
 _MISSING = (404, 405, 501)  # of an endpoint that another kind of server has

@@ -17,18 +17,18 @@ from starlette.types import ASGIApp
 
 from servanda._version import __version__
 from servanda.engines.base import Engine
-from servanda.engines.server import wire
-from servanda.engines.server.ask import Ask, Refused
-from servanda.engines.server.asking import Asking
-from servanda.engines.server.batching import Batcher, Full
-from servanda.engines.server.chats import chat_reply
-from servanda.engines.server.failing import failed, json_reply, not_found
+from servanda.engines.server import parse
+from servanda.engines.server.chat import chat_reply
+from servanda.engines.server.errors import failed, json_reply, not_found
+from servanda.engines.server.fault_injection import DRAWN_BY, Fault, Misbehaving, Misbehaviour
 from servanda.engines.server.fields import MAX_LOGPROBS
-from servanda.engines.server.misbehave import DRAWN_BY, Fault, Misbehaving, Misbehaviour
-from servanda.engines.server.replies import Head, completion_reply
+from servanda.engines.server.handler import Asking
+from servanda.engines.server.request import Ask, Refused
+from servanda.engines.server.responses import Head, completion_reply
+from servanda.engines.server.scheduler import Batcher, Full
 from servanda.engines.server.stream import EventStream, Gone, chunks, unless_gone
 from servanda.errors import ServandaError
-from servanda.sampling import Sampling
+from servanda.theory.sampling import Sampling
 
 Handler = Callable[[Request], Awaitable[Response]]
 Faulty = Callable[[Mapping[str, Any]], Engine]  # a fault -> the served kernel with it
@@ -167,7 +167,7 @@ class Server:
     async def _tokenize(self, request: Request) -> Response:
         body = await self._body(request)
         if body.get("messages") is not None:
-            ask = wire.chat({k: body[k] for k in _OF_A_PROMPT if k in body}, self.served)
+            ask = parse.chat({k: body[k] for k in _OF_A_PROMPT if k in body}, self.served)
             text = (await self.asking.rendered(ask)).prompts[0]
         else:
             text = body.get("prompt")
@@ -187,11 +187,11 @@ class Server:
 
     async def _completions(self, request: Request) -> Response:
         body = await self._body(request)
-        return await self._answer(request, body, wire.completion(body, self.served))
+        return await self._answer(request, body, parse.completion(body, self.served))
 
     async def _chat(self, request: Request) -> Response:
         body = await self._body(request)
-        ask = wire.chat(body, self.served)
+        ask = parse.chat(body, self.served)
         return await self._answer(request, body, await self.asking.rendered(ask))
 
     async def _answer(self, request: Request, body: Mapping[str, Any], ask: Ask) -> Response:
@@ -249,4 +249,4 @@ class Server:
 
     async def _body(self, request: Request) -> dict[str, Any]:
         most, idle_s = self.limits.body_bytes, self.limits.idle_s
-        return wire.body_of(await wire.received(request.stream(), most, idle_s))
+        return parse.body_of(await parse.received(request.stream(), most, idle_s))

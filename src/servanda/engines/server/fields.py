@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from servanda.engines.server.ask import Ask, Refused
-from servanda.neutral import NEUTRAL
-from servanda.sampling import Sampling
+from servanda.engines.neutral_fields import NEUTRAL
+from servanda.engines.server.request import Ask, Refused
+from servanda.theory.sampling import Sampling
 
 MAX_LOGPROBS = 1024  # or the vocabulary, where that is less
 MAX_SEQUENCES = 128

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from servanda.contract import Path
-from servanda.sampling import Sampling, seed_of
+from servanda.contract.model import Path
+from servanda.theory.sampling import Sampling, seed_of
 
 Ids = tuple[int, ...]
 

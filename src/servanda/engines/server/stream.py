@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from servanda.engines.server import chats, replies
-from servanda.engines.server.ask import Ask
+from servanda.engines.server import chat, responses
 from servanda.engines.server.jobs import Token
-from servanda.engines.server.replies import Choice, Head
+from servanda.engines.server.request import Ask
+from servanda.engines.server.responses import Choice, Head
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -124,7 +124,7 @@ async def chunks(
             for entry in write(ask, choice, token, new):
                 yield event(head.reply(kind, [entry]))
         if ask.include_usage:
-            yield event(head.reply(kind, [], usage=replies.usage(choices, ask.n)))
+            yield event(head.reply(kind, [], usage=responses.usage(choices, ask.n)))
     except Exception as error:
         yield event(failed(error))
     yield DONE
@@ -141,7 +141,7 @@ def _completion_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) 
     }
     if ask.logprobs is not None and token is not None:
         offset = sum(len(t.word) for t in choice.tokens[:-1])
-        entry["logprobs"] = replies.logprobs_of([token], ask, offset)
+        entry["logprobs"] = responses.logprobs_of([token], ask, offset)
     entry["token_ids"] = _ids(ask, token)
     entry["prompt_token_ids"] = list(choice.prompt) if new and ask.return_token_ids else None
     return [entry]
@@ -163,7 +163,7 @@ def _chat_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) -> lis
     delta = {"content": token.text if token else ""}
     if ask.tools:
         said = "".join(t.text for t in choice.tokens) if over else ""
-        delta = dict(chats.message_of(said, True)) if over else {}
+        delta = dict(chat.message_of(said, True)) if over else {}
         if "tool_calls" in delta:
             calls = enumerate(delta["tool_calls"])  # type: ignore[arg-type]
             delta["tool_calls"] = [{"index": i, **call} for i, call in calls]  # type: ignore
@@ -175,6 +175,6 @@ def _chat_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) -> lis
         "finish_reason": why,
     }
     if ask.logprobs is not None and token is not None:
-        entry["logprobs"] = chats.chat_logprobs([token], ask.as_ids)
+        entry["logprobs"] = chat.chat_logprobs([token], ask.as_ids)
     entry["token_ids"] = _ids(ask, token)
     return [*entries, entry]

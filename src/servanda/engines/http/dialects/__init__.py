@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servanda.engines.http.dialects import llamacpp, plain, sglang, vllm
+from servanda.engines.http.dialects import llamacpp, openai, sglang, vllm
 from servanda.engines.http.dialects.base import DIALECTS, Dialect, Server
 from servanda.engines.http.transport import Transport
 from servanda.errors import MeasurementError
@@ -10,7 +10,7 @@ from servanda.errors import MeasurementError
 __all__ = ["DIALECTS", "Dialect", "Server", "found_out"]
 
 # plain is last: every one of the others also speaks a little of it
-ORDER = (vllm.VLLM, sglang.SGLang, llamacpp.LlamaCpp, plain.Plain)
+ORDER = (vllm.VLLM, sglang.SGLang, llamacpp.LlamaCpp, openai.Plain)
 
 
 def found_out(

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from servanda.contract import Path
-from servanda.engines.http.replies import Best, Part
+from servanda.contract.model import Path
+from servanda.engines.http.responses import Best, Part
 from servanda.engines.http.transport import Transport
 from servanda.errors import MeasurementError
 from servanda.registry import Registry
-from servanda.sampling import Sampling
+from servanda.theory.sampling import Sampling
 
 Meaning = Literal["raw", "processed"]
 Request = tuple[str, Mapping[str, Any]]  # endpoint and body

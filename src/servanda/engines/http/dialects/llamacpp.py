@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from servanda.contract import Path
+from servanda.contract.identity import DEFAULT
+from servanda.contract.model import Path
 from servanda.engines.http.dialects.base import (
     DIALECTS,
     Answer,
@@ -23,11 +24,10 @@ from servanda.engines.http.dialects.base import (
     neutral,
     only_model,
 )
-from servanda.engines.http.replies import Best, Part, likeliest, same_number
+from servanda.engines.http.responses import Best, Part, likeliest, same_number
 from servanda.engines.http.transport import Transport
 from servanda.errors import MeasurementError
-from servanda.identity import DEFAULT
-from servanda.sampling import Sampling
+from servanda.theory.sampling import Sampling
 
 # of /props: what a request that names none is drawn with
 _DEFAULTS = (

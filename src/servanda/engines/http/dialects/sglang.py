@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from servanda.contract import Path
+from servanda.contract.identity import DEFAULT
+from servanda.contract.model import Path
 from servanda.engines.http.dialects.base import (
     CHAT,
     DIALECTS,
@@ -29,11 +30,10 @@ from servanda.engines.http.dialects.base import (
     only_model,
     with_end,
 )
-from servanda.engines.http.dialects.completions import ENDPOINT
-from servanda.engines.http.replies import Best, Part, likeliest, same_number, same_prompt
+from servanda.engines.http.dialects.openai_token_ids import ENDPOINT
+from servanda.engines.http.responses import Best, Part, likeliest, same_number, same_prompt
 from servanda.engines.http.transport import Refused, Transport
-from servanda.identity import DEFAULT
-from servanda.sampling import Sampling
+from servanda.theory.sampling import Sampling
 
 _FACTS = ("dtype", "quantization", "kv_cache_dtype", "attention_backend", "sampling_backend",
           "tp_size", "enable_deterministic_inference", "disable_radix_cache",

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from servanda.contract import Path
-from servanda.engines.http.dialects import completions
+from servanda.contract.identity import DEFAULT
+from servanda.contract.model import Path
+from servanda.engines.http.dialects import openai_token_ids
 from servanda.engines.http.dialects.base import (
     CHAT,
     DIALECTS,
@@ -33,12 +34,11 @@ from servanda.engines.http.dialects.base import (
     only_model,
     with_end,
 )
-from servanda.engines.http.replies import Part, same_prompt
+from servanda.engines.http.responses import Part, same_prompt
 from servanda.engines.http.transport import Refused, Transport
+from servanda.engines.neutral_fields import DECIDING
 from servanda.errors import MeasurementError
-from servanda.identity import DEFAULT
-from servanda.neutral import DECIDING
-from servanda.sampling import Sampling
+from servanda.theory.sampling import Sampling
 
 _ALLOWED = re.compile(r"max allowed: ([0-9]{1,6})", re.ASCII)
 _CACHE = re.compile(r'\b(block_size|cache_dtype|enable_prefix_caching)="([^"]*)"')
@@ -86,7 +86,7 @@ class VLLM:
         """How many likeliest tokens of a prompt's rows the server gives."""
         asked = Asked((0, 0), 1, NEUTRAL, 0, best=TOP)
         try:
-            endpoint, body = completions.request(
+            endpoint, body = openai_token_ids.request(
                 asked, Server(served), logprobs=None, prompt_logprobs=TOP
             )
             transport.ask(endpoint, body)
@@ -120,14 +120,14 @@ class VLLM:
         return None
 
     def draw(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
-        return completions.request(asked, server)
+        return openai_token_ids.request(asked, server)
 
     def drawn(self, reply: Part, asked: Asked, server: Server) -> Answer:
-        choice = completions.only_choice(reply)
+        choice = openai_token_ids.only_choice(reply)
         same_prompt(choice["prompt_token_ids"], asked.prompt)
         tokens = choice["token_ids"].tokens(server.vocab_size)
-        completions.ended(choice, tokens, asked, server)
-        answer = completions.answer(choice, tokens, asked, server)
+        openai_token_ids.ended(choice, tokens, asked, server)
+        answer = openai_token_ids.answer(choice, tokens, asked, server)
         reason = choice.get("stop_reason")
         if reason is not None and isinstance(reason.value, int):
             answer = with_end(answer, reason.token(server.vocab_size), asked.width)
@@ -135,8 +135,8 @@ class VLLM:
 
     def score(self, asked: Asked, server: Server, path: Path) -> Request:
         if path == "decode":
-            return completions.request(asked, server, trace_decode_token_ids=list(asked.given))
-        endpoint, body = completions.request(asked, server)
+            return openai_token_ids.request(asked, server, trace_decode_token_ids=list(asked.given))
+        endpoint, body = openai_token_ids.request(asked, server)
         changes = {
             "prompt": [*asked.prompt, *asked.given],
             "max_tokens": 1,
@@ -148,20 +148,20 @@ class VLLM:
         return endpoint, {**body, **changes}
 
     def scored(self, reply: Part, asked: Asked, server: Server, path: Path) -> Answer:
-        choice = completions.only_choice(reply)
+        choice = openai_token_ids.only_choice(reply)
         if path == "decode":
             same_prompt(choice["prompt_token_ids"], asked.prompt)
             tokens = choice["token_ids"].tokens(server.vocab_size)
-            answer = completions.answer(choice, tokens, asked, server)
-            return completions.replayed(answer, asked.given, choice)
+            answer = openai_token_ids.answer(choice, tokens, asked, server)
+            return openai_token_ids.replayed(answer, asked.given, choice)
         same_prompt(choice["prompt_token_ids"], (*asked.prompt, *asked.given))
-        return completions.rows(choice, asked, server)
+        return openai_token_ids.rows(choice, asked, server)
 
     def stream(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
-        return completions.request(asked, server, stream=True)
+        return openai_token_ids.request(asked, server, stream=True)
 
     def event(self, event: Part, before: int) -> tuple[int, bool]:
-        return completions.streamed(event, before)
+        return openai_token_ids.streamed(event, before)
 
     def encode(self, text: str, server: Server) -> Request:
         body = {"model": server.served, "prompt": text, "add_special_tokens": False}

@@ -1,0 +1,1 @@
+# Authoring: contracts written, derived, calibrated, compared and tested.

@@ -1,0 +1,336 @@
+# Limits: for each clause the smallest one that a pair like this one keeps.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.authoring.calibrate import rounding
+from servanda.authoring.calibrate.base import Binds, Calibration, Left, Row
+from servanda.authoring.calibrate.precision_floor import record_floor
+from servanda.authoring.calibrate.recorder import Seen
+from servanda.authoring.calibrate.resample import Again, drawn
+from servanda.contract.model import Clause, Place, Relative
+from servanda.errors import EvidenceError
+from servanda.judgement.clauses import Cell, CellVerdict, Certificate, Fact, NotHere
+from servanda.judgement.clauses.calibration import Calibration as CalibrationFact
+from servanda.judgement.clauses.numerical_interval import BoundedFact
+from servanda.judgement.plan import Plan
+from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.precision import CAPTURES, captured, eta
+
+FEWEST = 50  # prompt groups of a run, or of a slice: fewer are no ground to draw from
+_FACTS = (Fact, BoundedFact, CalibrationFact)
+_BEYOND = "no token of the run lies beyond the limit, so what rarer ones do is not in its power"
+_UNKNOWN = "what rounding to {} alone reads as is not known for this metric"
+_COARSE = ("bfloat16", "float16")  # a limit that they reach is of rounding, not of kernels
+_RECORD = "let the engine record its logprobs as float32 or float64"
+
+
+@dataclass
+class _Promise:
+    """A clause on all its slices, in later runs.
+
+    Args:
+        decides: the slice that needs the limit.
+        step: of the limit; highest: the last one at which the clause could still fail.
+        capture: what logprobs are recorded in.
+    """
+
+    clause: Clause
+    place: Place
+    cells: Sequence[Again]
+    decides: Again
+    step: int
+    highest: int
+    binds: Binds
+    capture: str
+
+    @property
+    def limit(self) -> float:
+        return rounding.value(self.step)
+
+    @property
+    def holds(self) -> NDArray[np.bool_]:
+        """In which of the later runs all slices hold, [B]."""
+        return np.all([cell.holds(self.limit) for cell in self.cells], axis=0)
+
+    def raised(self) -> None:
+        self.step += 1
+        self.binds = "together"
+
+    def row(self) -> Row:
+        """The clause's limit, or why there is none."""
+        clause, again = self.clause, self.decides
+        assert isinstance(clause.at_most, float)
+        known = record_floor(again, self.capture)
+        least, wanted = known or 0.0, self.limit
+        if wanted < least:
+            self.step, self.binds = rounding.at_or_above(least), "record"
+        row = Row(
+            clause=clause.id,
+            metric=clause.metric,
+            aggregate=clause.aggregate or "",
+            slice=again.cell.cut.name,
+            place=self.place,
+            measured=again.measured(),
+            floor=again.floor(),
+            before=clause.at_most,
+            limit=self.limit,
+            power=float(self.holds.mean()),
+            binds=self.binds,
+            enforced=clause.enforced,
+            top=again.top,
+        )
+        if self.binds == "record" and self.capture in _COARSE:
+            note = (
+                f"{wanted:g} would do, and logprobs are recorded as {self.capture} (off by up to "
+                f"{eta(self.capture):.1e}): rounding alone reads as {least:.1e}; {_RECORD}"
+            )
+            return replace(row, limit=None, power=None, note=note)
+        if known is None:
+            return replace(row, note=_UNKNOWN.format(self.capture))
+        beyond = again.kind.feed.threshold is not None and self.limit >= again.largest()
+        return replace(row, note=_BEYOND) if beyond else row
+
+
+def calibrate(
+    plan: Plan,
+    seen: Mapping[str, Seen],
+    judged: Sequence[CellVerdict],
+    *,
+    power: float,
+    resamples: int,
+    rng: np.random.Generator,
+) -> Calibration:
+    """The smallest limits that a pair like the one of a run keeps, clause by clause.
+
+    One limit serves all slices of a clause.  It has two significant digits, and is never
+    below twice the self-noise, where red would not be red, nor below what the record
+    resolves.  Where clauses hold often enough one by one and not together, the one that
+    fails most often is raised until they do.
+
+    Args:
+        plan: of the run, with the attempt at whose price a later run is judged.
+        seen: its closed rounds, by workload.
+        judged: its cells, for facts about the golden texts.
+        power: the probability that a later run of the contract's full size holds, in (0, 1).
+        resamples: later runs that are drawn.
+
+    Raises:
+        EvidenceError: too few prompt groups, or nothing in the contract can be calibrated.
+    """
+    counts = _later_runs(plan, seen, resamples, rng)
+    captures = {name: _capture(seen[name]) for name in counts}
+    promises: list[_Promise] = []
+    rows: dict[str, Row] = {}
+    left: list[Left] = []
+    by_clause: dict[str, list[Cell]] = {}
+    for cell in plan.cells:
+        by_clause.setdefault(cell.clause.id, []).append(cell)
+    for cells in by_clause.values():
+        clause = cells[0].clause
+        if cells[0].section == "observability":
+            continue
+        if isinstance(clause.at_most, Relative):
+            left.append(Left(clause.id, "its limit is relative to what is measured beside it"))
+            continue
+        certified = isinstance(cells[0].kind, Certificate)
+        if certified:
+            rounds, count_BG = seen[cells[0].workload], counts[cells[0].workload]
+            price = math.log(1 / plan.alpha)
+            again = [Again(c, c.kind, rounds, count_BG, price) for c in cells]  # type: ignore[arg-type]
+            found = _promise(again, power, captures[cells[0].workload])
+        elif isinstance(cells[0].kind, _FACTS):
+            found = _fact(cells, judged)
+        elif isinstance(cells[0].kind, NotHere):
+            found = f"it is not judged at stage {plan.stage!r}"
+        else:
+            found = f"{clause.metric} is not calibrated by this version"
+        if isinstance(found, _Promise):
+            promises.append(found)
+        elif isinstance(found, Row):
+            rows[clause.id] = found
+        else:
+            left.append(Left(clause.id, found))
+    together = _together([p for p in promises if p.clause.enforced], power)
+    rows |= {p.clause.id: p.row() for p in promises}
+    if not any(row.limit is not None for row in rows.values()):
+        reasons = [*left, *(Left(row.clause, row.note) for row in rows.values())]
+        told = "; ".join(f"{one.clause}: {one.reason}" for one in reasons)
+        raise EvidenceError(f"no limit of this contract can be calibrated ({told})")
+    order = [clause.id for _, _, clause in plan.contract.clauses()]
+    return Calibration(
+        rows=tuple(sorted(rows.values(), key=lambda row: order.index(row.clause))),
+        left=tuple(left),
+        asked=power,
+        power=together,
+        groups={n: (seen[n].groups, int(count_BG[0].sum())) for n, count_BG in counts.items()},
+        resamples=resamples,
+    )
+
+
+def _later_runs(
+    plan: Plan, seen: Mapping[str, Seen], resamples: int, rng: np.random.Generator
+) -> dict[str, NDArray[np.float64]]:
+    """Workload -> how often each of its prompt groups comes up in each later run."""
+    counts = {}
+    for schedule in plan.schedules:
+        wanted = any(
+            cell.workload == schedule.name and isinstance(cell.kind, Certificate)
+            for cell in plan.cells
+        )
+        groups = seen[schedule.name].groups if schedule.name in seen else 0
+        if wanted and groups < FEWEST:
+            raise EvidenceError(
+                f"the run has {groups} prompt groups of {schedule.name!r}, and limits are "
+                f"calibrated on {FEWEST} or more",
+                hint="raise promotion.offline.sequences and go on with the same run directory: "
+                "servanda check CONTRACT --run-dir RUN_DIR",
+            )
+        if wanted:
+            size = schedule.rounds * schedule.workload.round  # every round is full
+            counts[schedule.name] = drawn(groups, size, resamples, rng)
+    return counts
+
+
+def _promise(cells: Sequence[Again], power: float, capture: str) -> _Promise | str:
+    """The smallest limit at which all slices hold often enough; or why there is none."""
+    cell = cells[0].cell
+    if not cells[0].kind.feed.proves:
+        return "no sample shows that a mean without bound is small: give the clause a clip"
+    for again in cells:
+        if again.met < FEWEST:
+            return (
+                f"{again.met} prompt groups of the run met slice {again.cell.cut.name!r}, and a "
+                f"limit is calibrated on {FEWEST} or more: measure more, or give that slice a "
+                "clause of its own"
+            )
+    highest = _highest(cells)
+    clear = [rounding.first(rounding.LOWEST, highest, again.clear_of_noise) for again in cells]
+    alone = [_alone(again, highest, power) for again in cells]
+    for again, quiet, shown in zip(cells, clear, alone, strict=True):
+        if quiet is None:
+            return f"twice the self-noise on slice {again.cell.cut.name!r} exceeds every limit"
+        if shown is None and (short := _short(again, highest)):
+            return short
+        if shown is None:
+            return (
+                f"no limit below {rounding.value(highest + 1):g} is kept often enough on slice "
+                f"{again.cell.cut.name!r}: raise promotion.offline.sequences"
+            )
+    sampled, quiet = (max(s for s in some if s is not None) for some in (alone, clear))
+    step = max(sampled, quiet)
+    binds: Binds = "sampling" if sampled >= quiet else "self-noise"
+    deciding = (alone if sampled >= quiet else clear).index(step)
+    promise = _Promise(
+        cell.clause, cell.place, cells, cells[deciding], step, highest, binds, capture
+    )
+    while promise.holds.mean() < power and promise.step < highest:
+        promise.raised()  # slice by slice it held often enough, and not on all of them
+    return promise
+
+
+def _short(again: Again, highest: int) -> str:
+    """Why no limit of a percentile is shown at these sizes, though no token exceeds it; or ""."""
+    if again.kind.feed.threshold is None:
+        return ""
+    size = int(again.count_BG[0].sum())
+    needed = again.needed(rounding.value(highest))
+    if needed is None or needed <= size:
+        return ""
+    return (
+        f"{again.cell.clause.aggregate} on slice {again.cell.cut.name!r} takes about {needed:,} "
+        f"prompt groups like these even of identical kernels, and a run has {size:,}: raise "
+        "promotion.offline.sequences"
+    )
+
+
+def _alone(again: Again, highest: int, power: float) -> int | None:
+    return rounding.first(
+        rounding.LOWEST, highest, lambda limit: again.holds(limit).mean() >= power
+    )
+
+
+def _highest(cells: Sequence[Again]) -> int:
+    """The last step at which the clause can still fail."""
+    feed = cells[0].kind.feed
+    most = feed.value(1.0) if feed.threshold is None else math.inf
+    if feed.threshold is not None:
+        # beyond the largest value nothing changes any more
+        metric = cells[0].cell.clause.metric
+        most = DIVERGENCES[metric].span[1] if metric in DIVERGENCES else math.inf
+        top = max(again.largest(selves=True) for again in cells)
+        if 0 < top < most:
+            return rounding.at_or_above(top)
+        if not top:
+            return rounding.LOWEST
+    last = rounding.at_or_above(most if math.isfinite(most) else 1e9)
+    return last - 1
+
+
+def _capture(seen: Seen) -> str:
+    """The precision of the coarser side's record."""
+    pairs = [view.pair for view in seen.own]
+    sides = ([p.train for p in pairs], [p.infer for p in pairs])
+    records = [captured(np.concatenate([s.columns["logp"] for s in side])) for side in sides]
+    return min(records, key=CAPTURES.__getitem__)
+
+
+def _together(promises: Sequence[_Promise], power: float) -> float | None:
+    """Raise limits until all promises hold at once often enough; the share in which they do."""
+    if not promises:
+        return None
+    while True:
+        holds_PB = np.array([promise.holds for promise in promises])
+        share = float(holds_PB.all(axis=0).mean())
+        free = [i for i, p in enumerate(promises) if p.step < p.highest and not holds_PB[i].all()]
+        if share >= power or not free:
+            return share
+        promises[min(free, key=lambda i: holds_PB[i].mean())].raised()
+
+
+def _fact(cells: Sequence[Cell], judged: Sequence[CellVerdict]) -> Row | str:
+    """What was found on the golden texts, and twice the self-noise beyond it.
+
+    In other batches each side may be off by its self-noise, and so their difference by
+    both: exact for a metric that obeys the triangle inequality.
+    """
+    clause = cells[0].clause
+    mine = [c for c in judged if c.clause == clause.id]
+    found: list[tuple[float, CellVerdict]] = []
+    for verdict in mine:
+        value = verdict.value if verdict.interval is None else verdict.interval[1]
+        if value is None:
+            return f"nothing was measured on {verdict.slice!r}"
+        if not math.isfinite(value):
+            return f"it is infinite on {verdict.slice!r}"
+        found.append((value + 2 * (verdict.floor or 0.0), verdict))
+    if not found:
+        return "nothing was measured"
+    beyond, verdict = max(found, key=lambda pair: pair[0])
+    value = beyond - 2 * (verdict.floor or 0.0)
+    limit = rounding.value(rounding.at_or_above(beyond)) if beyond > 0 else 0.0
+    assert isinstance(clause.at_most, float)
+    times = (
+        f"{limit / value:.3g} times what was measured" if value else "nothing was measured but 0"
+    )
+    return Row(
+        clause=clause.id,
+        metric=clause.metric,
+        aggregate=clause.aggregate or "max",
+        slice=verdict.slice,
+        place=cells[0].place,
+        measured=value,
+        floor=verdict.floor,
+        before=clause.at_most,
+        limit=limit,
+        power=None,
+        binds="fact",
+        enforced=clause.enforced,
+        note=f"{times}: twice the self-noise beyond it, rounded up",
+    )

@@ -1,0 +1,59 @@
+# Record: the smallest value that rounding of the recorded logprobs alone leaves of a metric.
+#
+# Two identical kernels, the logprobs of one rounded: each log ratio is off by an error that is
+# spread evenly over [-eta, eta], and that of one token says nothing of the next one's.
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from servanda.authoring.calibrate.resample import Again
+from servanda.judgement.clauses.clip_ratio import RatioBudget
+from servanda.judgement.clauses.gradient import AnswerGap, Gap
+from servanda.judgement.clauses.sequences import RewardDrift
+from servanda.theory.bounds import loss_weights, ratio_budget, weight_gap
+from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.precision import capture_floor, eta
+
+_GRID = 2049
+
+
+def record_floor(again: Again, capture: str) -> float | None:
+    """What rounding alone reads as, in the unit of the metric, on answers as long as these.
+
+    A reward drift is that of a sum of errors, taken as normal: 8 % below the truth at answers
+    of one token, 1 % at eight.
+
+    Args:
+        capture: what logprobs are recorded in.
+
+    Returns:
+        None where it is not known for the metric.
+    """
+    kind, clause = again.kind, again.cell.clause
+    if clause.metric in DIVERGENCES:
+        return capture_floor(clause.metric, capture, clause.aggregate or "mean")
+    error_N = np.linspace(-1.0, 1.0, _GRID) * eta(capture)
+    if isinstance(kind, RatioBudget):
+        budget = ratio_budget(np.abs(error_N), *kind.clip_range)  # type: ignore[attr-defined]
+        used_N = np.where(error_N > 0, budget.used_up, budget.used_down)
+        return float(used_N.max() if kind.feed.threshold is not None else used_N.mean())
+    lengths = np.concatenate([view.pair.infer.length_S for view in again.seen.own])
+    lengths = lengths[lengths > 0]
+    if isinstance(kind, Gap):
+        # an error is as often up as down, and weights above 1 may leave less than nothing
+        token = kind.factor * max(float(weight_gap(error_N, kind.psi).mean()), 0.0)
+        if not isinstance(kind, AnswerGap) or not len(lengths):
+            return token
+        return token * float(loss_weights(kind.loss, lengths).sum()) / len(lengths)
+    if isinstance(kind, RewardDrift):
+        drifts = [_drift(eta(capture) * math.sqrt(n / 3)) for n in lengths.tolist()]
+        return kind.feed.scale * float(np.mean(drifts)) if drifts else 0.0
+    return None
+
+
+def _drift(sigma: float) -> float:
+    """E (1 - exp S)^+ of a normal S with mean 0."""
+    return 0.5 - 0.5 * math.exp(sigma**2 / 2) * math.erfc(sigma / math.sqrt(2))

@@ -1,0 +1,63 @@
+# Seen: a run's closed rounds as the clauses saw them, kept instead of weighed.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from servanda.contract.identity import EvidenceKey
+from servanda.judgement.clauses import Cell, Kind, View
+from servanda.judgement.clauses.base import Source
+from servanda.judgement.evidence import Round, weigh
+from servanda.judgement.plan import Plan
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A kind whose statistics of a round are what it was shown."""
+
+    kind: Kind
+    counts: ClassVar[bool] = False
+    peers: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def source(self) -> Source:
+        return self.kind.source
+
+    def weigh(self, cell: Cell, view: View) -> View:
+        return view
+
+    def noise(self, cell: Cell, view: View) -> View:
+        return view
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The closed rounds of one workload.
+
+    Args:
+        own: of each round; selves: of each round, (train, infer) against themselves.
+    """
+
+    own: tuple[View, ...]
+    selves: tuple[tuple[View, ...], ...]
+
+    @property
+    def groups(self) -> int:
+        """Prompt groups that were launched."""
+        return sum(view.launched for view in self.own)
+
+
+def seen(plan: Plan, key: EvidenceKey, rounds: Iterable[Round]) -> Mapping[str, Seen]:
+    """Every workload's closed rounds that a clause is judged on; pure."""
+    cells = tuple(replace(cell, kind=_Kept(cell.kind)) for cell in plan.cells)  # type: ignore[arg-type]
+    evidence = weigh(replace(plan, cells=cells), key, rounds)
+    found: dict[str, Seen] = {}
+    for schedule in plan.schedules:
+        at = [i for i, cell in enumerate(plan.cells) if cell.workload == schedule.name]
+        closed = evidence.closed(schedule.name)
+        if at and closed:
+            own: tuple[Any, ...] = tuple(part.statistics[at[0]] for part in closed)
+            found[schedule.name] = Seen(own, tuple(part.noise[at[0]] for part in closed))
+    return found

@@ -1,0 +1,80 @@
+# Rewriting: other values in the text of a contract, and every other character as it was.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from ruamel.yaml import YAML
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from servanda.contract.model import Place
+from servanda.errors import ContractError, Where
+
+# kernels may stand under either word
+_WORDS = {"train": ("train", "reference"), "infer": ("infer", "candidate")}
+_NONE: Mapping[Place, str] = MappingProxyType({})
+_PROPERTIES = re.compile(r"(?:[&!]\S*\s+)+")  # an anchor stands before its value
+
+
+def rewritten(text: str, values: Mapping[Place, str], notes: Mapping[Place, str] = _NONE) -> str:
+    """The text of a contract with some of its scalars written anew.
+
+    Args:
+        text: of a contract that was read without a problem.
+        values: place -> how it is written, such as ("statistical", 0, "at_most") -> "0.02".
+        notes: place -> a comment, which gets a line of its own above that of its value.
+
+    Raises:
+        ContractError: two of the places are one through an alias, and want different values.
+    """
+    root = YAML(typ="safe", pure=True).compose(text)
+    spans: dict[tuple[int, int], str] = {}
+    above: dict[int, str] = {}  # where a line starts -> the lines that go before it
+    for place, value in values.items():
+        node = _node(root, place)
+        start, end = node.start_mark.index, node.end_mark.index
+        if match := _PROPERTIES.match(text, start, end):
+            start = match.end()
+        if place in notes and (start, end) not in spans:
+            line = text.rfind("\n", 0, start) + 1
+            above[line] = above.get(line, "") + _comment(text, line, notes[place])
+        if spans.setdefault((start, end), value) != value:
+            raise ContractError(
+                f"one text stands for two limits through an alias, which are now "
+                f"{spans[start, end]} and {value}",
+                where=_where(text, start),
+                hint="write the number out in each clause",
+            )
+    edits = spans | {(line, line): comment for line, comment in above.items()}
+    for (start, end), value in sorted(edits.items(), reverse=True):
+        text = f"{text[:start]}{value}{text[end:]}"
+    return text
+
+
+def _comment(text: str, line: int, note: str) -> str:
+    """A line as far in as the one that starts there, and ended as it is."""
+    end = text.find("\n", line)
+    blank = re.match(r"[ \t]*", text[line:])
+    ending = "\r\n" if end > 0 and text[end - 1] == "\r" else "\n"
+    return f"{blank[0] if blank else ''}# {note}{ending}"
+
+
+def _node(node: Node, place: Sequence[str | int]) -> Node:
+    for part in place:
+        if isinstance(node, SequenceNode):
+            node = node.value[part]
+            continue
+        assert isinstance(node, MappingNode)
+        words = _WORDS.get(str(part), (part,))
+        node = next(value for key, value in node.value if key.value in words)
+    assert isinstance(node, ScalarNode)
+    return node
+
+
+def _where(text: str, offset: int) -> Where:
+    before = text[:offset].split("\n")
+    return Where(
+        "the contract", len(before), len(before[-1]) + 1, text.split("\n")[len(before) - 1]
+    )

@@ -1,0 +1,252 @@
+# The data of a case as evidence, look after look: synthetic rounds, or those of a recorded run.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from servanda.authoring.contract_test.missing_data import (
+    Given,
+    cornered,
+    covered,
+    golden_run,
+    timed,
+    without,
+)
+from servanda.authoring.contract_test.model import REST, ContractTest
+from servanda.authoring.contract_test.series import Series
+from servanda.authoring.contract_test.synthetic import Steered, Traffic, first_groups
+from servanda.authoring.contract_test.validate import width_of
+from servanda.contract.identity import EvidenceKey
+from servanda.errors import ContractError, EvidenceError, Problem
+from servanda.judgement.clauses import Cell
+from servanda.judgement.clauses.base import Source
+from servanda.judgement.evidence import Evidence, GoldenRun, Round, weigh, weigh_golden, weigh_once
+from servanda.judgement.plan import Plan, make_plan
+from servanda.judgement.schedule import Schedule
+from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.stats.agreement import Agreement
+
+_MADE = "rehearsed"  # instead of a kernel's digest: nobody ran
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a run measured: judged again by another contract on the same prompts and draws.
+
+    Args:
+        key: of its evidence; golden, rounds: what was measured, the rounds in order.
+    """
+
+    key: EvidenceKey
+    golden: GoldenRun | None
+    rounds: tuple[Round, ...]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a case gives a contract to judge.
+
+    Args:
+        plan: in which what is not given is judged by that.
+        once: evidence that is there from the first look on.
+        round: (workload, index) -> a round; its first prompt groups where it is cut.
+        groups: prompt groups of the last look, where an expectation says none.
+        not_given: clauses whose data is missing, each with what it lacks.
+        done: called after the last look.
+    """
+
+    plan: Plan
+    once: Evidence
+    round: Callable[[Schedule, int], Round]
+    groups: int
+    not_given: tuple[str, ...] = ()
+    done: Callable[[int], None] = lambda _: None
+
+
+class Gathering:
+    """The evidence of a case as it grows, look after look."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        self._closed = data.once
+
+    def after(self, groups: int) -> Evidence:
+        """The evidence of so many prompt groups of every workload, no fewer than before.
+
+        As in a run, rounds are closed whole; the last one is cut where a look falls inside it.
+        """
+        cut = Evidence(self._closed.key, self._closed.plan)
+        for schedule in self.data.plan.schedules:
+            whole, rest = divmod(groups, schedule.workload.round)
+            for index in range(len(self._closed.closed(schedule.name)), whole):
+                self._closed += self._weighed(self.data.round(schedule, index))
+            if rest:
+                cut += self._weighed(first_groups(self.data.round(schedule, whole), rest))
+        found = self._closed + cut
+        return _as_written(found) if found.key.train == _MADE else found
+
+    def _weighed(self, one: Round) -> Evidence:
+        return weigh(self.data.plan, self._closed.key, [one])
+
+
+def _as_written(evidence: Evidence) -> Evidence:
+    """Of series that somebody wrote: sides that are equal in every bit are meant to be."""
+    rounds, once = (
+        {name: replace(part, agreement=Agreement()) for name, part in parts.items()}
+        for parts in (evidence.rounds, evidence.once)
+    )
+    return replace(evidence, rounds=rounds, once=once)
+
+
+def synthetic_data(test: ContractTest, i: int, plan: Plan, leg: str = "", first: int = 0) -> Data:
+    """The data of a case that gives series.
+
+    Args:
+        leg: of a promotion, whose tokens are other draws; first: prompt groups of the series
+            that passed before it.
+
+    Raises:
+        ContractError: when it is looked at: tokens follow no series, or no token follows one.
+    """
+    case = test.cases[i]
+    given = Given.of(test, case)
+    lacks = [given.lacks(cell) for cell in plan.cells]
+    plan = without(plan, lacks)
+    key = EvidenceKey(plan.contract.digest, plan.texts, _MADE, _MADE, _MADE)
+    measured: dict[Source, object] = {
+        "coverage": covered(plan, given.rescored),
+        "corners": cornered(plan, given.golden),
+    }
+    if plan.loads:
+        measured["timing"] = timed(plan, given.timing)
+    once = weigh_once(plan, key, measured)
+    golden = golden_run(plan, given.golden)
+    once += weigh_golden(plan, key, golden) if golden else Evidence(key, plan.digest)
+    traffic = {
+        schedule.name: Traffic(
+            plan,
+            schedule,
+            f"{test.seed}|{leg}" if leg else f"{test.seed}",
+            width_of(test, schedule.width),
+            _steered(plan, schedule, case.traffic),
+            _steered(plan, schedule, case.self_noise),
+            _steered(plan, schedule, case.stable),
+            case.temperature or 1.0,
+            first,
+        )
+        for schedule in plan.schedules
+    }
+    met: set[str] = set()
+
+    def made(schedule: Schedule, index: int) -> Round:
+        try:
+            one, names = traffic[schedule.name].round(index)
+        except ContractError as error:
+            where = test.where("cases", i, "traffic")
+            raise ContractError.all([replace(p, where=where) for p in error.problems]) from None
+        met.update(names)
+        return one
+
+    def all_met(groups: int) -> None:
+        missed = [name for name in case.traffic or {} if name not in met and name != REST]
+        if groups and missed:
+            raise ContractError.all(
+                [
+                    Problem(
+                        f"no token of this case follows the series of {name!r}",
+                        test.where("cases", i, "traffic", name),
+                        "the first series whose slice a token is in has it: put this one before "
+                        "the others; or no prompt of the first groups is of the slice",
+                    )
+                    for name in missed
+                ]
+            )
+
+    lengths = [len(series) for series in (case.traffic or {}).values()]
+    # a leg may be over before each of its slices was met
+    done = {} if leg else {"done": all_met}
+    return Data(plan, once, made, min(lengths, default=0), _not_given(plan, lacks), **done)
+
+
+def recorded_data(test: ContractTest, i: int, plan: Plan, run: Recording) -> Data:
+    """The data of a case that names a run.
+
+    Raises:
+        EvidenceError: the run measured other prompts, or drew others.
+        ContractError: when it is looked at: the run has fewer prompt groups.
+    """
+    case = test.cases[i]
+    plan = make_plan(plan.contract, plan.corpora, plan.golden, attempt=run.key.attempt)
+    if plan.texts != run.key.corpus:
+        raise EvidenceError(
+            f"{case.recorded} was measured on other prompts or golden texts than this contract "
+            "names",
+            hint="judge it by a contract of the same files, or measure again",
+        )
+    lacks = [_lacks(cell, run) for cell in plan.cells]
+    plan = without(plan, lacks)
+    schedules = {schedule.name: schedule for schedule in plan.schedules}
+    for one in run.rounds:
+        schedule = schedules.get(one.workload)
+        if schedule is None or tuple(schedule.units(one.index)) != one.units:
+            raise EvidenceError(
+                f"{case.recorded} drew other prompts than this contract would: its workloads, "
+                "round, samples or seed differ",
+                hint="a recorded run is judged by contracts that launch the same sequences",
+            )
+    there = {(one.workload, one.index): one for one in run.rounds}
+    once = Evidence(run.key, plan.digest)
+    if run.golden is not None and plan.golden is not None:
+        once += weigh_golden(plan, run.key, run.golden)
+    counts = {
+        name: sum(len({u.group for u in one.units}) for one in run.rounds if one.workload == name)
+        for name in schedules
+    }
+    groups = min(counts.values(), default=0)
+
+    def read(schedule: Schedule, index: int) -> Round:
+        one = there.get((schedule.name, index))
+        if one is None:
+            raise ContractError(
+                f"{case.recorded} has {groups:,} prompt groups",
+                where=test.where("cases", i, "recorded"),
+                hint="look earlier, or leave after out: all of it",
+            )
+        return one
+
+    return Data(plan, once, read, groups, _not_given(plan, lacks))
+
+
+def _lacks(cell: Cell, run: Recording) -> str:
+    """What a recorded run does not hold of a cell; "" where nothing is missing."""
+    kind, metric = cell.kind, cell.clause.metric
+    if kind.source in ("timing", "batches", "corners"):
+        return "rounds and golden texts are what is read of a recorded run"
+    if kind.source == "golden":
+        exact = run.golden.exact if run.golden is not None else {}
+        named = (metric, f"{metric}.low", "conf_train")
+        return "" if any(name in exact for name in named) else "the run has no golden texts of it"
+    first = next((one for one in run.rounds if one.workload == cell.workload), None)
+    if kind.source != "workload" or first is None:
+        return ""
+    missing = [name for name in kind.peers if name not in first.peers]
+    divergence = DIVERGENCES.get(metric)
+    if divergence is not None and divergence.sampled_form == "top1":
+        missing += [
+            f"top1 of {side}"
+            for side in ("train", "infer")
+            if "top1" not in getattr(first.pair, side).columns
+        ]
+    return f"the run did not record {', '.join(missing)}" if missing else ""
+
+
+def _steered(
+    plan: Plan, schedule: Schedule, traffic: Mapping[str, Series] | None
+) -> Steered | None:
+    return Steered.of(plan, schedule, traffic) if traffic else None
+
+
+def _not_given(plan: Plan, lacks: Sequence[str]) -> tuple[str, ...]:
+    found = [f"{c.clause.id}: {why}" for c, why in zip(plan.cells, lacks, strict=True) if why]
+    return tuple(dict.fromkeys(found))

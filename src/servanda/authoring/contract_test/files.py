@@ -1,0 +1,121 @@
+# Contract tests from files: the tests, the contracts that they name, and the runs that were
+# measured; what `rehearse` is handed.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from servanda.authoring.contract_test import (
+    ContractTest,
+    Recording,
+    Rehearsal,
+    read_tests,
+    rehearse,
+)
+from servanda.authoring.contract_test.model import SUFFIX
+from servanda.contract.model import Contract
+from servanda.contract.text_file import content
+from servanda.contract.yaml_reader import MAX_BYTES
+from servanda.errors import ContractError, Problem
+from servanda.runner import load
+from servanda.runner.finished_run import read, reread_as_measured
+from servanda.runner.run_directory import ATTEMPT
+from servanda.traces.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A test with all that it is rehearsed with.
+
+    Args:
+        file: of the test, as it was named; path, text: of its contract.
+        recorded: runs, under the names that cases give them.
+    """
+
+    file: Path
+    test: ContractTest
+    path: Path
+    text: str
+    contract: Contract
+    corpora: dict[str, Corpus]
+    golden: Corpus | None
+    recorded: dict[str, Recording]
+
+    def rehearse(self, contract: Contract | None = None) -> Rehearsal:
+        """The answers of the contract, or of another one of the same files.
+
+        Raises:
+            ContractError, EvidenceError: as `rehearse` does.
+        """
+        texts = (self.corpora, self.golden)
+        return rehearse(self.test, contract or self.contract, *texts, recorded=self.recorded)
+
+
+def files_of(paths: Sequence[Path]) -> list[Path]:
+    """The files of tests that paths name: as they are, or all of a folder.
+
+    Raises:
+        ContractError: a folder has none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(path.rglob(f"*{SUFFIX}")) if path.is_dir() else [path]
+        if not inside:
+            hint = f"files of contract tests end in {SUFFIX}"
+            raise ContractError(f"{path} holds no contract test", hint=hint)
+        found += inside
+    return list(dict.fromkeys(found))
+
+
+def prepared(file: Path) -> tuple[Prepared, ...]:
+    """The tests of a file, with the contracts and runs that they name.
+
+    Raises:
+        ContractError: what is wrong with the text of a test or of a contract, in its own places.
+        EvidenceError, MeasurementError: a recorded run cannot be read.
+    """
+    try:
+        text = content(file, MAX_BYTES).decode("utf-8-sig")
+    except OSError as error:
+        message = f"{file} cannot be read: {error.strerror or error}"
+        raise ContractError(message, hint=f"give a {SUFFIX} file, or a folder of them") from None
+    except UnicodeDecodeError as error:
+        message = f"{file} is not UTF-8 text: {error.reason} at byte {error.start}"
+        raise ContractError(message, hint="save it as UTF-8") from None
+    return tuple(_prepared(file, test) for test in read_tests(text, str(file)))
+
+
+def _prepared(file: Path, test: ContractTest) -> Prepared:
+    path = file.parent / test.contract
+    if not path.is_file():
+        raise ContractError(
+            f"{path} is no file" if path.exists() else f"there is no {path}",
+            where=test.where("contract"),
+            hint="the path of a contract starts from the folder of its test",
+        )
+    contract = load.load(path)
+    corpora, golden = load.corpora(contract)
+    text = path.read_text(encoding="utf-8-sig")
+    recorded = _recorded(file, test, path.parent)
+    return Prepared(file, test, path, text, contract, corpora, golden, recorded)
+
+
+def _recorded(file: Path, test: ContractTest, folder: Path) -> dict[str, Recording]:
+    found: dict[str, Recording] = {}
+    problems = []
+    for i, case in enumerate(test.cases):
+        if case.recorded is None or case.recorded in found:
+            continue
+        root = file.parent / case.recorded
+        if not any(root.glob(f"{ATTEMPT}*")):
+            hint = f"`servanda check CONTRACT --run-dir {root}` measures one"
+            where = test.where("cases", i, "recorded")
+            problems.append(Problem(f"{root} is no run directory", where, hint))
+            continue
+        with reread_as_measured(root, read(root), folder) as run:
+            found[case.recorded] = Recording(run.verdict.key, run.golden, run.rounds)
+    if problems:
+        raise ContractError.all(problems)
+    return found

@@ -1,0 +1,157 @@
+# A promotion in virtual time: looks at fixed intervals, the series of a case as what comes in.
+#
+# The steps are those of a real one (`begin`, `advance`, and what people do); only the clock and
+# the tokens are made.  The series go on with time: what passes on one leg is not seen on the next.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+from servanda.authoring.contract_test.evidence import Gathering, synthetic_data
+from servanda.authoring.contract_test.model import Act, Clock, ContractTest
+from servanda.contract.stages import Leg, course_of
+from servanda.errors import ContractError, EvidenceError
+from servanda.judgement.plan import Plan, make_plan
+from servanda.judgement.schedule import Arrivals, Schedule
+from servanda.judgement.verdict import Verdict, judge
+from servanda.promotion import (
+    Effect,
+    Finding,
+    Override,
+    State,
+    advance,
+    approve,
+    begin,
+    found,
+    leg_of,
+    override,
+    roll_back,
+    route_of,
+)
+
+_REHEARSED = "rehearsed"  # the run's name, and the reason of every act
+
+
+@dataclass(frozen=True)
+class LegPlan(Plan):
+    """The plan of one leg, on which the contract's own prompts are what users ask."""
+
+    @cached_property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """As planned; those of a live leg draw in an order of their own."""
+        return tuple(
+            replace(s.planned, seed=s.seed) if isinstance(s, Arrivals) else s
+            for s in super().schedules
+        )
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a promotion stands after one look.
+
+    Args:
+        at: virtual seconds; leg: that was looked at; share: of the traffic that infer serves.
+        verdict: of the look, and its prompt groups; paged: who was, until then.
+    """
+
+    at: float
+    state: State
+    leg: Leg
+    share: float
+    verdict: Verdict
+    paged: tuple[str, ...]
+
+
+def promoted(test: ContractTest, i: int, plan: Plan) -> tuple[list[Moment], tuple[str, ...]]:
+    """Every look of a case with a clock, in order, and what the data of any leg lacks.
+
+    Raises:
+        ContractError: an act that the promotion refuses, at its place in the test.
+    """
+    case = test.cases[i]
+    assert case.clock is not None
+    run = _Run(test, i, plan, case.clock)
+    looks = case.clock.looks(max(e.at or 0.0 for e in case.expect))
+    moments = [run.look(tick) for tick in range(looks + 1)]
+    return moments, tuple(run.not_given)
+
+
+class _Run:
+    """One promotion as it goes on."""
+
+    def __init__(self, test: ContractTest, i: int, plan: Plan, clock: Clock) -> None:
+        self.test, self.i, self.plan, self.clock = test, i, plan, clock
+        self.course = course_of(plan.contract)
+        self.not_given: dict[str, None] = {}
+        self._paged: list[str] = []
+        self._done = 0  # acts
+        self._changed: dict[str, str] = {}
+        self._fails = ""
+        leg = self.course[0]
+        self._enter(leg, 0)
+        key = self._gathering.data.once.key
+        self._state, effects = begin(_REHEARSED, key, self.course, now=0.0)
+        self._told(effects)
+
+    def look(self, tick: int) -> Moment:
+        """Acts that are due, one look, and what follows from it."""
+        now, self._fails = tick * self.clock.every, ""
+        acts = sorted(enumerate(self.test.cases[self.i].acts), key=lambda act: act[1].at)
+        while self._done < len(acts) and acts[self._done][1].at <= now:
+            self._act(*acts[self._done], now)
+            self._done += 1
+        leg = leg_of(self.course, self._state)
+        if leg.name != self._leg.name:
+            self._enter(leg, (tick - 1) * self.clock.groups)
+        if not self._state.ended:
+            groups = tick * self.clock.groups - self._first
+            self._verdict = judge(self._gathering.data.plan, self._gathering.after(groups))
+            finding = found(self.plan.contract, leg, self._verdict)
+            finding = replace(finding, key=replace(self._verdict.key, **self._changed))
+            if self._fails:
+                finding = Finding(leg.name, finding.key, error=self._fails)
+            self._state, effects = advance(self.course, self._state, finding, now=now)
+            self._told(effects)
+        share = route_of(self.course, self._state)["share"]
+        return Moment(now, self._state, leg, share, self._verdict, tuple(self._paged))
+
+    def _enter(self, leg: Leg, first: int) -> None:
+        """Begin a leg: what is gathered on it begins from nothing."""
+        plan = leg_plan(self.plan, leg)
+        data = synthetic_data(self.test, self.i, plan, leg.name, first)
+        self.not_given.update(dict.fromkeys(data.not_given))
+        self._leg, self._first, self._gathering = leg, first, Gathering(data)
+
+    def _told(self, effects: Sequence[Effect]) -> None:
+        self._paged += [str(e.body["to"]) for e in effects if e.kind == "page"]
+
+    def _act(self, j: int, act: Act, now: float) -> None:
+        if act.changes is not None:
+            self._changed[act.changes] = "another"
+        self._fails = act.fails or self._fails
+        try:
+            if act.approve is not None:
+                told = {"actor": act.approve, "reason": _REHEARSED, "now": now}
+                self._moved(approve(self.course, self._state, **told))
+            if act.roll_back is not None:
+                told = {"actor": act.roll_back, "reason": _REHEARSED, "now": now}
+                self._moved(roll_back(self.course, self._state, **told))
+            if act.override is not None:
+                clause, _, part = act.override.partition(" on ")
+                given = Override(clause, part or "*", _REHEARSED, _REHEARSED, now + act.ttl)
+                self._moved(override(self.course, self._state, given, now=now))
+        except EvidenceError as error:
+            where = self.test.where("cases", self.i, "acts", j)
+            raise ContractError.all([replace(p, where=where) for p in error.problems]) from None
+
+    def _moved(self, moved: tuple[State, tuple[Effect, ...]]) -> None:
+        self._state, effects = moved
+        self._told(effects)
+
+
+def leg_plan(plan: Plan, leg: Leg) -> LegPlan:
+    """The cells that are judged on a leg, at its sizes and its part of alpha."""
+    made = make_plan(plan.contract, plan.corpora, plan.golden, leg=leg)
+    return LegPlan(**{f.name: getattr(made, f.name) for f in fields(made)})

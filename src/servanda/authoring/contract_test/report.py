@@ -1,0 +1,127 @@
+# A rehearsal in words: for people, and for whatever shows test results.
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
+
+from servanda.authoring.contract_test.results import CaseResult, Check, Looked, Rehearsal
+from servanda.judgement.clauses import CellVerdict
+from servanda.report import format
+
+# what XML 1.0 cannot hold, not even escaped
+_NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_GLYPH = {True: "✓", False: "✗"}
+
+
+def told(found: Sequence[Rehearsal]) -> str:
+    """Every case with what was expected and found, the deciding cell, and the place of a failure.
+
+    The last line counts them.
+    """
+    lines: list[str] = []
+    for one in found:
+        lines += [f"{format.line(one.test)}: {format.line(one.contract)} {one.digest[:8]}"]
+        for case in one.cases:
+            lines += [f"{_GLYPH[case.passed]} {format.line(case.name)}", *_looks(case)]
+        lines.append("")
+    cases = [case for one in found for case in one.cases]
+    failed = sum(not case.passed for case in cases)
+    counted = f"{len(cases)} case{'s' if len(cases) != 1 else ''}"
+    return "\n".join([*lines, f"{counted}: {_ends(len(cases), failed)}"])
+
+
+def _ends(cases: int, failed: int) -> str:
+    if not failed:
+        return "all pass" if cases > 1 else "passes"
+    passed = cases - failed
+    says = f"{failed} fail{'s' if failed == 1 else ''}"
+    return f"{says}, {passed} pass{'es' if passed == 1 else ''}" if passed else says
+
+
+def _looks(case: CaseResult) -> Iterator[str]:
+    for look in case.expectations:
+        yield f"    {_GLYPH[look.passed]} {_looked(look)}"
+        yield from (f"        {line}" for check in look.checks for line in _failed(check))
+    if not case.passed:
+        yield from (f"        not given: {format.line(name)}" for name in case.not_given)
+
+
+def _looked(look: Looked) -> str:
+    """When, what was answered, and the cell that decided it."""
+    if look.at is not None:
+        return f"at {duration(look.at)}, {format.line(look.stands)}"
+    after = f"after {look.groups:,} prompt group{'s' if look.groups != 1 else ''}"
+    cell = next((check.cell for check in look.checks if check.cell is not None), None)
+    return f"{after}: {look.verdict.outcome}{f', {shown(cell)}' if cell else ''}"
+
+
+def duration(seconds: float) -> str:
+    """In the largest unit that leaves no rest.
+
+    >>> duration(600), duration(90), duration(0), duration(172800)
+    ('10m', '90s', '0s', '2d')
+    """
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
+
+
+def _failed(check: Check) -> Iterator[str]:
+    if check.passed:
+        return
+    what = format.line(check.what)
+    yield f"{what}: expected {format.line(check.expected)}, found {format.line(check.found)}"
+    if check.cell is not None:
+        yield f"  {shown(check.cell)}"
+    if check.where is not None:
+        yield f"  {check.where}"
+
+
+def shown(cell: CellVerdict) -> str:
+    """A cell with its value, interval, limit and n; or why it has none."""
+    text = f"{format.line(cell.clause)} on {format.line(cell.slice)}"
+    if cell.value is not None:
+        text += f" {format.of_cell(cell, cell.value)}"
+    if cell.interval is not None:
+        text += f" [{', '.join(format.of_cell(cell, end) for end in cell.interval)}]"
+    if cell.limit is not None:
+        text += f", limit {format.limit_sign(cell)} {format.limit(cell)}"
+    if cell.n:
+        text += f", n {cell.n:,} {cell.units}"
+    if cell.note and (cell.value is None or cell.outcome == "inconclusive"):
+        text += f"; {format.line(cell.note)}"
+    return text
+
+
+def junit(found: Sequence[Rehearsal]) -> str:
+    """JUnit XML in the form that Jenkins and surefire read: a suite a test, a case a case."""
+    cases = [case for one in found for case in one.cases]
+    suites = ET.Element("testsuites", {"name": "servanda test", **_counts(cases)})
+    for one in found:
+        counts = {**_counts(one.cases), "skipped": "0"}
+        suite = ET.SubElement(suites, "testsuite", {"name": _text(one.test), **counts})
+        for case in one.cases:
+            attributes = {"name": _text(case.name), "classname": _text(one.test), "time": "0"}
+            element = ET.SubElement(suite, "testcase", attributes)
+            wrong = [c for look in case.expectations for c in look.checks if not c.passed]
+            inside = _text("\n".join(_looks(case)))
+            if wrong:
+                message = f"{wrong[0].what}: expected {wrong[0].expected}, found {wrong[0].found}"
+                what = {"message": _text(message), "type": "expectation"}
+                ET.SubElement(element, "failure", what).text = inside
+            else:
+                ET.SubElement(element, "system-out").text = inside
+    ET.indent(suites)
+    return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _counts(cases: Sequence[CaseResult]) -> dict[str, str]:
+    failed = sum(not case.passed for case in cases)
+    return {"tests": str(len(cases)), "failures": str(failed), "errors": "0", "time": "0"}
+
+
+def _text(text: str) -> str:
+    return _NOT_XML.sub("\ufffd", text)

@@ -1,0 +1,125 @@
+# What a rehearsal found: case by case, look by look, what was expected and what was answered.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from servanda.errors import Where
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.verdict import Verdict
+from servanda.traces.serialization import to_plain
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that an expectation says, and what the contract answered.
+
+    Args:
+        what: "verdict", "actions", "can_promote", or the name of a cell.
+        cell: the one that decided; None where none did.
+        where: in the text of the test.
+    """
+
+    what: str
+    expected: str
+    found: str
+    cell: CellVerdict | None = None
+    where: Where | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.expected == self.found
+
+
+@dataclass(frozen=True)
+class Looked:
+    """One expectation, and the verdict that it was held against.
+
+    Args:
+        groups: prompt groups that were judged.
+        at: with a clock, the virtual seconds of the look; stands: where the promotion is then.
+    """
+
+    groups: int
+    checks: tuple[Check, ...]
+    verdict: Verdict
+    where: Where | None = None
+    at: float | None = None
+    stands: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One case.
+
+    Args:
+        expectations: in the order of the text.
+        not_given: clauses whose data the case does not give, each with what it lacks.
+    """
+
+    name: str
+    expectations: tuple[Looked, ...]
+    not_given: tuple[str, ...] = ()
+    where: Where | None = None
+
+    @property
+    def passed(self) -> bool:
+        return all(look.passed for look in self.expectations)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A contract's answers to all cases of one test.
+
+    Args:
+        test, contract: their names; digest: of the contract.
+    """
+
+    test: str
+    contract: str
+    digest: str
+    cases: tuple[CaseResult, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(case.passed for case in self.cases)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; of each verdict its outcome, and of each check its cell."""
+        return to_plain(
+            {
+                "test": self.test,
+                "contract": self.contract,
+                "digest": self.digest,
+                "passed": self.passed,
+                "cases": [_case(case) for case in self.cases],
+            }
+        )
+
+
+def _case(case: CaseResult) -> dict[str, Any]:
+    looks = [
+        {
+            "after": look.groups,
+            **({} if look.at is None else {"at": look.at, "stands": look.stands}),
+            "passed": look.passed,
+            "verdict": look.verdict.outcome,
+            "where": str(look.where or ""),
+            "checks": [
+                {**vars(c), "where": str(c.where or ""), "passed": c.passed} for c in look.checks
+            ],
+        }
+        for look in case.expectations
+    ]
+    return {
+        "name": case.name,
+        "passed": case.passed,
+        "where": str(case.where or ""),
+        "not_given": list(case.not_given),
+        "expectations": looks,
+    }

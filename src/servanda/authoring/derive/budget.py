@@ -1,0 +1,249 @@
+# What is asked of a derivation, and the budgets in it that make no sense by themselves.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from servanda.authoring.derive.sizes import MOST
+from servanda.contract.model import Claim, Contract, GroupAdvantage, Kernel, Weighting
+from servanda.contract.objective import Gradient, Reward
+from servanda.errors import ContractError, Problem
+from servanda.judgement.lint.objective import learning
+from servanda.theory.bounds import PSI, Psi, loss_weights
+from servanda.theory.bounds.gradient import LOGIT_SCORE_NORM, Loss
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Budgets, and the two kernels and texts that they are for; None: not asked for.
+
+    Args:
+        prompts, golden: paths as the contract is to name them.
+        tokens: new tokens of an answer at most.
+        lines: most, and mean, lines of a prompt group.
+        reward_drift: of the expected reward of whole answers, in units of the reward.
+        reward_of: your own reward, as a contract names it: the budget is then held on that,
+            both kernels sampling; "": on every reward in the range.
+        bias: of a policy gradient, in units of advantage x score norm.
+        loss: what a token's loss is divided by; the bias is of an answer unless it is token_mean.
+        ratio_share: of the clip range, that the kernels may use up.
+        capture: the format that the coarser side records its logprobs in, see precision.py.
+        aligned: the kernels agree operation by operation, so the field's are no measure.
+        most: prompt groups that a run may have.
+    """
+
+    name: str
+    train: Kernel
+    infer: Kernel
+    prompts: str
+    tokens: int
+    golden: str | None = None
+    lines: tuple[int, float] = (1, 1.0)
+    reward_drift: float | None = None
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    reward_of: str = ""
+    bias: float | None = None
+    advantage: float | GroupAdvantage | None = None
+    score_norm: float | str | None = None
+    weighting: Weighting | None = None
+    loss: Loss = "token_mean"
+    clip_range: tuple[float, float] | None = None
+    ratio_share: float | None = None
+    confidence: float = 0.95
+    claim: Claim = "population"
+    capture: str = "float32"
+    aligned: bool = False
+    most: int = MOST
+
+    @property
+    def reward_gap(self) -> bool:
+        """Whether the budget is held on one reward that is measured."""
+        return bool(self.reward_of)
+
+    @property
+    def span(self) -> float:
+        """Of the reward."""
+        return self.reward_range[1] - self.reward_range[0]
+
+    @property
+    def share(self) -> float:
+        """The budget as a share of the reward's range: a TV of whole answers."""
+        assert self.reward_drift is not None
+        return self.reward_drift / self.span
+
+    @property
+    def psi(self) -> Psi:
+        """The weighting of the trainer."""
+        if self.weighting is None:
+            return PSI["naive"]()
+        ((name, value),) = self.weighting.given.items()
+        return PSI[name](value)
+
+    @property
+    def factor(self) -> float:
+        """Advantage x score norm."""
+        advantage, norm = self.advantage, self.score_norm
+        assert advantage is not None and norm is not None
+        largest = advantage.bound if isinstance(advantage, GroupAdvantage) else advantage
+        return largest * (LOGIT_SCORE_NORM if isinstance(norm, str) else norm)
+
+    @property
+    def gap(self) -> float:
+        """The gap of weights that the budget of the bias leaves."""
+        assert self.bias is not None
+        return self.bias / self.factor
+
+    @property
+    def counted(self) -> tuple[float, float]:
+        """What the tokens of the longest answer count for together, and the root of the sum of
+        squares: 1 and 1 where each token is a unit."""
+        weight_N = loss_weights(self.loss, [1 if self.loss == "token_mean" else self.tokens])
+        return float(weight_N.sum()), math.hypot(*weight_N.tolist())
+
+    @property
+    def declared(self) -> Contract:
+        """What the contract says of the trainer, and nothing else of it."""
+        reward = Reward.model_construct(range=self.reward_range, of=self.reward_of or None)
+        gradient = Gradient.model_construct(
+            advantage=self.advantage,
+            score_norm=self.score_norm,
+            weighting=self.weighting or "naive",
+            loss=self.loss,
+            clip_range=self.clip_range,
+            ratio="bypass",
+        )
+        return Contract.model_construct(reward=reward, gradient=gradient)
+
+    @property
+    def rho(self) -> float:
+        """The log-ratio that uses up the share of the clip range on its narrower side, nats."""
+        assert self.clip_range is not None and self.ratio_share is not None
+        low, high = self.clip_range
+        down = -math.log1p(-low) if low < 1 else math.inf
+        return self.ratio_share * min(down, math.log1p(high))
+
+
+def refuse_nonsense(asked: Asked) -> None:
+    """Budgets that nothing could fail, or that lack what they are made of.
+
+    Raises:
+        ContractError: the first of them, with the next move.
+    """
+    budgets = (asked.reward_drift, asked.bias, asked.ratio_share)
+    if all(budget is None for budget in budgets):
+        raise ContractError(
+            "no budget is given: there is nothing to derive",
+            hint="give --reward-drift 0.05, --policy-gradient-bias 0.1, or --ratio-share 0.25",
+        )
+    for name, budget in zip(("reward drift", "bias", "share"), budgets, strict=True):
+        if budget is not None and not 0 < budget < math.inf:
+            raise ContractError(
+                f"a {name} of {budget:g} is no budget: {_no_budget(budget)}",
+                hint="give a number above 0",
+            )
+    if "pack" in (asked.train.engine, asked.infer.engine):
+        raise ContractError(
+            "a reference pack holds what was drawn for another contract",
+            hint="name the kernel that it was made of",
+        )
+    if asked.reward_gap and asked.reward_drift is None:
+        raise ContractError(
+            "--reward-gap says how a budget is held, and none is given",
+            hint="give --reward-drift: by how much your reward may differ",
+        )
+    _refuse_reward(asked)
+    _refuse_ratio(asked)
+    _refuse_declared(asked)
+    _refuse_bias(asked)
+
+
+def _no_budget(budget: float) -> str:
+    if math.isnan(budget):
+        return "it is not a number"
+    if budget < 0:
+        return "what it limits is never negative"
+    if budget > 0:
+        return "nothing can exceed it"
+    return "no sample can show that two kernels are the same"
+
+
+def _refuse_declared(asked: Asked) -> None:
+    """What lint finds in the declarations, in terms of the options."""
+    problems = []
+    for found in learning(asked.declared):
+        hint = found.hint
+        if found.path[:2] == ("gradient", "weighting"):
+            hint = f"write LOW,HIGH around 1, such as --weighting {found.path[-1]}=0.5,2"
+        problems.append(Problem(found.message, hint=hint))
+    if problems:
+        raise ContractError.all(problems)
+
+
+def _refuse_reward(asked: Asked) -> None:
+    low, high = asked.reward_range
+    if not (low < high and math.isfinite(asked.span)):
+        raise ContractError(
+            f"the range of the reward, [{low:g}, {high:g}], is empty or endless",
+            hint="give --reward-range LOW HIGH, such as 0 1",
+        )
+    if asked.reward_drift is not None and asked.reward_drift >= asked.span:
+        raise ContractError(
+            f"no reward in [{low:g}, {high:g}] can drift by more than {asked.span:g}: a budget "
+            f"of {asked.reward_drift:g} can never fail",
+            hint=f"give a budget below {asked.span:g}, or the reward's own --reward-range",
+        )
+
+
+def _refuse_bias(asked: Asked) -> None:
+    if asked.bias is None:
+        return
+    lacking = []
+    if asked.advantage is None:
+        lacking.append("the largest advantage (--advantage 1, or --group-size 8 for GRPO)")
+    if asked.score_norm is None:
+        lacking.append("the largest norm of grad log p (--score-norm 5, or logit_space)")
+    if lacking:
+        raise ContractError(
+            "a bias of the policy gradient is the gap of weights times advantage times score "
+            f"norm, and something is not declared: {'; '.join(lacking)}",
+            hint="Servanda measures neither: both are declared, and the verdict says so",
+        )
+    if not 0 < asked.factor < math.inf:
+        raise ContractError(
+            f"an advantage times a score norm of {asked.factor:g} bounds nothing",
+            hint="both are finite, and above 0",
+        )
+    most = asked.psi.span[1] * asked.factor * asked.counted[0]
+    if asked.bias >= most:
+        raise ContractError(
+            f"with this advantage and score norm no bias exceeds {most:.3g}: a budget of "
+            f"{asked.bias:g} can never fail",
+            hint=f"give a budget below {most:.3g}",
+        )
+
+
+def _refuse_ratio(asked: Asked) -> None:
+    if (asked.clip_range is None) != (asked.ratio_share is None):
+        raise ContractError(
+            "a share of a clip range needs both: the range and the share",
+            hint="give --clip-range 0.2 0.28 --ratio-share 0.25",
+        )
+    if asked.clip_range is None or asked.ratio_share is None:
+        return
+    low, high = asked.clip_range
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ContractError(
+            f"a clip range of [{low:g}, {high:g}] is none: both are numbers",
+            hint="give both distances from 1, such as 0.2 0.28",
+        )
+    if min(low, high) <= 0:
+        raise ContractError(
+            f"a clip range of [{low:g}, {high:g}] has no width on one side",
+            hint="give both distances from 1, such as 0.2 0.28",
+        )
+    if asked.ratio_share >= 1:
+        raise ContractError(
+            f"a share of {asked.ratio_share:g} leaves the policy's own update nothing",
+            hint="give a share below 1, such as 0.25",
+        )

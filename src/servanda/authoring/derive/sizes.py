@@ -1,0 +1,112 @@
+# Sizes: what it takes to decide a budget, before anything is measured.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from servanda.theory.stats import reach
+
+MOST = 100_000  # prompt groups that a run may have, unless somebody asks for more
+_ROUND = 64  # of a workload
+_FIRST = 256  # prompt groups before which nothing holds, where a run has more
+_GUARD = 5_000  # tokens in which sampler_fidelity sees a hidden top-p of .95
+_MARGIN = 1.5  # half of the runs need more than what is expected
+_FILL = 0.5  # of the room for tokens: answers end before it is used up
+_ENDLESS = 1e12
+
+
+@dataclass(frozen=True)
+class Held:
+    """A clause as its certificate sees it.
+
+    Args:
+        limit, best: of the mean of x in [0, 1]: what is promised, and what identical kernels
+            have (above 0 for a signed value).
+        each: what has a value of its own.
+        variance: of x, a guess, for a value that lies close to `best`; None: all or nothing,
+            which is the worst case of a mean.
+        sides: ends that are certified; each has its share of alpha.
+    """
+
+    limit: float
+    best: float = 0.0
+    each: Literal["token", "sequence"] = "sequence"
+    variance: float | None = None
+    sides: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        limit: float,
+        span: tuple[float, float],
+        each: Literal["token", "sequence"],
+        scatter: float | None = None,
+    ) -> Held:
+        """Of a value within a span that scatters by so much, in its own units."""
+        low, high = span
+        scale = high - low
+        variance = None if scatter is None or low == 0 else (scatter / scale) ** 2
+        return cls((limit - low) / scale, -low / scale, each, variance)
+
+    def units(self, *, alpha: float, cells: int, fill: float = 1.0) -> float:
+        """Units that decide a kernel at half the budget, and one at twice of it."""
+        alpha /= self.sides
+        half = (self.limit + self.best) / 2
+        twice = min(2 * self.limit - self.best, (1 + self.limit) / 2)
+
+        def decides(n: int) -> bool:
+            found = reach(n, self.limit, alpha=alpha, cells=cells, fill=fill)
+            low, high = found.holds, found.violated
+            if self.variance is not None:
+                low, high = found.holds_even, found.violated_even
+            return low is not None and low >= half and high is not None and high <= twice
+
+        n = 64
+        while not decides(n):
+            n *= 2
+            if n > _ENDLESS:
+                return math.inf
+        low, high = n // 2, n
+        while high - low > max(n // 256, 1):
+            middle = (low + high) // 2
+            low, high = (low, middle) if decides(middle) else (middle, high)
+        if self.variance is None:
+            return high
+        scattered = 2 * self.variance * math.log(cells / alpha) / (self.limit - half) ** 2
+        return max(high, scattered)
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a run is made of, besides its clauses.
+
+    Args:
+        alpha: of a first attempt.
+        tokens: new tokens of an answer at most; lines: most, and mean, lines of a group.
+        most: prompt groups that a run may have.
+    """
+
+    alpha: float
+    claim: str
+    tokens: int
+    lines: tuple[int, float]
+    most: int
+
+    def groups(self, held: Held, cells: int) -> float:
+        """Prompt groups at which a clause is expected to be decided."""
+        per_token = held.each == "token"
+        if self.claim == "population":
+            fill = self.lines[1] / self.lines[0] * (_FILL if per_token else 1.0)
+            return held.units(alpha=self.alpha, cells=cells, fill=fill)
+        each = self.lines[1] * (self.tokens * _FILL if per_token else 1.0)
+        return held.units(alpha=self.alpha, cells=cells) / each
+
+    def offline(self, expected: float) -> tuple[int, int]:
+        """The first look, and the limit of a run that is expected to need so many groups."""
+        tokens = self.lines[1] * self.tokens * _FILL
+        first = max(math.ceil(_GUARD / tokens / _ROUND) * _ROUND, _FIRST)
+        last = max(math.ceil(_MARGIN * expected / _ROUND) * _ROUND, first)
+        last = min(last, self.most)
+        return min(first, last), last

@@ -1,0 +1,189 @@
+# The fields of a clause and of a slice whose direction hangs on other parts of the contract.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from servanda.authoring.diff.directions import REWRITTEN, Rule, as_text, moved, set_move
+from servanda.authoring.diff.format import shown
+from servanda.authoring.diff.values import Change, Kind, Spot
+from servanda.contract.model import Clause, Contract, Section
+from servanda.contract.stages import FIRST_STEP, MIRRORED, SAMPLED
+from servanda.judgement.clauses.scope import slices_of
+from servanda.judgement.slices.rules import known
+
+
+def _limit(old: float, new: float, spot: Spot) -> Kind:
+    key = spot.place[-2] if spot.place[-1] == "times" else spot.place[-1]
+    return moved(old, new, up="tightened" if key == "at_least" else "loosened")
+
+
+LIMIT = Rule(
+    "`at_most` lower, `at_least` higher is tightened",
+    "what keeps the tighter limit keeps the other",
+    _limit,
+    absent="no limit",
+)
+
+
+def _rank(clause: Clause, spot: Spot) -> float | None:
+    """The share of the tokens that a limit speaks of; None of a mean, and of at_least."""
+    if clause.at_most is None:
+        return None
+    unsaid = "max" if spot.place[0] == "numerical" else ""
+    return 100.0 if (clause.aggregate or unsaid) == "max" else clause.percentile
+
+
+def _aggregate(_old: str | None, _new: str | None, spot: Spot) -> Kind:
+    before, after = (_rank(clause, spot) for clause in spot.owners)
+    return "retargeted" if before is None or after is None else moved(before, after)
+
+
+AGGREGATE = Rule(
+    "a higher percentile is tightened; `mean` to or from one is retargeted",
+    "fewer tokens may exceed the same limit; a mean is another quantity",
+    _aggregate,
+)
+
+
+def _concurrency(old: int, new: int, spot: Spot) -> Kind:
+    # the owners here are loads: which limit it is stands in the clauses around them
+    clauses = (_clause_at(spot, side) for side in (0, 1))
+    if any(clause.at_most is None for clause in clauses):
+        return "retargeted"
+    return moved(old, new)
+
+
+def _clause_at(spot: Spot, side: int) -> Clause:
+    wanted = spot.place[-3]
+    return next(c for _, _, c in spot.contracts[side].clauses() if c.id == wanted)
+
+
+CONCURRENCY = Rule(
+    "higher is tightened under `at_most`, else retargeted",
+    "the same time with more requests in flight; speed over all of them is another quantity",
+    _concurrency,
+)
+
+
+def section_of(contract: Contract, clause: Clause) -> Section:
+    """The section in which a contract has a clause."""
+    return next(section for section, _, c in contract.clauses() if c.id == clause.id)
+
+
+def slices(spot: Spot, old: Any, new: Any, why: str) -> Iterator[Change]:
+    """Slices by name; a clause that names none speaks of every one its metric is defined on."""
+    if old == new:
+        return
+    before, after = (
+        {*slices_of(contract, section_of(contract, clause), clause)}
+        for contract, clause in zip(spot.contracts, spot.owners, strict=True)
+    )
+    kind = set_move(before, after)
+    names = ("every slice" if value is None else shown(value) for value in (old, new))
+    yield spot.change(kind, " -> ".join(names), REWRITTEN if kind == "cosmetic" else why)
+
+
+def claim(spot: Spot, old: Any, new: Any, why: str) -> Iterator[Change]:
+    """A clause that makes no claim makes the contract's; what became of that is said there."""
+    if old == new:
+        return
+    before, after = (
+        value or contract.claim for value, contract in zip((old, new), spot.contracts, strict=True)
+    )
+    names = " -> ".join(v or f"{w} (default)" for v, w in ((old, before), (new, after)))
+    if before == after:
+        yield spot.change("cosmetic", names, REWRITTEN)
+    else:
+        yield spot.change("retargeted", names, why)
+
+
+def workload(spot: Spot, old: Any, new: Any, why: str) -> Iterator[Change]:
+    """A clause that names no workload is judged on the first."""
+    before, after = (
+        contract.workload_of(clause)
+        for contract, clause in zip(spot.contracts, spot.owners, strict=True)
+    )
+    names = f"{before or 'none'} -> {after or 'none'}"
+    one, other = (contract.all_workloads for contract in spot.contracts)
+    if old is None and new is None and after not in one and before not in other:
+        return  # the workload itself was replaced, and that is said there
+    if before != after:
+        yield spot.change("retargeted", names, why)
+    elif old != new:
+        names = " -> ".join(v or f"{before} (default)" for v in (old, new))
+        yield spot.change("cosmetic", names, REWRITTEN)
+
+
+def _of_outcomes(spot: Spot) -> bool:
+    # a gap on a union of outcomes may be the sum of its parts' gaps: there finer is not tighter
+    return any(known(rule) == "outcome" for rule in spot.owners)
+
+
+def _more(old: int, new: int, spot: Spot) -> Kind:
+    return "retargeted" if _of_outcomes(spot) else moved(old, new)
+
+
+def _edges(old: tuple[float, ...] | None, new: tuple[float, ...] | None, spot: Spot) -> Kind:
+    if old is None or new is None or _of_outcomes(spot):
+        return "retargeted"
+    return set_move({*old}, {*new})
+
+
+_WHY_FINER = "parts that each keep a limit keep it together; gaps on outcomes add up instead"
+MOST = Rule("higher is tightened; of outcomes retargeted", _WHY_FINER, _more)
+EDGES = Rule("superset is tightened; of outcomes retargeted", _WHY_FINER, _edges)
+
+
+def _stage(spot: Spot) -> str:
+    return str(spot.place[-2])
+
+
+def _share(old: float | None, new: float | None, _: Spot) -> Kind:
+    return moved(old or MIRRORED, new or MIRRORED)
+
+
+def _sample(old: float | None, new: float | None, spot: Spot) -> Kind:
+    unsaid = SAMPLED if _stage(spot) in ("canary", "full") else 1.0
+    return moved(old or unsaid, new or unsaid)
+
+
+def _steps(old: Any, new: Any, _: Spot) -> Kind:
+    before, after = ({*(steps or (FIRST_STEP,))} for steps in (old, new))
+    return set_move(before, after)
+
+
+SHARE = Rule(
+    "higher is tightened",
+    "more of the traffic is mirrored",
+    _share,
+    absent=f"{MIRRORED:g} (default)",
+)
+SAMPLE = Rule("higher is tightened", "more of what is served is scored", _sample, absent="default")
+STEPS = Rule(
+    "superset is tightened",
+    "one more step is one more stop before all traffic",
+    _steps,
+    absent=f"[{FIRST_STEP:g}] (default)",
+)
+
+
+def _sequences(old: tuple[int, int], new: tuple[int, int], _: Spot) -> Kind:
+    kinds: set[Kind] = {moved(a, b) for a, b in zip(old, new, strict=True) if a != b}
+    return kinds.pop() if len(kinds) == 1 else "retargeted"
+
+
+SEQUENCES = Rule(
+    "both numbers higher is tightened; one each way is retargeted",
+    "more evidence before the first answer, and more before it is given up",
+    _sequences,
+)
+
+
+def _actions(old: Any, new: Any, _: Spot) -> Kind:
+    before, after = ({*map(as_text, actions)} for actions in (old, new))
+    return set_move(before, after)
+
+
+ACTIONS = Rule("superset is tightened", "more follows from the same finding", _actions)

@@ -1,0 +1,82 @@
+# Many versions of many contracts: each name's versions in order, and the step to each.
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from servanda.authoring.diff.difference import Difference, counted
+from servanda.authoring.diff.versions import order
+from servanda.contract.model import Contract
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A contract, and the file that it was read from."""
+
+    file: str
+    contract: Contract
+
+    @property
+    def version(self) -> str:
+        return self.contract.metadata.version
+
+
+@dataclass(frozen=True)
+class Step:
+    """From one version of a contract to the next."""
+
+    old: Listed
+    new: Listed
+
+    @property
+    def difference(self) -> Difference:
+        return Difference(self.old.contract, self.new.contract)
+
+    @property
+    def sentence(self) -> str:
+        """What changed, such as "2 tightened, 1 loosened; evidence expires: measure again"."""
+        return f"{counted(self.difference.changes)}; {self.difference.evidence}"
+
+    @property
+    def clash(self) -> str:
+        """Why the two cannot stand beside each other; "" where they can."""
+        if self.old.version != self.new.version:
+            return ""
+        different = self.difference
+        if all(c.kind == "cosmetic" for c in different.changes) and not different.evidence_expires:
+            return ""
+        return (
+            f"two contracts are {self.new.contract.metadata.name} {self.new.version} and say "
+            f"different things: {self.old.file}, {self.new.file}"
+        )
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """All versions of one contract, oldest first."""
+
+    name: str
+    versions: tuple[Listed, ...]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(Step(old, new) for old, new in pairwise(self.versions))
+
+    @property
+    def clashes(self) -> tuple[str, ...]:
+        return tuple(step.clash for step in self.steps if step.clash)
+
+
+def shelves(found: Iterable[Listed]) -> tuple[Shelf, ...]:
+    """Contracts by name, each name's versions in order."""
+    by_name: dict[str, list[Listed]] = {}
+    for listed in found:
+        by_name.setdefault(listed.contract.metadata.name, []).append(listed)
+    return tuple(
+        Shelf(
+            name, tuple(sorted(by_name[name], key=lambda v: (order(v.version), v.version, v.file)))
+        )
+        for name in sorted(by_name)
+    )

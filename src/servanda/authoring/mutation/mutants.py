@@ -1,0 +1,304 @@
+# Mutants: a contract with one thing changed, each a mistake that its tests are to notice.
+#
+# A limit is moved in both directions, a clause, a slice or a rule is removed, a clause is only
+# shown.  How much is measured does not change: sizes say how soon an answer comes, not which.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import ValidationError
+
+from servanda.authoring.mutation import missing_case
+from servanda.authoring.mutation.limit_mutants import lowered, raised
+from servanda.contract.model import Clause, Contract, Place, Relative, Section
+from servanda.contract.yaml_reader import Marks, Source
+from servanda.errors import Where
+from servanda.judgement import lint
+from servanda.judgement.clauses import GUARDS
+from servanda.theory.divergence import DIVERGENCES
+
+Kind = Literal["limit", "clause", "slice", "severity", "escalation"]
+Span = tuple[float, float]
+
+_NOISES = 2.0  # times self_noise; a limit below lies inside the noise
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One contract in which one thing is another.
+
+    Args:
+        name: short, and its own.
+        kind: what was changed; "limit" covers limits, percentiles and the confidence.
+        place: of what was changed, in the contract as it was.
+        contract: what it became.
+        sentence: the change, for people.
+        unasked: what no test asks where it survives.
+        clause: whose; "" where it is no clause's.
+        between: the values of the clause's cells that only one of both limits allows; None
+            where the change is not of that kind.
+    """
+
+    name: str
+    kind: Kind
+    place: Place
+    contract: Contract
+    sentence: str
+    unasked: str
+    clause: str = ""
+    between: Span | None = None
+
+    @property
+    def where(self) -> Where | None:
+        """In the text of the contract, if it was read from one."""
+        return self.contract.where(*self.place)
+
+
+def mutants(contract: Contract) -> Iterator[Mutant]:
+    """Every mutant of a contract, in the order of its parts; pure.
+
+    Only enforced clauses have any: nothing hangs on the others.  A change that the language
+    refuses is none, for its author would be told; of a limit the next best is taken instead.
+    """
+    known = _refusals(contract)
+    for change in _changes(contract):
+        for mutant in change:
+            if _refusals(mutant.contract) <= known:
+                yield mutant
+                break
+
+
+def _changes(contract: Contract) -> Iterator[Iterator[Mutant]]:
+    """Each change as the mutants that would do, the preferred one first."""
+    yield from _confidence(contract)
+    for section, place, clause in contract.clauses():
+        if not clause.enforced:
+            continue
+        yield from _limit(contract, section, place, clause)
+        yield from _percentile(contract, section, place, clause)
+        yield iter([_shown_only(contract, place, clause)])
+        yield iter([_without_clause(contract, place, clause)])
+    yield from (iter([_without_slice(contract, i)]) for i in range(len(contract.slices)))
+    for i, rule in enumerate(contract.escalation):
+        if "diverted_traffic" not in rule.when:  # traffic is the gateway's; no test has any
+            yield iter([_without_rule(contract, i)])
+
+
+def _confidence(contract: Contract) -> Iterator[Iterator[Mutant]]:
+    was = contract.confidence
+    for found in (lowered(was, top=1.0), raised(was, top=1.0)):
+        yield (
+            Mutant(
+                name=f"confidence {now:g}",
+                kind="limit",
+                place=("confidence",),
+                contract=contract.model_copy(update={"confidence": now}),
+                sentence=f"confidence {was:g} becomes {now:g}",
+                unasked=missing_case.confidence(was, now),
+            )
+            for now in found
+        )
+
+
+def _limit(
+    contract: Contract, section: Section, place: Place, clause: Clause
+) -> Iterator[Iterator[Mutant]]:
+    for which in ("at_most", "at_least"):
+        limit = getattr(clause, which)
+        if isinstance(limit, Relative):
+            least = _NOISES if limit.of == "self_noise" else 0.0
+            for times in (lowered(limit.times, least=least), raised(limit.times)):
+                yield (
+                    _moved(contract, section, place, clause, which, limit.times, now)
+                    for now in times
+                )
+        elif limit is not None:
+            top = _top(contract, section, clause)
+            for found in (lowered(limit, top=top), raised(limit, top=top)):
+                yield (_moved(contract, section, place, clause, which, limit, now) for now in found)
+
+
+def _moved(
+    contract: Contract,
+    section: Section,
+    place: Place,
+    clause: Clause,
+    which: str,
+    was: float,
+    now: float,
+) -> Mutant:
+    limit = getattr(clause, which)
+    relative = isinstance(limit, Relative)
+    new = limit.model_copy(update={"times": now}) if relative else now
+    # cells of a percentile clause speak of the share beyond the limit, and relative ones of
+    # a limit that is known only when it is judged
+    comparable = clause.percentile is None and not relative
+    low, high = sorted((was, now))
+    # a value that is the limit itself keeps it
+    between = (low, _before(high)) if which == "at_least" else (_after(low), high)
+    words = f"{was:g} becomes {now:g}" + (f" times {limit.of}" if relative else "")
+    return Mutant(
+        name=f"{clause.id}.{which} {now:g}",
+        kind="limit",
+        place=(*place, which, "times") if relative else (*place, which),
+        contract=_with_clause(contract, place, clause.model_copy(update={which: new})),
+        sentence=f"{clause.id}: {which} {words}",
+        unasked=missing_case.limit(contract, section, clause, was, now),
+        clause=clause.id,
+        between=between if comparable else None,
+    )
+
+
+def _before(x: float) -> float:
+    return float(np.nextafter(x, -np.inf))
+
+
+def _after(x: float) -> float:
+    return float(np.nextafter(x, np.inf))
+
+
+def _percentile(
+    contract: Contract, section: Section, place: Place, clause: Clause
+) -> Iterator[Iterator[Mutant]]:
+    was = clause.percentile
+    if was is None:
+        return
+    for found in (lowered(was, top=100.0), raised(was, top=100.0)):
+        yield (_of_percentile(contract, section, place, clause, was, now) for now in found)
+
+
+def _of_percentile(
+    contract: Contract, section: Section, place: Place, clause: Clause, was: float, now: float
+) -> Mutant:
+    shares = sorted(round(1 - p / 100, 12) for p in (was, now))
+    aggregate = f"p{now:.12g}"
+    return Mutant(
+        name=f"{clause.id}.aggregate {aggregate}",
+        kind="limit",
+        place=(*place, "aggregate"),
+        contract=_with_clause(contract, place, clause.model_copy(update={"aggregate": aggregate})),
+        sentence=f"{clause.id}: {clause.aggregate} becomes {aggregate}",
+        unasked=missing_case.percentile(contract, section, clause, shares[0], shares[1]),
+        clause=clause.id,
+        between=(_after(shares[0]), shares[1]) if section == "statistical" else None,
+    )
+
+
+def _shown_only(contract: Contract, place: Place, clause: Clause) -> Mutant:
+    return Mutant(
+        name=f"{clause.id} as a warning",
+        kind="severity",
+        place=(*place, "severity"),
+        contract=_with_clause(contract, place, clause.model_copy(update={"severity": "warning"})),
+        sentence=f"{clause.id}: severity {clause.severity} becomes warning, so it is only shown",
+        unasked=missing_case.severity(clause),
+        clause=clause.id,
+    )
+
+
+def _without_clause(contract: Contract, place: Place, clause: Clause) -> Mutant:
+    rules = tuple(rule for rule in contract.escalation if rule.when.get("clause") != clause.id)
+    gone = len(contract.escalation) - len(rules)
+    also = f", and {gone} rule{'s' * (gone > 1)} of escalation that watch{'es' * (gone == 1)} it"
+    return Mutant(
+        name=f"without clause {clause.id}",
+        kind="clause",
+        place=place,
+        contract=_with_clause(contract, place, None).model_copy(update={"escalation": rules}),
+        sentence=f"clause {clause.id} is removed{also if gone else ''}",
+        unasked=missing_case.clause(clause),
+        clause=clause.id,
+    )
+
+
+def _without_slice(contract: Contract, i: int) -> Mutant:
+    """Its name goes from every clause, and a clause that speaks of nothing else goes too."""
+    name = contract.slices[i].name
+    rest = contract.slices[:i] + contract.slices[i + 1 :]
+    mutated = contract.model_copy(update={"slices": rest})
+    gone = []
+    for _, place, clause in reversed([*contract.clauses()]):  # places before it stay as they are
+        if name not in (clause.slices or ()):
+            continue
+        named = tuple(s for s in clause.slices or () if s != name)
+        gone += [] if named else [clause.id]
+        kept = clause.model_copy(update={"slices": named}) if named else None
+        mutated = _with_clause(mutated, place, kept)
+    rules = tuple(r for r in contract.escalation if r.when.get("clause") not in gone)
+    also = f", and {', '.join(reversed(gone))}, which speaks of nothing else" if gone else ""
+    return Mutant(
+        name=f"without slice {name}",
+        kind="slice",
+        place=("slices", i),
+        contract=mutated.model_copy(update={"escalation": rules}),
+        sentence=f"slice {name} is removed{also}",
+        unasked=missing_case.slice_(name),
+    )
+
+
+def _without_rule(contract: Contract, i: int) -> Mutant:
+    rule = contract.escalation[i]
+    rest = contract.escalation[:i] + contract.escalation[i + 1 :]
+    return Mutant(
+        name=f"without rule {i + 1} of escalation",
+        kind="escalation",
+        place=("escalation", i),
+        contract=contract.model_copy(update={"escalation": rest}),
+        sentence=f"rule {i + 1} of escalation is removed: {missing_case.rule_words(rule)}",
+        unasked=missing_case.rule(rule),
+    )
+
+
+def _with_clause(contract: Contract, place: Place, clause: Clause | None) -> Contract:
+    """The contract with another clause at a place, or with none there."""
+    section, i = str(place[0]), int(place[-1])
+    part = getattr(contract, section)
+    nested = len(place) > 2
+    clauses = part.clauses if nested else part
+    new = (*clauses[:i], *([clause] if clause is not None else []), *clauses[i + 1 :])
+    return contract.model_copy(
+        update={section: part.model_copy(update={"clauses": new}) if nested else new}
+    )
+
+
+def _top(contract: Contract, section: Section, clause: Clause) -> float:
+    """The largest value that what is held to the limit can have."""
+    if clause.metric in GUARDS:
+        return 1.0
+    if clause.metric in ("reward_drift", "reward_gap") and contract.reward is not None:
+        low, high = contract.reward.range
+        return high - low
+    if clause.metric not in DIVERGENCES:
+        return math.inf
+    metric = DIVERGENCES[clause.metric]
+    exact = section == "numerical" or clause.aggregate == "mean"
+    _, top = metric.span_of("logits") if exact and "logits" in metric.forms else metric.span
+    clipped = clause.clip is not None and clause.aggregate == "mean"
+    return min(top, clause.clip) if clipped and clause.clip is not None else top
+
+
+def _refusals(contract: Contract) -> frozenset[str]:
+    """What the language says against a contract; places do not count."""
+    try:
+        Contract.model_validate(contract.model_dump())
+    except ValidationError as error:
+        return frozenset(_said(e) for e in error.errors(include_url=False))
+    kernels = [*vars(contract.kernels).values(), *([contract.stable] if contract.stable else [])]
+    nowhere = Marks(Source("", ""))
+    nowhere.note((), 0)
+    problems = lint.check(
+        contract,
+        nowhere,
+        engines={k.engine for k in kernels},
+        faults={name for k in kernels for name in k.fault or ()},
+    )
+    return frozenset(p.message for p in problems)
+
+
+def _said(error: Any) -> str:
+    return f"{error['loc']}: {error['msg']}"

@@ -1,0 +1,179 @@
+# The text of a mutation: who passes, what is noticed, what is not and which case would notice it.
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from servanda.authoring.mutation.result import Conforming, Injected, Mutation, Part, Tried
+from servanda.report.format import line
+
+_WIDTH = 96
+_CELLS = 3  # that made an outcome, by name; the rest is counted
+_GLYPH = {"caught": "✓", "missed": "✗", "undecided": "?", "open": " "}
+
+
+def told(result: Mutation) -> str:
+    """Survivors with their places, faults one by one, and the score."""
+    blocks = [[*_head(result)], [*_limits(result)], [*_checks(result)], [*_faults(result)]]
+    blocks.append([*_named(result), score_line(result)])
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def score_line(result: Mutation) -> str:
+    """The score, and that of each part.
+
+    >>> from servanda.authoring.mutation.result import Mutation
+    >>> score_line(Mutation("toy", "", ("limits",)))
+    'mutation score: none, for nothing was asked'
+    """
+    noticed, asked = result.counts()
+    if not asked:
+        return "mutation score: none, for nothing was asked"
+    shares = [(part, *result.counts(part)) for part in result.asked]
+    parts = ", ".join(f"{part} {some} of {whole}" for part, some, whole in shares if whole)
+    score = f"mutation score {noticed} of {asked} ({_percent(noticed, asked)}): {parts}"
+    if result.stopped == "interrupted":
+        return f"{score}; interrupted before the rest"
+    return f"{score}; the time was over for {result.open} more" if result.open else score
+
+
+def _percent(some: int, whole: int) -> str:
+    """Rounded, and 0 and 100 only where they are meant."""
+    shown = round(100 * some / whole)
+    if shown == 100 and some < whole:
+        return "> 99 %"
+    return "< 1 %" if shown == 0 and some else f"{shown} %"
+
+
+def _head(result: Mutation) -> Iterator[str]:
+    what = []
+    if "limits" in result.asked:
+        what.append(f"{len(result.limits)} mutants against {_many(result.cases, 'case')}")
+    if result.faults:
+        what.append(f"{_many(len(result.faults), 'fault')} in {line(result.faulty)}")
+    name = line(result.contract)
+    yield from _wrapped(f"{name}: {', '.join(what)}" if what else name, "")
+
+
+def _limits(result: Mutation) -> Iterator[str]:
+    if not result.limits:
+        return
+    noticed, asked = result.counts("limits")
+    yield f"limits    {noticed} of {asked} noticed by a case"
+    for tried in result.limits:
+        if tried.mark == "survived":
+            yield from _survivor(tried)
+    for mark, words in (
+        ("equivalent", "cannot be told apart by anybody"),
+        ("refused", "refused by the plan, before any test"),
+    ):
+        for tried in result.limits:
+            if tried.mark == mark:
+                yield from _wrapped(f"– {_placed(tried)}: {words}: {line(tried.why)}", "  ")
+
+
+def _survivor(tried: Tried) -> Iterator[str]:
+    near = f" (nearest: {line(str(tried.near))})" if tried.near else ""
+    yield from _wrapped(f"✗ {_placed(tried)}", "  ")
+    yield from _wrapped(f"{line(tried.why)}{near}", "      ", hang=0)
+
+
+def _placed(tried: Tried) -> str:
+    where = f"{tried.where.file}:{tried.where.line} " if tried.where else ""
+    return f"{where}{line(tried.sentence)}"
+
+
+def _checks(result: Mutation) -> Iterator[str]:
+    for check in (result.itself, result.own):
+        if check is not None:
+            yield from _check(check)
+
+
+def _check(check: Conforming) -> Iterator[str]:
+    glyph = "✓" if check.holds else "✗"
+    size = f", all {check.cells} cells, {check.groups:,} prompt groups" if check.holds else ""
+    yield from _wrapped(
+        f"{glyph} without a fault: {line(check.kernels)}: {check.outcome}{size}", ""
+    )
+    for failing in check.failing:
+        what = line(failing.why)
+        if failing.outcome != "out of reach":  # that sentence names the cell itself
+            what = f"{failing.cell} {failing.outcome}: {what}"
+        yield from _wrapped(what, "    ")
+
+
+def _faults(result: Mutation) -> Iterator[str]:
+    if not result.faults:
+        return
+    noticed, asked = result.counts("faults")
+    yield f"faults    {noticed} of {asked} caught"
+    unfit = [f.fault for f in result.faults if f.fate == "not applicable"]
+    shown = [f for f in result.faults if f.fate != "not applicable"]
+    longest = max((len(f.fault) for f in shown), default=0)
+    for found in shown:
+        head = f"{_GLYPH[found.fate]} {found.fault:<{longest}}  {found.fate:<10}  "
+        yield from _wrapped(f"{head}{_fate(found)}", "  ", hang=2)
+
+    if unfit:
+        yield from _wrapped(f"– not applicable to these engines: {', '.join(unfit)}", "  ", hang=2)
+
+
+def _fate(found: Injected) -> str:
+    if found.fate == "open":
+        return "the time was over"
+    if found.why:
+        return f"{found.outcome}: {line(found.why)}" if found.outcome else line(found.why)
+    by = ", ".join(map(line, found.by[:_CELLS]))
+    more = f" and {len(found.by) - _CELLS} more" if len(found.by) > _CELLS else ""
+    near = f"; nearest: {line(str(found.near))}" if found.near else ""
+    return f"{found.outcome}{f': {by}{more}' if by else ''}{near}"
+
+
+def _named(result: Mutation) -> Iterator[str]:
+    """What is wrong with the contract as a whole, by its name."""
+    if result.unsatisfiable and result.conforming is not None:
+        yield from _wrapped(
+            f"UNSATISFIABLE: a kernel that is right does not pass: {result.conforming.kernels} "
+            f"is {result.conforming.outcome}",
+            "",
+        )
+    said: dict[Part, str] = {
+        "limits": "no case notices that a limit moved",
+        "faults": "no fault is caught",
+    }
+    if result.toothless:
+        biting = [p for p in result.asked if p not in result.toothless and result.counts(p)[1]]
+        where = f" for {result.toothless[0]}, not for {biting[0]}" if biting else ""
+        found = " and ".join(said[part] for part in result.toothless)
+        near = _nearest(result)
+        yield from _wrapped(
+            f"TOOTHLESS{where}: {found}{f'; nearest came {near}' if near else ''}", ""
+        )
+
+
+def _nearest(result: Mutation) -> str:
+    """Of what was not noticed, by the clause that came nearest to it."""
+    if "faults" in result.toothless:
+        found = [(f.near.part, f) for f in result.faults if f.near is not None]
+        if found:
+            _, fault = max(found, key=lambda pair: pair[0])
+            return f"{line(str(fault.near))}, with {fault.fault}"
+    near = [t.near for t in result.limits if t.near is not None]
+    return line(str(max(near, key=lambda n: n.part))) if near else ""
+
+
+def _many(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def _wrapped(text: str, indent: str, hang: int = 4) -> list[str]:
+    lines = textwrap.wrap(
+        text.replace(" %", "\xa0%"),  # a number and its sign stay in one line
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + " " * hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [found.replace("\xa0%", " %") for found in lines]

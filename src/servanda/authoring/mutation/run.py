@@ -1,0 +1,186 @@
+# Mutating: limits moved, faults injected, and a kernel that has to pass: three questions.
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from servanda.authoring.contract_test.files import Prepared
+from servanda.authoring.mutation.conforming_kernel import against_itself, beyond_reach, conforming
+from servanda.authoring.mutation.fault_injection import inject, named
+from servanda.authoring.mutation.limit_tests import try_limits
+from servanda.authoring.mutation.result import Conforming, Injected, Mutation, Part
+from servanda.contract.model import Contract
+from servanda.engines.faults import FAULTS
+from servanda.engines.worker import spawn
+from servanda.errors import ContractError, Interrupted
+from servanda.judgement.plan import Plan, draft
+from servanda.runner import load
+from servanda.runner.fault_drill import drill
+from servanda.runner.measurement import Open, Progress, Watch, unwatched
+from servanda.traces.corpus import Corpus
+
+PARTS: tuple[Part, ...] = ("limits", "faults")
+Said = Callable[[str], None]
+
+
+def unsaid(_: str) -> None:
+    """Nobody listens."""
+
+
+def never() -> bool:
+    """The time is never over."""
+    return False
+
+
+def mutate(
+    contract: Contract,
+    tests: Sequence[Prepared] = (),
+    *,
+    only: Part | None = None,
+    faults: Sequence[str] = (),
+    open: Open = spawn,
+    watch: Watch = unwatched,
+    deadline: Callable[[], bool] = never,
+    say: Said = unsaid,
+) -> Mutation:
+    """Find out whether a contract and its tests tell good kernels from bad ones.
+
+    Moved limits are held against the tests, which costs no kernel.  Then the train kernel is
+    checked against itself, the contract as it is, and with each fault in it.  Ctrl-C ends it
+    with what was found so far.
+
+    Args:
+        tests: that the contract passes.
+        only: one of the two parts; faults: of the catalogue, none is every one.
+        deadline: whether the time is over; no round and no mutant starts after that.
+        say: is told what the faults will cost, before the first.
+
+    Raises:
+        ContractError: the contract cannot be measured, or its tests do not pass as they are.
+        MeasurementError: no such fault, or a check without a fault failed.
+    """
+    run = _Run(contract, open, watch, deadline, say)
+    asked = (only,) if only else PARTS
+    result = Mutation(
+        contract.metadata.name,
+        contract.digest,
+        asked,
+        tests=len(tests),
+        cases=sum(len(one.test.cases) for one in tests),
+    )
+    names = named(faults)
+    try:
+        if "limits" in asked:
+            for tried in try_limits(contract, tests, *run.texts, run.over):
+                result = replace(result, limits=(*result.limits, tried))
+        if "faults" in asked:
+            for found in run.drilled(result, names):
+                result = found
+    except (Interrupted, KeyboardInterrupt):
+        return replace(result, stopped="interrupted")
+    return replace(result, stopped="time" if result.open else "")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What all steps of one mutation need."""
+
+    contract: Contract
+    open: Open
+    watch: Watch
+    deadline: Callable[[], bool]
+    say: Said
+
+    @cached_property
+    def texts(self) -> tuple[Mapping[str, Corpus], Corpus | None]:
+        return load.corpora(self.contract)
+
+    def over(self, done: int, total: int) -> bool:
+        self.watch(Progress("moved limits", done, total))
+        return self.deadline()
+
+    def drilled(self, result: Mutation, names: Sequence[str]) -> Iterator[Mutation]:
+        """The result after each check; faults are injected where a good kernel passes."""
+        plan, problems = draft(self.contract, *self.texts)
+        reach = beyond_reach(plan)
+        beyond = {failing.why for failing in reach.failing} if reach else set()
+        others = [problem for problem in problems if problem.message not in beyond]
+        if others:
+            raise ContractError.all(others)
+        if reach is not None:
+            yield replace(result, itself=reach)
+            return
+        faulty = self.contract
+        itself = against_itself(self.contract)
+        if itself is not None:
+            result = replace(result, itself=self.checked(itself))
+            yield result
+        if result.itself is None or (result.itself.holds and not self._is(itself)):
+            result = replace(result, own=self.checked(self.contract))
+            yield result
+        good = next((c for c in (result.own, result.itself) if c is not None and c.holds), None)
+        if good is None:
+            if any(c is not None and c.open for c in (result.own, result.itself)):
+                yield replace(result, faults=tuple(map(_not_come_to, names)))
+            return
+        if good is not result.own and itself is not None:
+            # where infer is violated without a fault, every fault would seem to be caught
+            faulty = itself
+        result = replace(result, faulty=good.kernels)
+        self.say(_cost(good, names, plan))
+        for done, name in enumerate(names):
+            self.watch(Progress("faults", done, len(names)))
+            if self.deadline():
+                found = _not_come_to(name)
+            else:
+                found = inject(
+                    faulty, name, open=self.open, watch=self.watch, deadline=self.deadline
+                )
+            result = replace(result, faults=(*result.faults, found))
+            yield result
+
+    def _is(self, itself: Contract | None) -> bool:
+        return itself is not None and itself.kernels == self.contract.kernels
+
+    def checked(self, contract: Contract) -> Conforming:
+        """A check without a fault."""
+        plan, began = load.compile(contract), time.monotonic()
+
+        def told(progress: Progress) -> None:
+            self.watch(replace(progress, what=f"no fault: {progress.what}"))
+
+        found = drill(contract, None, open=self.open, watch=told, deadline=self.deadline)
+        return conforming(plan, found, time.monotonic() - began)
+
+
+def _not_come_to(name: str) -> Injected:
+    return Injected(name, FAULTS[name].default, "open")
+
+
+def _cost(good: Conforming, names: Sequence[str], plan: Plan) -> str:
+    """What the faults will take, by what the check without one took."""
+    each = good.seconds or 0.0
+    last = sum(s.last for s in plan.schedules)
+    longest = each * max(last / good.groups, 1.0) if good.groups else each
+    what = f"{len(names)} faults" if len(names) > 1 else "1 fault"
+    return (
+        f"{what}, a check each: about {duration(each * len(names))} if each takes as long as "
+        f"without one ({duration(each)}), at most about {duration(longest * len(names))}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Of a wait, to what anybody cares about.
+
+    >>> duration(3.2), duration(150), duration(9000)
+    ('3 s', '2 min 30 s', '2 h 30 min')
+    """
+    whole = max(round(seconds), 1)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s".replace(" 0 s", "")
+    return f"{whole // 3600} h {whole % 3600 // 60} min".replace(" 0 min", "")

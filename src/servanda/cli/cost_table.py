@@ -1,0 +1,112 @@
+# The cost of a run, in words: shown before anything starts.
+
+from __future__ import annotations
+
+from servanda.judgement.cost import Cost, Decides
+from servanda.judgement.plan import Plan
+
+_UNITS = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
+
+
+def cost_line(cost: Cost) -> str:
+    """The whole cost in one line."""
+    about = "" if cost.exact else "about "
+    new = f"up to {cost.new_tokens_at_most:,}"
+    if cost.new_tokens is not None:
+        new = f"about {cost.new_tokens:,}"
+    parts = [
+        f"at most {cost.sequences:,} sequences",
+        f"{about}{cost.prompt_tokens:,} prompt + {new} new tokens",
+    ]
+    if cost.seconds is not None:
+        parts.append(f"about {_time(cost.seconds)} (timed on {cost.probed} sequences)")
+    if cost.memory_bytes:
+        parts.append(f"{_bytes(sum(cost.memory_bytes.values()))} of memory so far")
+    if cost.disk_bytes is not None:
+        parts.append(f"{_bytes(cost.disk_bytes)} on disk")
+    if not cost.exact:
+        parts.append("tokens estimated from characters")
+    return " · ".join(parts)
+
+
+def decides_lines(cost: Cost) -> list[str]:
+    """What each clause is expected to decide, slice by slice."""
+    if not cost.decides:
+        return []
+    rows = [("clause", "slice", "limit", "holds if at most", "violated if at least", "n")]
+    rows += [_row(cell) for cell in cost.decides]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            text.ljust(width) if i < 2 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return [
+        "expected to be decided at the full size, if the truth lies there (about even odds at "
+        "the very",
+        "edge): for tokens that are all or nothing, and in brackets where every token has the mean",
+        *(f"  {line}" for line in lines),
+    ]
+
+
+def _row(cell: Decides) -> tuple[str, ...]:
+    show = _percent if cell.threshold is not None else _number
+    return (
+        cell.clause,
+        cell.slice,
+        show(cell.limit),
+        f"{show(cell.holds)} ({show(cell.holds_even)})",
+        f"{show(cell.violated)} ({show(cell.violated_even)})",
+        f"{cell.n:,} {cell.units}",
+    )
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "never"
+    return "0" if value < 1e-9 else f"{value:.2g}"
+
+
+def _percent(value: float | None) -> str:
+    return "never" if value is None else f"{100 * value:.2g}%"
+
+
+def plan_lines(plan: Plan, cost: Cost) -> list[str]:
+    """A plan and its cost, for `servanda plan` and `compare --plan`."""
+    lines = [
+        f"{s.name}  {s.first:,} to {s.last:,} prompt groups in rounds of {s.workload.round}, "
+        f"{len(s.corpus):,} prompts from {s.corpus.file}"
+        for s in plan.schedules
+    ]
+    lines += [
+        f"rewards  train answers the prompts of {s.name} as well; the answers of both have a reward"
+        for s in plan.schedules
+        if plan.scored(s.name)
+    ]
+    if plan.golden is not None:
+        lines.append(f"golden  {len(plan.golden):,} texts from {plan.golden.file}")
+    lines.append(
+        f"cells  {len(plan.cells)}, of which {plan.price_cells} may be called violated; alpha "
+        f"{plan.alpha:.3g}: `holds` costs e = {1 / plan.alpha:,.0f}, `violated` e = "
+        f"{max(plan.price_cells, 1) / plan.alpha:,.0f}"
+    )
+    judged = {(d.clause, d.slice) for d in cost.decides}
+    others = [c for c in plan.cells if (c.clause.id, c.cut.name) not in judged]
+    if others:
+        lines.append(f"besides  {', '.join(c.name for c in others)}")
+    return [*lines, f"cost  {cost_line(cost)}", "", *decides_lines(cost)]
+
+
+def _time(value: float) -> str:
+    if value < 90:
+        return f"{value:.0f} s"
+    return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
+
+
+def _bytes(value: int) -> str:
+    for size, unit in _UNITS:
+        if value >= size:
+            return f"{value / size:.1f} {unit}"
+    return f"{value} bytes"

@@ -1,0 +1,218 @@
+# The processes of `servanda serve`: a gateway and its leader, or one of them alone.
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from servanda.cli.gateway_options import Waits, config_of, leader_of
+from servanda.contract.model import Contract
+from servanda.engines.server.sockets import address
+from servanda.errors import MeasurementError
+
+if TYPE_CHECKING:
+    from servanda.engines.tls import Certificate
+    from servanda.gateway.controller.process import Settings
+    from servanda.gateway.controller.supervisor import Supervised
+    from servanda.gateway.http.api_keys import Role
+    from servanda.gateway.proxy.config import Config, Upstream
+
+    Made = tuple[tuple[str, Role, str], ...]  # name, role and key of holders
+
+_OWN = ("127.0.0.1", "localhost", "::1")
+_saying = threading.RLock()  # a signal may say something in between
+
+
+def _write(made: Made, settings: Settings) -> None:
+    """Keep keys where their owner alone can read them.
+
+    Not before there is a leader: one that has the folder already goes by the keys in it.
+
+    Raises:
+        MeasurementError: they cannot be written.
+    """
+    if not made:
+        return
+    lines = [f'- {{name: {name}, role: {role}, key: "{key}"}}\n' for name, role, key in made]
+    file = Path(settings.state) / "keys.yaml"
+    try:
+        file.unlink(missing_ok=True)
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            out.writelines(lines)
+    except OSError as error:
+        raise MeasurementError(
+            f"{file} cannot be written: {error.strerror or error}",
+            hint="--state names another folder, and --keys a file of keys",
+        ) from None
+
+
+def lead(settings: Settings, made: Made) -> None:
+    from servanda.gateway.controller.process import Leading
+
+    def ready() -> None:
+        _write(made, settings)
+        _say("it leads  (Ctrl-C ends it)")
+
+    leading = Leading(
+        settings, say=_say, bound_at=lambda url: _say_leader(settings, url), ready=ready
+    )
+    with _reloading(leading.reload):
+        leading.run()
+
+
+def serve(
+    contract: Contract,
+    settings: Settings,
+    made: Made,
+    at: tuple[str, int],
+    leader: str | None,
+    waits: Waits,
+    **told: Any,
+) -> None:
+    """Serve users.
+
+    Args:
+        leader: that somebody else started; None: one is started here.
+        told: further fields of the gateway's Config.
+
+    Raises:
+        ServandaError: it cannot serve, or its leader refuses what it was told.
+    """
+    from servanda.gateway.http.listener import Listening, bound
+    from servanda.gateway.http.reload import ListenerFiles
+    from servanda.gateway.proxy.app import app
+
+    files = ListenerFiles(settings.keys, settings.tls, _say)
+    if leader is None:
+        _check(contract, settings)
+    with bound(*at, "--host or --port") as taken, contextlib.ExitStack() as ending:
+        urls = dict(settings.urls)
+        config = replace(config_of(contract, urls, waits, _say), keys=files.keys, **told)
+        supervised = None
+        if leader is None:
+            followed, supervised = _supervised(settings, files.certificate)
+            ending.callback(supervised.close)
+        else:
+            followed = leader_of(leader, contract, _say)
+
+        def reload() -> None:
+            files.demand()
+            if supervised is not None:
+                supervised.reload()
+            else:
+                _say(f"{leader} reads the contract")
+
+        ending.enter_context(_reloading(reload))
+        own = app(replace(config, leader=followed))
+
+        def drain() -> None:
+            own.draining = True
+            _say(f"new requests are answered for {waits.drain_s:g} s more; /readyz refuses them")
+
+        listening = Listening(
+            own,
+            taken,
+            certificate=files.certificate,
+            grace_s=int(config.limits.drain_s),
+            ready=lambda: _say_users(
+                config,
+                f"{files.scheme}://{address(at[0], taken.getsockname()[1])}",
+                at[0],
+                urls,
+                leader is None,
+            ),
+            drain_s=waits.drain_s,
+            draining=drain,
+        )
+        if supervised is not None:
+            supervised.start(lambda url: _led(made, settings, url), listening.end)
+        with files.followed():
+            listening.run()
+        if supervised is not None:
+            supervised.check()
+        _say("no more requests are taken")
+
+
+def _check(contract: Contract, settings: Settings) -> None:
+    """Refuse what every leader would, before anybody is served.
+
+    Raises:
+        ContractError: the contract cannot be followed.
+        MeasurementError: the leader's address is taken.
+    """
+    from servanda.gateway.controller.watched_cells import watch
+    from servanda.gateway.http.listener import bound
+
+    watch(contract)
+    bound(settings.host, settings.port, "--admin").close()
+
+
+def _supervised(settings: Settings, certificate: Certificate | None) -> tuple[Upstream, Supervised]:
+    """The leader, as its gateway asks it, and as the process that it will be."""
+    from servanda.gateway.controller.supervisor import Supervised
+    from servanda.gateway.proxy.config import Upstream
+
+    key = secrets.token_urlsafe(32)
+    held = (*settings.held, (f"gateway-{secrets.token_hex(4)}", "gateway", key))
+    supervised = Supervised(replace(settings, held=held), _say)
+    scheme, verify = ("https", certificate.pinned) if certificate else ("http", None)
+    first = Upstream(f"{scheme}://{address(settings.host, settings.port)}", key, verify=verify)
+    return replace(first, met=lambda: Upstream(supervised.where(), key)), supervised
+
+
+def _led(made: Made, settings: Settings, url: str) -> None:
+    """What there is to say and to keep once the first leader hears gateways."""
+    _write(made, settings)
+    _say_leader(settings, url)
+
+
+def _say_users(config: Config, url: str, host: str, urls: dict[str, str], leads: bool) -> None:
+    asked = " and ".join(f"{pool} at {url}" for pool, url in urls.items())
+    _say(f"users ask at {url}/v1, and it asks {asked}  (Ctrl-C ends it)")
+    if leads:
+        _say(f"{config.without} serves (routing.without_snapshot) until the leader is ready")
+    if host not in _OWN and not (config.keys and config.keys.clients):
+        _say(f"! {host} is for all who can reach this machine, and no key is asked for")
+
+
+@contextlib.contextmanager
+def _reloading(reload: Any) -> Iterator[None]:
+    """SIGHUP lets a contract be read again."""
+    before = signal.signal(signal.SIGHUP, lambda *_: reload())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@contextlib.contextmanager
+def ended_by(number: signal.Signals) -> Iterator[None]:
+    """The signal is as Ctrl-C, also while nothing is served yet."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _say_leader(settings: Settings, url: str) -> None:
+    keys = settings.keys or f"{Path(settings.state) / 'keys.yaml'}, made for this start"
+    _say(f"page {url}/  (keys: {keys})")
+
+
+def _say(line: str) -> None:
+    with _saying, contextlib.suppress(OSError):  # nobody listens any more
+        click.echo(line)

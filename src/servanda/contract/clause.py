@@ -1,0 +1,122 @@
+# A clause: one promise that two kernels make, and the limit that it is held to.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+)
+
+from servanda.contract.fields import Duration, Flag, Name, Number, Value, Whole
+
+STAGES = ("offline", "shadow", "canary", "full")
+
+Stage = Literal["offline", "shadow", "canary", "full"]
+Claim = Literal["population", "realised"]
+Severity = Literal["warning", "error", "critical"]
+
+_AGGREGATE = re.compile(r"mean|max|p([0-9]{1,2}(?:\.[0-9]+)?)")
+
+
+def _aggregate(text: str) -> str:
+    match = _AGGREGATE.fullmatch(text)
+    if not match or (match[1] and not 0 < float(match[1]) < 100):
+        raise ValueError("an aggregate is mean, max, or a percentile such as p99 or p99.9")
+    return text
+
+
+def _name_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def form(value: object) -> str:
+    """Which branch of "a scalar, or a mapping" a value is meant for; no key is named so."""
+    return "(mapping)" if isinstance(value, Mapping | Value) else "(scalar)"
+
+
+class Relative(Value):
+    """A limit that is a multiple of something measured."""
+
+    times: Number = Field(gt=0, description="How many times what is measured.")
+    of: Literal["stable", "self_noise"] = Field(
+        description="stable: what the stable kernel shows; self_noise: what the kernels show "
+        "against themselves, re-batched."
+    )
+
+
+Limit = Annotated[
+    Annotated[Number, Tag("(scalar)")] | Annotated[Relative, Tag("(mapping)")],
+    Discriminator(form),
+]
+Aggregate = Annotated[
+    str,
+    AfterValidator(_aggregate),
+    WithJsonSchema({"type": "string", "pattern": r"^(mean|max|p[0-9]{1,2}(\.[0-9]+)?)$"}),
+]
+Names = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_name_list),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+
+
+class Load(Value):
+    """The load under which a service level is measured."""
+
+    concurrency: Whole = Field(ge=1, le=4096, description="Requests in flight at once.")
+    new_tokens: Whole | None = Field(
+        None, ge=1, le=1_000_000, description="Tokens each answers with; default the workload's."
+    )
+    prompt_tokens: Whole | None = Field(
+        None, ge=1, le=10_000_000, description="Tokens of each prompt; default as they are."
+    )
+
+
+class Clause(Value):
+    """One promise: an aggregate of a metric stays within a limit on each of its slices."""
+
+    id: Name = Field(description="The clause's own name; evidence is kept by it.")
+    metric: str = Field(description="What is measured; `servanda explain METRIC` says more.")
+    aggregate: Aggregate | None = Field(
+        None, description="mean, max (numerical), or a percentile such as p99."
+    )
+    at_most: Limit | None = Field(
+        None, description="A number, or {times: 3, of: self_noise} or {times: 1.1, of: stable}."
+    )
+    at_least: Limit | None = Field(None, description="As at_most, for what is to stay large.")
+    clip: Number | None = Field(
+        None, gt=0, description="Cuts each value, so that the mean of an unbounded metric exists."
+    )
+    severity: Severity = Field("error", description="warning: shown, and never enforced.")
+    mode: Literal["enforce", "monitor"] = Field(
+        "enforce", description="monitor: shown, and never enforced."
+    )
+    slices: Names | None = Field(
+        None, description="Names of slices; default every one on which the metric is defined."
+    )
+    workload: Name | None = Field(None, description="One of workloads; default the first.")
+    stages: tuple[Stage, ...] = Field(STAGES, description="Stages at which it is judged.")
+    claim: Claim | None = Field(None, description="population or realised; default the contract's.")
+    required: Flag = Field(
+        False, description="An engine that cannot give what is needed is an error."
+    )
+    load: Load | None = Field(None, description="For times and speeds: the load they hold under.")
+    over: Duration | None = Field(None, description="The stretch of live traffic it speaks of.")
+
+    @property
+    def enforced(self) -> bool:
+        return self.mode == "enforce" and self.severity != "warning"
+
+    @property
+    def percentile(self) -> float | None:
+        """99.0 for p99, None for mean and max."""
+        match = _AGGREGATE.fullmatch(self.aggregate or "")
+        return float(match[1]) if match and match[1] else None

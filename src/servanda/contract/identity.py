@@ -1,0 +1,206 @@
+# Who is being compared: fingerprints of kernels, grades of identity, the key of evidence.
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from servanda.contract.workload import Path
+from servanda.errors import IdentityError
+
+DEFAULT = "default."  # of a fingerprint's keys: sampling that a request gets which names none
+_SHOWN = 8  # keys of a config that a line names
+_DRAWS = 1  # raised when a version draws other tokens from the same seed
+
+Grade = Literal["verified", "derived", "declared"]
+GRADES: tuple[Grade, ...] = get_args(Grade)  # the surest first
+
+
+def digest_of(value: object) -> str:
+    """Of any JSON value, 16 bytes in hex."""
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def digest_of_bytes(data: bytes) -> str:
+    """Of the bytes as they are, 16 bytes in hex."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an engine says of itself once its model is loaded.
+
+    Args:
+        fingerprint: everything that may change a number: versions, precision, threads.
+        tensors: name -> digest of each weight tensor, cast to float32, before the kernel
+            rounds or quantises it; none where the engine does not see them.
+        tokens: digest of the vocabulary, id by id, and of the tokenizer's rules; "" where the
+            engine does not know them.
+        vocab_size: rows of the output distribution; 0 where the engine does not know it.
+        eos: ids that end a sequence; none where the engine does not know them.
+        context: largest number of tokens of a sequence; None where there is no limit.
+        full_logits: whether `Engine.logits` works; timed: whether `Engine.time` does.
+        top: how many of the likeliest tokens `Engine.top` gives; 0 where it does not work.
+        capture: the format that logprobs are recorded in (law 9), see precision.py.
+        weights_from: `weights` of the checkpoint that the engine's own were converted from;
+            the fingerprint says by what.
+        scores: the paths by which `Engine.score` works.
+        encodes: whether `Engine.encode` works; decodes: whether `Engine.decode` does.
+        config: what the model's config.json says, by dotted keys, without what changes no number;
+            its digest is in the fingerprint.
+    """
+
+    fingerprint: Mapping[str, str]
+    tensors: Mapping[str, str]
+    tokens: str
+    vocab_size: int
+    eos: tuple[int, ...]
+    context: int | None = None
+    full_logits: bool = True
+    top: int = 0
+    timed: bool = False
+    capture: str = "float64"
+    weights_from: str = ""
+    scores: tuple[Path, ...] = ("prefill", "decode")
+    encodes: bool = True
+    decodes: bool = True
+    config: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Description:
+        """From what `dataclasses.asdict` gave and JSON carried: its lists were tuples."""
+        lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
+        return cls(**{**data, **lists})
+
+    @property
+    def digest(self) -> str:
+        """Of everything that decides which tokens are drawn and how they are scored."""
+        rules = [self.tokens, self.vocab_size, list(self.eos), self.context, self.capture, _DRAWS]
+        return digest_of([dict(self.fingerprint), rules])
+
+    @property
+    def weights(self) -> str:
+        """Digest of the weights; "" where nobody knows them."""
+        return digest_of(dict(self.tensors)) if self.tensors else self.weights_from
+
+
+@dataclass(frozen=True)
+class EvidenceKey:
+    """Evidence speaks of this and of nothing else (law 8)."""
+
+    contract: str
+    corpus: str
+    train: str
+    infer: str
+    weights: str
+    attempt: int = 1
+    grade: Grade = field(default="verified")
+    stable: str = ""
+    reward: str = ""
+
+    def differences(self, other: EvidenceKey) -> list[str]:
+        names = {"contract": "the contract", "corpus": "the prompts or golden texts"}
+        names |= {"train": "the train kernel", "infer": "the infer kernel"}
+        names |= {"stable": "the stable kernel", "weights": "the weights"}
+        names |= {"reward": "the reward"}
+        return [text for name, text in names.items() if getattr(self, name) != getattr(other, name)]
+
+
+def differences(train: Description, infer: Description) -> tuple[str, ...]:
+    """What config.json and the sampling defaults say otherwise on each side, a sentence each.
+
+    Defaults are held against each other where one kind of engine tells both.
+
+    >>> one, other = ({"rms_norm_eps": "1e-06", "rope_theta": theta} for theta in ("1", "2"))
+    >>> made = (Description({}, {}, "", 0, (), config=config) for config in (one, other))
+    >>> differences(*made)
+    ('config.json differs (train / infer): rope_theta 1 / 2',)
+    """
+    found = []
+    if train.config and infer.config:
+        found += _told("config.json differs", train.config, infer.config)
+    else:
+        sides = (train.fingerprint, infer.fingerprint)
+        one, other = (side.get("config") or side.get("kernel.config") for side in sides)
+        if one and other and one != other:
+            found.append(
+                f"config.json differs (digest {one[:8]} on train, {other[:8]} on infer); a side "
+                "does not tell its values"
+            )
+    if train.fingerprint.get("engine") == infer.fingerprint.get("engine"):
+        sides = (
+            {k.removeprefix(DEFAULT): v for k, v in d.fingerprint.items() if k.startswith(DEFAULT)}
+            for d in (train, infer)
+        )
+        found += _told("sampling defaults differ", *sides)
+    return tuple(found)
+
+
+def _told(what: str, train: Mapping[str, str], infer: Mapping[str, str]) -> list[str]:
+    odd = [
+        f"{key} {train.get(key, 'absent')} / {infer.get(key, 'absent')}"
+        for key in sorted({*train, *infer})
+        if train.get(key) != infer.get(key)
+    ]
+    more = f" and {len(odd) - _SHOWN} more keys" if len(odd) > _SHOWN else ""
+    return [f"{what} (train / infer): {', '.join(odd[:_SHOWN])}{more}"] if odd else []
+
+
+def same_policy(train: Description, infer: Description, side: str = "infer") -> Grade:
+    """The grade of identity of two sides, or a refusal (law 8).
+
+    What an engine does not know is not compared: a server's weights are its word.
+
+    Args:
+        side: what the second one is called in messages.
+
+    Returns:
+        verified: equal digests of all tensors.  derived: one side was converted from the very
+        weights of the other.  declared: nobody looked.
+
+    Raises:
+        IdentityError: other vocabulary, other weights.
+    """
+    _refuse_other_vocabulary(train, infer, side)
+    if train.tensors and infer.tensors:
+        _refuse_other_tensors(train, infer)
+        return "verified"
+    if not train.weights or not infer.weights:
+        return "declared"
+    if train.weights != infer.weights:
+        raise IdentityError(
+            f"{side} was made from weights {infer.weights[:8]}, and train has "
+            f"{train.weights[:8]}: a divergence would mix kernel and weights",
+            hint="convert the checkpoint that train loads, or correct weights_from",
+        )
+    return "derived"
+
+
+def _refuse_other_vocabulary(train: Description, infer: Description, side: str) -> None:
+    known = all(d.tokens and d.vocab_size for d in (train, infer))
+    if known and (train.tokens, train.vocab_size) != (infer.tokens, infer.vocab_size):
+        raise IdentityError(
+            f"the tokenizers differ: train has {train.vocab_size} ids (digest {train.tokens[:8]}), "
+            f"{side} has {infer.vocab_size} (digest {infer.tokens[:8]})",
+            hint="a token id must mean the same on both sides: use one tokenizer.json",
+        )
+
+
+def _refuse_other_tensors(train: Description, infer: Description) -> None:
+    if train.tensors.keys() != infer.tensors.keys():
+        odd = sorted(train.tensors.keys() ^ infer.tensors.keys())
+        raise IdentityError(
+            f"the models have other tensors: {odd[0]!r} is on one side only ({len(odd)} such)",
+            hint="both kernels must load the same architecture",
+        )
+    other = [name for name in train.tensors if train.tensors[name] != infer.tensors[name]]
+    if other:
+        raise IdentityError(
+            f"the weights differ in {len(other)} of {len(train.tensors)} tensors, "
+            f"first {other[0]!r}: a divergence would mix kernel and weights",
+            hint="sync the weights, or load the same checkpoint on both sides",
+        )

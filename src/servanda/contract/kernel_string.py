@@ -1,0 +1,309 @@
+# Kernel strings: a kernel in one word, for the command line.
+#
+#   transformers:models/tiny-lm@bfloat16+int8_weight_only,attention=sdpa,batch_size=16
+#   table:p.json
+#   reference.pack
+#   http://127.0.0.1:8000,dialect=vllm,logprobs=processed
+#
+#   kernel   = engine ":" model ["@" dtype ["+" quantization]] {"," key "=" value}
+#            | url {"," key "=" value}, of engine openai_http
+#            | engine of an installed package {"," key "=" value}, where it needs no model
+#            | a path that ends in ".pack"
+#   key      = attention | batch_size | path | title | weights_from | python | fault
+#            | served | dialect | logprobs | timeout_s | key_env, of a url
+#   fault    = name [":" value], the value as JSON; without one it is true
+#
+# A model or a value in double quotes is read as a JSON text, so that it may hold any of
+# the marks above.
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from servanda.contract.fields import VARIABLE
+from servanda.contract.model import QUANTIZATIONS, Kernel
+from servanda.errors import ContractError, Where
+from servanda.registry import did_you_mean
+
+PACK = ".pack"
+DTYPES: tuple[str, ...] = get_args(Kernel.model_fields["dtype"].annotation)
+KEYS = ("attention", "batch_size", "path", "title", "weights_from", "python", "fault")
+SERVER_KEYS = (
+    *("dialect", "logprobs", "served", "timeout_s", "key_env"),
+    *("batch_size", "path", "title", "weights_from"),
+)
+SERVER = "openai_http"
+_NEED_A_MODEL = (
+    *("transformers", "onnxruntime", "vllm", "llamacpp", "table", "recorded", "pack", SERVER),
+    "external",  # and a trainer's is run by nobody here
+)
+_EXAMPLE = "such as transformers:models/tiny-lm@bfloat16, http://HOST:PORT, or reference.pack"
+_URL = re.compile(r"https?://[^/,\s]+(/[^,\s?#]*)?")
+_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|[^",]*')
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "attention": get_args(Kernel.model_fields["attention"].annotation),
+    "path": ("prefill", "decode"),
+    "dialect": ("vllm", "sglang", "llamacpp", "plain"),
+    "logprobs": ("raw", "processed"),
+}
+
+
+def parse_kernel(text: str, *, engines: Collection[str], name: str = "kernel") -> Kernel:
+    """The kernel that a string names; files are not looked at.
+
+    Args:
+        engines: names that a kernel may use.
+        name: what the string is called in messages, such as "A".
+
+    Raises:
+        ContractError: what is wrong, with a caret under its place in the string.
+
+    >>> parse_kernel("table:p.json,batch_size=4", engines=["table"]).batch_size
+    4
+    """
+    return _Reader(text, name, engines).kernel()
+
+
+def kernel_string(kernel: Kernel) -> str:
+    """The string of a kernel: `parse_kernel` gives the same kernel back.
+
+    Raises:
+        ContractError: the kernel has a sampling of its own, or no model.
+
+    >>> kernel_string(Kernel(engine="transformers", model="m", quantization="w8a8"))
+    'transformers:m@float32+w8a8'
+    """
+    if kernel.url is not None and kernel.sampling is None and kernel.engine == SERVER:
+        plain = Kernel(engine=SERVER, url=kernel.url)  # type: ignore[call-arg]
+        return kernel.url + _keys(kernel, plain, SERVER_KEYS)
+    if kernel.sampling is not None or (kernel.model is None and kernel.engine in _NEED_A_MODEL):
+        what = "a sampling of its own" if kernel.sampling is not None else "no model"
+        raise ContractError(
+            f"a kernel with {what} has no kernel string", hint="write a contract for it"
+        )
+    if kernel.model is None:
+        return kernel.engine + _keys(kernel, Kernel(engine=kernel.engine), KEYS)  # type: ignore[call-arg]
+    plain = Kernel(engine=kernel.engine, model=kernel.model)  # type: ignore[call-arg]
+    if kernel.engine == "pack" and kernel == plain and kernel.model.endswith(PACK):
+        return kernel.model
+    text = f"{kernel.engine}:{_written(kernel.model, marks=',@')}"
+    if kernel.engine not in ("table", "pack") or kernel.dtype != plain.dtype or kernel.quantization:
+        text += f"@{kernel.dtype}" + (f"+{kernel.quantization}" if kernel.quantization else "")
+    return text + _keys(kernel, plain, KEYS)
+
+
+def _keys(kernel: Kernel, plain: Kernel, keys: Sequence[str]) -> str:
+    """The keys by which a kernel differs from the plain one."""
+    text = ""
+    for key in keys:
+        value = getattr(kernel, key)
+        if value == getattr(plain, key):
+            continue
+        if key == "fault":
+            for fault, setting in value.items():
+                text += f",fault={fault}" + ("" if setting is True else f":{_json(setting)}")
+        else:
+            text += f",{key}={_written(str(value))}"
+    return text
+
+
+def _written(value: str, marks: str = ",") -> str:
+    """A value as it is, or as a JSON text where it holds a mark of the grammar."""
+    plain = value and not any(c in value for c in '"' + marks) and value.isprintable()
+    return value if plain and value == value.strip() else json.dumps(value)
+
+
+def _json(setting: object) -> str:
+    return _written(json.dumps(setting))
+
+
+def _quantization_hint(name: str) -> str:
+    """Names are exact: two that begin alike are two kernels."""
+    alike = [q for q in QUANTIZATIONS if name and q.startswith(name)]
+    if len(alike) > 1:
+        return f"which one: {' or '.join(alike)}? They are different kernels"
+    return did_you_mean(name, QUANTIZATIONS)
+
+
+class _Reader:
+    """A string with a place in it."""
+
+    def __init__(self, text: str, name: str, engines: Collection[str]) -> None:
+        self.text, self.name, self.engines = text, name, engines
+
+    def wrong(self, at: int, message: str, hint: str) -> ContractError:
+        return ContractError(message, where=Where(self.name, 1, at + 1, self.text), hint=hint)
+
+    def kernel(self) -> Kernel:
+        text = self.text
+        if not text.strip():
+            raise self.wrong(0, "an empty text names no kernel", f"name one, {_EXAMPLE}")
+        if re.match(r"https?://", text):
+            return self._server()
+        if text.endswith(PACK) and text.split(":", 1)[0] not in self.engines:
+            return Kernel(engine="pack", model=text)  # type: ignore[call-arg]
+        engine, colon, _ = text.partition(":")
+        alone = re.match(r"[^,:]*", text)
+        if alone is not None and alone[0] in self.engines and alone[0] not in _NEED_A_MODEL:
+            at = alone.end()
+            if text[at : at + 1] in ("", ","):
+                return self._made(at, {"engine": alone[0]}, {"engine": 0}, KEYS)
+        if not colon:
+            raise self.wrong(
+                len(text),
+                "a kernel is ENGINE:MODEL, and there is no colon",
+                f"did you mean '{text}:MODEL'?"
+                if text in self.engines
+                else f"did you mean 'transformers:{text}'?",
+            )
+        if engine not in self.engines:
+            address = re.match(r"[\w.-]+:[0-9]{2,5}(?![0-9])", text)  # HOST:PORT
+            hint = f"did you mean 'http://{text}'?" if address else ""
+            raise self.wrong(
+                0, f"no engine is named {engine!r}", hint or did_you_mean(engine, self.engines)
+            )
+        return self._options(engine, colon_at=len(engine))
+
+    def _options(self, engine: str, colon_at: int) -> Kernel:
+        at = colon_at + 1
+        found: dict[str, Any] = {"engine": engine}
+        places: dict[str, int] = {"engine": 0, "model": at}
+        model, at = self._word(at)
+        if not self.text.startswith('"', places["model"]) and "@" in model:
+            model, _, rounding = model.rpartition("@")
+            self._rounding(rounding, places["model"] + len(model) + 1, found, places)
+        elif self.text.startswith("@", at):
+            start = at + 1
+            rounding, at = self._word(start)
+            self._rounding(rounding, start, found, places)
+        if not model:
+            raise self.wrong(colon_at + 1, "the kernel names no model", f"write one, {_EXAMPLE}")
+        found["model"] = model
+        return self._made(at, found, places, KEYS)
+
+    def _server(self) -> Kernel:
+        """The kernel behind a url."""
+        match = _URL.match(self.text)
+        end = match.end() if match else 0
+        if match is None or self.text[end : end + 1] not in ("", ","):
+            hint = "write http://HOST:PORT, and options after a comma"
+            raise self.wrong(end, "this is not the address of a server", hint)
+        found: dict[str, Any] = {"engine": SERVER, "url": match[0]}
+        return self._made(end, found, {"engine": 0, "url": 0}, SERVER_KEYS)
+
+    def _made(
+        self, at: int, found: dict[str, Any], places: dict[str, int], keys: Sequence[str]
+    ) -> Kernel:
+        """The kernel, with the options from `at` on."""
+        while at < len(self.text):
+            if self.text[at] != ",":
+                raise self.wrong(at, "a comma is wanted here", "write ,key=value after the model")
+            at = self._option(at + 1, found, places, keys)
+        try:
+            return Kernel(**found)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = places.get(str(first["loc"][0]), 0)
+            raise self.wrong(place, f"{first['loc'][0]}: {first['msg']}", _EXAMPLE) from None
+
+    def _word(self, at: int) -> tuple[str, int]:
+        """The text up to the next comma, or one in quotes; and where it ends."""
+        match = _WORD.match(self.text, at)
+        assert match is not None  # the pattern matches nothing, too
+        word = match[0]
+        if word.startswith('"'):
+            try:
+                return str(json.loads(word)), match.end()
+            except ValueError:
+                hint = 'write it as JSON does: "a \\"quoted\\" text"'
+                raise self.wrong(at, f"{word} is no JSON text", hint) from None
+        if self.text[match.end() : match.end() + 1] == '"':
+            quote = match.end()
+            hint = "put the whole value in quotes, and close them"
+            raise self.wrong(quote, "a quote inside a value, or one that is not closed", hint)
+        return word, match.end()
+
+    def _rounding(self, text: str, at: int, found: dict[str, Any], places: dict[str, int]) -> None:
+        dtype, plus, quantization = text.partition("+")
+        if dtype not in DTYPES:
+            if dtype in QUANTIZATIONS:
+                hint = f"a dtype comes first: @bfloat16+{dtype}"
+            else:
+                hint = did_you_mean(dtype, DTYPES)
+            raise self.wrong(at, f"no dtype is named {dtype!r}", hint)
+        found["dtype"], places["dtype"] = dtype, at
+        if plus:
+            if quantization not in QUANTIZATIONS:
+                message = f"no quantization is named {quantization!r}"
+                raise self.wrong(at + len(dtype) + 1, message, _quantization_hint(quantization))
+            found["quantization"] = quantization
+
+    def _option(
+        self, at: int, found: dict[str, Any], places: dict[str, int], keys: Sequence[str]
+    ) -> int:
+        """One key=value from `at` on; where it ends."""
+        key = self.text[at:].split("=", 1)[0].split(",", 1)[0]
+        equals = at + len(key)
+        if key not in keys:
+            whose = "a url" if keys is SERVER_KEYS else "a kernel string"
+            hint = did_you_mean(key, keys)
+            if keys is SERVER_KEYS and key in ("model", "dtype", *KEYS):
+                hint = (
+                    "a server runs as it was started: remove it; `served` names one of its models"
+                )
+            raise self.wrong(at, f"{whose} has no key {key!r}", hint)
+        if not self.text.startswith("=", equals):
+            raise self.wrong(equals, f"{key} has no value", f"write {key}=...")
+        if key in found:
+            raise self.wrong(at, f"{key} is there twice", "remove one")
+        places[key] = start = equals + 1
+        if key == "fault":
+            found[key], end = self._fault(start)
+            return end
+        value, end = self._word(start)
+        if key in _CHOICES and value not in _CHOICES[key]:
+            raise self.wrong(
+                start, f"{key} cannot be {value!r}", f"one of {', '.join(_CHOICES[key])}"
+            )
+        if key == "batch_size":
+            if not re.fullmatch(r"[0-9]{1,6}", value):
+                raise self.wrong(start, f"{key} is a whole number, not {value!r}", "write 32")
+            found[key] = int(value)
+        elif key == "timeout_s":
+            if not re.fullmatch(r"[0-9]{1,5}(\.[0-9]+)?", value):
+                raise self.wrong(start, f"{key} is a number of seconds, not {value!r}", "write 600")
+            found[key] = float(value)
+        elif key == "key_env" and VARIABLE.fullmatch(value) is None:
+            raise ContractError(  # without the text: it may hold a key
+                f"{self.name}: key_env is no name of a variable",
+                hint="write key_env=INFER_KEY; the key itself is in the variable of that name",
+            )
+        else:
+            found[key] = value
+        return end
+
+    def _fault(self, at: int) -> tuple[dict[str, Any], int]:
+        name = re.split(r"[:,]", self.text[at:], maxsplit=1)[0]
+        end = at + len(name)
+        if not self.text.startswith(":", end):
+            return {name: True}, end
+        value, end = self._word(end + 1)
+        try:
+            return {name: json.loads(value)}, end
+        except ValueError:
+            return {name: value}, end
+
+
+def shown(kernel: Kernel) -> str:
+    """A kernel in a line of output: its title, its pack, or its string."""
+    if kernel.title:
+        return kernel.title
+    if kernel.engine == "pack":
+        return f"reference pack {PurePath(kernel.model or '').name}"
+    return str(kernel)

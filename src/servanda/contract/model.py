@@ -1,0 +1,349 @@
+# The contract: what the YAML means, as frozen values.
+#
+# Only shapes and ranges of single fields are checked here; what one field says about
+# another is checked by lint, and parser.py finds the place of either in the text.
+# Promises are in clause.py, what follows from verdicts in policy.py, what a trainer
+# declares in objective.py.
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePath
+from typing import Any, Literal
+
+from pydantic import Field, PrivateAttr
+
+from servanda.contract.clause import STAGES, Claim, Clause, Load, Relative, Severity, Stage
+from servanda.contract.fields import Name, Number, Range, Value, Whole
+from servanda.contract.objective import Gradient, GroupAdvantage, Reward, Weighting
+from servanda.contract.policy import Escalation, Promotion, Routing, StageRule
+from servanda.contract.workload import (
+    Golden,
+    LabelSource,
+    NamedWorkload,
+    Path,
+    Workload,
+    Workloads,
+    WorkloadSampling,
+)
+from servanda.errors import Where
+from servanda.theory.sampling import Sampling
+
+__all__ = [
+    "API_VERSION",
+    "BEST_ONLY",
+    "EXTERNAL",
+    "PACK",
+    "QUANTIZATIONS",
+    "RECORDS",
+    "SECTIONS",
+    "STAGES",
+    "WHOLE",
+    "Claim",
+    "Clause",
+    "Contract",
+    "Envelope",
+    "Escalation",
+    "Golden",
+    "Gradient",
+    "GroupAdvantage",
+    "Kernel",
+    "Kernels",
+    "LabelSource",
+    "Load",
+    "Metadata",
+    "NamedWorkload",
+    "Observability",
+    "Path",
+    "Place",
+    "Promotion",
+    "Relative",
+    "Reward",
+    "Routing",
+    "Runtime",
+    "Section",
+    "Severity",
+    "SliceRule",
+    "Stage",
+    "StageRule",
+    "Weighting",
+    "Weights",
+    "Workload",
+    "WorkloadSampling",
+]
+
+API_VERSION = "servanda.dev/v1alpha1"
+SECTIONS = ("numerical", "statistical", "runtime", "observability")
+QUANTIZATIONS = (
+    *("int8_weight_only", "int8_dynamic", "w8a8", "int4_g32"),
+    *("q8_0", "q4_0", "q4_k_m"),  # of GGUF
+)
+RECORDS = ("fingerprint", "token_ids", "processed_logprobs", "sampling", "path", "batch_size")
+WHOLE = "all"  # the slice that every clause also has
+PACK = "pack"  # the engine of a kernel that drew elsewhere, and was recorded
+EXTERNAL = "external"  # the engine of a kernel that a trainer runs, and nobody here opens
+
+# engines whose precision is not ours to choose
+_OTHERS_ROUND = ("table", PACK, "openai_http", "recorded")
+# engines that tell the best tokens of a golden position, and never its full logits
+BEST_ONLY = (PACK, "openai_http")
+
+Section = Literal["numerical", "statistical", "runtime", "observability"]
+Place = tuple[str | int, ...]  # of a part of a contract: keys and indexes
+
+
+class Metadata(Value):
+    """What the contract is called."""
+
+    name: Name = Field(description="Also that of the run directory.")
+    version: str = "0.0.0"
+    title: str = ""
+    description: str = ""
+    annotations: dict[str, Any] = Field(default_factory=dict, description="Free.")
+
+
+def base_of(url: str) -> str:
+    """Where a server of OpenAI's API is, whether or not the /v1 of its paths was written."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+class Kernel(Value):
+    """A program that evaluates the policy: engine, precision, sampling, and how it runs."""
+
+    engine: str = Field(description="What runs it; external where a trainer does.")
+    model: str | None = Field(None, description="A folder or file, from the contract's folder.")
+    url: str | None = Field(None, description="Of a server, such as http://127.0.0.1:8000.")
+    served: str | None = Field(None, description="What the server calls it; default its only one.")
+    dialect: Literal["vllm", "sglang", "llamacpp", "plain"] | None = Field(
+        None, description="What kind of server it is; default: it is asked."
+    )
+    logprobs: Literal["raw", "processed"] | None = Field(
+        None, description="Of the server, before or after its sampling; default as its kind has it."
+    )
+    sampling_defaults: Sampling | None = Field(
+        None,
+        description="What the server takes for sampling that a request leaves unsaid; default: "
+        "it is asked.",
+    )
+    timeout_s: Number | None = Field(
+        None,
+        gt=0,
+        le=86_400,
+        description="Silence after which a server is given up; default two minutes, and a quarter "
+        "of a second for each new token.",
+    )
+    key_env: str | None = Field(None, description="Variable that holds the key of the server.")
+    python: str | None = Field(
+        None, description="A virtual environment or interpreter that runs it, if not this one."
+    )
+    title: str = Field("", description="What reports call it.")
+    dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
+    attention: Literal["eager", "sdpa"] = "eager"
+    quantization: str | None = Field(None, description="The exact name, such as int8_weight_only.")
+    path: Path | None = Field(None, description="prefill or decode, where it can be chosen.")
+    batch_size: Whole = Field(32, ge=1, le=4096, description="Sequences that run together.")
+    sampling: Sampling | None = Field(
+        None, description="Of train, where its transform differs from the workload's."
+    )
+    mask: Literal["own", "replayed"] = Field(
+        "own", description="replayed: it takes over the tokens that infer's filters kept."
+    )
+    weights_from: str | None = Field(None, description="Digest of the weights it was made from.")
+    fault: dict[str, Any] | None = Field(None, description="One fault, injected on purpose.")
+
+    def __str__(self) -> str:
+        parts = [self.dtype, self.attention, self.quantization or ""]
+        text = " ".join(p for p in parts if p) if self.engine not in _OTHERS_ROUND else ""
+        where = self.url or PurePath(self.model or "").name
+        name = self.title or f"{self.engine} {where} {text}".strip()
+        return f"{name} [fault: {', '.join(self.fault)}]" if self.fault else name
+
+
+class Kernels(Value):
+    """The two sides: train is measured against, infer is under test."""
+
+    train: Kernel
+    infer: Kernel
+
+
+class SliceRule(Value):
+    """A declared slice: `split` makes one cell a value or bucket, `match` makes one cell."""
+
+    name: Name
+    split: str | None = Field(None, description="A field; each value or bucket is a slice.")
+    match: dict[str, dict[str, Any]] | None = Field(
+        None, description="{field: {gte: 3.0}} or {labels.x: {in: [a, b]}}; all must be met."
+    )
+    at: tuple[Number, ...] | None = Field(None, description="The edges of the buckets.")
+    most: Whole = Field(8, ge=1, le=1000, description="Values that get a slice of their own.")
+
+
+class Envelope(Value):
+    """The conditions in which the promises were shown."""
+
+    batch_size: Range | None = None
+    prompt_tokens: Range | None = None
+    path: Path | None = None
+    outside: Literal["stable", "refuse", "infer"] = Field(
+        "stable", description="Who serves a request that lies outside."
+    )
+
+
+class Runtime(Value):
+    """The envelope, and the promises about time and speed."""
+
+    envelope: Envelope | None = None
+    clauses: tuple[Clause, ...] = ()
+
+
+class Observability(Value):
+    """What is recorded, and the preconditions of the other promises."""
+
+    record: tuple[Literal[RECORDS], ...] = ()  # type: ignore[valid-type]
+    clauses: tuple[Clause, ...] = ()
+
+
+class Weights(Value):
+    """What the contract asks of the weights on both sides."""
+
+    identity: Literal["verified", "derived", "declared"] | None = Field(
+        None, description="The weakest grade that is accepted; default whatever can be had."
+    )
+    changes: Literal["never", "every_step"] = Field(
+        "never", description="every_step: a trainer updates them; evidence names its steps."
+    )
+
+
+class Contract(Value):
+    """What the two kernels promise each other (arXiv 2606.07581: C = (N, S, R, O, Pi))."""
+
+    apiVersion: Literal[API_VERSION]  # type: ignore[valid-type]
+    kind: Literal["KernelContract"]
+    metadata: Metadata
+    kernels: Kernels
+    stable: Kernel | None = Field(None, description="The kernel that serves when infer may not.")
+    weights: Weights = Weights()  # type: ignore[call-arg]
+    bitwise: bool = Field(
+        False,
+        description="true: both kernels compute the same bits, so equal logprobs are expected; "
+        "otherwise columns that are equal in every bit are no evidence.",
+    )
+    workload: Workload | None = None
+    workloads: Workloads | None = Field(
+        None, description="Several workloads, by name, instead of workload."
+    )
+    golden: Golden | None = None
+    labels: dict[Name, LabelSource] = Field(
+        default_factory=dict, description="Where live traffic has its labels."
+    )
+    slices: tuple[SliceRule, ...] = ()
+    confidence: Number = Field(
+        0.95, gt=0.5, lt=1, description="1 - confidence is the chance of a wrong answer."
+    )
+    claim: Claim = Field(
+        "population",
+        description="population: what the workload's prompts bring forth; realised: what was "
+        "measured.",
+    )
+    reward: Reward | None = None
+    gradient: Gradient | None = None
+    numerical: tuple[Clause, ...] = Field((), description="Facts about the golden texts.")
+    statistical: tuple[Clause, ...] = Field((), description="Promises about sampled tokens.")
+    runtime: Runtime = Runtime()
+    observability: Observability = Observability()
+    escalation: tuple[Escalation, ...] = Field((), description="What follows from a verdict.")
+    routing: Routing = Routing()  # type: ignore[call-arg]
+    promotion: Promotion = Promotion()  # type: ignore[call-arg]
+
+    # where each part stands in the text that the contract was read from, if it was
+    _near: Callable[[Place], Where] | None = PrivateAttr(None)
+
+    @property
+    def all_workloads(self) -> dict[str, Workload]:
+        """Every workload under its name; the single one is named "workload"."""
+        named = {"workload": self.workload} if self.workload is not None else {}
+        if isinstance(self.workloads, Mapping):
+            return {**named, **self.workloads}
+        return {**named, **{w.name: w.unnamed for w in self.workloads or ()}}
+
+    def workload_of(self, clause: Clause) -> str:
+        """Name of what a clause is judged on: the one it says, or else the first; "" of none."""
+        return clause.workload or next(iter(self.all_workloads), "")
+
+    def placed(self, near: Callable[[Place], Where]) -> Contract:
+        """The same contract, which knows its text."""
+        contract = self.model_copy()
+        contract._near = near
+        return contract
+
+    def where(self, *place: str | int) -> Where | None:
+        """Where a part stands, such as ("statistical", 0, "at_most"), or what holds it."""
+        return self._near(place) if self._near else None
+
+    def __eq__(self, other: object) -> bool:
+        """Where a contract was read from does not make it another one."""
+        return isinstance(other, Contract) and self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def clauses(self) -> Iterator[tuple[Section, Place, Clause]]:
+        """(section, place in the contract, clause), in the order of the four families."""
+        families: tuple[tuple[Section, tuple[Clause, ...]], ...] = (
+            ("numerical", self.numerical),
+            ("statistical", self.statistical),
+            ("runtime", self.runtime.clauses),
+            ("observability", self.observability.clauses),
+        )
+        for section, clauses in families:
+            for i, clause in enumerate(clauses):
+                nested = section in ("runtime", "observability")
+                yield section, (section, *(["clauses"] if nested else []), i), clause
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        """What evidence is for: without names for people and where files lie.
+
+        What lies in those files counts by itself: evidence is keyed by the digests of
+        weights, vocabulary and prompts besides that of the contract.
+        """
+        data = self.model_dump(mode="json", exclude=_NOT_MEANING)
+        if not self.bitwise:  # contracts that are older than the key keep their digest
+            del data["bitwise"]
+        workloads = _named(data["workloads"])
+        # what a clause is judged on that names none, what traffic is, whose guards need no suffix
+        several = self.workload is None and len(workloads) > 1
+        first = {"first": next(iter(workloads))} if several else {}
+        return {**data, "workloads": workloads, **first}
+
+    @property
+    def digest(self) -> str:
+        """Of the meaning; comments do not count, and of the order of keys the first workload."""
+        text = json.dumps(self.meaning, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _named(workloads: Any) -> dict[str, Any]:
+    """A mapping and a list of the same workloads mean the same; files count by themselves."""
+    items = workloads.items() if isinstance(workloads, Mapping) else enumerate(workloads or ())
+    return {w.pop("name", n): {k: v for k, v in w.items() if k != "prompts"} for n, w in items}
+
+
+# where a kernel runs does not change what it computes: its engine says which build it is; each
+# row of traffic says what it was sampled with
+_KERNEL = {"model", "title", "url", "served", "sampling_defaults", "timeout_s", "python", "key_env"}
+_NOT_MEANING: dict[str, Any] = {
+    "metadata": {"annotations", "title", "description", "version"},
+    "kernels": {"train": _KERNEL, "infer": _KERNEL},
+    "stable": _KERNEL,
+    "workload": {"prompts"},
+    "golden": {"prompts"},
+    # a function counts by its source, which the evidence is keyed by as well
+    "reward": {"of"},
+    # evidence is valid at every look: how much to gather and what to do with it may change
+    "promotion": True,
+    "routing": True,
+    "escalation": True,
+}

@@ -1,0 +1,136 @@
+# The course of a promotion: its legs, from the contract's own block.
+#
+# A leg is a stretch on which evidence for `holds` is gathered from nothing: the offline stage,
+# the shadow, each step of the canary (evidence at a hundredth of the traffic says nothing of
+# the batches at a quarter), and, once all traffic is infer's, one span after another.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from servanda.contract.model import STAGES, Contract, Stage, StageRule
+from servanda.errors import ContractError
+
+MIRRORED = 0.05  # of the traffic, where a shadow says no share
+FIRST_STEP = 0.05  # of the traffic, where a canary says no steps
+SAMPLED = 0.01  # of the requests that infer serves in full, where it says no sample
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One stretch of a promotion.
+
+    Args:
+        stage: step: of a canary, from 0; span: of full, from 1: a fresh one after each limit.
+        share: of the traffic that infer serves; mirror: of the traffic that goes to both, and
+            stable answers; sample: of what infer answers, what train scores.
+        first, last: prompt groups before which nothing holds, and after which it is decided.
+        dwell_s: how long it lasts at least.
+        approval: whether a person says yes before the stage after it.
+        if_inconclusive: what happens when `last` is reached undecided.
+        valid_for_s: after which what it showed expires; None: never.
+        part: of alpha that a violation on this leg may spend; those of all legs add up to 1.
+    """
+
+    stage: Stage
+    step: int = 0
+    span: int = 1
+    share: float = 0.0
+    mirror: float = 0.0
+    sample: float = 1.0
+    first: int = 200
+    last: int = 4000
+    dwell_s: float = 0.0
+    approval: bool = False
+    if_inconclusive: Literal["wait", "hold", "roll_back"] = "hold"
+    valid_for_s: float | None = None
+    part: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """In the ledger and on disk: offline, shadow, canary-1, canary-2, full-1, full-2."""
+        return f"{self.stage}-{self.number}" if self.stage in ("canary", "full") else self.stage
+
+    @property
+    def number(self) -> int:
+        return self.step + 1 if self.stage == "canary" else self.span
+
+    @property
+    def live(self) -> bool:
+        """Whether its tokens come from traffic."""
+        return self.stage != "offline"
+
+    @property
+    def traffic(self) -> str:
+        """What infer is given, in words."""
+        if self.mirror:
+            return f"{100 * self.mirror:.3g} % mirrored"
+        return f"{100 * self.share:.3g} %" if self.share else "none"
+
+    @property
+    def requests(self) -> int | None:
+        """Of users, that the first look takes about; None offline."""
+        scored = max(self.share, self.mirror) * self.sample
+        return math.ceil(self.first / scored) if scored else None
+
+    @property
+    def following(self) -> Leg:
+        """The span of full after this one; spans share the part of full by 1/(k(k+1))."""
+        assert self.stage == "full"
+        k = self.span
+        return replace(self, span=k + 1, part=self.part * k / (k + 2))
+
+
+def course_of(contract: Contract) -> tuple[Leg, ...]:
+    """The legs of a contract's promotion, in order; the last is the first span of full, if any."""
+    legs = [leg for stage in STAGES for leg in _legs(stage, getattr(contract.promotion, stage))]
+    valid_for_s = contract.promotion.valid_for
+    # half of the part of full is for its first span
+    return tuple(
+        replace(
+            leg,
+            valid_for_s=valid_for_s,
+            part=1 / len(legs) / (2 if leg.stage == "full" else 1),
+        )
+        for leg in legs
+    )
+
+
+def refuse_absent(contract: Contract, stage: str) -> None:
+    """Refuse a stage that a contract's promotion does not have.
+
+    Raises:
+        ContractError: it has none of this name.
+    """
+    stages = [*dict.fromkeys(leg.stage for leg in course_of(contract))]
+    if stage not in stages:
+        raise ContractError(
+            f"the promotion of {contract.metadata.name} has no stage {stage!r}",
+            where=contract.where("promotion"),
+            hint=f"it has {', '.join(stages)}",
+        )
+
+
+def _legs(stage: Stage, rule: StageRule | None) -> list[Leg]:
+    if rule is None:
+        return []
+    first, last = rule.sequences
+    leg = Leg(
+        stage,
+        share=1.0 if stage == "full" else 0.0,
+        mirror=(rule.share or MIRRORED) if stage == "shadow" else 0.0,
+        sample=rule.sample or (SAMPLED if stage == "full" else 1.0),
+        first=first,
+        last=last,
+        dwell_s=rule.dwell or 0.0,
+        if_inconclusive=rule.if_inconclusive,
+    )
+    steps = rule.steps or ((FIRST_STEP,) if stage == "canary" else ())
+    if stage == "canary":
+        made = [replace(leg, step=i, share=share) for i, share in enumerate(steps)]
+    else:
+        made = [leg]
+    # a person is asked before the stage after, not before each step
+    return [*made[:-1], replace(made[-1], approval=rule.approval == "required")]

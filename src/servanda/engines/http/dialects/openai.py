@@ -1,0 +1,86 @@
+# Any other server of OpenAI's /v1/completions.
+#
+# It is asked in vLLM's words, and believed only where token ids come back: a token's text
+# does not tell its id.  Given tokens cannot be scored: no two servers echo a prompt alike.
+
+from __future__ import annotations
+
+from servanda.contract.model import Path
+from servanda.engines.http.dialects import openai_token_ids
+from servanda.engines.http.dialects.base import (
+    DIALECTS,
+    Answer,
+    Asked,
+    Meaning,
+    Request,
+    Server,
+    Serving,
+    Tokenless,
+    neutral,
+    only_model,
+)
+from servanda.engines.http.responses import Part, same_number, same_prompt
+from servanda.engines.http.transport import Transport
+from servanda.theory.sampling import Sampling
+
+
+@DIALECTS.register("plain")
+class Plain(Tokenless):
+    name = "plain"
+    meaning: Meaning = "raw"
+    flush = None
+    seed_bits = 31
+
+    def meet(
+        self, transport: Transport, served: str | None, known: Server | None = None
+    ) -> Server | None:
+        return Server(only_model(transport, served)[0])
+
+    def serving(self, transport: Transport, server: Server) -> Serving:
+        return Serving()
+
+    def refusal(self, sampling: Sampling, meaning: Meaning) -> tuple[str, str] | None:
+        if neutral(sampling) or meaning == "processed":
+            return None
+        return (
+            "the sampling has a temperature or a filter, and raw logprobs of drawn tokens do not "
+            "say what they were drawn with",
+            "let the server report logprobs after its sampling and declare `logprobs: processed`, "
+            "or sample at temperature 1 without filters",
+        )
+
+    def draw(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
+        return openai_token_ids.request(asked, server)
+
+    def drawn(self, reply: Part, asked: Asked, server: Server) -> Answer:
+        choice = openai_token_ids.only_choice(reply)
+        _same_length(reply, choice, asked)
+        ids = choice.get("token_ids")
+        if ids is None:
+            names = choice["logprobs"]["tokens"].items()
+            tokens = tuple(openai_token_ids.named(part, server) for part in names)
+        else:
+            tokens = ids.tokens(server.vocab_size)
+        openai_token_ids.ended(choice, tokens, asked, server)
+        return openai_token_ids.answer(choice, tokens, asked, server)
+
+    def score(self, asked: Asked, server: Server, path: Path) -> Request:
+        raise self._unasked("score given tokens")
+
+    def scored(self, reply: Part, asked: Asked, server: Server, path: Path) -> Answer:
+        raise self._unasked("score given tokens")
+
+    def stream(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
+        return openai_token_ids.request(asked, server, stream=True)
+
+    def event(self, event: Part, before: int) -> tuple[int, bool]:
+        return openai_token_ids.streamed(event, before)
+
+
+def _same_length(reply: Part, choice: Part, asked: Asked) -> None:
+    """A server that says nothing of the prompt it ran, not even its length, is not believed."""
+    echo = choice.get("prompt_token_ids")
+    if echo is not None:
+        same_prompt(echo, asked.prompt)
+        return
+    same_number(reply["usage"]["prompt_tokens"], asked.prompt)

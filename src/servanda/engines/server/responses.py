@@ -1,0 +1,141 @@
+# Tokens to JSON, as vLLM writes it: ids that nobody asked for are null.
+#
+# Logprobs are processed: the log of the probability that a token was really drawn with.  Those
+# of a prompt are of the model alone, before temperature and filters, as vLLM's are.  JSON has
+# no infinity, so that -inf is -9999.0 here as there; a logprob that nobody knows is null.
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from servanda.engines.server.jobs import Token
+from servanda.engines.server.request import Ask
+
+_LEAST = -9999.0
+
+
+@dataclass
+class Choice:
+    """One answer, as it is collected.
+
+    Args:
+        scored: the prompt's tokens but the first, where their logprobs are asked for.
+    """
+
+    index: int
+    prompt: tuple[int, ...]
+    prompt_text: str
+    tokens: list[Token] = field(default_factory=list)
+    scored: list[Token] | None = None
+    first: Token | None = None
+    text: str = ""
+    why: str = "length"
+
+
+@dataclass(frozen=True)
+class Head:
+    """What every reply to one request begins with."""
+
+    id: str
+    created: int
+    model: str
+
+    @classmethod
+    def of(cls, ask: Ask, model: str) -> Head:
+        kind = "chatcmpl" if ask.chat else "cmpl"
+        return cls(f"{kind}-{uuid.uuid4().hex}", int(time.time()), model)
+
+    def reply(self, kind: str, choices: Sequence[Any], **more: Any) -> dict[str, Any]:
+        about = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**about, "choices": list(choices), **more}
+
+
+def number(logp: float) -> float | None:
+    """A logprob in JSON."""
+    return None if math.isnan(logp) else max(logp, _LEAST)
+
+
+def usage(choices: Sequence[Choice], n: int) -> dict[str, int]:
+    """Of a request's choices, n of each prompt: a prompt counts once."""
+    prompt = sum(len(choice.prompt) for choice in choices[::n])
+    new = sum(len(choice.tokens) for choice in choices)
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+
+def token_name(token: int, word: str, as_ids: bool) -> str:
+    return f"token_id:{token}" if as_ids else word
+
+
+def _top(token: Token, as_ids: bool) -> dict[str, float | None]:
+    """The token itself and the likeliest: K or K + 1 entries, the token first."""
+    found = {token_name(token.id, token.word, as_ids): number(token.logp)}
+    for other, logp, word in token.best:
+        found.setdefault(token_name(other, word, as_ids), number(logp))
+    return found
+
+
+def logprobs_of(
+    tokens: Sequence[Token], ask: Ask, offset: int = 0, first: Token | None = None
+) -> dict[str, list[Any]]:
+    """The `logprobs` of a choice.
+
+    Args:
+        offset: characters before the first token.
+        first: of a prompt, the token that nothing is before; its logprobs are null.
+    """
+    listed = [*([first] if first else []), *tokens]
+    offsets = []
+    for token in listed:
+        offsets.append(offset)
+        offset += len(token.word)
+    unknown = [None] if first else []
+    return {
+        "tokens": [token_name(t.id, t.word, ask.as_ids) for t in listed],
+        "token_logprobs": [*unknown, *(number(t.logp) for t in tokens)],
+        "top_logprobs": [*unknown, *(_top(t, ask.as_ids) for t in tokens)],
+        "text_offset": offsets,
+    }
+
+
+def prompt_logprobs(scored: Sequence[Token]) -> list[dict[str, Any] | None]:
+    """One entry a token of the prompt: null for the first, then by id; ranks count from 1."""
+    rows: list[dict[str, Any] | None] = [None]
+    for token in scored:
+        rank = None if token.rank is None else token.rank + 1
+        row = {str(token.id): _entry(token.logp, rank, token.word)}
+        for k, (other, logp, word) in enumerate(token.best):
+            row.setdefault(str(other), _entry(logp, k + 1, word))
+        rows.append(row)
+    return rows
+
+
+def _entry(logp: float, rank: int | None, word: str) -> dict[str, Any]:
+    return {"logprob": number(logp), "rank": rank, "decoded_token": word}
+
+
+def completion_reply(ask: Ask, head: Head, choices: Sequence[Choice]) -> dict[str, Any]:
+    """The reply of /v1/completions."""
+    listed = []
+    for choice in choices:
+        echoed = ask.echo and ask.logprobs is not None
+        before = choice.scored or [] if echoed else []
+        entry: dict[str, Any] = {
+            "index": choice.index,
+            "text": (choice.prompt_text if ask.echo else "") + choice.text,
+            "logprobs": None,
+            "finish_reason": choice.why,
+            "stop_reason": None,
+            "prompt_logprobs": None if choice.scored is None else prompt_logprobs(choice.scored),
+        }
+        if ask.logprobs is not None:
+            first = choice.first if echoed else None
+            entry["logprobs"] = logprobs_of([*before, *choice.tokens], ask, first=first)
+        entry["token_ids"] = [t.id for t in choice.tokens] if ask.return_token_ids else None
+        entry["prompt_token_ids"] = list(choice.prompt) if ask.return_token_ids else None
+        listed.append(entry)
+    return head.reply("text_completion", listed, usage=usage(choices, ask.n))

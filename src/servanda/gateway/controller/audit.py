@@ -1,0 +1,322 @@
+# Auditing: the loop of a leader on a log of served requests, out of anybody's path.
+#
+# The clock is that of the log: a slice leaves, waits and comes back when it would have.  Nothing
+# is diverted, whatever the contract says; what is told is what would have been.
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from servanda.contract.model import WHOLE
+from servanda.engines.worker import spawn
+from servanda.errors import EvidenceError, MeasurementError, Where
+from servanda.gateway.controller.controller import Leader
+from servanda.gateway.controller.intake import drawing_of
+from servanda.gateway.controller.status import CellStanding, SliceStanding, Standing
+from servanda.gateway.controller.web.format import counted, evidence
+from servanda.gateway.routing.state import Transition
+from servanda.judgement.slices.rules import Cut
+from servanda.promotion.run.request_log_files import files_of
+from servanda.runner.measurement import Open
+from servanda.traces.corpus import Prompt
+from servanda.traces.json_fields import Wrong, parsed
+from servanda.traces.request_log import Request, request_of
+
+_CHUNK = 64  # rows between two looks
+_GATEWAY, _START = "log", 0.0
+_LEFT, _OPEN = 1, 3
+_A_LINE = "see docs/how-to/traffic.md"
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What a log says.
+
+    Args:
+        rows: of the log; keyless: of them, those that do not say who asked.
+        left: slice -> the transition by which it would last have left infer.
+        standing: at the end of the log.
+    """
+
+    rows: int
+    standing: Standing
+    left: dict[str, Transition] = field(default_factory=dict)
+    keyless: int = 0
+
+    @property
+    def beyond(self) -> tuple[str, ...]:
+        """Slices of which enough was shown against infer, whether there is room or not."""
+        paid = (s.name for s in self.standing.slices if worst(s) and _paid(worst(s)))
+        return tuple(dict.fromkeys((*self.left, *paid)))
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was scored, now or by an earlier call on the same state."""
+        cells = (c for one in self.standing.slices for c in one.cells if not c.refutes)
+        return bool(self.standing.scoring.scored) or any(_number(cell.value) for cell in cells)
+
+    @property
+    def old(self) -> bool:
+        """Whether an earlier call had scored all there is."""
+        return self.known and not self.standing.scoring.scored
+
+    @property
+    def exit_code(self) -> int:
+        """0 nothing to divert, 1 something is, 3 nothing was scored."""
+        if self.beyond:
+            return _LEFT
+        return 0 if self.known else _OPEN
+
+
+class Audit:
+    """A log that is read on, and what it says so far.
+
+    Args:
+        logs: files, and folders of .jsonl files, in the order of their names.
+        state: folder that keeps how far it was read.
+        ledger: where transitions are written down; "": nowhere.
+
+    Raises:
+        ContractError: the contract cannot be followed.
+        MeasurementError: the state folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        contract: Path,
+        logs: Sequence[Path],
+        *,
+        state: Path,
+        ledger: str = "",
+        open: Open = spawn,
+        key: bytes | None = None,
+    ) -> None:
+        self._logs, self._at, self._rows = logs, _began(logs), 0
+        self._read: dict[Path, tuple[int, int]] = {}  # file -> bytes and lines that were read
+        self._counts: Counter[str] = Counter()
+        self._decided: Counter[str] = Counter()
+        self._left: dict[str, Transition] = {}
+        self._told = self._keyless = 0
+        self._leader = Leader(
+            contract,
+            state=state,
+            ledger=ledger,
+            clock=lambda: self._at,
+            waits=True,
+            open=open,
+            key=key,
+            threads=False,
+        )
+        made = self._leader.snapshot
+        self._cuts: tuple[Cut, ...] = tuple(route.cut for route in made.slices)
+
+    def read(self) -> tuple[Transition, ...]:
+        """Take what the log has more by now; the transitions that follow.
+
+        Raises:
+            EvidenceError: a line is no request.
+            MeasurementError: the log cannot be read, or train does not answer.
+        """
+        found: list[Transition] = []
+        chunk: list[Any] = []
+        for data, request in self._new():
+            chunk.append(data)
+            self._count(request)
+            self._at = max(self._at, request.at)
+            if len(chunk) == _CHUNK:
+                found += self._take(chunk)
+                chunk = []
+        return (*found, *self._take(chunk))
+
+    @property
+    def audited(self) -> Audited:
+        return Audited(self._rows, self._leader.standing(), dict(self._left), self._keyless)
+
+    def close(self) -> None:
+        self._leader.close()
+
+    def _take(self, chunk: Sequence[Any]) -> list[Transition]:
+        if not chunk:
+            return []
+        first, self._rows = self._rows, self._rows + len(chunk)
+        none = dict.fromkeys((cut.name for cut in self._cuts), 0.0)
+        counts = {
+            "launched": dict(self._counts),
+            "decisions": dict(self._decided),
+            "peak": {"stable": 0},
+            "slice_in_flight": none,
+        }
+        message = {"gateway": _GATEWAY, "start": _START, "first": first, "version": 0}
+        if not first:  # traffic is what grew since a gateway was first heard
+            self._leader.follow({**message, "rows": [], "counts": {}})
+        self._leader.follow({**message, "rows": [*chunk], "counts": counts})
+        while self._leader.step():
+            pass
+        standing = self._leader.standing()
+        if standing.scoring.queued:
+            problem = standing.scoring.problem or standing.store
+            raise MeasurementError(
+                f"the log cannot be scored: {problem}",
+                hint="what was scored is kept where --state is given; call it again",
+            )
+        new = [one for one in standing.transitions if one.number > self._told]
+        self._told = standing.moves
+        self._left |= {one.slice: one for one in new if one.after.startswith("quarantined")}
+        return new
+
+    def _count(self, request: Request) -> None:
+        self._keyless += not request.key
+        prompt = Prompt(line=0, token_ids=request.prompt, labels=dict(request.labels))
+        names = [c.name for c in self._cuts if c.may_meet(prompt, len(request.prompt))]
+        self._counts.update(names)
+        specific = next((name for name in names if name != WHOLE), WHOLE)
+        self._decided[f"{specific}\tinfer\tlog"] += 1
+
+    def _new(self) -> Iterator[tuple[Any, Request]]:
+        """Whole lines that were not read yet, file after file."""
+        for path in files_of(self._logs):
+            size, lines = self._read.get(path, (0, 0))
+            try:
+                with path.open("rb") as file:
+                    file.seek(size)
+                    data = file.read()
+            except OSError as error:
+                raise MeasurementError(
+                    f"the log {path} cannot be read: {error.strerror or error}"
+                ) from None
+            whole, end, tail = data.rpartition(b"\n")
+            if _whole(tail):  # nobody ended the last line
+                whole, end = whole + end + tail, b"\n"
+            for raw in whole.split(b"\n") if end else ():
+                lines += 1
+                size += len(raw) + 1
+                self._read[path] = (size, lines)
+                if raw.strip():
+                    yield _row(raw, path, lines)
+
+
+def _began(logs: Sequence[Path]) -> float:
+    """When the first row was launched; 0 where there is none, or none that can be read."""
+    for path in files_of(logs)[:1]:
+        with suppress(OSError, EvidenceError), path.open("rb") as file:
+            return _row(file.readline(), path, 1)[1].at
+    return 0.0
+
+
+def _whole(tail: bytes) -> bool:
+    """Whether a line without an end is a row, and not one that is being written."""
+    try:
+        return isinstance(json.loads(tail), dict)
+    except ValueError:
+        return False
+
+
+def _row(raw: bytes, path: Path, line: int) -> tuple[Any, Request]:
+    where = Where(str(path), line, 1)
+    try:
+        data = parsed(raw.decode("utf-8-sig"))
+        drawing_of(data)
+        return data, request_of(data)
+    except Wrong as wrong:
+        raise EvidenceError(str(wrong), where=where, hint=wrong.hint or _A_LINE) from None
+    except json.JSONDecodeError as error:
+        where = replace(where, column=error.colno)
+        raise EvidenceError(f"not JSON: {error.msg}", where=where, hint=_A_LINE) from None
+    except UnicodeDecodeError as error:
+        raise EvidenceError(f"not UTF-8: {error.reason}", where=where, hint=_A_LINE) from None
+
+
+def worst(one: SliceStanding) -> CellStanding | None:
+    """The cell of a slice that is nearest to the price of leaving; None: it has none."""
+    return max(one.cells, key=lambda cell: cell.nearness, default=None)
+
+
+def _paid(cell: CellStanding | None) -> bool:
+    return cell is not None and cell.nearness >= 1.0
+
+
+def text(audited: Audited) -> str:
+    """The table, and what is to be said around it."""
+    standing, scoring = audited.standing, audited.standing.scoring
+    scored = "nothing new in" if audited.old else f"scored {scoring.scored:,} of"
+    head = f"{standing.name} · {scored} {audited.rows:,} requests"
+    parts = [f"{scoring.missing:,} missing"] if scoring.missing else []
+    parts += [f"{n:,} outside: {why}" for why, n in scoring.outside.items()]
+    lines = [" · ".join([head, *parts])]
+    rows = [("slice", "share", "value", "limit", "state")]
+    rows += [_cells(audited, one) for one in _ordered(standing.slices)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines += [
+        "  ".join(
+            cell.rjust(width) if i in (1, 2, 3) else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    lines += [f"not watched: {one.clause} on {one.slice}: {one.why}" for one in standing.left_out]
+    lines += [f"problem: {problem}" for problem in standing.problems]
+    if audited.keyless:
+        few = f"{audited.keyless:,} of {audited.rows:,} rows have no key"
+        lines.append(f"{few}: they count as one user, and one user diverts nothing")
+    lines += [f"nothing was scored: {_unscored(audited)}"] if not audited.known else []
+    return "\n".join(lines)
+
+
+def _unscored(audited: Audited) -> str:
+    """Why a log gave no number, and the next move."""
+    if not audited.rows:
+        return "the log has no rows; --log takes files of rows, or folders of .jsonl files"
+    if audited.standing.scoring.missing:
+        return "train has no number for these tokens; is the log of this contract's model?"
+    return "no row is evidence for this contract; is the log of another one?"
+
+
+def _ordered(slices: Sequence[SliceStanding]) -> list[SliceStanding]:
+    """The whole first."""
+    return sorted(slices, key=lambda one: one.name != WHOLE)
+
+
+def _cells(audited: Audited, one: SliceStanding) -> tuple[str, ...]:
+    cell, share = worst(one), one.share
+    last = audited.left.get(one.name)
+    value, limit = (cell.value, cell.limit) if cell else (None, None)
+    if last is not None and (cell is None or not cell.n):  # it begins anew when it leaves
+        value, limit = last.value, last.limit
+    return (
+        one.name,
+        "" if share is None else f"{100 * share:.0f} %",
+        _number(value),
+        _number(limit),
+        _state(one, cell, last),
+    )
+
+
+def _state(one: SliceStanding, cell: CellStanding | None, last: Transition | None) -> str:
+    if last is not None:
+        now = "" if one.status == "quarantined" else f"; {one.status} by the end"
+        who = f"{counted(last.n, 'request')}, {counted(last.keys, 'key')}"
+        return f"✗ would divert (e {evidence(last.log_evidence)} from {who}){now}"
+    if cell is None:
+        return "✓ active"
+    if _paid(cell):
+        why = one.held.partition(": ")[2] or "it was not looked at yet"
+        e = evidence(max(cell.log_evidence, cell.log_alarm))
+        return f"✗ beyond its limit (e {e} from {cell.n:,} requests); no divert: {why}"
+    if one.share is None:
+        return "? no request of the log is in it"
+    if not _number(cell.value):
+        return "? no request was scored"
+    mark = "✓" if one.status == "active" else "·"
+    e, price = evidence(cell.log_evidence), evidence(cell.log_price)
+    return f"{mark} {one.status} (e {e} of {price})"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:.3g}"

@@ -1,0 +1,238 @@
+# History: what a ledger keeps of a leader, and whether what it keeps can have happened.
+#
+# A run of a ledger is named after the contract.  In it each leader's store has a name of its own
+# ("leader"), and numbers what it says from 1 ("o"): so the same is never said twice, a store that
+# was lost begins a history of its own, and two leaders do not get in each other's way.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from servanda._version import __version__
+from servanda.contract.identity import digest_of
+from servanda.errors import EvidenceError, Problem
+from servanda.gateway.routing.model import AWAY, STATUSES
+from servanda.gateway.routing.state import Rules, SliceState, Transition
+from servanda.promotion.ledger import Entry, Ledger
+from servanda.promotion.run.history import GATEWAY, TOLD
+from servanda.promotion.state import Effect
+from servanda.traces.serialization import from_plain, to_plain
+
+ROUTED = "routed"
+_HAIR = 1e-9  # nats, of rounding on the way through JSON
+# status -> where evidence, or the clock, may bring a slice from there
+_MOVES: Mapping[str, tuple[str, ...]] = {
+    "active": ("active", "suspect", "quarantined"),
+    "suspect": ("suspect", "active", "quarantined"),
+    "quarantined": ("quarantined", "probation"),
+    "probation": ("probation", "quarantined", "recovering"),
+    "recovering": ("recovering", "quarantined", "active"),
+}
+
+
+def run_of(contract: str) -> str:
+    """The run that the leaders of a contract write to, by its name."""
+    return f"{contract}-gateway"
+
+
+def opened(
+    rules: Rules,
+    stands: Mapping[str, str],
+    *,
+    transitions: int,
+    leader: str,
+    o: int,
+    why: str,
+    fingerprints: Mapping[str, Mapping[str, str]],
+) -> dict[str, Any]:
+    """The body of an entry that says what is followed from now on.
+
+    Args:
+        stands: where each slice stands; transitions: how many there were before.
+        o: number of the entry among its leader's; why: it is written.
+    """
+    policy, contract = rules.policy, rules.contract
+    enter = math.log(policy.enter_evidence * rules.cells)
+    return {
+        "leader": leader,
+        "o": o,
+        "text": f"{policy.mode}: {rules.cells} cells on {len(stands)} slices; {why}",
+        "gateway": {"name": contract.metadata.name, "digest": contract.digest},
+        "mode": policy.mode,
+        "fingerprints": to_plain(fingerprints),
+        "cells": rules.cells,
+        "watched": [cell.name for cell in rules.watched],
+        "prices": {
+            "enter": enter,
+            "alarm": enter + math.log(policy.horizon),
+            "leave": math.log(policy.leave_evidence * rules.cells),
+        },
+        "keys": policy.keys,
+        "slices": dict(stands),
+        "transitions": transitions,
+        "servanda": __version__,
+    }
+
+
+def routed(
+    transition: Transition, before: SliceState | None, *, leader: str, o: int, run: str
+) -> dict[str, Any]:
+    """The body of an entry that says how a slice moved, and on which evidence.
+
+    Args:
+        before: the slice with the evidence that was looked at.
+    """
+    said = to_plain(transition)
+    moved = said["before"] != said["after"]
+    arrow = f"{said['before']} → {said['after']}" if moved else said["after"]
+    would = "" if transition.acted or not moved else " (observed)"
+    return {
+        **said,
+        "leader": leader,
+        "o": o,
+        "text": f"{transition.slice}: {arrow}{would}: {transition.reason}",
+        "evidence": digest_of(to_plain(before.tracks)) if before is not None else "",
+        "effects": to_plain(_effects(transition, leader, run)),
+        "servanda": __version__,
+    }
+
+
+def _effects(transition: Transition, leader: str, run: str) -> tuple[Effect, ...]:
+    """Who is told: everybody of a route that changed, and whom the rules name."""
+    key = f"{run}:{leader[:8]}:{transition.number}"
+    body = {"run": run, "status": transition.after, "from": transition.before}
+    body |= {"slice": transition.slice, "why": f"{transition.slice}: {transition.reason}"}
+    body |= {"at": transition.at, "decided": _decided(transition), "leg": "gateway"}
+    found = [Effect("notify", f"{key}:notify", body)] if transition.acted else []
+    pages = [Effect("page", f"{key}:page:{to}", {**body, "to": to}) for to in transition.pages]
+    return (*found, *pages)
+
+
+def _decided(transition: Transition) -> dict[str, Any] | None:
+    if transition.cell is None:
+        return None
+    names = ("cell", "value", "limit", "log_evidence", "log_price", "n", "keys")
+    return to_plain({name: getattr(transition, name) for name in names})
+
+
+@dataclass
+class _Leader:
+    """What the entries of one leader said so far."""
+
+    o: int = 0
+    number: int = 0
+    keys: int = 0
+    slices: dict[str, str] = field(default_factory=dict)
+
+
+def gateway_runs(ledger: Ledger) -> Iterator[str]:
+    """Runs of leaders, in the order in which they began."""
+    for run in ledger.runs():
+        first = next(iter(ledger.entries(run)), None)
+        if first is not None and first.kind == GATEWAY:
+            yield run
+
+
+def disagreements(ledger: Ledger) -> tuple[Problem, ...]:
+    """Entries of leaders that cannot have followed from those before them."""
+    return tuple(p for run in gateway_runs(ledger) for p in retold(ledger.entries(run)))
+
+
+def retold(entries: Iterable[Entry]) -> Iterator[Problem]:
+    """What is wrong with the entries of one run, each with its place."""
+    leaders: dict[str, _Leader] = {}
+    for entry in entries:
+        if entry.kind == TOLD:
+            continue
+        try:
+            for what in _next(leaders, entry):
+                yield _problem(entry, what)
+        except (EvidenceError, KeyError, TypeError, ValueError, AttributeError) as error:
+            said = str(error).split("\n", 1)[0]
+            yield _problem(entry, f"cannot be told again: {said or type(error).__name__}")
+
+
+def _next(leaders: dict[str, _Leader], entry: Entry) -> Iterator[str]:
+    body = entry.body
+    name, o = str(body["leader"]), body["o"]
+    one = leaders.setdefault(name, _Leader())
+    if o != one.o + 1:
+        yield f"is number {o} of its leader, and follows {one.o}"
+    one.o = o
+    if entry.kind == GATEWAY:
+        yield from _opened(one, body)
+    elif entry.kind == ROUTED:
+        yield from _routed(one, from_plain(Transition, body))
+    else:
+        yield f"is of a kind that nobody knows, {entry.kind!r}"
+
+
+def _opened(one: _Leader, body: Mapping[str, Any]) -> Iterator[str]:
+    if body["transitions"] != one.number:
+        yield f"says {body['transitions']} transitions came before, and {one.number} did"
+    for name, stands in body["slices"].items():
+        if name in one.slices and one.slices[name] != stands:
+            yield f"says {name} was {stands}, and it was {one.slices[name]}"
+        if name not in one.slices and one.o > 1 and _status(stands) != "active":
+            yield f"says {name} is new and {stands}"
+    one.number, one.keys = body["transitions"], body["keys"]
+    one.slices = dict(body["slices"])
+
+
+def _routed(one: _Leader, t: Transition) -> Iterator[str]:
+    if not one.slices:
+        yield "comes before anything was opened"
+    if t.number != one.number + 1:
+        yield f"is transition {t.number}, and follows {one.number}"
+    one.number = t.number
+    stood = one.slices.get(t.slice)
+    if stood is None:
+        yield f"moves {t.slice}, which is no slice"
+    elif stood != t.before:
+        yield f"says {t.slice} was {t.before}, and it was {stood}"
+    one.slices[t.slice] = t.after
+    before, after = _status(t.before), _status(t.after)
+    if after not in STATUSES or before not in STATUSES:
+        yield f"says {t.slice} went from {t.before} to {t.after}, and there is no such status"
+    elif after not in _MOVES[before] and t.slice != "all":
+        # the whole may be taken along from wherever it stands
+        yield f"says {t.slice} went from {t.before} to {t.after} in one step"
+    yield from _shown(one, t, before, after)
+
+
+def _shown(one: _Leader, t: Transition, before: str, after: str) -> Iterator[str]:
+    """What a change costs, and whether the entry says that it was paid."""
+    if before == after or after not in ("quarantined", "recovering"):
+        return
+    if t.cell is None:
+        if after == "quarantined":
+            yield f"says {t.slice} left infer, and no cell decided it"
+        return
+    if not t.log_evidence >= t.log_price - _HAIR:
+        yield (
+            f"says {t.slice} went to {after} on evidence of {t.log_evidence:.3g} nats, and the "
+            f"price was {t.log_price:.3g}"
+        )
+    if t.n < 1:
+        yield f"says {t.slice} went to {after} on no request"
+    own = t.cell.endswith(f" on {t.slice}")
+    if after == "quarantined" and before not in AWAY and t.acted and own and t.keys < one.keys:
+        yield f"says {t.slice} left infer on {t.keys} users, and {one.keys} were asked for"
+
+
+def _status(text: str) -> str:
+    """Without the pin."""
+    return text.partition(",")[0]
+
+
+def _problem(entry: Entry, what: str) -> Problem:
+    wrote = entry.body.get("servanda", "of no version")
+    return Problem(
+        f"entry {entry.seq} (number {entry.n} of run {entry.run}) {what}",
+        None,
+        "the ledger was edited, or another version decides otherwise: it was written by "
+        f"servanda {wrote}, and this is {__version__}",
+    )

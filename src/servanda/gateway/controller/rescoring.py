@@ -1,0 +1,341 @@
+# Scoring: train's word on what infer answered, and what the two say of each watched cell.
+#
+# Every row that was taken comes out again, in order: with a number, or as missing.  A row that
+# train cannot score is missing by itself; an engine that does not answer at all is begun again.
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from servanda.contract.identity import Description, same_policy
+from servanda.engines.traffic_replay import ServedEngine
+from servanda.errors import ContractError, EvidenceError, MeasurementError
+from servanda.gateway.controller.intake import Row
+from servanda.gateway.controller.referee import Referee
+from servanda.gateway.controller.statistics import (
+    SelfNoise,
+    Statistics,
+    nothing_of,
+    statistics_of,
+    unscored,
+)
+from servanda.gateway.controller.watched_cells import Watching
+from servanda.judgement.bitwise import objection
+from servanda.judgement.evidence import agreement_of
+from servanda.judgement.traffic import Entrance, within
+from servanda.runner.measurement import Open
+from servanda.theory.stats.agreement import Agreement
+from servanda.traces.request_log import Request
+from servanda.traces.trace import Batch, Trace, align
+
+ANOTHER = "answered by another build of infer"
+ODD = "an answer that cannot be weighed"
+COPIED = "its logprobs are train's in every bit, and the contract declares no `bitwise: true`"
+EARLIER = "launched under an earlier contract"
+ONE_KERNEL = "train and infer have one fingerprint: the referee may not be an arm"
+_SEEDS = 65_536  # of requests, that are remembered
+_AGAIN_S = 60.0  # before infer is asked once more who it is
+_LARGEST = 10**4000  # seed, for Python reads no longer numbers back
+_SMOOTH = 0.2  # weight of the latest batch in what a request costs
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A row, and what it says; None where it is no evidence.
+
+    Args:
+        seed: that it asked for, where it is evidence.
+    """
+
+    row: Row
+    statistics: Statistics | None = None
+    seed: int | None = None
+
+
+class Down(MeasurementError):  # noqa: N818 - what the engine is
+    """Train does not answer, and no row was counted.
+
+    Args:
+        rows: to be given again.
+    """
+
+    def __init__(self, message: str, rows: Sequence[Row]) -> None:
+        super().__init__(message)
+        self.rows = rows
+
+
+# what is not known of a server that has not answered yet
+_UNASKED = Description(fingerprint={}, tensors={}, tokens="", vocab_size=0, eos=())
+
+
+class Scorer:
+    """One train engine, begun when it is needed and again when it is dead.
+
+    Args:
+        clock: seconds that only go forward.
+        timeout_s: after which an engine that does not answer is killed.
+        seeds: that earlier requests had.
+        since: version of the first snapshot of this contract.
+    """
+
+    def __init__(
+        self,
+        watching: Watching,
+        open_: Open,
+        *,
+        clock: Callable[[], float],
+        timeout_s: float = 120.0,
+        seeds: Iterable[int] = (),
+        since: int = 0,
+    ) -> None:
+        self.watching, self._open, self._clock = watching, open_, clock
+        self.since = since
+        self._seeds = tuple(seeds)
+        self.train = Referee(
+            watching.contract,
+            watching.workload.sampling.transform,
+            open_,
+            self._admit,
+            timeout_s,
+            clock,
+        )
+        self.infer: Description | None = None
+        self._asked_at: float | None = None
+        self._entrance: Entrance | None = None
+        self._context: int | None = None
+        self.noise = SelfNoise()
+        self.outside: Counter[str] = Counter()
+        self.seconds, self.cost_s = 0.0, None
+        self.scored = self.missing = 0
+        self.agreement = Agreement()
+
+    cost_s: float | None
+
+    def start(self) -> None:
+        """Load train and ask infer what it is, where that is not known yet.
+
+        Raises:
+            ContractError: the two are one kernel.
+            MeasurementError: one of them does not answer, or they are not of one policy.
+        """
+        if self.infer is None or self._asked_at is None:
+            with closing(self._open(self.watching.contract.kernels.infer, "infer")) as engine:
+                self.infer = engine.describe()
+            self._asked_at = self._clock()
+        self.train.start()
+
+    @property
+    def alive(self) -> bool:
+        return self.train.alive
+
+    @property
+    def fingerprints(self) -> dict[str, dict[str, str]]:
+        """What the kernels say of themselves, as far as they were asked."""
+        told = {"train": self.train.described, "infer": self.infer}
+        return {side: dict(one.fingerprint) for side, one in told.items() if one is not None}
+
+    @property
+    def digests(self) -> dict[str, str]:
+        told = {"train": self.train.described, "infer": self.infer}
+        return {side: one.digest for side, one in told.items() if one is not None}
+
+    @property
+    def floors(self) -> dict[tuple[str, str], float]:
+        """Self-noise of train, a mean of x, of each cell that was measured."""
+        return self.noise.floors
+
+    def _admit(self, train: Description) -> None:
+        """Refuse a train kernel that is an arm itself, or of another policy than infer."""
+        infer = self.infer or _UNASKED
+        if train.digest == infer.digest:
+            contract = self.watching.contract
+            raise ContractError(
+                ONE_KERNEL,
+                where=contract.where("kernels", "train"),
+                hint="let train be the kernel that infer is held to, on an engine of its own",
+            )
+        same_policy(train, infer)
+        nothing = Batch((), (), self.watching.width)
+        # logprobs that say nothing of the draw are refused before the first of them comes
+        self._drew(()).generate(nothing, self.watching.workload.sampling.transform, 0)
+
+    def score(self, rows: Sequence[Row]) -> list[Scored]:
+        """What rows say, in their order.  Train is not asked for those that were dropped.
+
+        Raises:
+            Down: train does not answer.
+        """
+        try:
+            if not all(row.dropped or row.outside or row.slices is not None for row in rows):
+                self.start()
+            rows = [self._checked(row) for row in rows]
+            evidence = [row for row in rows if not row.outside]
+            known = [row for row in evidence if row.slices is None]
+            said = self._said(known)
+        except (MeasurementError, ContractError) as error:
+            raise Down(str(error), rows) from None
+        self.outside.update(row.outside for row in rows if row.outside and row.request)
+        copied = bool(objection(self.watching.contract, self.agreement))
+        if copied:  # infer reports train's logprobs, or is train: nothing was compared
+            said = {}
+        unknown = [row for row in evidence if row.slices is not None]
+        self.missing += len(unknown)
+        said |= {
+            _place(r): nothing_of(self.watching, r.slices or (), best=r.best > 0) for r in unknown
+        }
+        why = COPIED if copied else ODD
+        self.outside.update(why for row in known if _place(row) not in said)
+        return [Scored(r, said.get(_place(r)), _seed(r)) for r in rows]
+
+    def _said(self, rows: Sequence[Row]) -> dict[tuple[str, float, int], Statistics]:
+        """What rows say; one that cannot be weighed does not keep the others from it.
+
+        Its answer is lost then: what it is like may not decide whether the request counts.
+        """
+        try:
+            return dict(zip(map(_place, rows), self._statistics(rows), strict=True))
+        except EvidenceError:
+            if len(rows) == 1:
+                row = rows[0]
+                if row.request is None or row.request.lost:
+                    return {}
+                none: dict[str, Any] = {"tokens": (), "logp": (), "best": (), "finish": ""}
+                return self._said([replace(row, request=replace(row.request, **none, lost=ODD))])
+        middle = len(rows) // 2
+        return {**self._said(rows[:middle]), **self._said(rows[middle:])}
+
+    def _checked(self, row: Row) -> Row:
+        """The row, with why it is no evidence where it is none.
+
+        Once, for its seed is remembered; but the contract may be another by now.
+        """
+        earlier = 0 < row.version < self.since
+        if row.checked:
+            return replace(row, outside=EARLIER) if earlier and not row.outside else row
+        assert row.request is not None
+        infer = self.infer or _UNASKED
+        if self._entrance is None or infer.context != self._context:
+            seeds, self._context = self.seeds, infer.context
+            contract = self.watching.contract
+            self._entrance = Entrance(contract, infer.context, most=_SEEDS, seeds=seeds)
+        known = infer.fingerprint.get("system_fingerprint", "")
+        said = row.request.fingerprint
+        if earlier:
+            why = EARLIER
+        elif known and said and known != said:
+            why = ANOTHER
+            if self._asked_at is not None and self._clock() - self._asked_at > _AGAIN_S:
+                self._asked_at = None  # it may be another build by now
+        else:
+            why = self._entrance.outside(row.request, prompt=row.slices is None)
+        return replace(row, outside=why, checked=True)
+
+    def _statistics(self, rows: Sequence[Row]) -> tuple[Statistics, ...]:
+        if not rows:
+            return ()
+        width = self.watching.width
+        known = [within(row.request, width) for row in rows if row.request]
+        requests = [replace(request, index=i) for i, request in enumerate(known)]
+        drew = self._drew(requests)
+        batch = Batch(tuple(range(len(requests))), tuple(r.prompt for r in requests), width)
+        sampling = self.watching.workload.sampling.transform
+        infer = drew.generate(batch, sampling, 0)
+        wanted = [
+            i
+            for i, row in enumerate(rows)
+            if not row.dropped
+            and infer.length_S[i]
+            and not infer.lost_S[i]
+            and self._fits(requests[i], int(infer.length_S[i]))
+        ]
+        train, failed = self._train_on(batch, infer, {i: requests[i] for i in wanted})
+        self.scored += len(wanted) - failed
+        self.missing += len(rows) - len(wanted) + failed
+        pair = align(train, infer)
+        self.agreement += agreement_of(pair)
+        return statistics_of(self.watching, requests, pair, [row.best > 0 for row in rows])
+
+    def _fits(self, request: Request, tokens: int) -> bool:
+        """Whether train may be asked: ids that it has no row for end some engines for good."""
+        about = self.train.described or _UNASKED
+        most = max((*request.prompt, *request.tokens))
+        if about.vocab_size and most >= about.vocab_size:
+            return False
+        return about.context is None or len(request.prompt) + tokens <= about.context
+
+    def _drew(self, requests: Sequence[Request]) -> ServedEngine:
+        kernel = self.watching.contract.kernels.infer
+        return ServedEngine(kernel, self.infer or _UNASKED, requests)
+
+    def _train_on(
+        self, batch: Batch, infer: Trace, wanted: dict[int, Request]
+    ) -> tuple[Trace, int]:
+        """Train on some rows, and NaN on the others; and how many of them could not be scored."""
+        train = unscored(infer)
+        if not wanted:
+            return train, 0
+        given = replace(batch, continuations=infer.continuations).take([*wanted])
+        scores = self._asked(given, self.noise.waiting)
+        logp_N = train.columns["logp"]
+        starts = np.cumsum(infer.length_S) - infer.length_S
+        for row, logp in scores.items():
+            if row >= 0:
+                logp_N[starts[row] : starts[row] + len(logp)] = logp
+        failed = len(wanted) - sum(row >= 0 for row in scores)
+        self.noise.compared(self.watching, scores)
+        self.noise.chosen(infer, {i: r for i, r in wanted.items() if i in scores}, scores)
+        return train, failed
+
+    def _asked(self, given: Batch, again: Sequence[Request]) -> dict[int, Any]:
+        """row -> train's logprobs, and those of `again` as -1, -2, ...; some may be missing."""
+        batch = Batch(
+            (*given.sequence_S, *range(-1, -1 - len(again), -1)),
+            (*given.prompts, *(r.prompt for r in again)),
+            given.width,
+            (*given.continuations, *(r.tokens for r in again)),
+        )
+        before = self.train.seconds
+        found = self.train.score(batch)
+        spent = self.train.seconds - before
+        self.seconds += spent
+        each = spent / len(batch)
+        self.cost_s = (
+            each if self.cost_s is None else (_SMOOTH * each + (1 - _SMOOTH) * self.cost_s)
+        )
+        return found
+
+    def adopt(self, other: Scorer, *, engine: bool) -> None:
+        """Take over what another one counted and remembers, and its engine if asked."""
+        self._seeds, self._entrance = other.seeds, None
+        self.outside, self.seconds = other.outside, other.seconds
+        self.scored, self.missing = other.scored, other.missing
+        self.agreement = other.agreement
+        if engine:
+            self.train.adopt(other.train)
+            self.cost_s = other.cost_s
+            if self.watching.contract.digest == other.watching.contract.digest:
+                self.noise = other.noise  # of the same cells
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Of requests that were evidence, the oldest first."""
+        return tuple(self._entrance.seeds) if self._entrance is not None else self._seeds
+
+    def end(self) -> None:
+        """End the engine for good."""
+        self.train.end()
+
+
+def _place(row: Row) -> tuple[str, float, int]:
+    return (*row.start, row.number)
+
+
+def _seed(row: Row) -> int | None:
+    seed = row.request.sampling.get("seed") if row.request and not row.outside else None
+    return seed if isinstance(seed, int) and abs(seed) < _LARGEST else None

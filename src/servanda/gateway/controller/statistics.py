@@ -1,0 +1,166 @@
+# Weighing: what one scored request says of each watched cell.  Pure: two traces go in.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.gateway.controller.watched_cells import Watching
+from servanda.judgement.clauses import Certificate, View
+from servanda.judgement.slices.columns import columns
+from servanda.theory.stats import GroupRatio, RequestDraws
+from servanda.traces.corpus import Prompt
+from servanda.traces.request_log import Request
+from servanda.traces.trace import Trace, TracePair, align, some
+
+Statistics = Mapping[tuple[str, str], GroupRatio | RequestDraws]
+_AGAIN = 16  # one row in so many is scored once more
+
+
+def statistics_of(
+    watching: Watching, requests: Sequence[Request], pair: TracePair, best: Sequence[bool]
+) -> tuple[Statistics, ...]:
+    """Of each request, the cells that it meets.
+
+    Args:
+        best: whether it was asked for its likeliest tokens.
+        pair: both kernels on the requests, in their order; one that was lost, or that train
+            has no number for, has missing tokens.
+    """
+    view = view_of(watching, requests, pair)
+    found: list[dict[tuple[str, str], GroupRatio | RequestDraws]] = [{} for _ in requests]
+    for name, cell in watching.cells.items():
+        assert isinstance(cell.kind, Certificate)
+        units = cell.kind.units(cell, view)
+        weights, groups = units.x_U, len(requests)
+        total_G = np.bincount(units.group_U, weights=weights, minlength=groups).astype(np.float64)
+        known_G = np.bincount(units.group_U, minlength=len(requests))
+        missing_G = units.missing_G
+        for row in np.flatnonzero((known_G > 0) | (missing_G > 0)).tolist():
+            one = slice(row, row + 1)
+            parts = (total_G[one], known_G[one], missing_G[one].astype(np.int64))
+            found[row][name] = GroupRatio(cell.capacity, 1, *parts)
+    for row, draws in enumerate(_draws(pair.infer, watching.width)):
+        for cell in watching.draws if best[row] else ():
+            if view.may_meet[cell.cut][row]:
+                found[row][cell.clause, cell.slice] = draws
+    return tuple(found)
+
+
+def _draws(infer: Trace, width: int) -> Iterator[RequestDraws]:
+    """Of each request; all room of one that was lost is missing."""
+    starts = np.cumsum(infer.length_S) - infer.length_S
+    for start, length in zip(starts.tolist(), infer.length_S.tolist(), strict=True):
+        tokens = slice(start, start + length)
+        if not length or infer.best is None:
+            yield RequestDraws.nothing(length or width)
+            continue
+        ids_NK, logp_NK = (column[tokens] for column in infer.best)
+        kept_K = ~np.isnan(logp_NK).all(axis=0)  # other requests of the batch may have more
+        if not kept_K.any():
+            yield RequestDraws.nothing(length)
+            continue
+        yield RequestDraws.of(ids_NK[:, kept_K], logp_NK[:, kept_K], infer.token_N[tokens])
+
+
+def nothing_of(watching: Watching, slices: Collection[str], *, best: bool) -> Statistics:
+    """Of a request whose prompt nobody knows: all the room that it had is missing.
+
+    Args:
+        best: whether it was asked for its likeliest tokens.
+    """
+    none = np.zeros(1)
+    found: dict[tuple[str, str], GroupRatio | RequestDraws] = {
+        name: GroupRatio(cell.capacity, 1, none, none.astype(np.int64), np.array([cell.capacity]))
+        for name, cell in watching.cells.items()
+        if cell.cut.name in slices
+    }
+    for cell in watching.draws if best else ():
+        if cell.slice in slices:
+            found[cell.clause, cell.slice] = RequestDraws.nothing(watching.width)
+    return found
+
+
+class SelfNoise:
+    """Train against itself: one row in so many is scored once more, in the next batch.
+
+    `waiting`: requests that the next batch is to have besides its own.
+    """
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._first: list[tuple[Request, Trace]] = []
+        self._noise: dict[tuple[str, str], tuple[float, int]] = {}
+
+    @property
+    def waiting(self) -> list[Request]:
+        return [request for request, _ in self._first]
+
+    @property
+    def floors(self) -> dict[tuple[str, str], float]:
+        """The mean of x of each cell that was met."""
+        return {name: total / n for name, (total, n) in self._noise.items() if n}
+
+    def compared(self, watching: Watching, scores: Mapping[int, NDArray[np.float64]]) -> None:
+        """Take the second scores: those of the first that waits as -1, of the next as -2, ..."""
+        for i, (request, first) in enumerate(self._first):
+            logp = scores.get(-1 - i)
+            if logp is None:
+                continue
+            pair = align(replace(first, columns={"logp": logp}), first)
+            view = replace(view_of(watching, [request], pair), itself=True)
+            for name, cell in watching.cells.items():
+                assert isinstance(cell.kind, Certificate)
+                total, n = cell.kind.noise(cell, view)[0]
+                before = self._noise.get(name, (0.0, 0))
+                self._noise[name] = (before[0] + total, before[1] + n)
+        self._first = []
+
+    def chosen(
+        self,
+        infer: Trace,
+        requests: Mapping[int, Request],
+        scores: Mapping[int, NDArray[np.float64]],
+    ) -> None:
+        """Choose among the rows of a batch that were scored, by their number alone."""
+        for row, request in requests.items():
+            self._seen += 1
+            if self._seen % _AGAIN == 1:
+                one = some(infer, [row])
+                asked = replace(request, tokens=one.continuations[0], best=())
+                self._first.append((asked, replace(one, columns={"logp": scores[row]})))
+
+
+def view_of(watching: Watching, requests: Sequence[Request], pair: TracePair) -> View:
+    """Requests as the clauses see them: each a prompt group of its own."""
+    trace: Trace = pair.infer
+    prompts = [
+        Prompt(line=row, token_ids=request.prompt, labels=dict(request.labels))
+        for row, request in enumerate(requests)
+    ]
+    tokens_S = trace.prompt_tokens_S.tolist()
+    group_S = np.arange(len(requests))
+    may_meet = {
+        cut: np.array(
+            [cut.may_meet(p, n) for p, n in zip(prompts, tokens_S, strict=True)], dtype=bool
+        )
+        for cut in watching.cuts
+    }
+    return View(
+        pair=pair,
+        columns=columns(pair, prompts, watching.fields),
+        group_N=np.repeat(group_S, trace.length_S),
+        group_S=group_S,
+        launched=len(requests),
+        width=watching.width,
+        may_meet=may_meet,
+    )
+
+
+def unscored(infer: Trace) -> Trace:
+    """Train's trace of requests that it has no number for: every token is missing."""
+    return replace(infer, columns={"logp": np.full(len(infer.token_N), math.nan)})

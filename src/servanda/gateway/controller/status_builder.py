@@ -1,0 +1,134 @@
+# Showing: a standing, made of what the parts of a leader say.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from servanda.gateway.controller.gateways import Gateways
+from servanda.gateway.controller.status import CellStanding, LeftOut, SliceStanding
+from servanda.gateway.routing.evidence_price import returning
+from servanda.gateway.routing.model import AWAY, SliceRoute
+from servanda.gateway.routing.state import RoutingState, Rules, SliceState, Track, Watched
+from servanda.gateway.routing.state_machine import acts
+from servanda.theory.stats.log_moment import log_mean_exp
+
+_ERRORS = 2.0  # standard errors on each side of an estimate
+
+
+def slices_of(
+    rules: Rules,
+    state: RoutingState,
+    routes: Sequence[SliceRoute],
+    *,
+    floors: Mapping[tuple[str, str], float],
+    gateways: Gateways,
+    history: Mapping[str, Sequence[tuple[float, float]]],
+    now: float,
+) -> tuple[SliceStanding, ...]:
+    """Every slice, in the order of the snapshot."""
+    shares = gateways.shares(now)
+    served, would = gateways.served("answers"), gateways.served("would")
+    by_name = {route.name: route for route in routes}
+    return tuple(
+        SliceStanding(
+            name=one.name,
+            status=one.status,
+            since=one.since,
+            acts=acts(rules, one),
+            held=one.held,
+            pin=one.pin,
+            route=by_name[one.name].share if one.name in by_name else 1.0,
+            share=shares.get(one.name),
+            served=served.get(one.name, {}),
+            would=would.get(one.name, {}),
+            cells=cells_of(rules, one, floors),
+            keys=len(one.keys),
+            scored=one.scored,
+            sample=by_name[one.name].sample if one.name in by_name else 0.0,
+            relapses=one.relapses,
+            history=tuple(history.get(one.name, ())),
+        )
+        for one in state.slices.values()
+    )
+
+
+def cells_of(
+    rules: Rules, one: SliceState, floors: Mapping[tuple[str, str], float]
+) -> tuple[CellStanding, ...]:
+    """The cells of one slice, in the order of the contract."""
+    return tuple(_cell(rules, cell, one, floors) for cell in rules.on(one.name))
+
+
+def _cell(
+    rules: Rules,
+    cell: Watched,
+    one: SliceState,
+    floors: Mapping[tuple[str, str], float],
+) -> CellStanding:
+    policy, track = rules.policy, one.tracks.get(cell.clause, Track())
+    back = returning(rules, cell, track, one.doubts.get(cell.clause))
+    enter = math.log(policy.enter_evidence * rules.cells)
+    floor = floors.get((cell.clause, cell.slice))
+    met = bool(track.above)
+    return CellStanding(
+        clause=cell.clause,
+        limit=cell.low + cell.scale * cell.limit,
+        unit=cell.unit,
+        value=_value(cell, track),
+        interval=_interval(cell, track),
+        floor=None if floor is None else cell.low + cell.scale * floor,
+        log_evidence=log_mean_exp(np.array(track.above)) if met else 0.0,
+        log_price=enter,
+        log_alarm=log_mean_exp(np.array(track.alarm)) if met else -math.inf,
+        log_alarm_price=enter + math.log(policy.horizon),
+        log_below=back.log_evidence,
+        log_leave_price=back.log_price,
+        n=track.n,
+        missing=track.missing,
+        diverts=cell.diverts,
+        critical=cell.critical,
+        refutes=cell.refutes,
+    )
+
+
+def _value(cell: Watched, track: Track) -> float | None:
+    return cell.low + cell.scale * track.weighted / track.weights if track.weights > 0 else None
+
+
+def _interval(cell: Watched, track: Track) -> tuple[float, float] | None:
+    """Rough: as if tokens were independent draws of a yes or a no, which has the largest spread."""
+    if cell.refutes:
+        return None
+    if track.weights <= 0 or not track.tokens:
+        return None
+    mean = min(1.0, max(0.0, track.weighted / track.weights))
+    error = _ERRORS * math.sqrt(mean * (1 - mean) / track.tokens)
+    low, high = max(0.0, mean - error), min(1.0, mean + error)
+    return cell.low + cell.scale * low, cell.low + cell.scale * high
+
+
+def undrawn(rules: Rules, state: RoutingState) -> tuple[LeftOut, ...]:
+    """Slices that were scored, and nothing was seen of how their tokens are drawn."""
+    why = "infer reports no likeliest tokens"
+    scored = [c for c in rules.watched if c.refutes and state.slices[c.slice].scored]
+    blind = [c for c in scored if not state.slices[c.slice].tracks.get(c.clause, Track()).tokens]
+    if blind and blind == scored:
+        return (LeftOut(blind[0].clause, "any slice", why),)
+    return tuple(LeftOut(cell.clause, cell.slice, why) for cell in blind)
+
+
+def nearness(rules: Rules, state: RoutingState) -> dict[str, float]:
+    """slice -> how near its nearest cell is to the price of leaving infer, 1 where it is paid."""
+    return {
+        name: max((cell.nearness for cell in cells_of(rules, one, {})), default=0.0)
+        for name, one in state.slices.items()
+    }
+
+
+def diverted(state: RoutingState, shares: Mapping[str, float]) -> float:
+    """Of all traffic, what slices keep from infer by themselves; those that overlap are added."""
+    away = (one.name for one in state.slices.values() if one.status in AWAY)
+    return min(1.0, math.fsum(shares.get(name, 0.0) for name in away))

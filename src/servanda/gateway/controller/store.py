@@ -1,0 +1,286 @@
+# The store of a leader: an SQLite file with everything that it must not forget.
+#
+# A commit is one transaction: the state, how far each gateway's rows are in it, what the ledger
+# is to be told of it, and the numbers of each sample.  No text is kept, and of users a keyed hash.
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import RLock
+from typing import Any, TypeVar
+
+from servanda.errors import MeasurementError
+from servanda.gateway.controller.intake import Start
+
+T = TypeVar("T")
+
+FILE = "leader.db"
+_LAYOUT = 1
+_PATIENCE_S = 2.0  # for another process that reads
+_KEPT_S = 7 * 86_400.0  # of samples
+_KEPT = 200_000
+STARTS = 256  # of gateways, that are remembered
+_SEEDS = 65_536
+_EVERY = 64  # commits between two sweeps
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS taken
+    (gateway TEXT, start REAL, number INTEGER NOT NULL, PRIMARY KEY (gateway, start));
+CREATE TABLE IF NOT EXISTS outbox (n INTEGER PRIMARY KEY, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS samples (id INTEGER PRIMARY KEY, at REAL, slice TEXT, clause TEXT,
+    total REAL, tokens INTEGER, missing INTEGER, chance REAL, key TEXT);
+CREATE TABLE IF NOT EXISTS seeds (id INTEGER PRIMARY KEY, seed TEXT);
+"""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is kept of one scored request in one cell."""
+
+    at: float
+    slice: str
+    clause: str
+    total: float
+    tokens: int
+    missing: int
+    chance: float
+    key: str
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What becomes durable together.
+
+    Args:
+        meta: name -> plain data.
+        taken: of each start of a gateway, the first row that is not in the state.
+        outbox: number -> a record for the ledger.
+    """
+
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    taken: Mapping[Start, int] = field(default_factory=dict)
+    outbox: Mapping[int, Any] = field(default_factory=dict)
+    samples: Sequence[Sample] = ()
+    seeds: Sequence[int] = ()
+
+
+class Store:
+    """See above; for several threads, one of which at a time is in it.
+
+    Args:
+        folder: made where it does not exist; held by this process until `close`.
+
+    Raises:
+        MeasurementError: it cannot be written, is no store, or another leader has it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self._lock = folder / FILE, RLock()
+        self._held = _hold(folder)
+        self._commits = 0
+        self._db: sqlite3.Connection | None = None
+        try:
+            self._tried(self._open)
+        except BaseException:
+            self.close()
+            raise
+
+    def meta(self, name: str) -> Any:
+        """Plain data, or None."""
+        found = self._rows("SELECT value FROM meta WHERE name = ?", name)
+        return json.loads(found[0][0]) if found else None
+
+    def taken(self) -> dict[Start, int]:
+        rows = self._rows("SELECT gateway, start, number FROM taken ORDER BY rowid")
+        return {(gateway, start): number for gateway, start, number in rows}
+
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(int(seed) for (seed,) in self._rows("SELECT seed FROM seeds ORDER BY id"))
+
+    def outbox(self, most: int = 256) -> dict[int, Any]:
+        """What the ledger was not told yet, oldest first."""
+        rows = self._rows("SELECT n, record FROM outbox ORDER BY n LIMIT ?", most)
+        return {n: json.loads(record) for n, record in rows}
+
+    def behind(self) -> int:
+        return self._rows("SELECT count(*) FROM outbox")[0][0]
+
+    def samples(self, most: int = 1000) -> tuple[Sample, ...]:
+        """The latest, newest first."""
+        columns = "at, slice, clause, total, tokens, missing, chance, key"
+        query = f"SELECT {columns} FROM samples ORDER BY id DESC LIMIT ?"
+        return tuple(Sample(*row) for row in self._rows(query, most))
+
+    def commit(self, commit: Commit) -> None:
+        """Keep all of it, or nothing.
+
+        Raises:
+            MeasurementError: it could not be kept; the same again may be.
+        """
+        self._tried(lambda: self._commit(commit))
+
+    def told(self, until: int) -> None:
+        """The ledger has every record up to a number."""
+
+        def delete() -> None:
+            with self._present() as db:
+                db.execute("DELETE FROM outbox WHERE n <= ?", (until,))
+
+        self._tried(delete)
+
+    def refuse_gone(self) -> None:
+        """Refuse to write to a file that nobody will find again.
+
+        Raises:
+            MeasurementError: the file is not where it was, or another one is.
+        """
+        with self._lock:
+            if self._db is not None and _identity(self.path) != self._inode:
+                db, self._db = self._db, None
+                with suppress(sqlite3.Error):
+                    db.close()
+            if self._db is None:
+                raise MeasurementError(f"{self.path} is gone")
+
+    def renew(self, commit: Commit) -> None:
+        """Begin the file again with all there is, where it is gone.
+
+        Raises:
+            MeasurementError: it cannot be begun.
+        """
+        with self._lock:
+            if self._db is None:
+                self._tried(self._open)
+            self._tried(lambda: self._commit(commit))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+            if self._held is not None:
+                os.close(self._held)
+                self._held = None
+
+    def _commit(self, commit: Commit) -> None:
+        with self._present() as db:
+            db.executemany(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+                [(name, json.dumps(value)) for name, value in commit.meta.items()],
+            )
+            db.executemany(
+                "INSERT OR REPLACE INTO taken VALUES (?, ?, ?)",
+                [(*start, number) for start, number in commit.taken.items()],
+            )
+            db.executemany(
+                "INSERT OR IGNORE INTO outbox VALUES (?, ?)",
+                [(n, json.dumps(record)) for n, record in commit.outbox.items()],
+            )
+            db.executemany(
+                "INSERT INTO samples (at, slice, clause, total, tokens, missing, chance, key) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [tuple(vars(sample).values()) for sample in commit.samples],
+            )
+            db.executemany("INSERT INTO seeds (seed) VALUES (?)", [(str(s),) for s in commit.seeds])
+            if self._commits % _EVERY == 0:
+                _sweep(db)
+        self._commits += 1
+
+    def _present(self) -> sqlite3.Connection:
+        self.refuse_gone()
+        assert self._db is not None
+        return self._db
+
+    def _rows(self, query: str, *values: Any) -> list[Any]:
+        def read() -> list[Any]:
+            with closing(self._present().execute(query, values)) as cursor:
+                return cursor.fetchall()
+
+        return self._tried(read)
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # it holds the key of the split; what SQLite puts beside it has the same rights
+        self.path.touch(0o600)
+        self._db = sqlite3.connect(self.path, timeout=_PATIENCE_S, check_same_thread=False)
+        try:
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            (layout,) = self._db.execute("PRAGMA user_version").fetchone()
+            if layout not in (0, _LAYOUT):
+                raise MeasurementError(
+                    f"{self.path} is of layout {layout}, and this version knows {_LAYOUT}",
+                    hint="use the servanda that wrote it, or another --state",
+                )
+            self._db.executescript(_SCHEMA)
+            self._db.execute(f"PRAGMA user_version={_LAYOUT}")
+            self._db.commit()
+        except BaseException:
+            db, self._db = self._db, None
+            db.close()
+            raise
+        self._inode = _identity(self.path)
+
+    def _tried(self, act: Callable[[], T]) -> T:
+        with self._lock:
+            try:
+                return act()
+            except (sqlite3.Error, OSError, ValueError) as error:
+                if self._db is not None:
+                    with suppress(sqlite3.Error):
+                        self._db.rollback()
+                raise MeasurementError(
+                    f"{self.path} cannot be used: {error}",
+                    hint="free the disk or the lock; nothing is lost, and it is tried again",
+                ) from None
+
+
+def _sweep(db: sqlite3.Connection) -> None:
+    """What is too old, or too much."""
+    (last,) = db.execute("SELECT coalesce(max(id), 0) FROM samples").fetchone()
+    db.execute(
+        "DELETE FROM samples WHERE id <= ? OR at < (SELECT max(at) FROM samples) - ?",
+        (last - _KEPT, _KEPT_S),
+    )
+    (last,) = db.execute("SELECT coalesce(max(id), 0) FROM seeds").fetchone()
+    db.execute("DELETE FROM seeds WHERE id <= ?", (last - _SEEDS,))
+    # written last, and not begun last: a gateway may outlive many others
+    db.execute(
+        "DELETE FROM taken WHERE rowid NOT IN "
+        "(SELECT rowid FROM taken ORDER BY rowid DESC LIMIT ?)",
+        (STARTS,),
+    )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _hold(folder: Path) -> int | None:
+    """The lock of a folder: two leaders would write one state in turn."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = os.open(folder / "leader.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise MeasurementError(
+            f"{folder} cannot be used: {error.strerror or error}", hint="name another --state"
+        ) from None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        raise MeasurementError(
+            f"{folder} is in use by another leader", hint="end that one, or name another --state"
+        ) from None
+    return held

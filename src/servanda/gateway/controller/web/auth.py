@@ -1,0 +1,161 @@
+# The guard before every route: who asks, within which limits, and what a browser may do with
+# the answer.
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from servanda.errors import ServandaError
+from servanda.gateway.controller.web.requests import Refused
+from servanda.gateway.http.api_keys import RIGHTS, Holder, Keys, Right
+
+OPEN = "/healthz"  # the one path that needs no key
+ASSETS = "/assets/"
+HOLDER = "servanda.holder"  # of the scope
+_SAFE = (
+    ("x-content-type-options", "nosniff"),
+    ("x-frame-options", "DENY"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+    (
+        "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much the listener takes on.
+
+    Args:
+        in_flight: requests that are answered at a time; follows: of them, those of gateways.
+        follow_bytes, act_bytes: of a body.
+        idle_s: how long a client may take to send a body, or to read an answer.
+    """
+
+    in_flight: int = 64
+    follows: int = 8
+    follow_bytes: int = 16 << 20
+    act_bytes: int = 64 << 10
+    idle_s: float = 30.0
+
+
+class Guarded:
+    """An app behind keys, limits and headers."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, limits: Limits) -> None:
+        self._app, self._keys, self._limits = app, keys, limits
+        self._in_flight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)  # the lifespan; there are no web sockets
+            return
+
+        async def safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _SAFE:
+                    headers[name] = value
+                if message["status"] in (408, 413):
+                    headers["connection"] = "close"  # the rest of the body is not waited for
+                if not scope["path"].startswith(ASSETS) or message["status"] != 200:
+                    headers["cache-control"] = "no-store"
+            # who reads slowly holds a place that others need
+            await asyncio.wait_for(send(message), self._limits.idle_s)
+
+        if self._in_flight >= self._limits.in_flight:
+            await busy()(scope, receive, safely)
+            return
+        self._in_flight += 1
+        try:
+            answer = None if scope["path"] == OPEN else self._stopped(scope)
+            await (answer or self._app)(scope, receive, safely)
+        except asyncio.TimeoutError:
+            return  # the client reads no more; the server closes the connection
+        finally:
+            self._in_flight -= 1
+
+    def _stopped(self, scope: Scope) -> Response | None:
+        """Why a request comes no further; None where it does."""
+        headers = Headers(scope=scope)
+        given = headers.getlist("authorization")
+        holder = self._keys.who(given[0] if len(given) == 1 else None)
+        if holder is None:
+            message = "a key is needed: Authorization: Bearer KEY"
+            if given:
+                message = "this key is not known here"
+            return told(
+                Refused(401, message, "in a browser: any user, and the key for the password"),
+                {"www-authenticate": 'Basic realm="servanda", charset="UTF-8"'},
+            )
+        # a browser says where a request comes from; ours come from our own page
+        if scope["method"] not in ("GET", "HEAD") and headers.get(
+            "sec-fetch-site", "same-origin"
+        ) not in ("same-origin", "none"):
+            return told(Refused(403, "this comes from another site"))
+        scope[HOLDER] = holder
+        return None
+
+
+def holder_of(request: Request) -> Holder:
+    return request.scope[HOLDER]
+
+
+def allowed(request: Request, *rights: Right) -> None:
+    """Pass whoever has one of the rights.
+
+    Raises:
+        Refused: who asks has none of them.
+    """
+    holder = holder_of(request)
+    if any(map(holder.may, rights)):
+        return
+    roles = " or ".join(dict.fromkeys(RIGHTS[right][0] for right in rights))
+    raise Refused(
+        403,
+        f"{holder.name} is {_an(holder.role)}, and this needs the role {roles}",
+        "ask with such a key, or give this one the role in the file of keys",
+    )
+
+
+def _an(role: str) -> str:
+    return f"an {role}" if role[0] in "aeiou" else f"a {role}"
+
+
+def busy() -> Response:
+    return told(Refused(503, "too many requests at a time", "ask again"), {"retry-after": "1"})
+
+
+def told(error: Refused, headers: dict[str, str] | None = None) -> Response:
+    """An error as JSON."""
+    return told_as(error.status, error, headers)
+
+
+def told_as(status: int, error: ServandaError, headers: dict[str, str] | None = None) -> Response:
+    found = {
+        "message": "; ".join(_line(error)),
+        "hint": next((p.hint for p in error.problems if p.hint), ""),
+        "code": status,
+    }
+    return json_reply({"error": found}, status, headers)
+
+
+def _line(error: ServandaError) -> Iterable[str]:
+    return (f"{p.where}: {p.message}" if p.where else p.message for p in error.problems)
+
+
+def json_reply(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    body = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return Response(body, status, headers, media_type="application/json")

@@ -1,0 +1,210 @@
+# The work of a leader: rows in, evidence kept, routes out.  It has no thread of its own.
+#
+# Three locks, taken in this order: one for the engine, one for what is kept, and one that is
+# never held for long, for whoever follows or looks does not wait.
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, RLock
+
+from servanda.errors import ContractError, MeasurementError, ServandaError
+from servanda.gateway.controller.gateways import Gateways
+from servanda.gateway.controller.intake import Intake
+from servanda.gateway.controller.messages import Message
+from servanda.gateway.controller.rescoring import Down, Scored, Scorer
+from servanda.gateway.controller.state import Change, Core
+from servanda.gateway.controller.status_builder import nearness
+from servanda.gateway.controller.watched_cells import Watching
+from servanda.runner.measurement import Open
+
+_TOKENS = 65_536  # of a batch
+_EARLY_S = 30.0  # in which gateways find a leader that was begun again
+_POINTS, _POINT_S = 720, 5.0  # of the history of each slice
+
+
+class Work:
+    """What a leader does, one step at a time; from any thread.
+
+    Args:
+        clock: unix seconds.
+        timeout_s: after which an engine that does not answer is killed.
+        room: rows that wait for train at most.
+
+    `problem`: why nothing is scored; "" where it is.
+    """
+
+    def __init__(
+        self,
+        watching: Watching,
+        core: Core,
+        open_: Open,
+        *,
+        clock: Callable[[], float],
+        timeout_s: float,
+        room: int,
+    ) -> None:
+        self.watching, self.core, self._open = watching, core, open_
+        self._clock, self._timeout_s, self._began = clock, timeout_s, clock()
+        self._scores, self.commits, self.lock = RLock(), RLock(), RLock()
+        self.wake = Condition(self.lock)
+        self.intake = Intake(core.taken, rows=room)
+        self.gateways = Gateways()
+        self.history: dict[str, deque[tuple[float, float]]] = {}
+        self.scorer = self._new_scorer(watching)
+        self.problem = ""
+        self._done: deque[tuple[int, Scored]] = deque()  # with the epoch that they were scored in
+        self._pointed = float("-inf")
+        try:
+            self.scorer.start()
+        except ContractError:
+            raise
+        except ServandaError as error:  # it is asked again with the first row
+            self.problem = _first(error)
+        self.settle()
+
+    def _new_scorer(self, watching: Watching) -> Scorer:
+        return Scorer(
+            watching,
+            self._open,
+            clock=time.monotonic,
+            timeout_s=self._timeout_s,
+            seeds=self.core.store.seeds(),
+            since=self.core.kept.since,
+        )
+
+    def offer(self, said: Message) -> int:
+        """Take a gateway's message; the number of the first row that is not durable."""
+        now = self._clock()
+        with self.lock:
+            taken = self.intake.offer(
+                said.start, said.first, said.rows, now=now, launched=said.launched
+            )
+            self.gateways.heard(*said.start, said.version, said.counts, latest=said.latest, now=now)
+            self.wake.notify_all()
+        if said.version > self.core.snapshot.version:
+            with self.commits:
+                self.core.outrun(said.version)
+        return taken
+
+    def score(self) -> bool:
+        """Score one batch; whether there was one, and it could be."""
+        size = self.watching.contract.kernels.train.batch_size
+        with self._scores:
+            epoch = self.core.epoch
+            with self.lock:
+                rows = self.intake.take(size, _TOKENS, now=self._clock())
+            try:
+                scored = self.scorer.score(rows) if rows else []
+                self.problem = "" if rows else self.problem
+            except Down as down:
+                self.problem = _first(down)
+                scored = self._without_train(down, size)
+            except BaseException:
+                with self.lock:
+                    self.intake.put_back(rows)
+                raise
+            with self.commits:
+                self._done.extend((epoch, one) for one in scored)
+        return bool(scored) and not self.problem
+
+    def _without_train(self, down: Down, size: int) -> list[Scored]:
+        """Rows that found no room are missing, whether train answers or not."""
+        with self.lock:
+            self.intake.put_back(down.rows)
+            rows = self.intake.take(size, _TOKENS, now=self._clock(), dropped=True)
+        try:
+            return self.scorer.score(rows) if rows else []
+        except Down as again:
+            with self.lock:
+                self.intake.put_back(again.rows)
+            return []
+
+    def settle(self) -> bool:
+        """Keep what was scored, and look at the slices; whether that could be kept."""
+        with self.commits:
+            known = self.core.known(self.scorer.digests, now=self._clock())
+            if known is not None:
+                self.core.fingerprints = self.scorer.fingerprints
+                if not self.kept(known):
+                    return False
+                self.scorer.since = self.core.kept.since
+            waiting = [*self._done]
+            # of kernels that nobody asks about any more there is no evidence
+            scored = [s if e == self.core.epoch else Scored(s.row) for e, s in waiting]
+            if not self.kept(self.core.with_evidence(scored)):
+                return False
+            for _ in waiting:
+                self._done.popleft()
+            with self.lock:
+                self.intake.durable([one.row for one in scored])
+                self._remember()
+            return True
+
+    def kept(self, change: Change) -> bool:
+        """Keep a change; whether that could be done."""
+        now = self._clock()
+        with self.lock:
+            facts = self.gateways.facts(now, self.scorer.floors)
+            rates = self.gateways.rates(now)
+            # after a restart nothing is known of the traffic for a moment, and that is no news
+            early = not self.gateways.any and now < self._began + _EARLY_S
+        cost_s = self.scorer.cost_s or 0.0
+        return self.core.commit(
+            change, None if early else facts, now=now, rates=rates, cost_s=cost_s
+        )
+
+    def insist(self, change: Change) -> None:
+        """Keep what a person asked for.
+
+        Raises:
+            MeasurementError: it cannot be kept, and nothing was changed.
+        """
+        if not self.kept(change):
+            raise MeasurementError(
+                f"it cannot be kept now: {self.core.problem}",
+                hint="nothing was changed; ask again when the store works",
+            )
+
+    def follow(self, watching: Watching) -> None:
+        """Follow another version of the contract.
+
+        Raises:
+            ServandaError: it cannot be; the one before is followed as it was.
+        """
+        with self._scores:
+            old, new = self.watching.contract, watching.contract
+            scorer, same = self._new_scorer(watching), old.kernels.train == new.kernels.train
+            scorer.adopt(self.scorer, engine=same)
+            try:
+                scorer.start()  # it may load for longer than a route lasts: others keep and look
+                with self.commits:
+                    keep = old.digest == new.digest
+                    self.insist(self.core.follow(watching, keep=keep, now=self._clock()))
+                    before, self.scorer, self.watching = self.scorer, scorer, watching
+                    scorer.since = self.core.kept.since
+                    self.problem = ""
+            except BaseException:
+                self.scorer.adopt(scorer, engine=same)
+                scorer.end()
+                raise
+            before.end()
+            self.settle()
+
+    def _remember(self) -> None:
+        """How near each slice is to a decision, for the page."""
+        now = self._clock()
+        if now - self._pointed < _POINT_S:
+            return
+        self._pointed = now
+        for name, near in nearness(self.core.rules, self.core.state).items():
+            self.history.setdefault(name, deque(maxlen=_POINTS)).append((now, near))
+
+    def close(self) -> None:
+        self.scorer.end()
+
+
+def _first(error: ServandaError) -> str:
+    return str(error).split("\n", 1)[0]

@@ -1,0 +1,278 @@
+# Keys: who may ask a gateway or its leader for what.  Their texts are kept as digests alone,
+# and no message repeats one, nor the line that it stands in.
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from servanda.contract import yaml_reader
+from servanda.contract.yaml_reader import Marks
+from servanda.errors import ContractError, Problem, Where
+from servanda.registry import nearest, quoted
+
+Role = Literal["client", "viewer", "operator", "admin", "gateway"]
+Right = Literal["ask", "read", "pin", "reload", "follow", "route"]
+ROLES: tuple[Role, ...] = get_args(Role)
+# right -> roles that have it, the least one first
+RIGHTS: Mapping[Right, tuple[Role, ...]] = {
+    "ask": ("client",),
+    "read": ("viewer", "operator", "admin"),
+    "pin": ("operator", "admin"),
+    "reload": ("admin",),
+    "follow": ("gateway",),
+    "route": ("gateway",),  # snapshot and decide: they tell where a request lands
+}
+SHORTEST = 16  # characters of a key
+_FIELDS = ("name", "role", "key", "key_env")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,79}")
+_KEY = re.compile("[!-~]+")  # what a header can carry
+_FORM = "write - {name: anna, role: operator, key_env: ANNA_KEY}"
+_LARGEST = 1 << 20  # bytes of a file
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Whose key it is."""
+
+    name: str
+    role: Role
+
+    def may(self, right: Right) -> bool:
+        return self.role in RIGHTS[right]
+
+
+class Keys:
+    """The keys that are known, as keyed digests, and who holds each.
+
+    They may be exchanged while they are in use, by `take`.
+
+    Args:
+        warning: what is wrong with the file's permissions; "" for nothing.
+    """
+
+    def __init__(self, held: Mapping[Holder, str], *, warning: str = "") -> None:
+        salt = secrets.token_bytes(32)
+        # one value, so that nobody sees the digests of one file with the salt of another
+        self._known = salt, tuple((_digest(salt, key), holder) for holder, key in held.items())
+        self.warning = warning
+
+    @classmethod
+    def of(cls, *held: tuple[str, Role, str]) -> Keys:
+        """From (name, role, key) of each holder."""
+        return cls({Holder(name, role): key for name, role, key in held})
+
+    @classmethod
+    def read(cls, path: Path, environ: Mapping[str, str] = os.environ) -> Keys:
+        """From a file: a YAML list of {name, role, key} or {name, role, key_env}.
+
+        Args:
+            environ: where the variables of key_env are looked up.
+
+        Raises:
+            ContractError: it cannot be read, or every problem of it at once, each with its
+                place; a key is in none of them.
+        """
+        data, places = _listed(_text_of(path), str(path))
+        problems = sorted(_problems(data, places, environ), key=_place)
+        if problems:
+            raise ContractError.all(problems)
+        held = {Holder(one["name"], one["role"]): _key_of(one, environ) for one in data}
+        return cls(held, warning=_warning(path))
+
+    def plus(self, *held: tuple[str, Role, str]) -> Keys:
+        """The same keys, and those of further holders: (name, role, key) of each."""
+        found, (salt, before) = copy(self), self._known
+        more = ((_digest(salt, key), Holder(name, role)) for name, role, key in held)
+        found._known = salt, (*before, *more)
+        return found
+
+    def take(self, others: Keys) -> None:
+        """Know these from now on, and none of those before.
+
+        Raises:
+            ContractError: users needed a key, and would need none.
+        """
+        if self.clients and not others.clients:
+            raise ContractError(
+                "no holder has the role client any more, and without one nobody needs a key",
+                hint="to serve users without keys, start the gateway anew",
+            )
+        self._known, self.warning = others._known, others.warning
+
+    @property
+    def clients(self) -> bool:
+        """Whether users need a key."""
+        return any(holder.role == "client" for _, holder in self._known[1])
+
+    @property
+    def holders(self) -> tuple[Holder, ...]:
+        return tuple(holder for _, holder in self._known[1])
+
+    def who(self, authorization: str | None) -> Holder | None:
+        """Whose key a header holds; it takes equally long for every wrong one.
+
+        Args:
+            authorization: the header's value, `Bearer KEY`, or `Basic` with any user and KEY for
+                the password, as browsers send it; None: there was none.
+        """
+        found = None
+        salt, held = self._known
+        given = _digest(salt, _given(authorization))
+        for digest, holder in held:  # to the end: where it was found cannot be timed
+            if hmac.compare_digest(given, digest):
+                found = holder
+        return found
+
+    def __repr__(self) -> str:
+        return f"Keys of {', '.join(f'{h.name} ({h.role})' for h in self.holders) or 'nobody'}"
+
+
+def _digest(salt: bytes, key: str) -> bytes:
+    return blake2b(key.encode("utf-8", "surrogateescape"), key=salt).digest()
+
+
+def _given(authorization: str | None) -> str:
+    """The key in a header; "", which nobody holds, where there is none."""
+    scheme, _, rest = (authorization or "").strip().partition(" ")
+    if scheme.lower() == "bearer":
+        return rest.strip()
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        text = base64.b64decode(rest.strip(), validate=True).decode("utf-8", "surrogateescape")
+    except (binascii.Error, ValueError):
+        return ""
+    return text.partition(":")[2]
+
+
+def _text_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise ContractError(
+            f"{path} cannot be read: {error.strerror or error}",
+            hint=f"give a file of keys: {_FORM}",
+        ) from None
+    if len(data) > _LARGEST:
+        raise ContractError(f"{path} is larger than {_LARGEST:,} bytes", hint=_FORM)
+    return data.decode("utf-8-sig", "surrogateescape")
+
+
+def _listed(text: str, name: str) -> tuple[list[Any], Marks]:
+    """What a file lists.  What the reader of YAML says may repeat a key, so it is not shown."""
+    try:
+        data, places, problems = yaml_reader.read(text, name, noun="file of keys", listed=True)
+    except ContractError as error:
+        problems = error.problems
+    else:
+        if data and not problems:
+            return data, places
+        problems = problems or [Problem("", Where(name, 1, 1))]
+    message, hint = "this is not a list of keys in YAML", f"{_FORM}; a key is best in quotes"
+    raise ContractError.all([Problem(message, _bare(p.where), hint) for p in problems])
+
+
+def _bare(where: Where | None) -> Where | None:
+    """The place without its line, which may hold a key."""
+    return where and replace(where, text="")
+
+
+def _place(problem: Problem) -> tuple[int, int]:
+    return (problem.where.line, problem.where.column) if problem.where else (0, 0)
+
+
+def _problems(data: list[Any], places: Marks, environ: Mapping[str, str]) -> Iterator[Problem]:
+    names: dict[str, int] = {}
+    keys: dict[str, int] = {}
+    for i, one in enumerate(data):
+        here = _bare(places.near((i,)))
+        if not isinstance(one, dict):
+            yield Problem("a holder is a mapping", here, _FORM)
+            continue
+        for field in one:
+            if field not in _FIELDS:
+                hint = nearest(field, _FIELDS)
+                hint = hint if hint.startswith("did") else f"keys: {', '.join(_FIELDS)}"
+                yield Problem("a holder has no such key", _bare(places.key((i, field))), hint)
+        name = one.get("name")
+        at = _bare(places.near((i, "name")))
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            hint = "it begins with a letter or digit and has those, '.', '_' and '-', at most 80"
+            yield Problem("a holder needs a name", at, hint)
+        elif name in names:
+            hint = f"two keys of one person have two names, such as {name}-2"
+            yield Problem(f"{name} is there already, in line {names[name]}", at, hint)
+        else:
+            names[name] = at.line if at else 0
+        yield from _role(one, _bare(places.near((i, "role"))))
+        field = "key_env" if "key_env" in one else "key"
+        at = _bare(places.near((i, field)))
+        for message, hint in _amiss(one, environ):
+            yield Problem(message, at, hint)
+            break
+        else:
+            key = _key_of(one, environ)
+            if key in keys:
+                hint = "each holder has a key of their own"
+                yield Problem(f"this is the key of line {keys[key]} again", at, hint)
+            keys.setdefault(key, at.line if at else 0)
+
+
+def _role(one: dict[str, Any], at: Where | None) -> Iterator[Problem]:
+    role = one.get("role")
+    if role in ROLES:
+        return
+    hint = f"known: {', '.join(ROLES)}"
+    if isinstance(role, str) and nearest(role, ROLES).startswith("did"):
+        hint = nearest(role, ROLES)
+    yield Problem("a holder needs a role", at, hint)
+
+
+def _amiss(one: dict[str, Any], environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """What is wrong with a holder's key, and the next move."""
+    if ("key" in one) == ("key_env" in one):
+        yield "a holder needs either key or key_env", "key_env names a variable of the environment"
+        return
+    key = one.get("key", one.get("key_env"))
+    if not isinstance(key, str):
+        yield "a key is text", "put it in quotes"
+        return
+    if "key_env" in one:
+        if key not in environ:
+            yield f"there is no variable {_variable(key)}", "export it before the start"
+            return
+        key = environ[key]
+    if len(key) < SHORTEST:
+        yield (
+            f"a key of {len(key)} characters is too short: {SHORTEST} at least",
+            "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes one",
+        )
+    elif not _KEY.fullmatch(key):
+        yield "a key has printable characters of ASCII and no blanks", "a header carries no others"
+
+
+def _variable(name: str) -> str:
+    """A variable's name; one that is none may be a key in the wrong place."""
+    return quoted(name) if re.fullmatch("[A-Z][A-Z0-9_]{0,59}", name) else "of this name"
+
+
+def _key_of(one: dict[str, Any], environ: Mapping[str, str]) -> str:
+    return environ[one["key_env"]] if "key_env" in one else one["key"]
+
+
+def _warning(path: Path) -> str:
+    if os.name != "posix" or not path.stat().st_mode & 0o077:
+        return ""
+    return f"{path} can be read by others than its owner: chmod 600 {path}"

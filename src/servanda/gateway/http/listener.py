@@ -1,0 +1,296 @@
+# Socket, signals and limits of a server that strangers reach: of the gateway, and of its leader.
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import httptools
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from servanda.engines.server import sockets
+from servanda.engines.tls import Certificate
+from servanda.errors import MeasurementError
+from servanda.gateway.http.error_replies import Header, Refused, refuse
+
+HEAD_BYTES = 64 << 10  # of a request's line and headers
+HEAD_S = 30.0  # from a connection, or the head's first byte, to its last
+KEEP_ALIVE_S = 75  # longer than the usual pause of a client's pool
+_AHEAD = 8  # requests that a connection sends before the first of them is answered
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
+
+
+def bound(host: str, port: int, option: str) -> socket.socket:
+    """A socket at the address, with clients that wait in it; port 0 takes a free one.
+
+    Args:
+        option: of the command line, which named the port.
+
+    Raises:
+        MeasurementError: the address is taken, or none of this machine's.
+    """
+    hint = f"{option} takes another address; port 0 is a free one"
+    taken = sockets.bound(host, port, hint)
+    try:
+        sockets.listen(taken, hint)
+    except MeasurementError:
+        taken.close()
+        raise
+    return taken
+
+
+class Bounded(HttpToolsProtocol):
+    """uvicorn's protocol, with a bound on the bytes and on the time of a request's head.
+
+    A head that comes in one piece, as nearly all do, costs nothing more.  What follows the last
+    chunk of a body is no header, and has the same bound.
+    """
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._in_head, self._head = True, 0  # bytes of it, where it came in pieces
+        self._after = 0  # bytes since the body's last
+        self._late: asyncio.TimerHandle | None = None
+        self._earlier: list[RequestResponseCycle] = []  # requests before the last, unanswered
+        self.parser: Any = Parser(self)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._late = self.loop.call_later(HEAD_S, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._in_time()
+        super().connection_lost(exc)
+        for cycle in self._earlier:  # uvicorn tells the last one alone
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        before = self._in_head
+        self._after += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._in_head and before:  # else it was the end of the last body
+            self._head += len(data)
+        if max(self._head, 0 if self._in_head else self._after) > HEAD_BYTES:
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+        elif self._late is None and (self._in_head or self.cycle.response_complete):
+            # what is left of a body that was answered already has no more time than a head
+            self._late = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._after = 0
+        super().on_body(body)
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.declines:
+            super().on_message_complete()
+
+    def on_headers_complete(self) -> None:
+        if self.parser.declines:
+            return  # its head is read once more
+        self._in_head, self._head, self._after = False, 0, 0
+        self._in_time()
+        before, app = self.cycle, self.app
+        refused = odd(self.parser.get_http_version(), self.headers)
+        if refused is not None:  # in its turn: a request before it may not be answered yet
+            self.app = _refusing(refused)
+        super().on_headers_complete()
+        self.app = app
+        if before is not None and not before.response_complete:
+            self._earlier = [c for c in self._earlier if not c.response_complete] + [before]
+            if len(self._earlier) <= _AHEAD:  # else nobody would hear that the client hangs up
+                self.flow.resume_reading()
+
+    def _in_time(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+
+class Parser:
+    """The parser of httptools, that declines to upgrade to another protocol.
+
+    A server that does not speak what a client offers (h2c, by Java's HttpClient) answers by
+    HTTP/1.1 (RFC 9110, 7.8).  httptools drops the body of such a request, so that its head is
+    read once more, without the offer.
+    """
+
+    def __init__(self, protocol: HttpToolsProtocol) -> None:
+        self._protocol, self._parser = protocol, _parser(protocol)
+
+    @property
+    def declines(self) -> bool:
+        """Whether what is read just now makes an offer; CONNECT asks for a tunnel instead."""
+        return self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
+
+    def feed_data(self, data: bytes) -> None:
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self._parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                if not self.declines:
+                    raise
+                rest = memoryview(rest)[offer.args[0] :]
+            head, self._parser = self._head(), _parser(self._protocol)
+            self._parser.feed_data(head)
+
+    def _head(self) -> bytes:
+        """The head that was read, without the offer."""
+        version, asked = self._parser.get_http_version().encode(), self._protocol
+        lines = [b"%s %s HTTP/%s" % (self._parser.get_method(), asked.url, version)]
+        lines += [b"%s: %s" % one for one in asked.headers if one[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+
+def _parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
+    parser = httptools.HttpRequestParser(protocol)
+    with contextlib.suppress(AttributeError):  # httptools before 0.6.3
+        # as uvicorn does: a request is answered though more came after its `connection: close`
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
+
+
+def odd(version: str, headers: Sequence[Header]) -> Refused | None:
+    """Why a head is refused that servers read differently; None for one that all read alike.
+
+    Args:
+        version: of HTTP, as the request's line has it; headers: names in lower case.
+    """
+    if version not in ("1.0", "1.1"):
+        said = f"HTTP/{version} is not spoken here: ask by HTTP/1.1"
+        return Refused(505, said, "http_version")
+    hosts = sum(name == b"host" for name, _ in headers)
+    if hosts > 1:
+        return Refused(400, f"there are {hosts} Host headers: send one", "hosts")
+    if not hosts and version == "1.1":
+        return Refused(400, "there is no Host header, and HTTP/1.1 needs one: send it", "no_host")
+    return None
+
+
+def _refusing(refused: Refused) -> ASGIApp:
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        await refuse(send, refused, ((b"connection", b"close"),))
+
+    return app
+
+
+class Draining(sockets.Announcing):
+    """A server that goes on for a while after SIGTERM, for those who have not heard of it.
+
+    Another signal ends it at once, and so does Ctrl-C.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        ready: Callable[[], None],
+        drain_s: float,
+        draining: Callable[[], None],
+    ) -> None:
+        super().__init__(config, ready)
+        self._drain_s, self._draining = drain_s, draining
+        self._end: float | None = None  # steady seconds
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if sig != signal.SIGTERM or not self._drain_s or self._end is not None:
+            super().handle_exit(sig, frame)
+            return
+        self._end = time.monotonic() + self._drain_s
+        self._draining()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._end is not None and time.monotonic() >= self._end:
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+class Listening:
+    """An application at a socket, until it is told to end.
+
+    Args:
+        certificate: that clients are shown; None: it speaks plain HTTP.
+        grace_s: what requests under way have left then.
+        ready: called once requests are taken.
+        drain_s: for which it goes on after SIGTERM; draining: called then, in a signal's handler.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        taken: socket.socket,
+        *,
+        certificate: Certificate | None = None,
+        grace_s: int,
+        ready: Callable[[], None] = lambda: None,
+        drain_s: float = 0.0,
+        draining: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._taken = taken
+        config = uvicorn.Config(
+            sockets.ends_quietly(app),
+            http=Bounded,
+            loop="auto",  # uvloop, where there is one
+            ws="none",
+            lifespan="on",
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # whoever connects says nothing of whence
+            backlog=sockets.BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=grace_s,
+        )
+        if certificate is not None:
+            config.load()
+            config.ssl = certificate.context
+
+        def begun() -> None:
+            # modules live as long as the process: to look at all of them for garbage takes tens
+            # of milliseconds each time, in which everybody waits
+            gc.collect()
+            gc.freeze()
+            ready()
+
+        self._server = Draining(config, begun, drain_s, draining)
+
+    def end(self) -> None:
+        """Take no more requests, and end once those under way have; from any thread."""
+        self._server.should_exit = True
+
+    def run(self) -> None:
+        """Serve until SIGTERM, Ctrl-C or `end`.
+
+        Raises:
+            MeasurementError: the application did not start; it said why.
+        """
+
+        try:
+            with sockets.told_to_end(self.end):
+                self._server.run(sockets=[self._taken])
+        except SystemExit:  # of uvicorn, where its application does not start
+            raise MeasurementError("the server did not start") from None

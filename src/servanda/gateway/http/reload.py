@@ -1,0 +1,154 @@
+# Files that are read again while what they say is in use: keys, and certificates.
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from servanda.engines.tls import Certificate
+from servanda.errors import ContractError
+from servanda.gateway.http.api_keys import Keys, Role
+
+_LOOK_S = 0.5  # between two looks at a file
+Stamps = tuple[tuple[int, int, int] | None, ...]
+
+
+class Reread:
+    """Files that are read again once they were written, or on demand.
+
+    Args:
+        files: that are read together.
+        stamps: of the files, when they were read first.
+        read: reads them, and gives a line for people; a ContractError says why what was read
+            before stays in use.
+        say: takes a line for people, from any thread.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        stamps: Stamps,
+        read: Callable[[], str],
+        say: Callable[[str], None],
+    ) -> None:
+        self._files, self._read, self._say = files, read, say
+        self._taken = self._seen = stamps
+        self._demanded = threading.Event()
+
+    def demand(self) -> None:
+        """Have them read at the next look, though they have not changed; from any thread, and
+        by a signal."""
+        self._demanded.set()
+
+    def look(self) -> None:
+        """Read them if they were written, and have not changed since the look before: half a
+        file can be read without an error, too."""
+        now, before = stamps_of(self._files), self._seen
+        self._seen = now
+        written = now != self._taken and now == before and None not in now
+        if not (written or self._demanded.is_set()):
+            return
+        self._demanded.clear()
+        self._taken = now
+        try:
+            self._say(self._read())
+        except ContractError as error:
+            names = " and ".join(map(str, self._files))
+            self._say(f"! {names} cannot be used, and what was read before stays in use:\n{error}")
+
+
+def stamps_of(files: Sequence[Path]) -> Stamps:
+    """Of each file, a value that differs once it is written; None where there is none."""
+    return tuple(map(_stamp, files))
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+class ListenerFiles:
+    """The keys and the certificate of a listener, as their files are now.
+
+    Args:
+        keys: a file of keys; None: there is none.
+        tls: the certificate's chain, and its private key, as `Certificate` takes them; None: the
+            listener speaks plain HTTP.
+        say: takes a line for people, from any thread.
+        held: (name, role, key) of holders that are in no file.
+
+    Raises:
+        ContractError: a file is wrong.
+    """
+
+    def __init__(
+        self,
+        keys: str | None,
+        tls: tuple[str, str | None] | None,
+        say: Callable[[str], None],
+        held: Sequence[tuple[str, Role, str]] = (),
+    ) -> None:
+        self._rereads: list[Reread] = []
+        self.keys = self._keys(Path(keys), say, held) if keys else Keys.of(*held)
+        self.certificate = self._certificate(*tls, say) if tls else None
+        self.scheme = "https" if tls else "http"
+
+    def demand(self) -> None:
+        """Have all of them read soon; from any thread, and by a signal."""
+        for one in self._rereads:
+            one.demand()
+
+    def look(self) -> None:
+        """Read those that were written."""
+        for one in self._rereads:
+            one.look()
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Look at them again and again, in a thread, as long as the block runs."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(_LOOK_S):
+                self.look()
+
+        thread = threading.Thread(target=watch, name="files", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _keys(
+        self, file: Path, say: Callable[[str], None], held: Sequence[tuple[str, Role, str]]
+    ) -> Keys:
+        def read() -> Keys:
+            return Keys.read(file).plus(*held)
+
+        def again() -> str:
+            keys.take(read())
+            known = len(keys.holders) - len(held)
+            told = f"{file} was read again: it has {known} keys"
+            return f"{told}\n! {keys.warning}" if keys.warning else told
+
+        stamps = stamps_of((file,))  # before it is read: what is written meanwhile is seen
+        keys = read()
+        self._rereads.append(Reread((file,), stamps, again, say))
+        return keys
+
+    def _certificate(self, chain: str, key: str | None, say: Callable[[str], None]) -> Certificate:
+        def again() -> str:
+            certificate.read()
+            return f"{chain} was read again: new connections are shown its certificate"
+
+        files = tuple(map(Path, dict.fromkeys((chain, key or chain))))
+        stamps = stamps_of(files)
+        certificate = Certificate(Path(chain), Path(key) if key else None)
+        self._rereads.append(Reread(files, stamps, again, say))
+        return certificate

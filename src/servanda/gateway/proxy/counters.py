@@ -1,0 +1,177 @@
+# Counts: what a gateway did since its start, in plain numbers.  The leader adds gateways up.
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from servanda.gateway.routing.model import Decision, Pool
+
+WHOLE = "all"
+# upper bounds of buckets, seconds; one more bucket holds what is above them
+OVERHEAD_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0)
+FIRST_BYTE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+@dataclass
+class Histogram:
+    """Seconds, counted in buckets.
+
+    Args:
+        bounds: upper ones, rising; buckets: how many lie in each, not added up.
+    """
+
+    bounds: tuple[float, ...]
+    buckets: list[int] = field(default_factory=list)
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.buckets = self.buckets or [0] * (len(self.bounds) + 1)
+
+    def add(self, seconds: float) -> None:
+        self.buckets[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
+
+    def told(self) -> dict[str, Any]:
+        """{"buckets": {bound: how many lie between it and the bound before}, "sum": seconds}.
+
+        >>> told = Histogram((0.1, 1.0), [3, 0, 2], 70.0).told()
+        >>> told["buckets"], told["sum"]
+        ({'0.1': 3, '1.0': 0, 'inf': 2}, 70.0)
+        """
+        names = (*map(repr, self.bounds), "inf")
+        return {"buckets": dict(zip(names, self.buckets, strict=True)), "sum": self.sum}
+
+
+@dataclass
+class Counts:
+    """Cumulative since the gateway's start, unless said; mirrored requests are in no other count.
+
+    Args:
+        decisions: "slice\\tpool\\treason" -> requests; the slice is the most specific one.
+        would: "slice\\tpool" -> requests that would go there, if every slice acted.
+        statuses: "pool\\tstatus" -> replies: 2xx, 4xx, 5xx, or connect, timeout, broken, gone.
+        answers: "slice\\tpool" -> requests whose reply came from that pool, "none" where there was
+            none; the slice is the most specific one.
+        failovers: why infer gave no reply -> requests that stable was asked instead: connect,
+            timeout, broken, 5xx, or breaker where infer was not asked at all.
+        first_byte: pool -> seconds between asking it and the first byte of its reply's body.
+        sampled, dropped: requests that were sampled, and those of them that were given up.
+        unsampled: why a request that was drawn for the sample is no evidence -> how many.
+        mirrored, mirror_dropped: that infer was asked for nobody, and was not for want of room.
+        launched: slice -> requests that infer was sent; every slice of a request.
+        in_flight: pool -> requests now; peak: the most since the last report.
+        slice_in_flight: slice -> requests at infer, the mean since the last report.
+        pools: pool -> "closed", or "open" where its circuit breaker lets nothing through.
+        reflexes: kind -> how often something was wrong that needs no statistics.
+        log: why the log of sampled requests takes no rows now, "" where it does.
+        prompts: of sampled answers, whether infer ran the prompt that stable makes of the request:
+            "equal", "other", or "unknown" where stable did not say.
+    """
+
+    decisions: dict[str, int] = field(default_factory=dict)
+    would: dict[str, int] = field(default_factory=dict)
+    statuses: dict[str, int] = field(default_factory=dict)
+    answers: dict[str, int] = field(default_factory=dict)
+    failovers: dict[str, int] = field(default_factory=dict)
+    overhead: Histogram = field(default_factory=lambda: Histogram(OVERHEAD_S))
+    first_byte: dict[str, Histogram] = field(
+        default_factory=lambda: {pool: Histogram(FIRST_BYTE_S) for pool in ("infer", "stable")}
+    )
+    sampled: int = 0
+    dropped: int = 0
+    unsampled: dict[str, int] = field(default_factory=dict)
+    mirrored: int = 0
+    mirror_dropped: int = 0
+    launched: dict[str, int] = field(default_factory=dict)
+    in_flight: dict[str, int] = field(default_factory=lambda: {"infer": 0, "stable": 0})
+    peak: dict[str, int] = field(default_factory=lambda: {"infer": 0, "stable": 0})
+    slice_in_flight: dict[str, float] = field(default_factory=dict)
+    pools: dict[str, str] = field(default_factory=dict)
+    reflexes: dict[str, int] = field(default_factory=dict)
+    prompts: dict[str, int] = field(default_factory=dict)
+    log: str = ""
+
+    def decided(self, decision: Decision) -> None:
+        name = _of(decision)
+        add(self.decisions, f"{name}\t{decision.pool or 'refused'}\t{decision.reason}")
+        add(self.would, f"{name}\t{decision.would or 'refused'}")
+
+    def replied(self, decision: Decision, pool: Pool | None, first_s: float | None) -> None:
+        """Who a request's reply came from in the end, and how long its first byte took."""
+        add(self.answers, f"{_of(decision)}\t{pool or 'none'}")
+        if pool is not None and first_s is not None:
+            self.first_byte[pool].add(first_s)
+
+    def answered(self, pool: str, status: str) -> None:
+        add(self.statuses, f"{pool}\t{status}")
+
+    def begun(self, pool: Pool) -> None:
+        now = self.in_flight[pool] = self.in_flight[pool] + 1
+        if now > self.peak[pool]:
+            self.peak[pool] = now
+
+    def ended(self, pool: Pool) -> None:
+        self.in_flight[pool] -= 1
+
+    def report(self) -> dict[str, Any]:
+        """Everything, as JSON has it; what is since the last report begins anew."""
+        told = asdict(self)
+        told["overhead"] = self.overhead.told()
+        told["first_byte"] = {pool: of.told() for pool, of in self.first_byte.items()}
+        self.peak = dict(self.in_flight)
+        return told
+
+
+def _of(decision: Decision) -> str:
+    return next((one for one in decision.slices if one != WHOLE), WHOLE)
+
+
+def numbers(told: Any) -> Iterator[tuple[str, Any]]:
+    """What is a count among what somebody told."""
+    if isinstance(told, Mapping):
+        for key, n in told.items():
+            number = isinstance(n, int | float) and not isinstance(n, bool)
+            if number and math.isfinite(n) and n >= 0:
+                yield str(key), n
+
+
+def add(counts: dict[str, int], key: str) -> None:
+    counts[key] = counts.get(key, 0) + 1
+
+
+class Presence:
+    """How many requests of each slice infer answers at a time, as a mean over time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._since = clock, clock()
+        self._now: dict[str, int] = {}
+        self._area: dict[str, float] = {}
+        self._moved: dict[str, float] = {}
+
+    def move(self, slices: tuple[str, ...], by: int) -> None:
+        """Requests of these slices begin (1) or end (-1)."""
+        at = self._clock()
+        for name in slices:
+            self._settle(name, at)
+            self._now[name] = self._now.get(name, 0) + by
+
+    def means(self) -> dict[str, float]:
+        """Since the last call."""
+        at = self._clock()
+        span = at - self._since
+        for name in [*self._now]:
+            self._settle(name, at)
+        found = {name: area / span if span > 0 else 0.0 for name, area in self._area.items()}
+        self._since, self._area = at, {}
+        self._now = {name: n for name, n in self._now.items() if n}
+        self._moved = dict.fromkeys(self._now, at)
+        return found
+
+    def _settle(self, name: str, at: float) -> None:
+        since = self._moved.get(name, at)
+        self._area[name] = self._area.get(name, 0.0) + self._now.get(name, 0) * (at - since)
+        self._moved[name] = at

@@ -1,0 +1,207 @@
+# An exchange: one request of a client, and how its reply is sent on.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from servanda.gateway.http.error_replies import Header, Refused
+from servanda.gateway.http.headers import Head, read
+from servanda.gateway.http.timeouts import Patience
+from servanda.gateway.proxy.config import Limits, Upstream
+from servanda.gateway.proxy.upstreams import ClientError, Failed, Response
+
+_EVENTS = "text/event-stream"
+_WHOLE = 65_536  # bytes of a reply that is read before any of it is sent
+
+
+class Gone(Exception):  # noqa: N818 - a client may leave
+    """The client hung up before its request had come."""
+
+
+@dataclass
+class Exchange:
+    """One request, and what has become of it.
+
+    Args:
+        holder: name of whose key it came with; "" where users need none.
+        begun: whether any of the reply was sent; streams: whether it is of events, to which
+            one may be added; last: its last part.
+        at_fault: why its body was not read to its end, while an upstream was sent it.
+        busy_s: seconds that were not spent waiting for others, so far; since: when the last
+            wait ended.
+        sent: when an upstream was asked, the last time; first_s: how long the first byte of the
+            reply's body took from then; None where none came.
+    """
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    patience: Patience
+    limits: Limits
+    holder: str = ""
+    begun: bool = False
+    streams: bool = False
+    last: bytes = b""
+    at_fault: Exception | None = None
+    more: list[Header] = field(default_factory=list)
+    busy_s: float = 0.0
+    since: float = field(default_factory=perf_counter)
+    sent: float = 0.0
+    first_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.headers: Sequence[Header] = self.scope["headers"]
+        self.head: Head = read(self.headers)
+
+    @property
+    def address(self) -> str:
+        client = self.scope.get("client")
+        return str(client[0]) if client else ""
+
+    @property
+    def client(self) -> str:
+        """Who asks, by what no client can make up: the name of its key, or its address."""
+        return self.holder or self.address
+
+    def pause(self) -> None:
+        """The exchange waits for somebody from now on."""
+        self.busy_s += perf_counter() - self.since
+
+    def resume(self) -> None:
+        self.since = perf_counter()
+
+    async def body(self) -> bytes:
+        """The request's body.
+
+        Raises:
+            Refused: it is too long.
+            Gone: it never came to its end.
+        """
+        most = self.limits.body_bytes
+        self.pause()
+        self.patience.wait_for("body", self.limits.body_s)
+        message = await self.receive()
+        body = message.get("body", b"")
+        if message.get("more_body") and len(body) <= most:
+            parts, size = [body], len(body)
+            while message.get("more_body") and size <= most:
+                message = await self.receive()
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+            body = b"".join(parts)
+        if message["type"] == "http.disconnect":
+            raise Gone
+        self.resume()
+        if len(body) > most:
+            raise Refused(413, f"a body has {most:,} bytes at most: send less", "too_large")
+        return body
+
+    async def whole(self, status: int, headers: list[Header], body: bytes) -> None:
+        """A reply in one piece."""
+        self.begun = True
+        self._came()
+        self.patience.wait_for("client", self.limits.stall_s)
+        await self.send(_start(status, [*headers, *self.more]))
+        if len(body) > _WHOLE:  # more than a connection takes at once: it is waited for
+            await self.parts(body)
+            await self.end()
+        else:
+            await self.send({"type": "http.response.body", "body": body})
+
+    async def start(self, response: Response, headers: list[Header]) -> None:
+        """The head of a reply whose parts come one by one."""
+        self.begun = True
+        whole = response.content_length is not None or is_packed(response)
+        self.streams = is_stream(response) and not whole
+        self.patience.wait_for("client", self.limits.stall_s)
+        await self.send(_start(response.status, [*headers, *self.more]))
+
+    async def part(self, data: bytes) -> None:
+        """The next part of a reply; a client that reads nothing is given up."""
+        self._came()
+        self.last = data
+        self.patience.wait_for("client", self.limits.stall_s)
+        await self.send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def parts(self, data: bytes) -> None:
+        """A long part, of which a slow client has all the time that it takes bytes of it."""
+        for at in range(0, len(data), _WHOLE):
+            await self.part(data[at : at + _WHOLE])
+
+    def _came(self) -> None:
+        if self.first_s is None and self.sent:
+            self.first_s = perf_counter() - self.sent
+
+    async def end(self) -> None:
+        self.patience.wait_for("client", self.limits.stall_s)
+        await self.send({"type": "http.response.body", "body": b""})
+
+    async def give_up(self, refused: Refused) -> None:
+        """End a reply that cannot go on: a stream by an event that says so, any other by a cut."""
+        if not self.streams:
+            self.cut()
+            return
+        ended = self.last.endswith((b"\n\n", b"\r\n\r\n")) or not self.last
+        await self.part((b"" if ended else b"\n\n") + refused.event)
+        await self.end()
+
+    def cut(self) -> None:
+        """Close the connection in the middle of a reply: the client sees that it is not whole."""
+        holder: Any = getattr(self.send, "__self__", None)  # uvicorn's, of the connection
+        with suppress(AttributeError):
+            holder.disconnected = True  # or it would report that the reply is not complete
+            holder.transport.abort()
+
+
+def _start(status: int, headers: list[Header]) -> dict[str, Any]:
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+def is_stream(response: Response) -> bool:
+    return response.headers.get("content-type", "").startswith(_EVENTS)
+
+
+def is_packed(response: Response) -> bool:
+    return response.headers.get("content-encoding", "identity").lower() != "identity"
+
+
+async def passed(
+    x: Exchange, response: Response, headers: list[Header], about: Upstream, begun: bytes = b""
+) -> None:
+    """Send a reply on, byte for byte.
+
+    Args:
+        begun: what was read of it already.
+
+    Raises:
+        Failed: it broke off; before any of it was sent where `begun` is false.
+    """
+    length = response.content_length
+    content = response.content
+    if response.status in (204, 304):  # a length is that of a body that does not come
+        headers = [(name, value) for name, value in headers if name != b"content-length"]
+        length = 0
+    try:
+        if length is not None and length <= _WHOLE:
+            body = await content.read()
+            x.resume()
+            await x.whole(response.status, headers, body)
+            x.pause()
+            return
+        await x.start(response, headers)
+        await x.parts(begun)
+        x.pause()
+        patience, idle_s = x.patience, about.idle_s
+        patience.wait_for("part", about.first_byte_s)  # a head is often sent before its turn
+        async for data in content.iter_any():
+            await x.part(data)
+            patience.wait_for("part", idle_s)
+    except (ClientError, OSError):
+        raise Failed("broken") from None
+    await x.end()

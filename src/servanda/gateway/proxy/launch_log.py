@@ -1,0 +1,211 @@
+# Launches: what infer was sent, in launch order, and the rows of what was sampled of it.
+#
+# A row is opened when its request is sent, whatever becomes of it, and leaves once it and all
+# rows before it have their answer or are lost: no answer decides about a row (law 5).
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from servanda.gateway.proxy.config import Limits
+from servanda.gateway.proxy.counters import Counts, Presence, add
+from servanda.gateway.proxy.request_log import NOBODY_KNOWS, Log, given_up
+from servanda.gateway.routing.model import Decision, Snapshot
+
+Leg = tuple[str, str]  # run and leg
+_KEPT = 256  # ids of a prompt that a row keeps which is given up
+MESSAGE_ROWS, _MESSAGE_BYTES = 512, 8 << 20
+_DROPPED: Mapping[str, Any] = {"lost": "dropped"}
+
+
+class Row:
+    """A sampled request, open until it has an answer.
+
+    Args:
+        asked: what is known of it at launch; at: when that was, steady seconds.
+    """
+
+    __slots__ = ("asked", "at", "done")
+
+    def __init__(self, asked: dict[str, Any], at: float) -> None:
+        self.asked, self.at = asked, at
+        self.done: bytes | None = None
+
+
+class Launches:
+    """Counts every request to infer, and keeps the rows of sampled ones until they are taken.
+
+    Args:
+        clock: steady seconds; now: unix seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        limits: Limits,
+        counts: Counts,
+        log: Log | None,
+        *,
+        clock: Callable[[], float],
+        now: Callable[[], float],
+    ) -> None:
+        self._name, self._limits, self._counts, self._log = name, limits, counts, log
+        self._clock, self._now = clock, now
+        self._presence = Presence(clock)
+        self._sent: dict[Leg, int] = dict(log.sent) if log else {}
+        self._logged: dict[Leg, int] = dict(log.logged) if log else {}
+        self._open: deque[Row] = deque()
+        self._ready: deque[bytes] = deque()
+        self._rows = self._bytes = 0  # that have their answer, of both
+        self.first = 0  # number of the first row that waits
+        self.on_ready: Callable[[], None] = lambda: None
+
+    @property
+    def room(self) -> bool:
+        """Whether one more request may be sampled."""
+        return len(self._open) + len(self._ready) < 4 * self._limits.rows
+
+    def launch(
+        self,
+        decision: Decision,
+        snapshot: Snapshot | None,
+        sampling: Mapping[str, Any] | None,
+        labels: Mapping[str, str],
+        key: str,
+        best: int = 0,
+    ) -> Row | None:
+        """Count a request, and open its row where it is sampled.
+
+        Args:
+            sampling: as it was asked for; None: it is not sampled.
+            key: a keyed hash of who asked.
+            best: likeliest tokens of each step that infer is asked for.
+        """
+        for name in decision.slices:
+            add(self._counts.launched, name)
+        if snapshot is None:
+            return None
+        leg = (snapshot.run or snapshot.name, snapshot.leg or "gateway")
+        served = self._sent[leg] = self._sent.get(leg, 0) + 1
+        if sampling is None:
+            return None
+        index = self._logged.get(leg, 0)
+        self._logged[leg] = index + 1
+        self._counts.sampled += 1
+        asked = {
+            "index": index,
+            "run": leg[0],
+            "leg": leg[1],
+            "at": self._now(),
+            "served": served,
+            "sampling": sampling,
+            "labels": labels,
+            "key": key,
+            "x-best": best,
+            "x-chance": decision.chance,
+            "x-drawn": decision.drawn,
+            "x-slices": decision.slices,
+            "x-mirrored": decision.mirrored,
+            "x-version": decision.version,
+        }
+        row = Row(asked, self._clock())
+        self._open.append(row)
+        return row
+
+    def resolve(self, row: Row, answer: Mapping[str, Any], prompt: list[int] | None) -> None:
+        """Fill a row, and let go those that no earlier one holds up.
+
+        Args:
+            prompt: ids of the prompt as infer ran it; None where nobody knows them.
+        """
+        if row.done is not None:
+            return  # it was lost by then
+        done = b"" if self._full else _written(row, answer, prompt)
+        if not done or len(done) > _MESSAGE_BYTES:
+            answer = answer if "lost" in answer else _DROPPED
+            short = prompt if prompt is not None and len(prompt) <= _KEPT else None
+            done = _written(row, answer, short)
+        if answer == _DROPPED:
+            self._counts.dropped += 1
+        row.done = done
+        self._rows += 1
+        self._bytes += len(done)
+        self._let_go()
+
+    def sweep(self) -> None:
+        """Rows without an answer for too long are lost."""
+        before = self._clock() - self._limits.row_s
+        for row in [row for row in self._open if row.done is None and row.at < before]:
+            self.resolve(row, {"lost": "timeout"}, None)
+
+    def end(self) -> None:
+        """What has no answer yet is lost: a launched request may not vanish."""
+        for row in [row for row in self._open if row.done is None]:
+            self.resolve(row, {"lost": "the gateway ended"}, None)
+
+    def move(self, slices: tuple[str, ...], by: int) -> None:
+        """Requests of these slices are at infer (1), or no longer (-1)."""
+        self._presence.move(slices, by)
+
+    def present(self) -> dict[str, float]:
+        """Slice -> requests at infer, the mean since the last call."""
+        return self._presence.means()
+
+    def waiting(self, most: int = MESSAGE_ROWS) -> list[bytes]:
+        """The rows that may be sent now, the first one being number `first`."""
+        found: list[bytes] = []
+        size = 0
+        for row in islice(self._ready, most):
+            size += len(row)
+            if found and size > _MESSAGE_BYTES:
+                break
+            found.append(row)
+        return found
+
+    def refused(self) -> None:
+        """The first row that waits is one that the leader cannot read: it is lost.
+
+        Nothing of it stays that came from outside.
+        """
+        self._bytes -= len(self._ready[0])
+        self._ready[0] = given_up(self._ready[0], "refused row")
+        self._bytes += len(self._ready[0])
+
+    def taken(self, number: int) -> None:
+        """Rows before this number are safe elsewhere."""
+        while self._ready and self.first < number:
+            self._rows -= 1
+            self._bytes -= len(self._ready.popleft())
+            self.first += 1
+
+    @property
+    def last(self) -> int:
+        """Number of the row after those that wait."""
+        return self.first + len(self._ready)
+
+    @property
+    def _full(self) -> bool:
+        limits = self._limits
+        return self._rows >= limits.rows or self._bytes >= limits.row_bytes
+
+    def _let_go(self) -> None:
+        went = False
+        while self._open and self._open[0].done is not None:
+            row = self._open.popleft()
+            assert row.done is not None
+            self._ready.append(row.done)
+            if self._log is not None and not self._log.write(row.done, row.asked):
+                add(self._counts.reflexes, "no log")
+            went = True
+        if went:
+            self.on_ready()
+
+
+def _written(row: Row, answer: Mapping[str, Any], prompt: list[int] | None) -> bytes:
+    known = {"prompt_token_ids": prompt} if prompt else NOBODY_KNOWS
+    return msgspec.json.encode({**row.asked, **known, **answer})

@@ -1,0 +1,323 @@
+# Capture: the ids and logprobs of a sampled answer, taken out of the reply that a client gets.
+#
+# What the client did not ask for is left out of its reply, or null where the pool writes that
+# unasked; everything else of it stays as it was, byte for byte within each field.  A reply that
+# is none is passed on as it came.
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from servanda.gateway.proxy.logprob_request import Wish
+from servanda.gateway.proxy.raw_fields import choices_of, parts_of, value_of
+from servanda.gateway.proxy.sse import DONE, Splitter, data_of, with_data
+
+Answer = dict[str, Any]  # of a row: what came back, or {"lost": why}
+WITHOUT_PROMPT = "without the prompt's ids"
+_NAME = "token_id:"
+_WORDS = ("text", "message", "delta")
+_IDS = ("token_ids", "prompt_token_ids")
+_WITHOUT = "without ids and logprobs"
+_NULL = Raw(b"null")
+_MOST_ID, _DIGITS = 2**31 - 1, 10
+_LARGEST = sys.float_info.max
+_SLACK = 1e-5  # a softmax in float32 may exceed 1 by rounding
+_UNKNOWN = -9999.0  # what servers write where they mean -inf
+
+
+class Capture:
+    """One sampled reply, as it passes.
+
+    Args:
+        line_bytes: of one event of a stream, at most; reply_bytes: of all of them.
+
+    Attributes:
+        whole: whether the last of the answer came.
+        prompt_tokens: as the pool counts them; None where it did not say.
+    """
+
+    def __init__(self, wish: Wish, line_bytes: int, reply_bytes: float = math.inf) -> None:
+        self._wish, self._split, self._line_bytes = wish, Splitter(), line_bytes
+        self._room = reply_bytes  # that may come yet
+        self._unread = False  # whether the rest of a stream passes as it is
+        self._prompt: Any = None
+        self._ids: list[Any] = []
+        self._logps: list[Any] = []
+        self._tops: list[Any] = []
+        self._finish: Any = None
+        self._ended_by: Any = None  # what the server says of a stop
+        self._drawn: Any = None  # tokens of the answer, as the server counts them
+        self._fingerprint: Any = None
+        self.prompt_tokens: int | None = None
+        self.whole = False
+        self._said = False  # whether there is any text
+        self._broken = ""
+
+    def reply(self, body: bytes) -> bytes:
+        """A reply that is not streamed, as the client gets it."""
+        found = self._stripped(body)
+        self.whole = True
+        return found or body
+
+    def feed(self, part: bytes) -> bytes:
+        """Part of a stream; what the client gets of it now.
+
+        From an event on that is longer than is kept, it gets the stream as it is.
+        """
+        if self._unread:
+            return part
+        self._room -= len(part)
+        told = b"".join(map(self._event, self._split.feed(part)))
+        told += self._split.between()
+        if self._split.held > self._line_bytes:
+            self._broken, self._unread = "overlong", True
+            told += self._split.rest()
+        return told
+
+    def rest(self) -> bytes:
+        """What the client gets at the end of a stream."""
+        left = self._split.rest()
+        return self._event(left) if left else b""
+
+    def _event(self, event: bytes) -> bytes:
+        data = data_of(event)
+        if data is None:
+            return event
+        if data.strip() == DONE:
+            self.whole = True
+            return event
+        found = self._stripped(data)
+        if found is None:
+            return event
+        return with_data(event, found) if found else b""
+
+    def _stripped(self, data: bytes) -> bytes | None:
+        """JSON without what the client did not ask for: None where nothing of it is there, and
+        empty where there is nothing else."""
+        try:
+            reply = parts_of(data)
+            choices = choices_of(reply["choices"]) if "choices" in reply else []
+            if "error" in reply:
+                self._broken = self._broken or "error"
+            self._fingerprint = value_of(reply, "system_fingerprint") or self._fingerprint
+            changed = self._take_ids(reply)
+            for choice in choices:
+                # one draw of the law, however many were asked for
+                first = value_of(choice, "index") in (None, 0)
+                changed |= self._choice(choice, first)
+                if first and self._wish.kind.by_step:
+                    self._count(reply)
+        except (ValueError, msgspec.MsgspecError, RecursionError):
+            self._broken = "malformed"
+            return None
+        if not changed:
+            return None
+        if self._is_beside(reply, choices):
+            return b""
+        if choices:
+            return msgspec.json.encode({**reply, "choices": choices})
+        return msgspec.json.encode(reply)
+
+    def _is_beside(self, reply: Mapping[str, Raw], choices: list[dict[str, Raw]]) -> bool:
+        """Whether an event is there only for what was asked for beside, and has that no more."""
+        if not choices:
+            return "choices" in reply and value_of(reply, "usage") is None
+        own = self._wish.ids or self._wish.logprobs
+        return self._wish.kind.quiet and not own and all(map(_is_empty, choices))
+
+    def _choice(self, choice: dict[str, Raw], first: bool) -> bool:
+        """Take an answer, or the next part of it; returns whether the client gets less of it.
+
+        Args:
+            first: whether it is the one that is evidence.
+        """
+        logprobs = value_of(choice, "logprobs")
+        if first:
+            self._finish = value_of(choice, "finish_reason") or self._finish
+            for name in ("stop_reason", "matched_stop"):
+                found = value_of(choice, name)
+                self._ended_by = self._ended_by if found is None else found
+            self._said = self._said or any(_says(value_of(choice, name)) for name in _WORDS)
+            self._keep(choice, logprobs)
+        changed = self._take_ids(choice)
+        if not self._wish.logprobs and logprobs is not None:
+            if self._wish.kind.bare and self._wish.chat:
+                del choice["logprobs"]
+            else:
+                choice["logprobs"] = _NULL
+            changed = True
+        return changed
+
+    def _keep(self, choice: Mapping[str, Raw], logprobs: Any) -> None:
+        """Keep the tokens of a part; of an answer that is longer than it was asked to be, or than
+        is kept, none."""
+        if self._room < 0 or len(self._ids) > self._wish.sampling["max_new_tokens"]:
+            self._broken = self._broken or "overlong"
+            self._ids, self._logps, self._tops = [], [], []
+            return
+        self._ids += _listed(value_of(choice, "token_ids"))
+        if isinstance(logprobs, dict):
+            self._take(logprobs)
+
+    def _take(self, logprobs: Mapping[str, Any]) -> None:
+        by_step = self._wish.kind.by_step
+        if by_step or self._wish.chat:
+            steps = [s for s in _listed(logprobs.get("content")) if isinstance(s, dict)]
+            self._ids += [step.get("id") for step in steps] if by_step else []
+            self._logps += [step.get("logprob") for step in steps]
+            self._tops += [dict(map(_likely, _listed(step.get("top_logprobs")))) for step in steps]
+        else:
+            self._logps += _listed(logprobs.get("token_logprobs"))
+            self._tops += _listed(logprobs.get("top_logprobs"))
+
+    def _count(self, reply: Mapping[str, Raw]) -> None:
+        """How many tokens there were, which a server says with the last of them."""
+        usage = value_of(reply, "usage")
+        if isinstance(usage, dict):
+            self._drawn = usage.get("completion_tokens")
+            self.prompt_tokens = usage.get("prompt_tokens")
+
+    def _take_ids(self, part: dict[str, Raw]) -> bool:
+        prompt = value_of(part, "prompt_token_ids")
+        self._prompt = self._prompt if prompt is None else prompt
+        ext = value_of(part, "sglext")
+        if isinstance(ext, dict):  # of a whole stream
+            self._prompt = ext.get("input_ids") or self._prompt
+            self._ids += _listed(next(iter(_listed(ext.get("output_ids"))), None))
+            del part["sglext"]
+        if self._wish.ids:
+            return isinstance(ext, dict)
+        there = [name for name in _IDS if name in part]
+        for name in there:
+            if self._wish.kind.nulls:
+                part[name] = _NULL
+            else:
+                del part[name]
+        return bool(there) or isinstance(ext, dict)
+
+    @property
+    def prompt(self) -> list[int] | None:
+        """The prompt as the pool ran it; None where it did not say."""
+        return self._prompt if _are_ids(self._prompt) else None
+
+    @property
+    def odd(self) -> str:
+        """What is wrong with the answer that needs no statistics; "" for nothing."""
+        if any(not _is_number(value) for value in self._logps):
+            return "unknown logprob"
+        if self._finish == "length" and not (self._said or self._ids or self._logps):
+            return "empty answer"
+        return "malformed" if self._broken == "malformed" else ""
+
+    def answer(self) -> Answer:
+        """The answer as a row has it, or why there is none."""
+        tokens, logps = self._ids, [_logprob(value) for value in self._logps]
+        if self._broken or not self.whole:
+            return {"lost": self._broken or "cut"}
+        if self._finish not in ("stop", "length", "tool_calls"):
+            return {"lost": _text(f"ended by {self._finish}"[:80])}
+        most, by_step = self._wish.sampling["max_new_tokens"], self._wish.kind.by_step
+        if not _are_ids(tokens) or len(logps) != len(tokens) or len(tokens) > most:
+            return {"lost": _WITHOUT}
+        if by_step and self._drawn != len(tokens):
+            return {"lost": _WITHOUT}  # of a token that is half a character, say
+        if self.prompt is None and not by_step:
+            return {"lost": WITHOUT_PROMPT}
+        if any(value is not None and value > _SLACK for value in logps):
+            return {"lost": "malformed"}
+        found: Answer = {"token_ids": tokens, "logprobs": logps, "finish": self._end}
+        best = self._best()
+        if best is not None:
+            found["best"] = best
+        if isinstance(self._fingerprint, str):
+            found["fingerprint"] = _text(self._fingerprint)
+        return found
+
+    @property
+    def _end(self) -> str:
+        """What ended the answer: the model, its length, or what the request had named."""
+        if self._finish == "length":
+            return "length"
+        by = self._ended_by
+        named = isinstance(by, str) or (type(by) is int and by in self._wish.stop_ids)
+        return "stop_string" if named else "stop"
+
+    def _best(self) -> list[list[list[Any]]] | None:
+        """The likeliest tokens of each step; None where they are not told apart by ids."""
+        k = self._wish.best
+        if not k or len(self._tops) != len(self._ids):
+            return None
+        found = []
+        for step in self._tops:
+            pairs = _pairs(step)
+            if pairs is None or len(pairs) < k:
+                return None
+            found.append(pairs[:k])
+        return found
+
+
+def _is_empty(choice: Mapping[str, Raw]) -> bool:
+    """Whether it is a part of a chat's stream without a word, which is not its last one."""
+    return value_of(choice, "delta") == {} and value_of(choice, "finish_reason") is None
+
+
+def _says(part: Any) -> bool:
+    """Whether a text, or a message of a chat, has anything in it."""
+    if isinstance(part, dict):
+        return any(value for name, value in part.items() if name != "role")
+    return bool(part)
+
+
+def _likely(one: Any) -> tuple[str, Any]:
+    """A likely token's name, and its logprob; no name of ours where it is none."""
+    if not isinstance(one, dict):
+        return "", None
+    name = f"{_NAME}{one['id']}" if "id" in one else one.get("token")
+    return name if isinstance(name, str) else "", one.get("logprob")
+
+
+def _text(value: str) -> str:
+    """Text that a row can hold: half a character of UTF-16 is none."""
+    return value.encode(errors="replace").decode()
+
+
+def _pairs(step: Any) -> list[list[Any]] | None:
+    """[token id, logprob] of a step, best first; an unknown one is the last."""
+    if not isinstance(step, dict):
+        return None
+    pairs = []
+    for name, value in step.items():
+        if not isinstance(name, str) or not name.startswith(_NAME):
+            return None
+        digits = name[len(_NAME) :]
+        if not digits.isdecimal() or len(digits) > _DIGITS or int(digits) > _MOST_ID:
+            return None
+        pairs.append([int(digits), _logprob(value)])
+    return sorted(pairs, key=lambda p: (math.inf if p[1] is None else -p[1], p[0]))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= _LARGEST
+
+
+def _logprob(value: Any) -> float | None:
+    """Nats; None where nobody knows it."""
+    return float(value) if _is_number(value) and value > _UNKNOWN else None
+
+
+def _are_ids(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(i) is int and 0 <= i <= _MOST_ID for i in value)
+    )

@@ -1,0 +1,113 @@
+# Tokens: how many a prompt has, and which, by asking a pool that has the tokenizer.  What infer
+# says that it was asked is compared with what stable makes of the same request.
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from hashlib import blake2b
+
+import msgspec
+
+from servanda.gateway.proxy.config import Limits
+from servanda.gateway.proxy.request import Asked
+from servanda.gateway.proxy.server_kinds import KINDS
+from servanda.gateway.proxy.upstreams import Failed, Server
+
+_REMEMBERED = 8192
+_MOST = 64 << 20  # bytes of an answer
+
+
+class _Tokens(msgspec.Struct):
+    count: int | None = None
+    tokens: list[int] | None = None
+
+
+class _Text(msgspec.Struct):
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+
+
+_read = msgspec.json.Decoder(_Tokens).decode
+_rendered = msgspec.json.Decoder(_Text).decode
+
+
+class Tokens:
+    """Asks for prompts, each only once while it is remembered; no text is kept.
+
+    Args:
+        server: whom to ask; None where no pool may be asked now.
+    """
+
+    def __init__(self, limits: Limits, server: Callable[[], Server | None]) -> None:
+        self._limits, self._server = limits, server
+        self._known: OrderedDict[bytes, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    async def count(self, asked: Asked) -> int | None:
+        """Tokens of a prompt; None where nobody said in time."""
+        if asked.known_tokens is not None:
+            return asked.known_tokens
+        if not asked.prompt or len(asked.body) > self._limits.read_bytes:
+            return None
+        body = msgspec.json.encode(asked.about)
+        digest = blake2b(body, digest_size=16).digest()
+        found = self._known.get(digest)
+        if found is not None:
+            self._known.move_to_end(digest)
+            return found
+        answer = await self._ask(asked)
+        if answer is None:
+            return None
+        count = len(answer.tokens or ()) if answer.count is None else answer.count
+        if not count:
+            return None
+        self._known[digest] = count
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return count
+
+    async def ids(self, asked: Asked, server: Server | None = None) -> list[int] | None:
+        """The ids of a prompt; None where nobody said in time.
+
+        Args:
+            server: the one to ask; None: stable, or infer while stable is down.
+        """
+        if asked.known_tokens is not None:
+            try:
+                return msgspec.json.decode(asked.prompt, type=list[int])
+            except msgspec.DecodeError:
+                return None
+        answer = await self._ask(asked, server)
+        return answer.tokens or None if answer is not None else None
+
+    async def _ask(self, asked: Asked, server: Server | None = None) -> _Tokens | None:
+        server = server or self._server()
+        if server is None:
+            return None
+        template = KINDS[server.about.dialect].template
+        body = msgspec.json.encode(asked.about)
+        try:
+            if template:
+                text = asked.prompt
+                if asked.chat:
+                    text = bytes(_rendered(await self._told(server, template, body)).prompt)
+                if not text.startswith(b'"'):
+                    return None
+                # as it reads the text of a request
+                body = b'{"add_special":true,"parse_special":true,"content":' + text + b"}"
+            return _read(await self._told(server, "/tokenize", body))
+        except (Failed, msgspec.DecodeError):
+            return None
+
+    async def _told(self, server: Server, path: str, body: bytes) -> bytes:
+        """What a server answers.
+
+        Raises:
+            Failed: nothing in time, or another status than 200.
+        """
+        status, text = await server.ask(path, body, self._limits.count_s, _MOST)
+        if status != 200:
+            raise Failed("broken")
+        return text

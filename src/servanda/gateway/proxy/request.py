@@ -1,0 +1,178 @@
+# What a user asks: the few fields of a body that decide where it goes.
+#
+# A body is read once, and only these fields of it; texts of prompts and messages are passed
+# over as bytes.  What is sent on are the very bytes that came.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from servanda.gateway.http.error_replies import Refused
+
+_METADATA = "request.metadata."
+_LABEL = 256  # characters of a label: one that is longer is none
+
+
+class _Fields(msgspec.Struct):
+    stream: Any = None
+    prompt: Raw | UnsetType = UNSET
+    messages: Raw | UnsetType = UNSET
+    tools: Raw | UnsetType = UNSET
+    tool_choice: Any = None
+    model: Raw | UnsetType = UNSET
+    metadata: Raw | UnsetType = UNSET
+    # of how a prompt is made of them
+    add_special_tokens: Raw | UnsetType = UNSET
+    add_generation_prompt: Raw | UnsetType = UNSET
+    continue_final_message: Raw | UnsetType = UNSET
+    chat_template_kwargs: Raw | UnsetType = UNSET
+    documents: Raw | UnsetType = UNSET
+    user: Any = None
+    prompt_cache_key: Any = None
+    # by which a proxy was once told whom to send its keys to
+    api_base: Raw | UnsetType = UNSET
+    base_url: Raw | UnsetType = UNSET
+    api_key: Raw | UnsetType = UNSET
+    proxies: Raw | UnsetType = UNSET
+
+
+class _Message(msgspec.Struct):
+    role: Any = None
+    content: Raw | UnsetType = UNSET
+
+
+_read = msgspec.json.Decoder(_Fields).decode
+_messages = msgspec.json.Decoder(list[_Message]).decode
+_OF_CHATS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+_ELSEWHERE = ("api_base", "base_url", "api_key", "proxies")
+
+
+class Asked:
+    """A request for an answer.
+
+    Args:
+        body: as it came; chat: whether it is of /v1/chat/completions.
+
+    Raises:
+        Refused: the body is no JSON object, or says where to send it.
+    """
+
+    def __init__(self, body: bytes, chat: bool) -> None:
+        self.body, self.chat = body, chat
+        try:
+            self._fields = fields = _read(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Refused(400, f"the body is not an object of JSON: {error}", "no_json") from None
+        self.stream = fields.stream is True
+        for name in _ELSEWHERE:
+            if getattr(fields, name) is not UNSET:
+                raise Refused(
+                    400,
+                    f"{name!r} is not for a request to say: leave it out, this gateway's upstreams "
+                    "are those that it was started with",
+                    "elsewhere",
+                )
+
+    @property
+    def prompt(self) -> bytes:
+        """The prompt or the messages, as JSON; empty where there are none."""
+        found = self._fields.messages if self.chat else self._fields.prompt
+        return b"" if isinstance(found, UnsetType) else bytes(found)
+
+    @cached_property
+    def known_tokens(self) -> int | None:
+        """How many tokens a prompt of token ids has; None for any other."""
+        if self.chat or not self.prompt.startswith(b"["):
+            return None
+        inner = self.prompt[1:].lstrip()
+        if not inner[:1].isdigit():
+            return None
+        return self.prompt.count(b",") + 1
+
+    def labels(self, sources: Mapping[str, str], holder: str, route: str) -> dict[str, str]:
+        """The labels that a contract looks at, of those that there are.
+
+        Args:
+            sources: name -> api_key, route or request.metadata.KEY.
+            holder: the name of whose key it is; "" where users need none.
+            route: the path that was asked.
+        """
+        found: dict[str, str] = {}
+        for name, source in sources.items():
+            if source == "api_key":
+                value: Any = holder or None
+            elif source == "route":
+                value = route
+            else:
+                value = self._metadata.get(source.removeprefix(_METADATA))
+            if isinstance(value, bool | int | float):
+                value = str(value)
+            if isinstance(value, str) and len(value) <= _LABEL:
+                found[name] = value
+        return found
+
+    @cached_property
+    def _metadata(self) -> Mapping[str, Any]:
+        raw = self._fields.metadata
+        try:
+            found = None if isinstance(raw, UnsetType) else msgspec.json.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def user(self) -> str:
+        """Who it says that it is for; "" where it says nothing."""
+        for value in (self._fields.prompt_cache_key, self._fields.user):
+            if isinstance(value, str) and value:
+                return value
+        return ""
+
+    def conversation(self) -> str:
+        """What a chat goes on having in common: its system's and its first user's words, hashed.
+
+        "" where it is no chat.
+        """
+        if not self.chat:
+            return ""
+        digest = blake2b(digest_size=16)
+        try:
+            messages = _messages(self.prompt)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return ""
+        for message in messages:
+            if message.role not in ("system", "developer", "user"):
+                continue
+            if not isinstance(message.content, UnsetType):
+                digest.update(message.content)
+            digest.update(b"\0")
+            if message.role == "user":
+                return digest.hexdigest()
+        return ""
+
+    @property
+    def alone(self) -> bool:
+        """Whether `about` says all that its prompt is made of.
+
+        Tokenizers take no documents, and do not hear that no tool may be called: some servers leave
+        the tools out of the prompt then.
+        """
+        fields = self._fields
+        tools = isinstance(fields.tools, UnsetType) or fields.tool_choice != "none"
+        return tools and isinstance(fields.documents, UnsetType)
+
+    @property
+    def about(self) -> dict[str, Raw]:
+        """What a tokenizer needs to know of it."""
+        fields = self._fields
+        named = {"model": fields.model, "add_special_tokens": fields.add_special_tokens}
+        if self.chat:
+            named |= {name: getattr(fields, name) for name in _OF_CHATS}
+        named["messages" if self.chat else "prompt"] = Raw(self.prompt)
+        return {name: value for name, value in named.items() if not isinstance(value, UnsetType)}

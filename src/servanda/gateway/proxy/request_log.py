@@ -1,0 +1,293 @@
+# The log of sampled requests, in the form of docs/how-to/traffic.md.
+#
+# Every start begins a new file, so that half a line which a crash left stays the last of its
+# own; so does a file that is full or old.  Numbers go on from those of all files: counts.json
+# says what they were before the newest one, and only that one has to be read at a start.  Rows
+# are written once a second or so.  While the disk takes none they wait, and the file ends at a
+# whole row; what finds no room meanwhile is given up row by row, for a log with a gap would be
+# worth nothing.
+
+from __future__ import annotations
+
+import fcntl
+import io
+import math
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from servanda.errors import EvidenceError, MeasurementError
+from servanda.gateway.proxy.config import LogFiles
+
+# what stands where nobody could tell the ids of a prompt: no row is without them
+NOBODY_KNOWS: Mapping[str, Any] = {"prompt_token_ids": [0], "x-prompt": "unknown"}
+_OURS = (
+    *("index", "run", "leg", "at", "served", "key"),
+    *("x-best", "x-chance", "x-drawn", "x-slices", "x-mirrored", "x-version"),
+)
+_FILE = re.compile(r"served-([0-9]{4,})\.jsonl")
+_COUNTS = "counts.json"
+_AT_ONCE = 1 << 20
+_FEW = 16  # rows that are given up for one
+_SWEEP_S = 60.0  # between two looks for files that are too old
+NOT_KEPT = "not kept"  # why a row has no answer where no token ids are kept
+WAITING = 64 << 20  # bytes of rows that wait for a disk
+
+
+def given_up(row: bytes, why: str) -> bytes:
+    """A row without anything that came from outside, as lost."""
+    known = {name: value for name, value in msgspec.json.decode(row).items() if name in _OURS}
+    lost = {**known, "sampling": {"max_new_tokens": 1}, **NOBODY_KNOWS, "lost": why}
+    return msgspec.json.encode(lost)
+
+
+class _Numbers(msgspec.Struct):
+    """What numbers go on from: the last row of a leg."""
+
+    run: str
+    leg: str
+    index: int
+    served: int
+
+
+class _Counts(msgspec.Struct):
+    """What the numbers were before a file: of each leg its last row."""
+
+    file: int
+    legs: list[_Numbers]
+
+
+_numbers = msgspec.json.Decoder(_Numbers).decode
+_counts = msgspec.json.Decoder(_Counts).decode
+
+
+class Log:
+    """Rows to files of a folder, for nobody but its owner to read.
+
+    Args:
+        waiting: bytes of rows that may wait for a disk that takes none.
+        clock: steady seconds; now: unix seconds.
+
+    Attributes:
+        sent, logged: (run, leg) -> requests that infer was sent, and rows, so far.
+        problem: why the disk takes no rows now, "" where it does.
+
+    Raises:
+        EvidenceError: a file of the folder is no such log.
+        MeasurementError: there can be no such folder, another gateway writes there, or nothing
+            can be written there.
+    """
+
+    def __init__(
+        self,
+        files: LogFiles,
+        waiting: int = WAITING,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._files, self._clock, self._now = files, clock, now
+        self.problem = ""
+        self._most, self._size = waiting, 0
+        self._short: list[bytes] = []  # rows that were given up, which come before the others
+        self._rows: deque[bytes] = deque()
+        self._over = False  # whether rows were lost, so that it is no log any more
+        self._counted, self._swept = False, -math.inf
+        try:
+            self._begin(files.folder)
+        except OSError as error:
+            raise MeasurementError(
+                f"no log can be kept in {files.folder}: {error.strerror or error}",
+                hint="--log names a folder that can be written",
+            ) from None
+
+    def _begin(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(folder)
+        try:
+            self.sent: dict[tuple[str, str], int] = {}
+            self.logged: dict[tuple[str, str], int] = {}
+            first = self._known(folder / _COUNTS)
+            last = first - 1
+            for file in folder.glob("*.jsonl"):
+                match = _FILE.fullmatch(file.name)
+                last = max(last, int(match[1]) if match else 0)
+                if match is None or int(match[1]) >= first:
+                    for row in _rows(file):
+                        self._note(row.run, row.leg, row.index, row.served)
+            self._number, self._before = last + 1, self._legs()
+            self._open()
+            self._count()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _known(self, path: Path) -> int:
+        """Go on from the counts of an earlier start; the first file that they do not have."""
+        try:
+            found = _counts(path.read_bytes())
+        except (OSError, msgspec.DecodeError):
+            return 1  # all files are read
+        for leg in found.legs:
+            self._note(leg.run, leg.leg, leg.index, leg.served)
+        return found.file
+
+    def _note(self, run: str, leg: str, index: int, served: int) -> None:
+        self.logged[run, leg] = max(index + 1, self.logged.get((run, leg), 0))
+        self.sent[run, leg] = max(served, self.sent.get((run, leg), 0))
+
+    def _legs(self) -> list[_Numbers]:
+        return [_Numbers(*key, n - 1, self.sent[key]) for key, n in self.logged.items()]
+
+    def _open(self) -> io.FileIO:
+        self.path = self._files.folder / f"served-{self._number:04d}.jsonl"
+        self._file: io.FileIO | None = io.FileIO(self.path, "ab", opener=_new)
+        self._whole, self._since = 0, self._clock()
+        return self._file
+
+    def _count(self) -> None:
+        """Write down what the numbers were before the newest file."""
+        new = self._files.folder / f"{_COUNTS}.new"
+        new.unlink(missing_ok=True)
+        with open(new, "wb", opener=_new) as file:
+            file.write(msgspec.json.encode(_Counts(self._number, self._before)))
+        new.replace(self._files.folder / _COUNTS)
+        self._counted = True
+
+    def write(self, row: bytes, asked: Mapping[str, Any]) -> bool:
+        """Add a row; False where others were given up for it, or it finds no room.
+
+        Args:
+            asked: what was known of its request at launch.
+        """
+        if self._over:
+            return False
+        if not self._files.tokens:
+            row = given_up(row, NOT_KEPT)
+        self._rows.append(row + b"\n")
+        self._size += len(row) + 1
+        self._note(asked["run"], asked["leg"], asked["index"], asked["served"])
+        if self._size >= _AT_ONCE and not self.problem:
+            self.flush()
+        return self._size <= self._most or self._shrink()
+
+    def flush(self) -> None:
+        """Write what waits, as far as the disk takes it, and end a file that is full or old."""
+        try:
+            if self._file is not None and self._due:
+                self._file.close()
+                self._file, self._number, self._counted = None, self._number + 1, False
+            self._append()
+            if not self._counted:
+                self._count()
+            self._sweep()
+            problem = ""
+        except OSError as error:
+            problem = error.strerror or type(error).__name__
+        if not self._over:
+            self.problem = problem
+
+    @property
+    def _due(self) -> bool:
+        old = self._clock() - self._since >= self._files.file_s
+        return self._whole > 0 and (old or self._whole >= self._files.file_bytes)
+
+    def _append(self) -> None:
+        data = memoryview(b"".join((*self._short, *self._rows)))
+        size = len(data)
+        if not data:
+            return
+        file = self._file or self._open()
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            with suppress(OSError):  # half a row would be one that nobody can read
+                file.truncate(self._whole)
+            raise
+        self._since = self._since if self._whole else self._clock()
+        self._whole += size
+        self._before = self._legs()
+        self._size = 0
+        self._short.clear()
+        self._rows.clear()
+
+    def _sweep(self) -> None:
+        """Delete the files that nobody wrote to for as long as they are kept."""
+        keep, now = self._files.keep_s, self._clock()
+        if keep is None or now < self._swept + _SWEEP_S:
+            return
+        self._swept = now
+        for file in self._files.folder.iterdir():
+            match = _FILE.fullmatch(file.name)
+            ended = match is not None and int(match[1]) < self._number
+            if ended and self._now() - file.stat().st_mtime >= keep:
+                file.unlink()
+
+    def _shrink(self) -> bool:
+        """Give rows up, the oldest first and few at a time, so that what waits has room."""
+        for _ in range(min(_FEW, len(self._rows))):
+            row = self._rows.popleft()
+            self._short.append(given_up(row, "no room in the log") + b"\n")
+            self._size += len(self._short[-1]) - len(row)
+            if self._size <= self._most:
+                break
+        if self._size > self._most and not self._rows:
+            self._over, self.problem = True, "rows were lost: begin another log"
+        return False
+
+    def close(self) -> None:
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+            if not self._whole:
+                self.path.unlink(missing_ok=True)
+        os.close(self._lock)
+
+
+def _locked(folder: Path) -> int:
+    """A descriptor of the folder, which one gateway at a time has.
+
+    Raises:
+        MeasurementError: another one has it.
+    """
+    found = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(found)
+        raise MeasurementError(
+            f"another gateway writes its log to {folder}",
+            hint="give each gateway a folder of its own, or wait until that one has ended",
+        ) from None
+    except BaseException:
+        os.close(found)
+        raise
+    return found
+
+
+def _new(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_EXCL, 0o600)
+
+
+def _rows(file: Path) -> Iterator[_Numbers]:
+    """Of each row what numbers go on from; half a line at the end is none."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield _numbers(line)
+            except msgspec.DecodeError:
+                if line.endswith(b"\n"):
+                    raise EvidenceError(
+                        f"{file}:{number} is no row of a log of requests",
+                        hint="give the gateway a folder of its own for its log",
+                    ) from None

@@ -1,0 +1,39 @@
+# Sessions: which pool an explicit session is on, so that it does not change in the middle.
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from servanda.gateway.routing.model import Pool
+
+
+class Sessions:
+    """The latest sessions; the one that was silent for longest is forgotten first.
+
+    Args:
+        most: how many; idle_s: after which one is over.
+        clock: seconds, steady.
+    """
+
+    def __init__(self, most: int, idle_s: float, clock: Callable[[], float]) -> None:
+        self._most, self._idle_s, self._clock = most, idle_s, clock
+        self._known: OrderedDict[str, tuple[Pool, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def pool(self, session: str) -> Pool | None:
+        found = self._known.get(session)
+        if found is None:
+            return None
+        if self._clock() >= found[1]:
+            del self._known[session]
+            return None
+        return found[0]
+
+    def put(self, session: str, pool: Pool) -> None:
+        self._known[session] = (pool, self._clock() + self._idle_s)
+        self._known.move_to_end(session)
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)

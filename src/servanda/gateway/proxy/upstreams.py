@@ -1,0 +1,168 @@
+# Upstreams: the pools, asked over kept connections.  No redirects, no cookies, no proxies of
+# the environment; bodies stay as they are.
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from servanda.engines.tls import trusted
+from servanda.gateway.proxy.breaker import Breaker
+from servanda.gateway.proxy.config import Upstream
+from servanda.gateway.routing.model import Pool
+
+_ASKED = frozenset(("/v1/completions", "/v1/chat/completions"))
+_AT_ONCE = 1 << 18
+BROKEN = (500, 502, 503, 504)  # of a pool, where another one may do better
+_SKIPPED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # none but the client's
+
+
+class Failed(Exception):  # noqa: N818 - what an upstream did
+    """An upstream gave no reply: `why` is connect, timeout or broken."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Server:
+    """One upstream.
+
+    Args:
+        name: of its pool; "leader" of the leader.
+        clock: steady seconds.
+    """
+
+    def __init__(self, name: str, about: Upstream, clock: Callable[[], float]) -> None:
+        self.name, self.about, self.best = name, about, about.best
+        self.breaker = Breaker(clock)
+        self._urls = {path: URL(about.base + path, encoded=True) for path in _ASKED}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        about = self.about
+        https = about.base.startswith("https:")
+        connector = aiohttp.TCPConnector(
+            limit=0,
+            keepalive_timeout=about.keep_s,
+            ttl_dns_cache=30,
+            enable_cleanup_closed=False,
+            ssl=(about.verify or trusted()) if https else True,
+        )
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+            skip_auto_headers=_SKIPPED,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=about.connect_s),
+            max_line_size=1 << 16,
+            max_field_size=1 << 16,
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        headers: Sequence[tuple[str, str]] | Mapping[str, str],
+        data: bytes | AsyncIterable[bytes] | io.BytesIO | None,
+    ) -> aiohttp.ClientResponse:
+        """A reply that began.
+
+        Args:
+            path: with its query, encoded.
+
+        Raises:
+            Failed: none did.
+        """
+        assert self._session is not None
+        url = self._urls.get(path) or URL(self.about.base + path, encoded=True)
+        # aiohttp writes bytes at once, and a file part by part: others have their turn meanwhile
+        if isinstance(data, bytes) and len(data) > _AT_ONCE:
+            data = io.BytesIO(data)
+        try:
+            response = await self._session.request(
+                method,
+                url,
+                data=data,
+                headers=headers,
+                allow_redirects=False,
+            )
+        except aiohttp.ClientConnectorError:
+            raise Failed("connect") from None
+        except asyncio.TimeoutError:
+            raise Failed("connect") from None
+        except (aiohttp.ClientError, OSError):
+            raise Failed("broken") from None
+        # nobody asked for another protocol, and beyond 599 there is no status
+        if not 200 <= response.status < 600:
+            response.close()
+            raise Failed("broken")
+        return response
+
+    async def ask(self, path: str, body: bytes, timeout_s: float, most: int) -> tuple[int, bytes]:
+        """Status and body of a small question.
+
+        Raises:
+            Failed: there was no answer within the time, or one of more than `most` bytes.
+        """
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if self.about.key:
+            headers["authorization"] = f"Bearer {self.about.key}"
+
+        async def asked() -> tuple[int, bytes]:
+            response = await self.send("POST", path, headers, body)
+            with contextlib.closing(response):
+                return response.status, await read(response, most)
+
+        try:
+            return await asyncio.wait_for(asked(), timeout_s)
+        except asyncio.TimeoutError:
+            raise Failed("timeout") from None
+
+
+async def read(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """A whole body.
+
+    Raises:
+        Failed: it breaks off, or has more than `most` bytes.
+    """
+    found, whole = await beginning(response, most)
+    if not whole:
+        raise Failed("broken")
+    return found
+
+
+async def beginning(response: aiohttp.ClientResponse, most: int) -> tuple[bytes, bool]:
+    """A body, and True; or, of one that has more than `most` bytes, the first of them, and False.
+
+    Raises:
+        Failed: it breaks off.
+    """
+    found = bytearray()
+    try:
+        async for part in response.content.iter_any():
+            found += part
+            if len(found) > most:
+                return bytes(found), False
+    except (aiohttp.ClientError, OSError):
+        raise Failed("broken") from None
+    return bytes(found), True
+
+
+def servers(pools: Mapping[Pool, Upstream], clock: Callable[[], float]) -> dict[str, Server]:
+    return {name: Server(name, about, clock) for name, about in pools.items()}
+
+
+Response = aiohttp.ClientResponse
+ClientError: Any = aiohttp.ClientError

@@ -1,0 +1,112 @@
+# What gateways follow, made of a state.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from servanda.contract.model import WHOLE
+from servanda.gateway.routing.model import AWAY, SliceRoute, Snapshot
+from servanda.gateway.routing.state import RAMP, RoutingState, Rules, SliceState
+from servanda.judgement.slices.rules import Cut
+
+_DRIFT = 0.25  # of a share of samples, less than which makes no new snapshot
+
+
+def cuts(rules: Rules) -> dict[str, Cut]:
+    """The slices of routing by name: the most specific first, the whole last, which always is."""
+    found = {cell.slice: cell.cut for cell in rules.watched if cell.slice != WHOLE}
+    ordered = sorted(found.values(), key=lambda cut: -len(cut.terms))  # stable: as watched
+    return {**{cut.name: cut for cut in ordered}, WHOLE: Cut(WHOLE)}
+
+
+def acts(rules: Rules, one: SliceState) -> bool:
+    """Whether what is decided of a slice is done: by its pin, or else by the contract's mode."""
+    if rules.contract.stable is None:
+        return False
+    if one.pin is not None and one.pin.to in ("enforce", "observe"):
+        return one.pin.to == "enforce"
+    return rules.enforces
+
+
+def snapshot(
+    rules: Rules,
+    state: RoutingState,
+    *,
+    version: int,
+    salt: str,
+    now: float,
+    samples: Mapping[str, float],
+) -> Snapshot:
+    """The routes of a state.
+
+    Args:
+        version: larger than that of every earlier one.
+        salt: key of the split, hex; the same for the life of a deployment, or sessions move.
+        now: unix seconds; it is valid from now on for `routing.expires`.
+        samples: slice -> of what infer answers, what train scores
+            (`sampling_budget.samples`); a slice that is left out has what the contract says.
+    """
+    policy, contract = rules.policy, rules.contract
+    base = policy.share if state.base is None else state.base
+    envelope = contract.runtime.envelope
+    has_stable = contract.stable is not None
+    outside = envelope.outside if envelope is not None else "stable"
+    return Snapshot(
+        version=version,
+        contract=rules.digest,
+        name=contract.metadata.name,
+        valid_until=now + policy.expires,
+        salt=salt,
+        base=base,
+        mirror=state.mirror,
+        sample=state.sample,
+        run=state.run,
+        leg=state.leg,
+        slices=tuple(
+            _route(rules, state.slices[name], cut, base, samples.get(name, policy.sample))
+            for name, cut in cuts(rules).items()
+        ),
+        labels={name: label.source for name, label in contract.labels.items()},
+        prompt_tokens=envelope.prompt_tokens if envelope is not None else None,
+        outside=outside if has_stable or outside == "refuse" else "infer",
+        without=policy.without_snapshot if has_stable else "infer",
+        has_stable=has_stable,
+    )
+
+
+def _route(rules: Rules, one: SliceState, cut: Cut, base: float, sample: float) -> SliceRoute:
+    pinned = one.pin.to if one.pin is not None and one.pin.to in ("stable", "infer") else ""
+    # without a mirror nobody would see that infer is sound again
+    unseen = one.status in (*AWAY, "recovering") or pinned == "stable"
+    return SliceRoute(
+        cut=cut,
+        status=one.status,
+        share=base * served(one),
+        mirror=rules.policy.mirror if unseen else 0.0,
+        sample=sample,
+        acts=acts(rules, one),
+        critical=any(cell.critical for cell in rules.on(one.name)),
+        pinned=pinned,
+    )
+
+
+def differ(old: Snapshot, made: Snapshot) -> bool:
+    """Whether a snapshot says something else than another, beside its number and its end."""
+    return _lasting(old) != _lasting(made) or any(map(_drifted, old.slices, made.slices))
+
+
+def _lasting(made: Snapshot) -> Snapshot:
+    slices = tuple(replace(one, sample=0.0) for one in made.slices)
+    return replace(made, version=0, valid_until=0.0, slices=slices)
+
+
+def _drifted(old: SliceRoute, made: SliceRoute) -> bool:
+    return abs(made.sample - old.sample) > _DRIFT * old.sample
+
+
+def served(one: SliceState) -> float:
+    """Of an active slice's share, what infer serves of this one, by what was decided of it."""
+    if one.status in AWAY:
+        return 0.0
+    return RAMP[one.step] if one.status == "recovering" else 1.0

@@ -1,0 +1,271 @@
+# Admission: what a contract declares, held against what the engines say and record.
+#
+# Refused before measuring: a limit that its record cannot resolve (law 9), a prompt outside
+# the envelope.  Refused while measuring: a trace that was made otherwise than declared, or
+# that lacks what `observability.record` asks for (law 7).
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+from servanda.contract.identity import GRADES, Description, Grade
+from servanda.contract.model import Contract, Kernel, Path
+from servanda.errors import ContractError, IdentityError, MeasurementError, Problem, Where
+from servanda.judgement.clauses import Cell, CornerFact, ServiceLevel
+from servanda.judgement.plan import Plan
+from servanda.theory.divergence.precision import CAPTURES, TYPICAL_NATS, capture_floor, eta
+from servanda.theory.sampling import Sampling
+from servanda.traces.corpus import Corpus
+from servanda.traces.trace import Trace
+
+_SHOWN = 5  # lines of one file that are printed; the rest is counted
+_ABOUT = ("path", "batch_size", "sampling")
+
+
+def path_of(kernel: Kernel, side: str) -> Path:
+    """How a side scores given tokens: as declared, or infer by decoding and train by prefill."""
+    return kernel.path or ("prefill" if side == "train" else "decode")
+
+
+def refuse_unscored(train: Kernel, description: Description) -> None:
+    """A train kernel that cannot score what infer draws, by the path it declares.
+
+    Raises:
+        MeasurementError: it cannot.
+    """
+    path = path_of(train, "train")
+    if path not in description.scores:
+        can = " or ".join(description.scores)
+        raise MeasurementError(
+            f"the train engine {train.engine!r} cannot score given tokens by {path}",
+            hint=f"declare kernels.train.path: {can}"
+            if can
+            else "let it be infer, the side that draws (B of `compare`), and let a kernel that "
+            "scores prompts be train: `compare` and `selftest` take one by --referee KERNEL",
+        )
+
+
+def refuse_weak_identity(contract: Contract, grade: Grade) -> None:
+    """Weights that are less sure than `weights.identity` asks for (law 8).
+
+    Raises:
+        IdentityError: they are.
+    """
+    wanted = contract.weights.identity
+    if wanted is not None and GRADES.index(grade) > GRADES.index(wanted):
+        raise IdentityError(
+            f"the weights of the two sides are {grade} to be the same, and the contract wants "
+            f"them {wanted}",
+            where=contract.where("weights", "identity"),
+            hint="open a kernel that loads the checkpoint, write its digest as weights_from, or "
+            f"accept weights: {{identity: {grade}}}",
+        )
+
+
+def refuse_unresolved(plan: Plan, descriptions: Mapping[str, Description]) -> None:
+    """A limit below what rounding the records alone reads as (law 9).
+
+    Raises:
+        ContractError: at each such limit.
+    """
+    for side, description in descriptions.items():
+        if description.capture not in CAPTURES:
+            raise MeasurementError(
+                f"the {side} engine records its logprobs as {description.capture!r}",
+                hint=f"Description.capture is one of {', '.join(CAPTURES)}",
+            )
+    sides = ("train", "infer")
+    side = min(sides, key=lambda side: CAPTURES[descriptions[side].capture])
+    capture = descriptions[side].capture
+    problems = {}
+    for cell in plan.cells:
+        limit, floor = cell.clause.at_most, _floor(cell, capture)
+        if isinstance(limit, float) and limit < floor:
+            metric = f"{cell.clause.aggregate or ''} {cell.clause.metric}".strip()
+            problems[cell.place] = Problem(
+                f"clause {cell.clause.id!r} wants {metric} at most {limit:g}, and {side} records "
+                f"its logprobs as {capture}: rounding alone reads as {floor:.1e} on tokens of "
+                f"about {TYPICAL_NATS:g} nats",
+                plan.contract.where(*cell.place, "at_most"),
+                f"write a limit above {floor:.1e}, or let the engine record float32 or float64",
+            )
+    if problems:
+        raise ContractError.all([*problems.values()])
+
+
+def _floor(cell: Cell, capture: str) -> float:
+    if cell.kind.source == "batches":
+        # bits are compared as they are: only a limit between them cannot be told from 0
+        return eta(capture) if cell.clause.at_most else 0.0
+    if cell.kind.source != "workload":
+        return 0.0  # full logits are not recorded, they are reduced as they pass
+    return capture_floor(cell.clause.metric, capture, cell.clause.aggregate or "mean")
+
+
+def refuse_corners(plan: Plan, descriptions: Mapping[str, Description]) -> None:
+    """Corners of the envelope that the kernels cannot run.
+
+    Raises:
+        ContractError: a corner exceeds the model's context.
+    """
+    corners = [cell.kind.corner for cell in plan.cells if isinstance(cell.kind, CornerFact)]
+    context = min((d.context for d in descriptions.values() if d.context), default=None)
+    for corner in corners:
+        prompt = corner.prompt_tokens or 1
+        if context is not None and prompt + corner.width > context:
+            raise ContractError(
+                f"the envelope promises prompts of {prompt} tokens; with {corner.width} new ones "
+                f"they exceed the model's context of {context}",
+                where=plan.contract.where("runtime", "envelope", "prompt_tokens"),
+                hint=f"promise at most {context - corner.width} prompt tokens",
+            )
+
+
+def refuse_long(
+    plan: Plan,
+    descriptions: Mapping[str, Description],
+    prompts: Mapping[str, Sequence[tuple[int, ...]]],
+) -> None:
+    """Loads whose requests the kernels cannot run.
+
+    Raises:
+        ContractError: a load exceeds the model's context.
+    """
+    context = min((d.context for d in descriptions.values() if d.context), default=None)
+    for cell in plan.cells:
+        if not isinstance(cell.kind, ServiceLevel) or context is None:
+            continue
+        load = cell.kind.load
+        longest = load.prompt_tokens or max(map(len, prompts[load.workload]))
+        if longest + load.new_tokens > context:
+            raise ContractError(
+                f"clause {cell.clause.id!r} times requests of {longest} prompt tokens and "
+                f"{load.new_tokens} new ones, which exceed the model's context of {context}",
+                where=plan.contract.where(*cell.place, "load"),
+                hint="lower load.prompt_tokens or load.new_tokens",
+            )
+
+
+def refuse_unfit(
+    corpus: Corpus,
+    ids: Sequence[tuple[int, ...]],
+    width: int,
+    descriptions: Sequence[Description],
+    advice: str = "",
+) -> None:
+    """Lines with ids that the models lack, or that leave no room for `width` new tokens.
+
+    Args:
+        advice: what to do where they are not ours to change.
+
+    Raises:
+        ContractError: naming the lines.
+    """
+    context = min((d.context for d in descriptions if d.context is not None), default=None)
+    known = [d.vocab_size for d in descriptions if d.vocab_size]
+    vocabulary = min(known, default=math.inf)
+    problems = []
+    for prompt, tokens in zip(corpus.prompts, ids, strict=True):
+        where = Where(corpus.file, prompt.line, 1)
+        if not tokens or max(tokens) >= vocabulary:
+            found = f"id {max(tokens)}" if tokens else "no token at all"
+            message = f"{found} in a prompt for a vocabulary of {vocabulary} ids"
+            problems.append(Problem(message, where, advice))
+        elif context is not None and len(tokens) + width > context:
+            new = f" and {width} new ones" if width else ""
+            message = f"a prompt of {len(tokens)} tokens{new} exceeds the context of {context}"
+            hint = advice or "shorten or drop the line, or lower max_new_tokens"
+            problems.append(Problem(message, where, hint))
+    _refuse_lines(corpus, problems)
+
+
+def _refuse_lines(corpus: Corpus, problems: list[Problem]) -> None:
+    more = len(problems) - _SHOWN
+    rest = [Problem(f"{corpus.file}: {more} more lines like these")] if more > 0 else []
+    if problems:
+        raise ContractError.all([*problems[:_SHOWN], *rest])
+
+
+def refuse_outside(contract: Contract, corpus: Corpus, ids: Sequence[tuple[int, ...]]) -> None:
+    """Prompts of a workload that are longer or shorter than the envelope says.
+
+    Raises:
+        ContractError: naming the lines.
+    """
+    envelope = contract.runtime.envelope
+    if envelope is None or envelope.prompt_tokens is None:
+        return
+    low, high = envelope.prompt_tokens
+    problems = [
+        Problem(
+            f"a prompt of {len(tokens)} tokens lies outside the envelope the contract speaks of "
+            f"({low:g} to {high:g})",
+            Where(corpus.file, prompt.line, 1),
+            _elsewhere(envelope.outside),
+        )
+        for prompt, tokens in zip(corpus.prompts, ids, strict=True)
+        if not low <= len(tokens) <= high
+    ]
+    _refuse_lines(corpus, problems)
+
+
+def _elsewhere(outside: str) -> str:
+    text = "drop the line, or widen runtime.envelope.prompt_tokens"
+    routed = f"runtime.envelope.outside routes such requests to {outside}"
+    return f"{text}; {routed}" if outside == "stable" else text
+
+
+def as_declared(
+    trace: Trace,
+    side: str,
+    kernel: Kernel,
+    path: Path,
+    sampling: Sampling,
+    description: Description,
+    record: Sequence[str],
+) -> Trace:
+    """The trace, if it says to have been made as the contract declares (law 7).
+
+    Raises:
+        MeasurementError: another path, batch size or sampling; or something that
+            `observability.record` lists is not in the record.
+    """
+    engine = f"the {side} engine {kernel.engine!r}"
+    declared = {
+        "path": path,
+        "batch_size": str(kernel.batch_size),
+        "sampling": sampling.model_dump_json(),
+    }
+    for item in _ABOUT:
+        said = trace.about.get(item)
+        if said is not None and _plain(said) != _plain(declared[item]):
+            drawn = item == "path" and path != path_of(kernel, side)  # the path is of scoring
+            by = "answers are drawn by" if drawn else "the contract declares"
+            raise MeasurementError(
+                f"{engine} recorded {item} {said}, and {by} {declared[item]}",
+                hint="numbers made otherwise do not speak of this contract: scoring a prompt "
+                "does not certify decoding, nor one sampling another",
+            )
+    there = {
+        "fingerprint": bool(description.fingerprint),
+        "token_ids": not len(trace.token_N) or int(trace.token_N.min()) >= 0,
+        "processed_logprobs": "logp" in trace.columns,
+        **{item: item in trace.about for item in _ABOUT},
+    }
+    for item in record:
+        if not there[item]:
+            raise MeasurementError(
+                f"{engine} does not record {item}, which observability.record asks for",
+                hint=f"take {item} out of observability.record, or let the engine record it",
+            )
+    return trace
+
+
+def _plain(said: str) -> object:
+    """Texts that mean the same are the same: {"a":1} and { "a": 1 }."""
+    try:
+        return json.loads(said)
+    except ValueError:
+        return said

@@ -1,0 +1,96 @@
+# Bitwise: columns that are equal in every bit, against what a contract declares of its kernels.
+
+from __future__ import annotations
+
+from servanda.contract.model import EXTERNAL, Contract, Kernels
+from servanda.theory.stats.agreement import ENOUGH, INFORMATIVE, Agreement
+
+# of one kernel, run otherwise
+_BESIDE = {"title", "path", "batch_size", "python", "timeout_s", "key_env"}
+_COARSE = ("bfloat16", "float16")
+SAME = "both sides' logprobs are equal in every bit"
+DECLARE = "declare `bitwise: true` in the contract"
+
+
+def objection(contract: Contract, found: Agreement) -> str:
+    """Why the two columns can be no evidence; "" where they can.
+
+    Some sequences may be equal and others not where the kernels are run here: a fault that
+    begins at a length, for one.  A trainer's columns have no such reason.
+    """
+    if contract.bitwise or found.tokens < ENOUGH:
+        return ""
+    if found.everywhere:
+        return (
+            f"{SAME}, on all {found.tokens:,} tokens that could differ (probability below "
+            f"{INFORMATIVE:g}): one column was copied (a bypass mode, an engine that is the "
+            "trainer, or one that reports its logprobs), or the kernels really are bitwise equal; "
+            f"if they are, {DECLARE}"
+        )
+    if contract.kernels.infer.engine == EXTERNAL and found.mixed:
+        return (
+            f"{SAME} in {found.copies:,} of {found.sequences:,} sequences, and differ in the "
+            "others: those were copied from one side to the other, or only a part of the kernels "
+            f"is bitwise equal; if that is so, {DECLARE}"
+        )
+    if contract.kernels.infer.engine == EXTERNAL and found.mostly:
+        return (
+            f"{SAME} on {found.equal:,} of {found.tokens:,} tokens that could differ, and "
+            f"{found.close:,} of {found.sequences:,} sequences differ at a few tokens alone, by "
+            "more than rounding: most of a column was copied from one side to the other, or only a "
+            f"part of the kernels is bitwise equal; if that is so, {DECLARE}"
+        )
+    return ""
+
+
+def remarks(contract: Contract, found: Agreement) -> tuple[str, ...]:
+    """What equal or nearly equal columns leave open, one sentence each."""
+    said = []
+    if found.everywhere and contract.bitwise:
+        said.append(
+            f"{SAME}, on all {found.tokens:,} tokens that could differ, as `bitwise: true` "
+            "declares: this run could not have shown a disagreement"
+        )
+    elif found.everywhere:
+        said.append(
+            f"{SAME}, and only {found.tokens:,} of the tokens have a probability below "
+            f"{INFORMATIVE:g}: too few to say whether a column was copied"
+        )
+    elif found.tokens and contract.bitwise:
+        said.append(
+            f"`bitwise: true` is declared, and {found.tokens - found.equal:,} of {found.tokens:,} "
+            f"tokens that could differ do, by {found.mean_distance:.1e} nats on average"
+        )
+    elif found.tokens >= ENOUGH and found.copies > 1:
+        said.append(
+            f"{SAME} in {found.copies:,} of {found.sequences:,} sequences: on them the two sides "
+            "are one program, or one column was copied"
+        )
+    elif found.tokens >= ENOUGH and found.mostly:
+        said.append(
+            f"{SAME} on {found.equal:,} of {found.tokens:,} tokens that could differ, though the "
+            "others differ by more than rounding: in part the two sides are one program, or a "
+            "column was copied"
+        )
+    coarse = "" if contract.bitwise or not found.one_program else _coarse(contract.kernels)
+    if coarse:
+        said.append(
+            f"where the two sides differ, it is by float32 rounding ({found.mean_distance:.1e} "
+            f"nats on average), and {coarse}: both sides look like one program"
+        )
+    return tuple(said)
+
+
+def _coarse(kernels: Kernels) -> str:
+    """Which side should differ from the other by more than float32 rounding, and why."""
+    train, infer = (k.model_dump(exclude=_BESIDE) for k in (kernels.train, kernels.infer))
+    if train == infer and kernels.infer.engine != EXTERNAL:
+        return ""  # one kernel against itself
+    for side in ("infer", "train"):
+        kernel = getattr(kernels, side)
+        if kernel.engine == EXTERNAL or kernel.url is not None:
+            return f"{side} would differ a thousand times more were it bfloat16 or quantised"
+        rounded = kernel.quantization or (kernel.dtype if kernel.dtype in _COARSE else "")
+        if rounded:
+            return f"{side} is declared {rounded}"
+    return ""

@@ -1,0 +1,105 @@
+# What a chain rests on: each assumption, and what became of it.  A test can only reject.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from servanda.contract.model import WHOLE, Contract
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.verdict import Verdict
+from servanda.theory.bounds import ASSUMPTIONS
+
+State = Literal["kept", "not rejected", "rejected", "open", "declared", "untested", "not testable"]
+
+_DECLARED = ("reward_range", "advantage", "score_norm")
+_BY_DEFAULT = "sampler_fidelity"  # a guard that every plan of sampled tokens has
+
+
+@dataclass(frozen=True)
+class Rest:
+    """An assumption of the chain, and what became of it.
+
+    Args:
+        said: the state in words, with what tested it and on how much.
+    """
+
+    name: str
+    text: str
+    state: State
+    said: str
+
+
+def rest(name: str, contract: Contract, verdict: Verdict | None) -> Rest:
+    """What a contract, or a run of it, knows of an assumption."""
+    text = ASSUMPTIONS[name].text
+    return Rest(name, text, *_state(name, contract, verdict))
+
+
+def _state(name: str, contract: Contract, verdict: Verdict | None) -> tuple[State, str]:
+    assumption = ASSUMPTIONS[name]
+    if assumption.kept_by:
+        if any(w.source == "trainer" for w in contract.all_workloads.values()):
+            return "untested", "a trainer draws the tokens, and nothing here tests it"
+        return "kept", f"kept by construction: {assumption.kept_by}"
+    if name == "same_filters":
+        return _filters(contract)
+    if name == "same_reward" and contract.reward is not None and contract.reward.of is not None:
+        of = contract.reward.of
+        return "kept", f"kept by construction for {of}: one function for both kernels' answers"
+    if name == "reward_range" and contract.reward is None:
+        return "untested", "no range is declared: read the drift as a share of it"
+    if name == "one_ratio":
+        if contract.gradient is not None and contract.gradient.ratio == "bypass":
+            return "declared", "declared, not tested"
+        return "untested", "not declared: write gradient: {ratio: bypass} where it is so"
+    if assumption.tested_by:
+        found = _tested(assumption.tested_by, contract, verdict)
+        if found is not None:
+            return found
+        if name in _DECLARED:
+            return "declared", "declared, not tested"
+        return "untested", f"not tested; {' or '.join(assumption.tested_by)} could reject it"
+    if name in _DECLARED:
+        return "declared", "declared, not tested"
+    return "not testable", "not testable by any run"
+
+
+def _filters(contract: Contract) -> tuple[State, str]:
+    kernels = contract.kernels
+    own = [k.sampling for k in (kernels.train, kernels.infer) if k.sampling is not None]
+    given = [*own, *(workload.sampling for workload in contract.all_workloads.values())]
+    if not any(sampling.filters for sampling in given):
+        if any(w.source == "trainer" for w in contract.all_workloads.values()):
+            return "declared", "declared: nothing is filtered, and a trainer draws the tokens"
+        return "kept", "kept by construction: the contract filters nothing"
+    if kernels.train.mask == "replayed":
+        return "declared", "declared: train takes over the tokens that infer kept"
+    return "untested", "not tested: each side keeps its own tokens; mask: replayed shares them"
+
+
+def _tested(
+    by: tuple[str, ...], contract: Contract, verdict: Verdict | None
+) -> tuple[State, str] | None:
+    """What the metrics say that can reject it; None where none of them is there."""
+    if verdict is None:
+        metrics = {clause.metric for _, _, clause in contract.clauses()}
+        if contract.statistical:
+            metrics.add(_BY_DEFAULT)
+        there = [name for name in by if name in metrics]
+        return ("open", f"tested by {' and '.join(there)} as it runs") if there else None
+    cells = [cell for cell in verdict.cells if cell.metric in by and cell.slice == WHOLE]
+    cells = [cell for cell in cells if cell.outcome != "not applicable"]
+    for cell in cells:
+        if _rejects(cell):
+            return "rejected", f"REJECTED by {cell.metric}"
+    tried = [cell for cell in cells if cell.outcome in ("holds", "violated")]
+    if tried:
+        told = (f"{cell.n:,} {cell.units}, by {cell.metric}" for cell in tried)
+        return "not rejected", f"not rejected on {' and on '.join(told)}"
+    return ("open", f"{cells[0].metric} has not decided yet") if cells else None
+
+
+def _rejects(cell: CellVerdict) -> bool:
+    """A measured reward beyond its range is an error; a large gap of it breaks no assumption."""
+    return cell.outcome in (("error",) if cell.metric == "reward_gap" else ("violated", "error"))

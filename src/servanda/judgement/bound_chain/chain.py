@@ -1,0 +1,300 @@
+# Paths: from a clause's own number to everything that follows from it.
+#
+# Only the whole of the traffic has whole answers, so a clause on other slices starts none.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from servanda.contract.model import WHOLE, Contract
+from servanda.judgement.bound_chain.assumptions import rest
+from servanda.judgement.bound_chain.inputs import LeaveOut, Start, tokens_of
+from servanda.judgement.bound_chain.steps import Chain, Step, follow, joined, weakest
+from servanda.judgement.clauses import CHAIN
+from servanda.judgement.clauses.gradient import bias_assumes, loss_of, psi_of, score_norm_of
+from servanda.judgement.clauses.scope import slices_of
+from servanda.judgement.verdict import Verdict
+from servanda.theory.bounds import THEOREMS, is_vacuous
+
+_EVERYWHERE = "every_context"
+# what a clause at the end of the chain is called, where its metric's name would not do
+_ITSELF = {
+    "policy_gradient_bias": "bias of the policy gradient",
+    "ratio_budget": "share of the clip range used",
+    "reward_gap": "gap of your own reward, up or down",
+}
+_NEXT_TV = "TV of the next token"
+_ALL = 1.0  # of the clip range: nothing is left of it, whatever more is said
+
+
+def chain(contract: Contract, verdict: Verdict | None = None) -> Chain:
+    """Every number of a contract, or of a verdict on it, and what follows from each.
+
+    Args:
+        verdict: of this contract; its certified upper ends take the place of the limits.
+    """
+    steps: list[Step] = []
+    left_out: list[tuple[str, str]] = []
+    for section, _, clause in contract.clauses():
+        if section in ("runtime", "observability"):
+            continue
+        try:
+            for step in _Path(contract, section, clause, verdict).steps():
+                steps.append(step)  # noqa: PERF402 - what came before a path ends stays
+        except LeaveOut as reason:
+            left_out.append((clause.id, str(reason)))
+    names = dict.fromkeys(name for step in steps for name in step.assumes)
+    widths = [tokens_of(contract, name) for name in contract.all_workloads]
+    return Chain(
+        contract=contract.metadata.name,
+        shown=verdict is not None,
+        tokens=widths[0] if widths else None,
+        steps=tuple(steps),
+        rests=tuple(rest(name, contract, verdict) for name in names),
+        left_out=tuple(left_out),
+    )
+
+
+@dataclass(frozen=True)
+class _Path(Start):
+    """The numbers that start from one clause."""
+
+    def steps(self) -> Iterator[Step]:
+        """Number by number.
+
+        Raises:
+            LeaveOut: where the path ends before all that follows was said.
+        """
+        if WHOLE not in slices_of(self.contract, self.section, self.clause):
+            raise LeaveOut("it speaks of parts of the traffic, the chain of the whole")
+        metric = self.clause.metric
+        if self.section == "numerical":
+            found = {"logit_osc_nats": self._from_osc, "tv": self._from_golden_tv}.get(metric)
+            if found is not None and (self.clause.aggregate or "max") != "max":
+                raise LeaveOut("only a maximum says something of every position")
+        else:
+            found = {
+                "tv": self._from_tv,
+                "abs_log_ratio_nats": self._from_log_ratio,
+                "reward_drift": self._from_reward_drift,
+                "weight_gap": self._from_weight_gap,
+            }.get(metric, self._from_itself if metric in CHAIN else None)
+        if found is None:
+            raise LeaveOut(f"no bound of the chain starts from {metric}")
+        yield from found()
+
+    # from facts about golden texts
+
+    def _from_osc(self) -> Iterator[Step]:
+        osc = self.start("osc of the drift of logits, golden texts", "nats")
+        yield osc
+        infer, train = self.transforms
+        temperature = infer.temperature
+        if train.temperature != temperature:
+            raise LeaveOut(
+                "beyond golden logits: the kernels sample at temperatures "
+                f"{train.temperature:g} and {temperature:g}, which differ by more than a drift"
+            )
+        replayed = self.contract.kernels.train.mask == "replayed"
+        if train != infer and not replayed:
+            raise LeaveOut("beyond golden logits: each kernel filters its tokens in its own way")
+        if temperature != 1.0:
+            what = f"osc at temperature {temperature:g}, golden texts"
+            inputs = (osc.number, temperature)
+            osc = follow(osc, "osc_at_temperature", what, *inputs, unit="nats")
+            yield osc
+        if infer.filters or train.filters:
+            # even of the golden rows only where both kernels keep the same tokens of them
+            osc = replace(osc, standing=weakest(osc.standing, "conditional bound"))
+        yield follow(osc, "tv_from_osc", f"{_NEXT_TV}, golden texts", osc.number, most=1.0)
+        yield follow(osc, "kl_from_osc", "KL of the next token, golden texts", osc.number)
+        everywhere = (_EVERYWHERE,)
+        tv = follow(
+            osc,
+            "tv_from_osc",
+            f"{_NEXT_TV}, every context",
+            osc.number,
+            most=1.0,
+            adds=everywhere,
+        )
+        tv = replace(tv, standing=weakest(tv.standing, "conditional bound"))
+        yield tv
+        if tokens := self.tokens:
+            # the affinities of steps multiply, which is better than adding up their TV
+            inputs = (osc.number, float(tokens))
+            yield from self._answers(tv, "sequence_tv_from_osc", tokens, *inputs)
+        yield from self._uncorrected(tv)
+        ratio = follow(
+            osc,
+            "abs_log_ratio_from_osc",
+            "|log-ratio|, every token and context",
+            osc.number,
+            unit="nats",
+            adds=everywhere,
+        )
+        used = [*self._clip(replace(ratio, standing=tv.standing), "")]
+        if used:
+            yield replace(ratio, standing=tv.standing)
+            yield from used
+
+    def _from_golden_tv(self) -> Iterator[Step]:
+        tv = self.start(f"{_NEXT_TV}, golden texts", most=1.0)
+        yield tv
+        if not self.raw:
+            raise LeaveOut(
+                "beyond golden texts: their tv is of raw logits, and tokens are drawn after a "
+                "temperature or a filter; logit_osc_nats goes on through a temperature"
+            )
+        everywhere = replace(
+            tv,
+            level=1,
+            what=f"{_NEXT_TV}, every context",
+            standing="conditional bound",
+            assumes=joined(tv.assumes, (_EVERYWHERE,)),
+        )
+        yield everywhere
+        yield from self._over_answers(everywhere)
+        yield from self._uncorrected(everywhere)
+
+    # from promises about sampled tokens
+
+    def _from_tv(self) -> Iterator[Step]:
+        if self.clause.aggregate != "mean":
+            raise LeaveOut("a percentile of the sampled tv says little of its mean")
+        tv = self.start(f"{_NEXT_TV}, on average", most=1.0)
+        yield tv
+        yield from self._after_mean(tv)
+
+    def _from_log_ratio(self) -> Iterator[Step]:
+        beyond = self.clause.at_most
+        if self.clause.percentile is None or not isinstance(beyond, float):
+            raise LeaveOut("only a percentile with a number for a limit bounds a mean")
+        told = f"share of tokens beyond {beyond:g} nats of log-ratio"
+        share = self.start(told, most=1.0)
+        yield share
+        inputs = (beyond, min(share.number, 1.0))
+        what = f"{_NEXT_TV}, on average"
+        tv = follow(share, "tv_from_exceedance", what, *inputs, most=1.0)
+        yield tv
+        yield from self._after_mean(tv)
+        if share.vacuous:
+            return
+        rest = replace(share, number=beyond)
+        yield from self._clip(rest, f", all but {100 * share.number:.2g} % of tokens")
+
+    def _from_reward_drift(self) -> Iterator[Step]:
+        what, most = self._reward()
+        yield self.start(what, most=most)
+
+    def _from_weight_gap(self) -> Iterator[Step]:
+        psi = psi_of(self.contract)
+        named = "uncorrected" if psi.name == "naive" else f"after {psi.name}"
+        most = self.most
+        gap = self.start(f"gap of the token weights, {named}", self.metric.metric_unit, most)
+        yield gap
+        yield from self._bias(gap, most)
+
+    def _from_itself(self) -> Iterator[Step]:
+        """A clause that certifies the budget itself, at the end of the chain."""
+        metric, clause = self.clause.metric, self.clause
+        what, most = _ITSELF.get(metric, metric.replace("_", " ")), self.most
+        if clause.percentile is not None and isinstance(clause.at_most, float):
+            what = f"share of tokens that use over {clause.at_most:g} of the clip range"
+            yield self.start(what, most=1.0)
+            return
+        if metric == "support_mass":
+            cap = getattr(self.metric.of(self.contract, clause), "cap", math.inf)
+            what = f"train's mass infer cannot draw, or over {cap:g} times infer's"
+        if metric == "ratio_budget":
+            most = min(most, _ALL)
+        start = self.start(what, self.metric.metric_unit, most)
+        cell = self.cell()
+        if metric == "reward_gap" and cell is not None and cell.interval:
+            # a gap lies on either side of 0
+            number = max(map(abs, cell.interval))
+            start = replace(start, number=number, vacuous=is_vacuous(number, most))
+        yield start
+
+    # what follows
+
+    def _after_mean(self, tv: Step) -> Iterator[Step]:
+        """From the mean TV of a token, over contexts as infer draws them."""
+        over = tv
+        if self.claim == "realised":
+            # over the prefixes that were drawn, and not over those that could have been
+            over = replace(tv, standing=weakest(tv.standing, "estimate"))
+        yield from self._over_answers(over)
+        yield from self._uncorrected(tv)
+
+    def _over_answers(self, tv: Step) -> Iterator[Step]:
+        if tokens := self.tokens:
+            inputs = (min(tv.number, 1.0), float(tokens))
+            yield from self._answers(tv, "sequence_tv_from_token_tv", tokens, *inputs)
+
+    def _answers(self, tv: Step, theorem: str, tokens: int, *inputs: float) -> Iterator[Step]:
+        answers = f"TV of whole answers, up to {tokens:,} tokens"
+        whole = follow(tv, theorem, answers, *inputs, most=1.0)
+        yield whole
+        what, most = self._reward()
+        low, high = self.contract.reward.range if self.contract.reward else (0.0, 1.0)
+        yield follow(whole, "reward_drift_from_tv", what, whole.number, low, high, most=most)
+
+    def _reward(self) -> tuple[str, float]:
+        """What drifts, and the most that it can."""
+        if self.contract.reward is None:
+            return "drift of any reward, as a share of its range", 1.0
+        low, high = self.contract.reward.range
+        return f"drift of any reward in [{low:g}, {high:g}]", high - low
+
+    def _uncorrected(self, tv: Step) -> Iterator[Step]:
+        """Twice the TV is the gap of a trainer that weighs all tokens alike."""
+        psi = psi_of(self.contract)
+        if psi.name != "naive" or loss_of(self.contract) != "token_mean":
+            return  # the other losses weigh the gap of a token by its answer
+        what = "gap of the token weights, uncorrected"
+        gap = follow(tv, "weight_gap_from_tv", what, min(tv.number, 1.0), most=psi.span[1])
+        yield gap
+        yield from self._bias(gap, psi.span[1])
+
+    def _bias(self, gap: Step, most: float) -> Iterator[Step]:
+        gradient = self.contract.gradient
+        norm = score_norm_of(self.contract)
+        if gradient is None or gradient.advantage_bound is None or norm is None:
+            return
+        factors = (gradient.advantage_bound, norm)
+        # an upper end of a signed value may lie below 0, where no gap is
+        inputs = (max(gap.number, 0.0), *factors)
+        yield follow(
+            gap,
+            "policy_gradient_bias",
+            "bias of the policy gradient",
+            *inputs,
+            unit=gap.unit,
+            most=most * math.prod(factors),
+            adds=bias_assumes(gradient.loss),
+        )
+
+    def _clip(self, ratio: Step, of: str) -> Iterator[Step]:
+        """How much of a shared clip range log-ratios up to a number take."""
+        gradient = self.contract.gradient
+        if gradient is None or gradient.clip_range is None or gradient.ratio == "decoupled":
+            return
+        if min(gradient.clip_range) <= 0:
+            return
+        law = THEOREMS["ratio_budget"]
+        budget = law.function(ratio.number, *gradient.clip_range)
+        used = max(float(budget.used_up), float(budget.used_down))
+        yield replace(
+            ratio,
+            level=ratio.level + 1,
+            what=f"{_ITSELF['ratio_budget']}{of}",
+            number=used,
+            vacuous=is_vacuous(used, _ALL),
+            unit="",
+            theorem=law.name,
+            standing=weakest(ratio.standing, law.standing),
+            # of the tokens within the ratio it is true without looking at other contexts
+            assumes=joined(ratio.assumes, ("one_ratio",)),
+        )

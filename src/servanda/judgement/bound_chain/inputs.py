@@ -1,0 +1,153 @@
+# Where a path of the chain starts: the clause's own number, and what that rests on.
+#
+# Without a verdict it is the limit: what is promised.  With one it is the certified upper
+# end: what was shown.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from servanda.contract.model import WHOLE, Clause, Contract, Section
+from servanda.judgement.bound_chain.steps import STANDINGS, Step, joined
+from servanda.judgement.clauses import CHAIN, CellVerdict, ChainMetric, RewardGap
+from servanda.judgement.clauses.chain_metrics import chain_metric
+from servanda.judgement.verdict import Verdict
+from servanda.theory.bounds import Standing, is_vacuous
+from servanda.theory.sampling import Sampling
+
+_RAW = Sampling.model_validate({})  # as the logits are: where nothing is drawn
+_SAMPLED = ("sampler", "order", "same_tokens")
+
+
+class LeaveOut(Exception):  # noqa: N818 - a reason, not an error
+    """Nothing follows from a clause, or nothing more, and why."""
+
+
+def tokens_of(contract: Contract, workload: str) -> int | None:
+    """Most tokens of an answer, the end-of-text step included; None where nobody says."""
+    found = contract.all_workloads.get(workload)
+    if found is None:
+        return None
+    declared = "max_new_tokens" in found.sampling.model_fields_set
+    return found.sampling.max_new_tokens if declared or found.source == "prompts" else None
+
+
+@dataclass(frozen=True)
+class Start:
+    """A clause of a contract, and its cell on the whole of the traffic."""
+
+    contract: Contract
+    section: Section
+    clause: Clause
+    verdict: Verdict | None
+
+    def cell(self) -> CellVerdict | None:
+        """What the verdict says of the whole; None where limits are read."""
+        if self.verdict is None:
+            return None
+        mine = (self.clause.id, self.section, WHOLE)
+        of = (c for c in self.verdict.cells if (c.clause, c.section, c.slice) == mine)
+        cell = next(of, None)
+        if cell is None:
+            raise LeaveOut("the verdict has no such cell")
+        failed = [
+            guard.clause
+            for guard in self.verdict.cells
+            if guard.section == "observability" and guard.enforced
+            if guard.workload == cell.workload and guard.outcome in ("violated", "error")
+        ]
+        if failed and self.section == "statistical":
+            raise LeaveOut(f"a precondition failed ({', '.join(failed)}), so it shows nothing")
+        if cell.outcome == "not applicable" or (cell.interval is None and cell.value is None):
+            raise LeaveOut(cell.note or "nothing was measured")
+        if cell.outcome == "error":
+            raise LeaveOut(f"it is in error, so it shows nothing: {cell.note}".rstrip(": "))
+        if cell.interval is None and self.section != "numerical":
+            raise LeaveOut("it has an estimate and no interval, so it shows no upper end")
+        if cell.interval is not None and cell.interval[0] > cell.interval[1]:
+            raise LeaveOut("its interval is empty, so it shows no upper end")
+        return cell
+
+    def start(self, what: str, unit: str = "", most: float = math.inf) -> Step:
+        """The limit, or the upper end that was shown."""
+        cell, clause = self.cell(), self.clause
+        if cell is not None:
+            number = cell.interval[1] if cell.interval else cell.value
+        elif isinstance(clause.at_most, float):
+            number = clause.at_most
+            if clause.percentile is not None and self.section == "statistical":
+                number = round((100.0 - clause.percentile) / 100.0, 12)
+        else:
+            raise LeaveOut("its limit is known once it is measured: give the run directory")
+        if number is None or not math.isfinite(number):
+            raise LeaveOut("it has no upper end")
+        return Step(
+            clause.id,
+            0,
+            what,
+            number,
+            unit,
+            standing=self.standing(cell),
+            # a verdict of an earlier version names none
+            assumes=joined(self.assumes(), cell.assumptions if cell else ()),
+            enforced=clause.enforced,
+            vacuous=is_vacuous(number, most),
+        )
+
+    def standing(self, cell: CellVerdict | None) -> Standing:
+        """Of the clause's own number."""
+        if self.section == "numerical":
+            return "fact"
+        for standing in STANDINGS:
+            if cell is not None and cell.kind == standing:
+                return standing
+        return getattr(CHAIN.get(self.clause.metric), "standing", "certificate")
+
+    def assumes(self) -> tuple[str, ...]:
+        """What the clause's own number rests on."""
+        if self.section == "numerical":
+            return ()
+        drawn = ("independent",) if self.claim == "population" else ()
+        if self.clause.metric == "reward_gap":
+            return ("order", *drawn)  # no logprob is used
+        own = getattr(self.metric, "assumes", ()) if self.clause.metric in CHAIN else ()
+        return joined((*_SAMPLED, *drawn), own)
+
+    @property
+    def claim(self) -> str:
+        """Of which tokens it speaks."""
+        return self.clause.claim or self.contract.claim
+
+    @property
+    def metric(self) -> type[ChainMetric]:
+        """Of the chain, as the contract means it."""
+        return chain_metric(self.contract, self.clause)
+
+    @property
+    def most(self) -> float:
+        """The largest value that the clause's own metric can have."""
+        if not isinstance(self.clause.at_most, float):
+            return math.inf
+        kind = self.metric.of(self.contract, self.clause)
+        if isinstance(kind, RewardGap):
+            return kind.span
+        feed = getattr(kind, "feed", None)
+        return math.inf if feed is None else feed.value(1.0)
+
+    @property
+    def transforms(self) -> tuple[Sampling, Sampling]:
+        """What infer, and what train, does to its logits before a token is drawn."""
+        workload = self.contract.all_workloads.get(self.contract.workload_of(self.clause))
+        infer = workload.sampling.transform if workload else _RAW
+        return infer, self.contract.kernels.train.sampling or infer
+
+    @property
+    def raw(self) -> bool:
+        """Whether both kernels draw from their logits as they are."""
+        return self.transforms == (_RAW, _RAW)
+
+    @property
+    def tokens(self) -> int | None:
+        """Most tokens of an answer of its workload."""
+        return tokens_of(self.contract, self.contract.workload_of(self.clause))

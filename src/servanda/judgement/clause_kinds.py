@@ -1,0 +1,142 @@
+# Kinds: which clauses a stage has, and how each of them is judged there.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from servanda.contract.model import BEST_ONLY, WHOLE, Clause, Contract, Place, Section, Stage
+from servanda.judgement.clauses import (
+    CALIBRATION,
+    CHAIN,
+    DRAWS,
+    GUARDS,
+    TIMINGS,
+    BatchInvariance,
+    BoundedFact,
+    Calibration,
+    Fact,
+    Kind,
+    Later,
+    LoadOf,
+    NotHere,
+    certificate_of,
+    chain_metric,
+    service_level,
+)
+from servanda.judgement.clauses.base import Source
+from servanda.judgement.schedule import Schedule
+from servanda.theory.divergence import DIVERGENCES
+
+# Preconditions that every statistical clause needs, added where a contract has none.
+DEFAULT_GUARDS = (
+    Clause.model_validate({"id": "sampler_fidelity", "metric": "sampler_fidelity"}),
+    Clause.model_validate({"id": "usable_ratio", "metric": "usable_ratio", "at_least": 0.999}),
+)
+# sources that are not to be had, and why
+_NOT_OFFLINE: Mapping[Source, str] = MappingProxyType(
+    {"coverage": "nothing is served offline: it speaks of traffic"}
+)
+_NOT_LIVE: Mapping[Source, str] = MappingProxyType(
+    {
+        "golden": "golden texts are measured offline",
+        "batches": "batches are put together offline",
+        "corners": "corners of the envelope are measured offline",
+        "timing": "requests are timed offline, under a load of the contract's own",
+    }
+)
+# who asks train what was served needs no word of infer
+_INSTEAD = {"sampler_fidelity": "served_fidelity"}
+
+
+def clauses_at(
+    contract: Contract, stage: Stage, workloads: Sequence[str]
+) -> Iterator[tuple[Section, Place, Clause]]:
+    """The contract's clauses, and the guards that it does not enforce on the whole itself."""
+    guarded, certified = set(), set()
+    for section, place, clause in contract.clauses():
+        yield section, place, clause
+        workload = contract.workload_of(clause)
+        if section == "statistical":
+            certified.add(workload)
+        if clause.enforced and stage in clause.stages and WHOLE in (clause.slices or (WHOLE,)):
+            guarded.add((clause.metric, workload))
+    for workload in workloads:
+        for guard in _guards_of(contract, workload):
+            found = {guard.metric, _INSTEAD.get(guard.metric)}
+            if workload in certified and not any((m, workload) in guarded for m in found):
+                name = guard.id if workload == workloads[0] else f"{guard.id}.{workload}"
+                changes = {"id": name, "workload": workload}
+                yield "observability", ("observability",), guard.model_copy(update=changes)
+
+
+def _guards_of(contract: Contract, workload: str) -> Iterator[Clause]:
+    """A trainer's record has no ranks, so what its tokens were drawn from cannot be tested."""
+    drawn = contract.all_workloads[workload].source == "trainer"
+    yield from (g for g in DEFAULT_GUARDS if not (drawn and g.metric == "sampler_fidelity"))
+
+
+def _of_best(clause: Clause) -> Kind:
+    """A numerical clause where infer tells its best tokens: between the ends that they leave."""
+    metric = DIVERGENCES.get(clause.metric)
+    if metric is not None and "topk" in metric.forms:
+        return BoundedFact()
+    reason = "infer tells the best tokens of golden texts, which do not bound this metric"
+    return NotHere(reason, required=bool(clause.required))
+
+
+def kind_of(
+    contract: Contract,
+    section: Section,
+    clause: Clause,
+    stage: Stage,
+    schedule: Schedule | None,
+    *,
+    live: bool = False,
+) -> Kind:
+    """How a clause is judged at a stage.
+
+    Args:
+        schedule: of its workload; None where there is none.
+        live: whether the tokens come from traffic.
+    """
+    if stage not in clause.stages:
+        return NotHere(f"stages: {', '.join(clause.stages)}; this is {stage}")
+    kind = _kind(contract, section, clause, schedule)
+    reason = _not_live(contract, clause, kind) if live else _NOT_OFFLINE.get(kind.source, "")
+    return NotHere(reason) if reason else kind
+
+
+def _not_live(contract: Contract, clause: Clause, kind: Kind) -> str:
+    """Why a clause cannot be judged on traffic; "" where it can."""
+    traffic = next(iter(contract.all_workloads), "")
+    if contract.workload_of(clause) != traffic:
+        return f"traffic is one workload, {traffic!r}, and the clause is of another"
+    if DRAWS in kind.peers:
+        return "train does not answer users: rewards are compared offline"
+    return _NOT_LIVE.get(kind.source, "")
+
+
+def _kind(contract: Contract, section: Section, clause: Clause, schedule: Schedule | None) -> Kind:
+    if clause.metric in GUARDS:
+        return GUARDS[clause.metric]() if schedule else NotHere("there is no workload")
+    if clause.metric in TIMINGS:
+        if schedule is None:
+            return NotHere("there is no workload whose prompts could be timed")
+        load = LoadOf.of(clause, schedule.name, schedule.width)
+        return service_level(clause, load, schedule.seed)
+    if clause.metric == "batch_invariance_nats":
+        return BatchInvariance()
+    if section == "numerical" and contract.kernels.infer.engine in BEST_ONLY:
+        return _of_best(clause)
+    if section == "numerical" and clause.metric == CALIBRATION:
+        return Calibration()
+    if clause.metric in CHAIN:
+        return chain_metric(contract, clause).of(contract, clause)
+    if clause.metric in DIVERGENCES:
+        if section == "numerical":
+            return Fact()
+        kind = certificate_of(clause)
+        if kind is not None:
+            return kind
+    return Later(f"this version cannot judge {clause.metric!r}")

@@ -1,0 +1,107 @@
+# Batch invariance: whether a text's logprobs depend on the company it is scored in.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from servanda.judgement.clauses.base import Array, Cell, CellVerdict, Look, Source, blank
+
+
+@dataclass(frozen=True)
+class Company:
+    """One kernel's logprobs of the same tokens, [N], scored alone and in full batches."""
+
+    alone_N: Array
+    together_N: Array
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What company changed: on how many tokens any bit, and by how much at most, nats."""
+
+    largest: float = 0.0
+    n: int = 0
+    differing: int = 0
+    missing: int = 0
+    batch_size: int = 1
+
+    @classmethod
+    def of(cls, company: Company) -> Difference:
+        alone_N, together_N = (
+            np.ascontiguousarray(side, dtype=np.float64)
+            for side in (company.alone_N, company.together_N)
+        )
+        differing_N = alone_N.view(np.int64) != together_N.view(np.int64)
+        with np.errstate(invalid="ignore"):
+            size_N = np.where(differing_N, np.abs(alone_N - together_N), 0.0)
+        known_N = ~np.isnan(alone_N) & ~np.isnan(together_N)
+        return cls(
+            largest=float(size_N[known_N].max(initial=0.0)),
+            n=int(known_N.sum()),
+            differing=int(differing_N[known_N].sum()),
+            missing=int((~known_N).sum()),
+            batch_size=company.batch_size,
+        )
+
+
+@dataclass(frozen=True)
+class BatchInvariance:
+    """True of the texts that were scored; at a limit of 0 it compares bits and has no floor."""
+
+    counts: ClassVar[bool] = False
+    source: ClassVar[Source] = "batches"
+    peers: ClassVar[tuple[str, ...]] = ()
+
+    def weigh(self, cell: Cell, paths: Mapping[str, Company]) -> dict[str, Difference]:
+        return {path: Difference.of(company) for path, company in paths.items()}
+
+    def noise(self, cell: Cell, view: object) -> None:
+        return None
+
+    def floor(self, cell: Cell, parts: list[object]) -> None:
+        return None
+
+    def judge(
+        self,
+        cell: Cell,
+        rounds: list[dict[str, Difference]],
+        floor: float | None,
+        look: Look,
+    ) -> CellVerdict:
+        limit = cell.clause.at_most
+        assert isinstance(limit, float)
+        if not rounds:
+            return blank(cell, "inconclusive", "nothing was measured yet", kind="fact", limit=limit)
+        paths = rounds[0]
+        missing = sum(d.missing for d in paths.values())
+        value = max(d.largest for d in paths.values())
+        verdict = blank(
+            cell,
+            "holds",
+            "; ".join(map(_told, paths, paths.values())),
+            kind="fact",
+            unit="nat",
+            value=value,
+            limit=limit,
+            n=sum(d.n for d in paths.values()),
+            units="tokens",
+            missing=missing,
+        )
+        differing = any(d.differing for d in paths.values())
+        if value > limit or (limit == 0 and differing):
+            return verdict.but(outcome="violated")
+        if missing:
+            return verdict.but(outcome="error")
+        return verdict
+
+
+def _told(path: str, difference: Difference) -> str:
+    return (
+        f"{path}: {difference.differing:,} of {difference.n:,} logprobs change in batches of "
+        f"{difference.batch_size}, by at most {difference.largest:.2g} nats"
+    )

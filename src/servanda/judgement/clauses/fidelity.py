@@ -1,0 +1,317 @@
+# Fidelity: were the tokens drawn from the distribution that is reported?
+#
+# Three families of tests look at the same tokens: where they rank, how often sets of ids that
+# the text fixes are drawn, and how often each id is.  Their mixture is what is judged.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from servanda.judgement.clauses.base import GUARDS, ORDER, Array, Cell, CellVerdict, Look, View
+from servanda.judgement.clauses.guards import Guard, errors_of, lost, refuted
+from servanda.judgement.clauses.reward_gap import DRAWS
+from servanda.judgement.clauses.strength import NOTHING, SHARES, Seen, seen_of, weakest
+from servanda.judgement.clauses.top_tokens import SLACK, Likeliest
+from servanda.theory.stats import Fidelity, LikelihoodRatio, Refutation, Served
+from servanda.theory.stats.cells import Cells
+from servanda.theory.stats.likelihood_ratio import log_factors
+from servanda.theory.stats.log_moment import log_mean_exp
+from servanda.theory.stats.pit import log_densities
+from servanda.theory.stats.sets import LEAK
+from servanda.traces.token_history import SETS
+
+FOUND_TRAIN = (
+    "the tokens that train drew for its own answers do not follow the distribution that it "
+    "reports: an undisclosed temperature, top-p or greedy decoding, so their rewards are not "
+    "those of the kernel that scores"
+)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What the drawn tokens of a closed round say against the reported distribution.
+
+    Args:
+        ranks: by where tokens rank, or by the cells of the likeliest ones.
+        sets: by the sets of `token_history.SETS`, one after another.
+        cells: by ids and pairs of ids.
+        met: of each set, how often it was drawn and its expected count.
+        seen: what faults that were not there would have done to `ranks` and `sets`.
+    """
+
+    ranks: Refutation = field(default_factory=Refutation)
+    sets: Refutation = field(default_factory=Refutation)
+    cells: Cells = field(default_factory=Cells)
+    met: tuple[tuple[float, float], ...] = ()
+    seen: Seen = field(default_factory=Seen, repr=False, compare=False)
+
+    def __add__(self, other: Drawn) -> Drawn:
+        pairs = zip(self.met, other.met, strict=False)
+        met = tuple((a + c, b + d) for (a, b), (c, d) in pairs)
+        return Drawn(
+            self.ranks + other.ranks,
+            self.sets + other.sets,
+            self.cells + other.cells,
+            met or self.met or other.met,
+            self.seen + other.seen,
+        )
+
+
+def log_evidence(rounds: Sequence[Drawn]) -> tuple[float, tuple[float, float, float]]:
+    """The most evidence that any prefix of rounds held, and that of each family there, nats.
+
+    A prefix is looked at for ids where its length is on a fixed grid, or it is the last.
+    Families that nothing was recorded for have no share of the mixture.
+    """
+    ranks_P, sets_P = (_grown([r.ranks for r in rounds]), _grown([r.sets for r in rounds]))
+    looked = any(r.cells.n for r in rounds)
+    if not looked:
+        best = int(np.argmax(ranks_P)) if len(ranks_P) else 0
+        top = float(ranks_P[best]) if len(ranks_P) else 0.0
+        return top, (top, -math.inf, -math.inf)
+    grid = {round(2 ** (i / 2)) for i in range(64)} | {len(rounds)}
+    cells_P, total = np.full(len(rounds), -np.inf), Cells()
+    for i, r in enumerate(rounds):
+        total += r.cells
+        if i + 1 in grid:
+            cells_P[i] = log_mean_exp(np.maximum(total.growth, -1e9))
+    families_FP = np.stack([ranks_P, sets_P, cells_P])
+    mixed_P = np.logaddexp.reduce(families_FP + np.log(SHARES)[:, None], axis=0)
+    best = int(np.argmax(mixed_P))
+    a, b, c = families_FP[:, best].tolist()
+    return float(mixed_P[best]), (a, b, c)
+
+
+def _grown(parts: Sequence[Refutation]) -> Array:
+    """The log e-value of each prefix, [rounds]; 0 nats where nothing was looked at."""
+    width = max((len(p.growth) for p in parts), default=0)
+    if not width:
+        return np.zeros(len(parts))
+    # rounds of an older record lack the last alternatives: there nothing was bet on them
+    growth_PJ = np.array([(*p.growth, *(0.0,) * width)[:width] for p in parts]).cumsum(axis=0)
+    top_P = growth_PJ.max(axis=1)
+    return top_P + np.log(np.exp(growth_PJ - top_P[:, None]).mean(axis=1))
+
+
+class _Fidelity(Guard):
+    """Judges `Drawn`; can only reject."""
+
+    found: ClassVar[str]
+    unseen: ClassVar[str]
+
+    def _judged(
+        self, cell: Cell, rounds: Sequence[Drawn], look: Look, found: str, unseen: str
+    ) -> CellVerdict:
+        log_e, families = log_evidence(rounds)
+        whole = sum(rounds, Drawn())
+        return refuted(cell, whole.ranks, log_e, look, _why(whole, families, found), unseen)
+
+
+def _why(whole: Drawn, families: tuple[float, float, float], found: str) -> str:
+    """What a rejection says: of the family that has the most evidence."""
+    ranks, sets, cells = families
+    if ranks >= max(sets, cells):
+        return found
+    if sets >= cells and whole.sets.growth:
+        growth = np.array(whole.sets.growth).reshape(len(SETS), -1).max(axis=1)
+        worst = int(np.argmax(growth))
+        drawn, expected = whole.met[worst]
+        return (
+            f"{[*SETS.values()][worst]} were drawn {drawn:,.0f} times where {expected:,.1f} are "
+            "expected of the reported distribution: an undisclosed repetition, presence or "
+            "frequency penalty, or another sampler that depends on the text so far"
+        )
+    if whole.cells.in_pairs():
+        return (
+            "tokens are drawn otherwise than reported in a way that depends on the token before "
+            "them: another model, or a sampler that looks at the text so far"
+        )
+    return whole.cells.worst() + ": tokens that are banned or favoured without a report of it"
+
+
+@GUARDS.register("sampler_fidelity")
+@dataclass(frozen=True)
+class SamplerFidelity(_Fidelity):
+    """The served tokens follow the distribution the infer kernel reports.
+
+    By the rank of each token where the whole distribution was at hand, else by the reported
+    best tokens, which see less; and by how often ids are drawn that the text has had already,
+    and each id.  Where train answers the prompts as well, for their rewards, its tokens are
+    held to what train reports.
+    """
+
+    counts: ClassVar[bool] = True
+    found: ClassVar[str] = (
+        "served tokens do not follow the reported distribution: an undisclosed "
+        "temperature, top-p or mask, or logprobs of another transform"
+    )
+    unseen: ClassVar[str] = (
+        "{side} records neither where its tokens rank nor its best tokens, so nobody can tell what "
+        "it draws from: let it report top logprobs"
+    )
+
+    def weigh(self, cell: Cell, view: View) -> Mapping[str, Drawn]:
+        found = {"infer": _evidence(cell, view)}
+        if DRAWS in view.peers:
+            found["train"] = _evidence(cell, view.peers[DRAWS])
+        return found
+
+    def judge(
+        self, cell: Cell, rounds: list[Mapping[str, Drawn]], floor: object, look: Look
+    ) -> CellVerdict:
+        texts = {"infer": self.found, "train": FOUND_TRAIN}
+        sides, shared = self._shared(rounds, look)
+        verdicts = []
+        for side in sides:
+            own, unseen = [r[side] for r in rounds if side in r], self.unseen.format(side=side)
+            verdicts.append(self._judged(cell, own, shared, texts[side], unseen))
+        e_values = [v.e_violated for v in verdicts if v.e_violated is not None]
+        return min(verdicts, key=lambda v: ORDER.index(v.outcome)).but(
+            n=sum(v.n for v in verdicts),
+            missing=sum(v.missing for v in verdicts),
+            e_violated=max(e_values) - math.log(len(sides)) if e_values else None,
+        )
+
+    def unexamined(
+        self, cell: Cell, rounds: list[Mapping[str, Drawn]], look: Look
+    ) -> tuple[str, ...]:
+        """What this guard was too weak to see, one sentence each."""
+        sides, shared = self._shared(rounds, look)
+        return tuple(
+            text
+            for side in sides
+            for text in _unexamined(
+                cell,
+                sum((r[side] for r in rounds if side in r), Drawn()),
+                shared,
+                "" if side == "infer" else f" of {side}'s own tokens",
+            )
+        )
+
+    @staticmethod
+    def _shared(rounds: list[Mapping[str, Drawn]], look: Look) -> tuple[list[str], Look]:
+        """Whose tokens are looked at, and at what price: either side may be called unfaithful."""
+        sides = ["infer", *(["train"] if any("train" in r for r in rounds) else [])]
+        return sides, replace(look, cells=max(look.cells, 1) * len(sides))
+
+
+def _unexamined(cell: Cell, whole: Drawn, look: Look, of: str = "") -> tuple[str, ...]:
+    name = cell.clause.id if not cell.cut.terms else f"{cell.clause.id} on {cell.cut.name}"
+    if not whole.cells.n:
+        return (NOTHING.format(name=name + of),)
+    return weakest(name + of, whole.cells, whole.seen, look)
+
+
+def _evidence(cell: Cell, view: View) -> Drawn:
+    """Against the drawn tokens of a view, from what the kernel that drew them reports."""
+    trace, inside_N, gone = view.pair.infer, view.mask(cell.cut), lost(cell, view)
+    by_rank = "mass_before" in trace.columns
+    tests: list[Refutation] = [_by_rank(view, inside_N, gone)] if by_rank else []
+    if trace.best is not None:
+        ids_NK, logp_NK = (best_NK[inside_N] for best_NK in trace.best)
+        tests.append(LikelihoodRatio.of(ids_NK, logp_NK, trace.token_N[inside_N], gone))
+    if not tests:
+        return Drawn(Refutation(missing=int(inside_N.sum()) + gone))
+    ranks = _beside(tests)
+    table = Likeliest.of(trace, view.pair.position_N, inside_N)
+    if table is None:
+        return Drawn(ranks)
+    missing = int(inside_N.sum()) - table.n + gone
+    bets_JN = table.bets()
+    growth_J = bets_JN.sum(axis=1) + missing * math.log(LEAK)
+    return Drawn(
+        ranks,
+        Refutation(table.n, tuple(growth_J.tolist()), missing) if len(bets_JN) else Refutation(),
+        table.cells(missing),
+        table.met(),
+        seen_of(table.mass_NK, table.inside, by_rank=by_rank, missing=missing),
+    )
+
+
+def _beside(tests: Sequence[Refutation]) -> Refutation:
+    """Tests of the same tokens as one: their alternatives beside each other."""
+    growth = tuple(g for test in tests for g in test.growth)
+    return replace(max(tests, key=lambda test: test.n), growth=growth)
+
+
+def _by_rank(view: View, inside_N: Array, gone: int) -> Fidelity:
+    columns = view.pair.infer.columns
+    known_N = inside_N & np.isfinite(columns["logp"]) & np.isfinite(columns["mass_before"])
+    assert view.uniform_N is not None  # every workload view has one
+    u_N = columns["mass_before"] + view.uniform_N * np.exp(columns["logp"])
+    missing = int((inside_N & ~known_N).sum()) + gone
+    return Fidelity.of(np.minimum(u_N[known_N], 1.0), missing)
+
+
+@GUARDS.register("served_fidelity")
+@dataclass(frozen=True)
+class ServedFidelity(_Fidelity):
+    """The served tokens are drawn from what infer reports, by train's distribution.
+
+    Where infer reports nothing but the token's own logprob, train knows where it ranks, and
+    how much mass the ids have that the text has had already.
+    """
+
+    counts: ClassVar[bool] = True
+    found: ClassVar[str] = (
+        "served tokens do not follow the distribution that their logprobs speak of, as train "
+        "ranks them: an undisclosed temperature, top-p or mask, or a token that is never drawn"
+    )
+    unseen: ClassVar[str] = (
+        "train records neither where the served tokens rank nor its best tokens: let it report "
+        "top logprobs"
+    )
+
+    def weigh(self, cell: Cell, view: View) -> Drawn:
+        train, infer, gone = view.pair.train, view.pair.infer, lost(cell, view)
+        inside_N = view.mask(cell.cut)
+        known_N = inside_N & view.usable_N
+        ratio_N, error_N = view.log_ratio(), errors_of(train) + errors_of(infer)
+
+        def weighed(factors_JN: Array, seen_N: Array) -> Refutation:
+            missing = int((inside_N & ~seen_N).sum()) + gone
+            return Served.of(factors_JN, ratio_N[seen_N], missing, error_N[seen_N])
+
+        tests: list[Refutation] = []
+        by_rank = "mass_before" in train.columns
+        if by_rank:
+            seen_N = known_N & np.isfinite(train.columns["mass_before"])
+            own_N = np.exp(train.columns["logp"])
+            assert view.uniform_N is not None  # every workload view has one
+            u_N = np.minimum(train.columns["mass_before"] + view.uniform_N * own_N, 1.0)
+            tests.append(weighed(log_densities(u_N[seen_N]), seen_N))
+        if train.best is not None:
+            seen_N = known_N.copy()
+            ids_NK, logp_NK = (best_NK[seen_N] for best_NK in train.best)
+            factors_JN, told_n = log_factors(ids_NK, logp_NK, infer.token_N[seen_N])
+            seen_N[seen_N] = told_n
+            tests.append(weighed(factors_JN, seen_N))
+        if not tests:
+            return Drawn(Refutation(missing=int(inside_N.sum()) + gone))
+        ranks = _beside(tests)
+        table = Likeliest.of(train, view.pair.position_N, inside_N & view.usable_N)
+        if table is None:
+            return Drawn(ranks)
+        missing = int(inside_N.sum()) - table.n + gone
+        ratio_n, error_n = ratio_N[table.known_N], error_N[table.known_N]
+        bets_JN = table.bets()
+        weight = float((ratio_n - np.maximum(error_n, SLACK)).sum())
+        return Drawn(
+            ranks,
+            Served.of(bets_JN, ratio_n, missing, error_n) if len(bets_JN) else Refutation(),
+            table.cells(missing, weight),
+            table.met(),
+            seen_of(table.mass_NK, table.inside, ratio_n, by_rank=by_rank, missing=missing),
+        )
+
+    def judge(self, cell: Cell, rounds: list[Drawn], floor: object, look: Look) -> CellVerdict:
+        return self._judged(cell, rounds, look, self.found, self.unseen)
+
+    def unexamined(self, cell: Cell, rounds: list[Drawn], look: Look) -> tuple[str, ...]:
+        """As `SamplerFidelity.unexamined`."""
+        return _unexamined(cell, sum(rounds, Drawn()), look)

@@ -1,0 +1,242 @@
+# Promises about policy gradients: what the weighting of tokens leaves uncorrected.
+#
+# What a token's gap counts for follows from what the trainer divides its loss by.  Where that
+# is the answer's own length, or the number of answers, the unit is the answer: token t of it
+# counts 1/t, or 1.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from servanda.contract.model import Clause, Contract, Weighting
+from servanda.judgement.clauses.base import Array, Cell, View
+from servanda.judgement.clauses.chain_metrics import (
+    CHAIN,
+    ChainCertificate,
+    ChainMetric,
+    Lack,
+    between,
+    limit_of,
+)
+from servanda.judgement.clauses.sequences import SequenceCertificate
+from servanda.theory.bounds import (
+    LOGIT_SCORE_NORM,
+    PSI,
+    Psi,
+    Standing,
+    loss_weights,
+    policy_gradient_bias,
+    weight_gap,
+)
+from servanda.theory.bounds.gradient import Loss
+from servanda.theory.bounds.importance_weights import naive
+
+_SUMS = {
+    "token_mean": "averaged over the tokens of the batch (loss: token_mean)",
+    "sequence_sum": "summed over the tokens of an answer (loss: sequence_sum)",
+    "sequence_mean": "summed over the tokens of an answer, the t-th counting 1/t, since the "
+    "answer's own length divides its loss (loss: sequence_mean)",
+}
+
+
+def psi_of(contract: Contract) -> Psi:
+    """The declared weighting; naive where the contract has none that lint lets pass."""
+    declared = contract.gradient.weighting if contract.gradient else None
+    if not isinstance(declared, Weighting):
+        return PSI[declared]() if declared else naive()
+    if not declared.sound:
+        return naive()
+    ((name, value),) = declared.given.items()
+    return PSI[name](value)
+
+
+def loss_of(contract: Contract) -> Loss:
+    """What the trainer divides a token's loss by."""
+    return contract.gradient.loss if contract.gradient else "token_mean"
+
+
+def width_of(contract: Contract, clause: Clause) -> int:
+    """New tokens that an answer of the clause's workload has room for."""
+    workload = contract.all_workloads.get(contract.workload_of(clause))
+    return workload.sampling.max_new_tokens if workload else 1  # lint says what is missing
+
+
+def score_norm_of(contract: Contract) -> float | None:
+    """The largest norm of grad log p that is declared."""
+    declared = contract.gradient.score_norm if contract.gradient else None
+    return LOGIT_SCORE_NORM if declared == "logit_space" else declared
+
+
+def bias_assumes(loss: Loss) -> tuple[str, ...]:
+    """What the bias of a gradient rests on, besides its gap of weights.
+
+    An answer's own length is known with the answer; what a whole batch is divided by is not.
+    """
+    always = ("advantage", "score_norm", "token_level")
+    return always if loss == "sequence_mean" else (*always, "constant_divisor")
+
+
+@dataclass(frozen=True)
+class Gap(ChainCertificate):
+    """D_psi = sum |p - q psi(w)| of each token, times a factor.
+
+    Args:
+        factor: of a gap, in units of the metric.
+    """
+
+    psi: Psi = naive()  # noqa: RUF009 - frozen
+    loss: Loss = "token_mean"
+    factor: float = 1.0
+
+    @classmethod
+    def undeclared(cls, contract: Contract, /) -> Iterator[Lack]:
+        if psi_of(contract).name == "is":
+            yield Lack(
+                "importance weights have no largest value, so no sample can certify their gap",
+                "declare gradient: {weighting: {tis: 2.0}}, or promise support_mass: where infer "
+                "can draw whatever train can, nothing is left",
+            )
+
+    @classmethod
+    def of(cls, contract: Contract, clause: Clause) -> Gap:
+        psi, loss, factor = psi_of(contract), loss_of(contract), cls.factor_of(contract)
+        # a span holds 0, so that of the longest answer holds those of all others
+        tokens = width_of(contract, clause) if cls.each == "sequence" else 1
+        most = factor * float(loss_weights(loss, [tokens]).sum())
+        return cls(between(limit_of(clause), psi.span, most), psi, loss, factor)
+
+    @classmethod
+    def factor_of(cls, _: Contract, /) -> float:
+        return 1.0
+
+    @property
+    def said(self) -> str:
+        return f"{self.meaning}, {_SUMS[self.loss]}"
+
+    def values(self, cell: Cell, view: View) -> Array:
+        return self.factor * self.gap(view)
+
+    def gap(self, view: View) -> Array:
+        """g(w) of each token, [N]; of a kernel with itself |psi - w|, of the same mean.
+
+        A kernel can draw whatever it can draw, so E w = 1 there, and its noise would only
+        blur a floor that is near 0.
+        """
+        if not view.itself:
+            return weight_gap(view.log_ratio(), self.psi)
+        with np.errstate(over="ignore"):
+            w_N = np.exp(view.log_ratio())
+        return np.abs(self.psi.weight(w_N) - w_N)
+
+
+class BiasGap(Gap):
+    """Advantage x score norm x D_psi: see bounds.policy_gradient_bias."""
+
+    standing: ClassVar[Standing] = "conditional bound"
+
+    @classmethod
+    def undeclared(cls, contract: Contract, /) -> Iterator[Lack]:
+        gradient = contract.gradient
+        if gradient is None or gradient.advantage_bound is None:
+            yield Lack(
+                "policy_gradient_bias is proportional to the largest advantage, and none is "
+                "declared",
+                "declare gradient: {advantage: {group_size: 8}}, or the number that advantages "
+                "are clipped to",
+            )
+        if score_norm_of(contract) is None:
+            yield Lack(
+                "policy_gradient_bias is proportional to the largest score norm, and none is "
+                "declared",
+                "declare gradient: {score_norm: logit_space} (sqrt 2, of the gradient in logits), "
+                "or promise weight_gap, which needs none",
+            )
+        yield from super().undeclared(contract)
+
+    @classmethod
+    def factor_of(cls, contract: Contract, /) -> float:
+        advantage = contract.gradient.advantage_bound if contract.gradient else None
+        score_norm = score_norm_of(contract)
+        assert advantage is not None  # lint refuses it
+        assert score_norm is not None
+        return float(policy_gradient_bias(1.0, advantage, score_norm))
+
+
+class AnswerGap(SequenceCertificate, Gap):
+    """The gaps of whole answers: the sum over the tokens of one, by what its loss divides by."""
+
+    metric_unit: ClassVar[str] = "per answer"
+
+    def values(self, cell: Cell, view: View) -> Array:
+        """[S]; NaN where an answer was lost or has a token without a logprob."""
+        length_S = view.pair.infer.length_S
+        weight_N = loss_weights(self.loss, length_S[length_S > 0])
+        return view.over_sequences(weight_N * self.factor * self.gap(view))
+
+
+@CHAIN.register("weight_gap")
+@dataclass(frozen=True)
+class WeightGap(Gap):
+    """The mean over tokens of what the weighting leaves."""
+
+    meaning: ClassVar[str] = (
+        "what the declared weighting of tokens leaves uncorrected: the share of a policy gradient "
+        "that still belongs to the other kernel (0 to 2 a token; twice the total variation "
+        "without any)"
+    )
+    example: ClassVar[str] = "{id: weights, metric: weight_gap, at_most: 0.02, slices: [all]}"
+
+    @classmethod
+    def under(cls, contract: Contract, /) -> type[ChainMetric]:
+        return cls if loss_of(contract) == "token_mean" else WeightGapOfAnswers
+
+
+@dataclass(frozen=True)
+class WeightGapOfAnswers(AnswerGap):
+    """What the weighting leaves of an answer."""
+
+    meaning: ClassVar[str] = WeightGap.meaning
+    example: ClassVar[str] = WeightGap.example
+
+
+@CHAIN.register("policy_gradient_bias")
+@dataclass(frozen=True)
+class PolicyGradientBias(BiasGap):
+    """The bias of a gradient whose loss is averaged over the tokens of a batch."""
+
+    assumes: ClassVar[tuple[str, ...]] = bias_assumes("token_mean")
+    meaning: ClassVar[str] = (
+        "how far the token-level policy gradient can be bent because the tokens came from the "
+        "other kernel: the declared advantage times the declared score norm times what the "
+        "weighting leaves, with the contexts taken as infer draws them (it does not bound the "
+        "gradient of the expected reward)"
+    )
+    example: ClassVar[str] = "{id: bias, metric: policy_gradient_bias, at_most: 0.1, slices: [all]}"
+
+    @classmethod
+    def under(cls, contract: Contract, /) -> type[ChainMetric]:
+        return {
+            "token_mean": cls,
+            "sequence_sum": BiasOfSums,
+            "sequence_mean": BiasOfAnswers,
+        }[loss_of(contract)]
+
+
+@dataclass(frozen=True)
+class BiasOfAnswers(AnswerGap, BiasGap):
+    """The bias of a gradient that averages over answers, each divided by its own length."""
+
+    assumes: ClassVar[tuple[str, ...]] = bias_assumes("sequence_mean")
+    meaning: ClassVar[str] = PolicyGradientBias.meaning
+    example: ClassVar[str] = PolicyGradientBias.example
+
+
+@dataclass(frozen=True)
+class BiasOfSums(BiasOfAnswers):
+    """The bias of a gradient that sums over the tokens of an answer."""
+
+    assumes: ClassVar[tuple[str, ...]] = bias_assumes("sequence_sum")

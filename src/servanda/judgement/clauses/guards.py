@@ -1,0 +1,201 @@
+# Observability clauses: preconditions.  Where one fails, the statistical section says nothing.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from servanda.judgement.clauses.base import (
+    GUARDS,
+    Array,
+    Cell,
+    CellVerdict,
+    Look,
+    Source,
+    View,
+    blank,
+    peak,
+)
+from servanda.theory.divergence.precision import CAPTURES, captured, errors
+from servanda.theory.stats import Coherence, Refutation
+from servanda.traces.trace import Trace
+
+
+class Guard:
+    source: ClassVar[Source] = "workload"
+    peers: ClassVar[tuple[str, ...]] = ()
+
+    def noise(self, cell: Cell, view: View) -> None:
+        return None
+
+    def floor(self, cell: Cell, parts: list[None]) -> None:
+        return None
+
+
+class _Refuting(Guard):
+    """Can only reject: `violated` at the price of any cell, else met at the first look.
+
+    `found`: what a rejection says.
+    """
+
+    counts: ClassVar[bool] = True
+    found: ClassVar[str]
+
+    def judge(self, cell: Cell, rounds: list[Refutation], floor: object, look: Look) -> CellVerdict:
+        log_e = peak([np.array(r.growth) for r in rounds if r.growth])
+        return refuted(cell, sum(rounds, Refutation()), log_e, look, self.found)
+
+
+def refuted(
+    cell: Cell, whole: Refutation, log_e: float, look: Look, found: str, unseen: str = ""
+) -> CellVerdict:
+    """`violated` with the note `found`, or else met.
+
+    Args:
+        whole: of all rounds; log_e: the most evidence that any prefix of them held, nats.
+        unseen: why nothing can be said, where a run records nothing that could reject.
+    """
+    verdict = blank(
+        cell,
+        "inconclusive",
+        kind="guard",
+        n=whole.n,
+        units="tokens",
+        missing=whole.missing,
+        alpha=look.alpha,
+        e_violated=log_e if whole.n else None,
+    )
+    if log_e >= look.log_price_violated:
+        return verdict.but(outcome="violated", note=found)
+    if unseen and not whole.growth and (whole.n or whole.missing):
+        return verdict.but(note=unseen)
+    if not whole.n or look.launched < look.first:
+        return verdict.but(open=True, more=max(1, look.first - look.launched))
+    return verdict.but(outcome="holds", note="not rejected")
+
+
+def lost(cell: Cell, view: View) -> int:
+    """Tokens that the lost sequences had room for in the slice."""
+    return len(view.lost(cell.cut)) * cell.cut.positions(view.width)
+
+
+@GUARDS.register("coherence")
+@dataclass(frozen=True)
+class Coherent(_Refuting):
+    """The two logprobs of each token can be those of two distributions: E_infer w <= 1."""
+
+    found: ClassVar[str] = (
+        "the weights train / infer average above 1, which no two distributions give: raw "
+        "logprobs on one side and processed ones on the other, or logprobs of other tokens"
+    )
+
+    def weigh(self, cell: Cell, view: View) -> Coherence:
+        inside_N = view.mask(cell.cut)
+        known_N = inside_N & view.usable_N
+        missing = int((inside_N & ~known_N).sum()) + lost(cell, view)
+        error_N = errors_of(view.pair.train) + errors_of(view.pair.infer)
+        return Coherence.of(view.log_ratio()[known_N], missing, error_N[known_N])
+
+
+def errors_of(trace: Trace) -> Array:
+    """The most that rounding moved each recorded logprob by, [N], nats."""
+    return errors(trace.columns["logp"], capture_of(trace))
+
+
+def capture_of(trace: Trace) -> str:
+    """What logprobs were kept in: the precision that the trace declares, or else the coarsest.
+
+    The coarsest that its values can have been kept in: never a finer one than theirs.
+    """
+    said = trace.about.get("capture", "")
+    return said if said in CAPTURES else captured(trace.columns["logp"])
+
+
+@dataclass(frozen=True)
+class Counts:
+    usable: int = 0
+    launched: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.usable + other.usable, self.launched + other.launched)
+
+
+@GUARDS.register("kept_ratio")
+@dataclass(frozen=True)
+class KeptRatio(Guard):
+    """Share of the drawn tokens that no filter of the trainer removed before training.
+
+    Only who recorded the filter knows: where the tokens do not say, the clause does not apply.
+    """
+
+    counts: ClassVar[bool] = False  # counted, not inferred
+
+    def weigh(self, cell: Cell, view: View) -> Counts | None:
+        removed_N = view.pair.infer.columns.get("removed")
+        if removed_N is None:
+            return None
+        inside_N = view.mask(cell.cut)
+        return Counts(int((inside_N & (removed_N != 1)).sum()), int(inside_N.sum()))
+
+    def judge(
+        self, cell: Cell, rounds: list[Counts | None], floor: object, look: Look
+    ) -> CellVerdict:
+        known = [counts for counts in rounds if counts is not None]
+        if rounds and not known:
+            return blank(cell, "not applicable", "nothing says which tokens a filter removed")
+        counts, limit = sum(known, Counts()), float(cell.clause.at_least)  # type: ignore[arg-type]
+        verdict = blank(
+            cell, "inconclusive", kind="fact", limit=limit, n=counts.launched, units="tokens"
+        )
+        if not counts.launched:
+            return verdict.but(open=True, note="nothing was measured yet")
+        value = counts.usable / counts.launched
+        if value >= limit:
+            return verdict.but(value=value, outcome="holds")
+        gone = counts.launched - counts.usable
+        note = f"a filter removed {gone:,} of {counts.launched:,} tokens before training"
+        return verdict.but(value=value, outcome="violated", note=note)
+
+
+@GUARDS.register("usable_ratio")
+@dataclass(frozen=True)
+class UsableRatio(Guard):
+    """Share of launched tokens that both sides have a usable logprob for.
+
+    A lost sequence counts with all the tokens it had room for.
+    """
+
+    counts: ClassVar[bool] = False  # counted, not inferred
+
+    def weigh(self, cell: Cell, view: View) -> Counts:
+        inside_N = view.mask(cell.cut)
+        launched = int(inside_N.sum()) + lost(cell, view)
+        return Counts(int((inside_N & view.usable_N).sum()), launched)
+
+    def judge(self, cell: Cell, rounds: list[Counts], floor: object, look: Look) -> CellVerdict:
+        counts = sum(rounds, Counts())
+        limit = float(cell.clause.at_least)  # type: ignore[arg-type]
+        verdict = blank(
+            cell,
+            "inconclusive",
+            kind="fact",
+            limit=limit,
+            n=counts.launched,
+            units="tokens",
+            missing=counts.launched - counts.usable,
+        )
+        if not counts.launched:
+            return verdict.but(open=True, note="nothing was measured yet")
+        value = counts.usable / counts.launched
+        verdict = verdict.but(value=value)
+        if value >= limit:
+            return verdict.but(outcome="holds")
+        if look.launched < look.first:
+            return verdict.but(open=True, more=max(1, look.first - look.launched))
+        return verdict.but(
+            outcome="error",
+            note=f"{counts.launched - counts.usable} of {counts.launched} launched tokens have "
+            "no usable logprob (NaN, infinite, or a lost sequence)",
+        )

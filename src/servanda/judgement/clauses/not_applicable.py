@@ -1,0 +1,47 @@
+# Clauses that are not judged here: not known to this version, or not a matter of this stage.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from servanda.judgement.clauses.base import Cell, CellVerdict, Look, Source, View, blank
+
+
+class _Unmeasured:
+    counts: ClassVar[bool] = False
+    source: ClassVar[Source] = "none"
+    peers: ClassVar[tuple[str, ...]] = ()
+
+    def weigh(self, cell: Cell, view: View) -> None:
+        return None
+
+    def noise(self, cell: Cell, view: View) -> None:
+        return None
+
+    def floor(self, cell: Cell, parts: list[None]) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Later(_Unmeasured):
+    """Known by name; the answer is inconclusive, never a pass."""
+
+    reason: str
+
+    def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Look) -> CellVerdict:
+        return blank(cell, "inconclusive", self.reason)
+
+
+@dataclass(frozen=True)
+class NotHere(_Unmeasured):
+    """Does not exist at this stage, or on these engines: shown with the reason, not counted.
+
+    Unless the clause is `required`: then its absence is an error.
+    """
+
+    reason: str
+    required: bool = False
+
+    def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Look) -> CellVerdict:
+        return blank(cell, "error" if self.required else "not applicable", self.reason)

@@ -1,0 +1,108 @@
+# Numerical clauses: facts about the golden corpus, every position, no alpha.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.contract.model import Clause, Relative
+from servanda.judgement.clauses.base import Cell, CellVerdict, Look, Source, View, blank
+from servanda.judgement.clauses.statistical import WITHIN_NOISE
+from servanda.theory.divergence import DIVERGENCES
+
+
+@dataclass(frozen=True)
+class Values:
+    """Exact values of a metric at golden positions, and positions that have none."""
+
+    known: tuple[float, ...] = ()
+    missing: int = 0
+
+    @classmethod
+    def of(cls, values_N: NDArray[np.floating]) -> Values:
+        """Of a column in which NaN is no value."""
+        known_N = values_N[~np.isnan(values_N)]
+        return cls(tuple(known_N.tolist()), len(values_N) - len(known_N))
+
+    def __add__(self, other: Values) -> Values:
+        return Values(self.known + other.known, self.missing + other.missing)
+
+
+def aggregate(clause: Clause, values: tuple[float, ...]) -> float:
+    """max (the default), mean, or the smallest value that N % of the positions reach."""
+    if clause.percentile is not None:
+        return float(np.quantile(values, clause.percentile / 100, method="inverted_cdf"))
+    return float(np.mean(values) if clause.aggregate == "mean" else np.max(values))
+
+
+@dataclass(frozen=True)
+class Fact:
+    """True of the recorded positions, and of nothing else."""
+
+    counts: ClassVar[bool] = False  # nothing is inferred, so no alpha is spent
+    source: ClassVar[Source] = "golden"
+    peers: ClassVar[tuple[str, ...]] = ()
+
+    def weigh(self, cell: Cell, view: View) -> Values:
+        return Values.of(view.exact[cell.clause.metric][view.mask(cell.cut)])
+
+    def noise(self, cell: Cell, view: View) -> tuple[Values, Values]:
+        """Of a side against itself: on the slice, and on the whole."""
+        return self.weigh(cell, view), Values.of(view.exact[cell.clause.metric])
+
+    def floor(self, cell: Cell, parts: list[tuple[tuple[Values, Values], ...]]) -> float | None:
+        """Of the slice, or of the whole where the tenth never met the slice."""
+        sides = [slice_ if slice_.known else whole for part in parts for slice_, whole in part]
+        return max((aggregate(cell.clause, s.known) for s in sides if s.known), default=None)
+
+    def judge(
+        self, cell: Cell, rounds: list[Values], floor: float | None, look: Look
+    ) -> CellVerdict:
+        values = sum(rounds, Values())
+        value = aggregate(cell.clause, values.known) if values.known else None
+        unit = DIVERGENCES[cell.clause.metric].unit
+        return judged(cell, value, floor, n=len(values.known), missing=values.missing, unit=unit)
+
+
+def judged(
+    cell: Cell, value: float | None, floor: float | None, *, n: int, missing: int, unit: str = ""
+) -> CellVerdict:
+    """A fact against its limit: red only beyond both the limit and twice the self-noise.
+
+    Args:
+        value: None where no position has one.
+        n, missing: golden positions with and without a value.
+    """
+    limit = cell.clause.at_most
+    if isinstance(limit, Relative):
+        limit = None if floor is None else limit.times * floor
+    verdict = blank(
+        cell,
+        "inconclusive",
+        kind="fact",
+        unit=unit,
+        limit=limit,
+        floor=floor,
+        n=n,
+        units="golden positions",
+        missing=missing,
+    )
+    if limit is None:
+        return verdict.but(note="the self-noise was not measured: the corpus is too small")
+    if value is None:
+        if missing:
+            return verdict.but(outcome="error", note="no golden position has finite logits")
+        return verdict.but(note=f"slice {cell.cut.name!r} met no golden position")
+    verdict = verdict.but(value=value)
+    if value > max(limit, 2 * (floor or 0.0)):
+        return verdict.but(outcome="violated")
+    if missing:
+        return verdict.but(
+            outcome="error", note=f"{missing} golden positions have NaN or infinite logits"
+        )
+    if value > limit:
+        return verdict.but(note=WITHIN_NOISE)
+    return verdict.but(outcome="holds")

@@ -1,0 +1,101 @@
+# Limits relative to something measured: the self-noise of the two kernels, or the stable one.
+#
+# Two unknown means are compared through intervals that are valid at every look, each at its
+# share of alpha: x <= times * y holds where the upper end of x is within times the lower end
+# of y.  Nothing is assumed about how the two depend on each other.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from servanda.judgement.clauses.base import Cell, CellVerdict, Look, View
+from servanda.judgement.clauses.statistical import WITHIN_NOISE, Certificate, Process, total
+from servanda.theory.stats import interval
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The statistics of one round: of the pair, and of each peer."""
+
+    own: Process
+    peers: Mapping[str, Process]
+
+
+@dataclass(frozen=True)
+class RelativeCertificate(Certificate):
+    """`times` the largest of the peers' means is the limit."""
+
+    times: float = 1.0
+    whose: ClassVar[str] = ""
+
+    def weigh(self, cell: Cell, view: View) -> Compared:  # type: ignore[override]
+        peers = {
+            name: self.process(cell, view.peers[name]) for name in self.peers if name in view.peers
+        }
+        return Compared(self.process(cell, view), peers)
+
+    def judge(  # type: ignore[override]
+        self, cell: Cell, rounds: list[Compared], floor: float | None, look: Look
+    ) -> CellVerdict:
+        own = total(cell, [r.own for r in rounds])
+        peers = [
+            total(cell, [r.peers[name] for r in rounds if name in r.peers]) for name in self.peers
+        ]
+        peers = [peer for peer in peers if peer.n]
+        verdict = self.described(cell, [own], floor, look)
+        if not own.n or not peers:
+            what = "the slice met no token" if not own.n else f"{self.whose} was not measured there"
+            return verdict.but(note=f"{what}; widen the workload")
+        feed = self.feed
+        mean = feed.value(own.mean)
+        limit = self.times * max(feed.value(peer.mean) for peer in peers)
+        verdict = verdict.but(
+            limit=limit,
+            note=f"the limit is {self.times:g} times {self.whose}, which was measured beside it",
+        )
+        share = look.alpha / 2
+        ends = [self._ends(peer, share / len(peers)) for peer in peers]
+        if self._ends(own, share)[1] <= self.times * max(low for low, _ in ends):
+            if look.launched >= look.first:
+                return verdict.but(outcome="holds", open=False)
+            return verdict
+        share = look.alpha_violated / 2
+        ends = [self._ends(peer, share / len(peers)) for peer in peers]
+        noise = 2 * feed.value(floor) if floor else 0.0
+        if self._ends(own, share)[0] > max(self.times * max(high for _, high in ends), noise):
+            return verdict.but(outcome="violated", open=False)
+        if limit < mean <= noise:
+            return verdict.but(note=WITHIN_NOISE)
+        more = self._more(own, look)
+        if not limit:
+            note = f"{self.whose} is exactly 0 so far: no sample can show that a mean is 0; "
+            # where the kernels differ at all, more rounds can still show that they do
+            return verdict.but(
+                open=mean > 0,
+                more=more if mean > 0 else None,
+                note=note + "write a number as the limit",
+            )
+        return verdict.but(more=more)
+
+    def _ends(self, process: Process, alpha: float) -> tuple[float, float]:
+        low, high = interval(process, alpha)
+        return self.feed.value(low), self.feed.value(high)
+
+    def _more(self, own: Process, look: Look) -> int:
+        """A doubling: how two intervals will part cannot be told from one look."""
+        return max(look.launched, look.first - look.launched, math.ceil(own.n / 2), 1)
+
+
+@dataclass(frozen=True)
+class RelativeToNoise(RelativeCertificate):
+    peers: ClassVar[tuple[str, ...]] = ("self_train", "self_infer")
+    whose: ClassVar[str] = "the self-noise of the noisier side"
+
+
+@dataclass(frozen=True)
+class RelativeToStable(RelativeCertificate):
+    peers: ClassVar[tuple[str, ...]] = ("stable",)
+    whose: ClassVar[str] = "what the stable kernel has"

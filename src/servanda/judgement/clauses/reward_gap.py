@@ -1,0 +1,252 @@
+# The reward gap: by how much the expected reward of the two kernels' own answers differs.
+#
+# Both kernels answer the same prompts, and each answer has the contract's reward.  What is
+# judged is the mean of R_infer - R_train over launched sequences, from both sides:
+#
+#     X = (R_infer - R_train + range) / (2 range)   in [0, 1],
+#
+# a mean of bounded variables whatever the logprobs are, so it says something where the
+# variation of whole answers is nearly 1 and `reward_drift` says nothing.  The two answers
+# of a prompt are drawn with the same uniforms.  That is free: an expectation of a difference
+# does not depend on how the two are coupled.  And it pays: kernels that are nearly one draw
+# mostly the same answers, and X is then 1/2 with hardly any variance.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from servanda.contract.model import Clause, Contract
+from servanda.judgement.clauses.base import (
+    Array,
+    Cell,
+    CellVerdict,
+    Look,
+    Sampled,
+    Source,
+    View,
+    blank,
+    peak,
+)
+from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, Lack, limit_of
+from servanda.judgement.clauses.sequences import BySequence, sequence_units
+from servanda.judgement.clauses.statistical import Process, Tally, total
+from servanda.judgement.slices.rules import Known
+from servanda.theory.stats import interval, units_to_decide
+from servanda.theory.stats.log_moment import NEG, POS, log_mean_exp
+
+DRAWS = "train_draws"  # the peer that holds what train drew for the same units
+REWARD = "reward"  # the column of a trace: of the whole answer, at each of its tokens
+_SAME = 0.5  # x where both answers have the same reward
+
+
+@dataclass(frozen=True)
+class Growth:
+    """log e-values of the mixture's components about the two ends of the limit; they add up.
+
+    Args:
+        inside: that the gap is below the upper end, and above the lower one.
+        outside: that it is above the upper end, and below the lower one.
+    """
+
+    inside: tuple[Array, Array]
+    outside: tuple[Array, Array]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One round's statistics, and what is told beside them.
+
+    Args:
+        infer, train: sums of the rewards of prompts that have both.
+        least, most: of all these rewards.
+    """
+
+    process: Process
+    infer: float
+    train: float
+    least: float
+    most: float
+    growth: Growth = field(repr=False, compare=False)  # it follows from the process
+
+
+@dataclass(frozen=True)
+class RewardGap(BySequence, Sampled):
+    """|E R_infer - E R_train| is at most the limit; each end is certified at half of alpha.
+
+    Args:
+        limit: of the gap, in units of the reward.
+        span: largest less smallest reward.
+    """
+
+    limit: float
+    span: float
+    each: ClassVar[Literal["token", "sequence"]] = "sequence"
+    counts: ClassVar[bool] = True
+    source: ClassVar[Source] = "workload"
+    peers: ClassVar[tuple[str, ...]] = (DRAWS,)
+    meaning: ClassVar[str] = (
+        "by how much the expected reward of whole answers differs, up or down, where each kernel "
+        "draws its own"
+    )
+    metric_unit: ClassVar[str] = ""
+    example: ClassVar[str] = "{id: reward, metric: reward_gap, at_most: 0.05, slices: [all]}"
+    takes: ClassVar[frozenset[str]] = frozenset()
+    known: ClassVar[Known] = "request"
+
+    @classmethod
+    def under(cls, _: Contract, /) -> type[ChainMetric]:
+        return cls
+
+    @classmethod
+    def lacks(cls, contract: Contract, clause: Clause) -> Iterator[Lack]:
+        """A reward that is not declared, or a limit that it cannot exceed."""
+        reward, example = contract.reward, "reward: {range: [0, 1], of: exact_answer}"
+        if reward is None:
+            yield Lack(
+                "reward_gap is measured in the contract's reward, and none is declared",
+                f"declare {example}, or of: rewards.py:score for a reward of your own",
+            )
+        elif reward.of is None:
+            yield Lack(
+                "reward_gap needs the reward of each answer, and reward: has no `of`",
+                f"declare {example}, or of: rewards.py:score for a reward of your own",
+            )
+        elif 0 < reward.range[1] - reward.range[0] <= limit_of(clause):
+            span = reward.range[1] - reward.range[0]
+            message = f"reward_gap is at most {span:g} here: a limit of {limit_of(clause):g}"
+            yield Lack(f"{message} can never fail", f"write a limit below {span:g}", "at_most")
+
+    @classmethod
+    def of(cls, contract: Contract, clause: Clause) -> RewardGap:
+        assert contract.reward is not None  # lint refuses it
+        low, high = contract.reward.range
+        return cls(limit_of(clause), high - low)
+
+    def weigh(self, cell: Cell, view: View) -> Paired:
+        infer_S, train_S = rewards(view), rewards(view.peers[DRAWS])
+        met_S = view.may_meet[cell.cut] & ~np.isnan(infer_S + train_S)
+        both = (infer_S[met_S].tolist(), train_S[met_S].tolist())
+        process = sequence_units(cell, view, self._x(infer_S - train_S)).process(cell)
+        low, high = self._x(-self.limit), self._x(self.limit)
+        return Paired(
+            process,
+            *map(math.fsum, both),
+            least=min(min(side, default=math.inf) for side in both),
+            most=max(max(side, default=-math.inf) for side in both),
+            growth=Growth(
+                (process.below_growth(high), process.above_growth(low)),
+                (process.above_growth(high), process.below_growth(low)),
+            ),
+        )
+
+    def noise(self, cell: Cell, view: View) -> None:
+        """Nothing: no answer is drawn again in another batch, so there is no floor."""
+
+    def floor(self, cell: Cell, parts: list[None]) -> None:
+        return None
+
+    def units_at_best(self, alpha: float) -> int | None:
+        """Units that `holds` needs if every prompt's two answers have the same reward."""
+        ends = (
+            np.log1p(NEG * _SAME) - np.log1p(NEG * self._x(self.limit)),
+            np.log1p(POS * _SAME) - np.log1p(POS * self._x(-self.limit)),
+        )
+        units = [units_to_decide(growth, 1, math.log(2 / alpha)) for growth in ends]
+        return None if None in units else max(u for u in units if u is not None)
+
+    def judge(
+        self, cell: Cell, rounds: list[Paired], floor: float | None, look: Look
+    ) -> CellVerdict:
+        met = [r for r in rounds if r.process.n]
+        tally = Tally.of([r.process for r in met])
+        verdict = blank(
+            cell,
+            "inconclusive",
+            kind="certificate",
+            unit=self.metric_unit,
+            value=self._gap(tally.mean) if tally.known else None,
+            limit=self.limit,
+            n=tally.n,
+            units=f"{self.each}s" if cell.claim == "realised" else "prompt groups",
+            missing=tally.missing,
+            alpha=look.alpha,
+            # no logprob is used; but the clauses beside it call the law that train scores by train
+            assumptions=(
+                "order",
+                "own_law",
+                *(("independent",) if cell.claim == "population" else ()),
+            ),
+            note=_told(met),
+            open=True,
+        )
+        if not met:
+            return verdict.but(note=f"slice {cell.cut.name!r} met no answer; widen the workload")
+        if look.intervals:
+            process = total(cell, [r.process for r in rounds])
+            low, high = interval(process, look.alpha / 2)
+            verdict = verdict.but(interval=(self._gap(low), self._gap(high)))
+        inside = [sum((r.growth.inside[i] for r in met), np.zeros(1)) for i in (0, 1)]
+        outside = [[r.growth.outside[i] for r in met] for i in (0, 1)]
+        if cell.claim == "realised":
+            # speaks of the answers measured so far, so what was red may be so no more
+            outside = [[sum(end, np.zeros(1))] for end in outside]
+        # both ends must be shown to hold, one is enough to fail: each costs half of alpha.
+        # For `holds` either end could be tested at alpha, since only one of them can be false;
+        # but then the answer and the printed interval, which is two-sided, would disagree.
+        e_holds = min(map(log_mean_exp, inside)) - math.log(2)
+        e_violated = max(map(peak, outside)) - math.log(2)
+        verdict = verdict.but(e_holds=e_holds, e_violated=e_violated)
+        if e_violated >= look.log_price_violated:
+            return verdict.but(outcome="violated", open=False)
+        if e_holds >= look.log_price_holds and look.launched >= look.first:
+            return verdict.but(outcome="holds", open=False)
+        if tally.known and abs(self._gap(tally.mean)) > self.limit:
+            price = look.log_price_violated + math.log(2)
+            growths = [sum(outside[tally.mean < _SAME], np.zeros(1))]
+        else:
+            price, growths = look.log_price_holds + math.log(2), inside
+        units = [units_to_decide(growth, tally.n, price) for growth in growths]
+        if None in units:
+            near = "too near the limit to tell; raise the limit or the sizes"
+            return verdict.but(note=f"{verdict.note}; {near}" if verdict.note else near)
+        # a slice meets only some of the groups: convert its units to launched groups
+        most = max(u for u in units if u is not None)
+        more = math.ceil((most - tally.n) * look.launched / tally.n)
+        return verdict.but(more=max(more, look.first - look.launched, 1))
+
+    def _x(self, gap: Any) -> Any:
+        """x of a gap, or of each of many."""
+        return (gap / self.span + 1) / 2
+
+    def _gap(self, x: float) -> float:
+        return (2 * x - 1) * self.span
+
+
+def _told(rounds: list[Paired]) -> str:
+    """What each kernel earns; and where nobody could earn anything else, that this shows little."""
+    n = sum(r.process.known for r in rounds)
+    if not n:
+        return ""
+    least, most = min(r.least for r in rounds), max(r.most for r in rounds)
+    if least == most:
+        return f"every answer of both kernels has the reward {least:g}: is it the one you mean?"
+    infer, train = (math.fsum(getattr(r, s) for r in rounds) / n for s in ("infer", "train"))
+    return f"infer earns {infer:.4g} on average, train {train:.4g}"
+
+
+CHAIN.add("reward_gap", RewardGap)
+
+
+def rewards(view: View) -> Array:
+    """The reward of each launched sequence, [S]; NaN where it was lost."""
+    trace = view.pair.infer
+    starts_S = np.cumsum(trace.length_S) - trace.length_S
+    met_S = trace.length_S > 0
+    reward_S = np.full(len(met_S), np.nan)
+    reward_S[met_S] = trace.columns[REWARD][starts_S[met_S]]
+    return reward_S

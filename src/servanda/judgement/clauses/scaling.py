@@ -1,0 +1,80 @@
+# Feeds: how the values of a metric become x in [0, 1], and the limit that their mean is held to.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from servanda.contract.model import Clause, Relative
+from servanda.judgement.clauses.base import Array
+from servanda.theory.divergence import DIVERGENCES
+
+_HAIR = 1e-9  # below 0 is rounding; more is an error, which the statistics refuse
+_CUT = 20.0  # limits at which the mean of an unbounded metric is cut, to be refuted
+
+
+@dataclass(frozen=True)
+class Feed:
+    """x = (value - low) / scale, cut at 1; or whether a value exceeds a threshold.
+
+    Args:
+        limit: of the mean of x.
+        scale, low: metric units of one x, and of x = 0.
+        threshold: a percentile pN at limit L is the promise that at most (100-N) % of the
+            tokens exceed L; limit is then that share.
+        best: the smallest mean of x that there is, that of identical kernels.
+        proves: whether a small mean of x shows a small mean of the metric; not so where the
+            metric is cut though the contract does not say `clip`.
+    """
+
+    limit: float
+    scale: float = 1.0
+    low: float = 0.0
+    threshold: float | None = None
+    best: float = 0.0
+    proves: bool = True
+
+    def x(self, values_N: Array) -> Array:
+        if self.threshold is not None:
+            return (values_N > self.threshold).astype(np.float64)
+        x_N = np.minimum((values_N - self.low) / self.scale, 1.0)
+        return np.where((x_N < 0) & (x_N > -_HAIR), 0.0, x_N)
+
+    def value(self, x: float) -> float:
+        """A mean of x in units of the metric."""
+        return self.low + x * self.scale
+
+    def red_line(self, floor: float | None) -> float:
+        """The mean of x beyond which a cell is red: the limit, or twice the floor of x."""
+        return max(self.limit, 2 * floor + self.low / self.scale) if floor else self.limit
+
+
+def share_beyond(clause: Clause) -> float:
+    """The share of tokens that a percentile clause allows beyond its limit."""
+    assert clause.percentile is not None
+    # 100 - 99.9 carries rounding that nobody wrote
+    return round((100.0 - clause.percentile) / 100.0, 12)
+
+
+def feed_of(clause: Clause) -> Feed | None:
+    """The feed of a statistical clause; None where this version knows no certificate."""
+    metric, limit = DIVERGENCES[clause.metric], clause.at_most
+    if limit is None:
+        return None
+    relative = isinstance(limit, Relative)
+    if clause.percentile is not None:
+        return None if relative else Feed(limit=share_beyond(clause), threshold=limit)
+    low, high = metric.span
+    high = high if clause.clip is None else clause.clip
+    if low == 0.0 and math.isinf(high) and not relative and limit > 0:
+        return Feed(limit=1 / _CUT, scale=_CUT * limit, proves=False)
+    if not math.isfinite(high - low):
+        return None
+    # a sampled value may be negative though no mean of them can be
+    least = metric.span_of("logits")[0] if "logits" in metric.forms else low
+    scale = high - low
+    # the limit of a relative clause is known only when it is judged
+    at = 1.0 if relative else (limit - low) / scale
+    return Feed(at, scale, low=low, best=(least - low) / scale)

@@ -1,0 +1,39 @@
+# Scope: of which slices a clause speaks.
+#
+# On a slice of outcomes the token itself decides what is looked at, so an average over it
+# is no property of the kernels: only what the slice contributes to the whole is defined.
+
+from __future__ import annotations
+
+from servanda.contract.model import WHOLE, Clause, Contract, Section
+from servanda.judgement.clauses import CHAIN, chain_metric
+from servanda.judgement.slices.rules import Known, known
+from servanda.theory.divergence import DIVERGENCES
+
+OUTCOME_METRICS = ("mass_gap", "tv_contribution")
+
+
+def of_outcomes(metric: str) -> bool:
+    """Whether a metric is a contribution: defined on slices of outcomes, and made for them."""
+    if metric in OUTCOME_METRICS:
+        return True
+    return metric in DIVERGENCES and getattr(DIVERGENCES[metric], "outcome", False)
+
+
+def known_by_name(contract: Contract) -> dict[str, Known]:
+    """Slice -> when it is known; the whole is known before the request."""
+    return {WHOLE: "request", **{rule.name: known(rule) for rule in contract.slices}}
+
+
+def slices_of(contract: Contract, section: Section, clause: Clause) -> tuple[str, ...]:
+    """The slices that a clause names, or else every one on which its metric is defined."""
+    if clause.slices is not None:
+        return clause.slices
+    if section in ("observability", "runtime"):
+        return (WHOLE,)
+    wanted: tuple[Known, ...] = ("request", "context")
+    if of_outcomes(clause.metric):
+        wanted = ("outcome",)
+    elif clause.metric in CHAIN and chain_metric(contract, clause).known == "request":
+        wanted = ("request",)
+    return tuple(name for name, when in known_by_name(contract).items() if when in wanted)

@@ -1,0 +1,112 @@
+# The steadiness of each kernel: against itself, in other batches, it should not move.
+#
+# Everything else is red only beyond twice the self-noise, for no kernel can be nearer to
+# another than to itself.  So what makes a kernel unsteady (dropout left on, padding that is
+# attended to, rows that leak into their neighbours) has to be a promise of its own.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from servanda.judgement.clauses.base import (
+    GUARDS,
+    Cell,
+    CellVerdict,
+    Look,
+    Source,
+    View,
+    blank,
+    peak,
+)
+from servanda.judgement.clauses.statistical import Grown, Tally, process_of
+from servanda.theory.stats.log_moment import log_mean_exp
+
+SELVES = ("self_train", "self_infer")
+
+
+@GUARDS.register("self_noise")
+@dataclass(frozen=True)
+class SelfNoise:
+    """The mean total variation of each side against itself is at most the limit."""
+
+    counts: ClassVar[bool] = True
+    source: ClassVar[Source] = "workload"
+    peers: ClassVar[tuple[str, ...]] = SELVES
+
+    def weigh(self, cell: Cell, view: View) -> Mapping[str, Grown]:
+        limit = _limit(cell)
+        found = {}
+        for side in SELVES:
+            if side in view.peers:
+                peer = view.peers[side]
+                process = process_of(cell, peer, peer.values("tv"))
+                below, above = process.below_growth(limit), process.above_growth(limit)
+                found[side] = Grown(process, below, above)
+        return found
+
+    def noise(self, cell: Cell, view: View) -> None:
+        return None
+
+    def floor(self, cell: Cell, parts: list[None]) -> None:
+        return None
+
+    def judge(
+        self, cell: Cell, rounds: list[Mapping[str, Grown]], floor: object, look: Look
+    ) -> CellVerdict:
+        verdict = blank(
+            cell,
+            "inconclusive",
+            kind="guard",
+            limit=_limit(cell),
+            units="tokens" if cell.claim == "realised" else "prompt groups",
+            alpha=look.alpha,
+        )
+        met = {
+            side: [r[side] for r in rounds if side in r and r[side].process.n] for side in SELVES
+        }
+        met = {side: grown for side, grown in met.items() if grown}
+        if not met:
+            more = max(1, look.first - look.launched)
+            return verdict.but(open=True, more=more, note="nothing was measured twice yet")
+        tallies = {side: Tally.of([g.process for g in grown]) for side, grown in met.items()}
+        if not all(tally.known for tally in tallies.values()):
+            return verdict.but(open=True, note="no token was measured twice with a usable logprob")
+        noisier = max(tallies, key=lambda side: tallies[side].mean)
+        # two sides share the price, so that either may be called unsteady
+        e_violated = {}
+        for side, grown in met.items():
+            above = [g.above for g in grown]
+            if cell.claim == "realised":  # speaks of the tokens measured so far
+                above = [sum(above, np.zeros(1))]
+            e_violated[side] = peak(above) - math.log(2)
+        e_holds = min(log_mean_exp(sum((g.below for g in gs), np.zeros(1))) for gs in met.values())
+        verdict = verdict.but(
+            value=tallies[noisier].mean,
+            n=tallies[noisier].n,
+            missing=tallies[noisier].missing,
+            e_holds=e_holds,
+            e_violated=max(e_violated.values()),
+        )
+        if max(e_violated.values()) >= look.log_price_violated:
+            side = max(e_violated, key=lambda s: e_violated[s]).removeprefix("self_")
+            return verdict.but(
+                outcome="violated",
+                note=f"{side} differs from itself in other batches, on the tokens that infer drew: "
+                "dropout left on, padding that is attended to, or numbers that depend on the batch",
+            )
+        if look.launched < look.first:
+            return verdict.but(open=True, more=look.first - look.launched)
+        if e_holds >= look.log_price_holds:
+            return verdict.but(outcome="holds")
+        return verdict.but(outcome="holds", note="not rejected")
+
+
+def _limit(cell: Cell) -> float:
+    limit = cell.clause.at_most
+    assert isinstance(limit, float)  # lint refuses anything else
+    return limit

@@ -1,0 +1,89 @@
+# Promises about whole sequences: one value for each launched answer.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from servanda.contract.model import Clause, Contract
+from servanda.judgement.clauses.base import Array, Cell, View
+from servanda.judgement.clauses.chain_metrics import (
+    CHAIN,
+    ChainCertificate,
+    Lack,
+    between,
+    limit_of,
+)
+from servanda.judgement.clauses.statistical import Certificate, Noise, Units
+from servanda.judgement.slices.rules import Known
+from servanda.theory.bounds import shortfall
+
+
+class BySequence:
+    """Kinds whose units are launched sequences; they are defined on slices of requests."""
+
+
+def sequence_units(cell: Cell, view: View, x_S: Array) -> Units:
+    """One round's x in [0, 1] of each launched sequence that a cell speaks of.
+
+    A sequence that was lost, or has a token without a logprob, has no value (NaN).
+    """
+    inside_S = view.may_meet[cell.cut]
+    known_S = inside_S & ~np.isnan(x_S)
+    missing_G = np.bincount(view.group_S[inside_S & ~known_S], minlength=view.launched)
+    return Units(x_S[known_S], view.group_S[known_S], missing_G)
+
+
+@dataclass(frozen=True)
+class SequenceCertificate(BySequence, ChainCertificate):
+    """A metric of the chain with one value a sequence."""
+
+    each: ClassVar[Literal["token", "sequence"]] = "sequence"
+    known: ClassVar[Known] = "request"
+
+    def units(self, cell: Cell, view: View) -> Units:
+        return sequence_units(cell, view, self.feed.x(self.values(cell, view)))
+
+    def noise(self, cell: Cell, view: View) -> Noise:
+        """(sum of x, sequences) of a peer: on the slice, and on the whole."""
+        x_S = self.feed.x(self.values(cell, view))
+        whole_S = ~np.isnan(x_S)
+        parts = (x_S[whole_S & view.may_meet[cell.cut]], x_S[whole_S])
+        inside, whole = ((math.fsum(x.tolist()), len(x)) for x in parts)
+        return inside, whole
+
+
+@CHAIN.register("reward_drift")
+@dataclass(frozen=True)
+class RewardDrift(SequenceCertificate):
+    """(R_max - R_min) TV(P, Q): the largest drift that some reward in the range shows."""
+
+    meaning: ClassVar[str] = (
+        "by how much the expected reward of whole answers can differ between the two kernels, "
+        "whatever the reward is, as long as it stays in its range"
+    )
+    example: ClassVar[str] = "{id: reward, metric: reward_drift, at_most: 0.05, slices: [all]}"
+    assumes: ClassVar[tuple[str, ...]] = ("reward_range", "same_reward")
+
+    @classmethod
+    def undeclared(cls, contract: Contract, /) -> Iterator[Lack]:
+        if contract.reward is None:
+            yield Lack(
+                "reward_drift is in units of the reward, and no range is declared",
+                "declare reward: {range: [0, 1]}",
+            )
+
+    @classmethod
+    def of(cls, contract: Contract, clause: Clause) -> Certificate:
+        assert contract.reward is not None  # lint refuses it
+        low, high = contract.reward.range
+        return cls(between(limit_of(clause), (0.0, 1.0), high - low))
+
+    def values(self, cell: Cell, view: View) -> Array:
+        """(R_max - R_min)(1 - W)^+ of each sequence, [S]; W is the product of its weights."""
+        log_weight_S = view.over_sequences(view.log_ratio())
+        return shortfall(log_weight_S) * self.feed.scale

@@ -1,0 +1,304 @@
+# Statistical clauses: an aggregate of a sampled metric, certified by LogMoment.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from servanda.judgement.clauses.base import (
+    Array,
+    Cell,
+    CellVerdict,
+    Look,
+    Sampled,
+    Source,
+    View,
+    blank,
+    peak,
+)
+from servanda.judgement.clauses.scaling import Feed
+from servanda.theory.bounds import Standing
+from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.stats import GroupRatio, LogMoment, interval, units_to_decide
+from servanda.theory.stats.log_moment import log_mean_exp
+
+_FLOOR_TOKENS = 50  # of fewer, one odd token would make a floor that nothing can exceed
+_LITTLE = 0.25  # a fill of less is worth a word
+WITHIN_NOISE = (
+    "beyond the limit, yet within twice the self-noise floor (an estimate): the kernels' own noise "
+    "is as large"
+)
+
+Process = LogMoment | GroupRatio
+Noise = tuple[tuple[float, int], ...]
+
+
+@dataclass(frozen=True)
+class Units:
+    """One round's x in [0, 1], one by one, and how many units have none; each with its group.
+
+    Args:
+        x_U, group_U: of each unit that has a value, in launch order.
+        missing_G: units without a value, of each launched prompt group.
+    """
+
+    x_U: Array
+    group_U: Array
+    missing_G: Array
+
+    def process(self, cell: Cell) -> Process:
+        """The statistics of a cell."""
+        if cell.claim == "realised":
+            return LogMoment.of(self.x_U, int(self.missing_G.sum()))
+        groups = len(self.missing_G)
+        total_G: Array = np.bincount(self.group_U, weights=self.x_U, minlength=groups)
+        known_G = np.bincount(self.group_U, minlength=groups)
+        met_G = (known_G > 0) | (self.missing_G > 0)
+        parts = (total_G[met_G], known_G[met_G], self.missing_G[met_G])
+        return GroupRatio(cell.capacity, groups, *parts)
+
+
+def units_of(cell: Cell, view: View, x_N: Array) -> Units:
+    """The tokens of one round that a cell speaks of; NaN: no value."""
+    given = cell.cut.given
+    known_N = view.mask(given) & ~np.isnan(x_N)
+    missing_N = view.mask(given, unknown=True) & ~known_N
+    room, lost_S = given.positions(view.width), view.lost(given)
+    missing_G = np.bincount(view.group_N[missing_N], minlength=view.launched)
+    missing_G = missing_G + room * np.bincount(view.group_S[lost_S], minlength=view.launched)
+    return Units(x_N[known_N], view.group_N[known_N], missing_G)
+
+
+def process_of(cell: Cell, view: View, x_N: Array) -> Process:
+    """One round's x in [0, 1] as the statistics of a cell; NaN: no value."""
+    return units_of(cell, view, x_N).process(cell)
+
+
+def total(cell: Cell, rounds: Sequence[Process]) -> Process:
+    """The statistics of closed rounds."""
+    if cell.claim == "realised":
+        return sum(rounds, LogMoment())  # type: ignore[arg-type]
+    return GroupRatio.join(cell.capacity, rounds)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Grown:
+    """One round's statistics, and its evidence about the limit, which looks only add up."""
+
+    process: Process
+    below: Array
+    above: Array
+
+    def __repr__(self) -> str:
+        return repr(self.process)  # the rest follows from it
+
+    def __add__(self, other: Grown) -> Grown:
+        """Of two rounds as if they were one; only of a realised claim is that the same."""
+        assert isinstance(self.process, LogMoment) and isinstance(other.process, LogMoment)
+        return Grown(
+            self.process + other.process, self.below + other.below, self.above + other.above
+        )
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What the closed rounds hold, without joining them.
+
+    Args:
+        n: units; known, missing: of LogMoment's units or GroupRatio's tokens; total: sum of x.
+    """
+
+    n: int
+    known: int
+    missing: int
+    total: float
+
+    @classmethod
+    def of(cls, processes: Sequence[Process]) -> Tally:
+        return cls(
+            n=sum(p.n for p in processes),
+            known=sum(p.known for p in processes),
+            missing=sum(p.missing for p in processes),
+            total=math.fsum(p.total for p in processes),
+        )
+
+    @property
+    def mean(self) -> float:
+        """NaN where nothing was measured."""
+        return self.total / self.known if self.known else math.nan
+
+
+# what every number from sampled tokens rests on; a population's on the last besides
+ALWAYS = ("sampler", "order", "same_tokens", "independent")
+
+
+def rests_on(cell: Cell, more: Sequence[str] = ()) -> tuple[str, ...]:
+    """What every number from sampled tokens rests on, and what a cell's rests on besides."""
+    return (*(ALWAYS if cell.claim == "population" else ALWAYS[:-1]), *more)
+
+
+@dataclass(frozen=True)
+class Certificate(Sampled):
+    """`holds` and `violated` by evidence that is valid at every look.
+
+    `standing`: what its number is; `assumes`: what it rests on besides what all do;
+    `each`: what has a value of its own.
+    """
+
+    feed: Feed
+    standing: ClassVar[Standing] = "certificate"
+    assumes: ClassVar[tuple[str, ...]] = ()
+    each: ClassVar[Literal["token", "sequence"]] = "token"
+    counts: ClassVar[bool] = True
+    source: ClassVar[Source] = "workload"
+    peers: ClassVar[tuple[str, ...]] = ()
+
+    def weigh(self, cell: Cell, view: View) -> Grown:
+        process, limit = self.process(cell, view), self.feed.limit
+        return Grown(process, process.below_growth(limit), process.above_growth(limit))
+
+    def values(self, cell: Cell, view: View) -> Array:
+        """The metric at each token, [N]; NaN where it has no value."""
+        return view.values(cell.clause.metric)
+
+    def unit(self, cell: Cell) -> str:
+        """Of the metric."""
+        return DIVERGENCES[cell.clause.metric].unit
+
+    def process(self, cell: Cell, view: View) -> Process:
+        """The statistics of one round, of the kernels or of one kernel against itself.
+
+        On a slice of outcomes every token of its contexts is a unit, and those whose
+        outcome lies outside contribute 0: so the mean is what the slice contributes.
+        """
+        return self.units(cell, view).process(cell)
+
+    def units(self, cell: Cell, view: View) -> Units:
+        """What `process` adds up."""
+        return units_of(cell, view, self._x(cell, view))
+
+    def _x(self, cell: Cell, view: View) -> Array:
+        """x of each token, 0's x outside a slice of outcomes, NaN where nobody knows, [N]."""
+        values_N, inside_N = self.values(cell, view), view.inside(cell.cut)
+        x_N = np.where(inside_N == 1, self.feed.x(values_N), self.feed.x(np.zeros(1)))
+        return np.where(np.isnan(values_N + inside_N), np.nan, x_N)
+
+    def noise(self, cell: Cell, view: View) -> Noise:
+        """(sum of x, tokens) of a peer: on the slice, and on the whole."""
+        values_N = self.values(cell, view)
+        whole_N = self.feed.x(values_N[~np.isnan(values_N)])
+        inside_N = self._x(cell, view)[view.mask(cell.cut.given)]
+        inside_N = inside_N[~np.isnan(inside_N)]
+        return (
+            (math.fsum(inside_N.tolist()), len(inside_N)),
+            (math.fsum(whole_N.tolist()), len(whole_N)),
+        )
+
+    def floor(self, cell: Cell, parts: list[tuple[Noise, ...]]) -> float | None:
+        """Of the slice, or of the whole where the tenth hardly met the slice."""
+        means = []
+        for side in zip(*(p for p in parts if p), strict=True):
+            inside, whole = zip(*side, strict=True)
+            enough = sum(n for _, n in inside) >= min(_FLOOR_TOKENS, sum(n for _, n in whole))
+            means.append(_mean(inside if enough else whole))
+        return max(filter(_is_number, means), default=None)
+
+    def level(self, parts: Sequence[Noise]) -> float | None:
+        """What a peer has on the slice, in units of the metric; None where it met none."""
+        mean = _mean([part[0] for part in parts])
+        return self.feed.value(mean) if _is_number(mean) else None
+
+    def judge(
+        self, cell: Cell, rounds: list[Grown], floor: float | None, look: Look
+    ) -> CellVerdict:
+        feed, met = self.feed, [r for r in rounds if r.process.n]
+        red_line = feed.red_line(floor)
+        below = sum((r.below for r in met), np.zeros(1))
+        # twice the floor is seldom beyond the limit, and moves from look to look
+        at_limit = red_line == feed.limit
+        above = [r.above if at_limit else r.process.above_growth(red_line) for r in met]
+        if cell.claim == "realised" and met:
+            # speaks of the tokens measured so far, so what was red may be so no more
+            above = [sum(above, np.zeros(1))]
+        e_holds = log_mean_exp(below) if met and feed.proves else 0.0
+        e_violated = peak(above)
+        processes = [r.process for r in rounds]
+        verdict = self.described(cell, processes, floor, look).but(
+            limit=feed.value(feed.limit), e_holds=e_holds, e_violated=e_violated
+        )
+        if not met:
+            return verdict.but(note=f"slice {cell.cut.name!r} met no token; widen the workload")
+        if e_violated >= look.log_price_violated:
+            return verdict.but(outcome="violated", open=False)
+        if e_holds >= look.log_price_holds and look.launched >= look.first:
+            return verdict.but(outcome="holds", open=False)
+        if not feed.proves:
+            return verdict.but(
+                kind="estimate",
+                note="an estimate: the mean of a metric without bound is never certified",
+            )
+        tally = Tally.of(processes)
+        if feed.limit < tally.mean <= red_line:
+            return verdict.but(note=WITHIN_NOISE)
+        if math.isnan(tally.mean) or tally.mean <= feed.limit:
+            units = units_to_decide(below, tally.n, look.log_price_holds)
+        else:
+            units = units_to_decide(sum(above, np.zeros(1)), tally.n, look.log_price_violated)
+        if units is None:
+            return verdict.but(note="too near the limit to tell; raise the limit or the sizes")
+        # a slice meets only some of the groups: convert its units to launched groups
+        more = math.ceil((units - tally.n) * look.launched / tally.n)
+        return verdict.but(
+            more=max(more, look.first - look.launched, 1), note=_why_so_many(cell, tally)
+        )
+
+    def described(
+        self, cell: Cell, processes: Sequence[Process], floor: float | None, look: Look
+    ) -> CellVerdict:
+        """A verdict with everything but the answer."""
+        feed, tally = self.feed, Tally.of(processes)
+        verdict = blank(
+            cell,
+            "inconclusive",
+            kind=self.standing,
+            unit="" if feed.threshold is not None else self.unit(cell),
+            value=None if math.isnan(tally.mean) else feed.value(tally.mean),
+            floor=None if floor is None else feed.value(floor),
+            n=tally.n,
+            units=f"{self.each}s" if cell.claim == "realised" else "prompt groups",
+            missing=tally.missing,
+            threshold=feed.threshold,
+            alpha=look.alpha,
+            assumptions=rests_on(cell, self.assumes),
+            open=True,
+        )
+        if look.intervals and tally.n:
+            low, high = interval(total(cell, processes), look.alpha)
+            verdict = verdict.but(interval=(feed.value(low), feed.value(high)))
+        return verdict
+
+
+def _mean(parts: Sequence[tuple[float, int]]) -> float:
+    n = sum(count for _, count in parts)
+    return math.fsum(total for total, _ in parts) / n if n else math.nan
+
+
+def _is_number(value: float) -> bool:
+    return not math.isnan(value)
+
+
+def _why_so_many(cell: Cell, tally: Tally) -> str:
+    """Room that no answer fills is paid for in prompt groups; say so where it is most of it."""
+    if cell.claim == "realised":
+        return ""
+    filled = (tally.known + tally.missing) / tally.n
+    if filled >= _LITTLE * cell.capacity:
+        return ""
+    return (
+        f"a prompt group has room for {cell.capacity:,} tokens here and fills {filled:,.0f}: "
+        "a lower max_new_tokens, or claim: realised, decides sooner"
+    )

@@ -1,0 +1,192 @@
+# Strength: the smallest fault that a fidelity guard would have rejected at this size.
+#
+# Each is worked out from the masses of the run's own likeliest tokens, see stats/tilts.py, at
+# the guard's own price; "would have rejected" means with probability 0.9 or more.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from servanda.judgement.clauses.base import Array, Cell, Limited, Look, Outcome
+from servanda.theory.stats.cells import Cells
+from servanda.theory.stats.likelihood_ratio import cell_factors
+from servanda.theory.stats.pit import LEAK, edges, log_densities
+from servanda.theory.stats.sets import log_bets
+from servanda.theory.stats.tilts import STRENGTHS, Tilts, by_cells, by_rank
+
+SHARES = (0.5, 0.25, 0.25)  # of the mixture: ranks, sets, cells
+NOTHING = (
+    "{name}: the record holds no likeliest tokens, so penalties, banned tokens and the smallest "
+    "temperature or top-p that is seen were not examined"
+)
+_EACH = 64  # positions of a round that are kept
+_MOST = 384  # and of a run that are looked at: strength varies little between them
+# what a penalty speaks of: most engines count the prompt for one and not for the other
+_SET = {"presence": "answer", "repetition": "text"}
+# engines scale logits, and logprobs do not tell which of those are above 0
+_ON = {"presence": "", "repetition": " on logprobs"}
+_TRANSFORMS = ("colder", "hotter", "top_p")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Positions of a run at which the strength of a guard is worked out; `+` adds later rounds.
+
+    Args:
+        n: positions that they stand for.
+        masses: of rounds, the likeliest tokens' masses at some positions, [n, K], as the side
+            reports them whose masses are used.
+        inside: of rounds, set -> which of them are in it.
+        drift, spread: of the log-ratios that weigh each factor, their sum and that of their
+            squares.
+        by_rank: whether the guard looks at where tokens rank, besides the cells of these tokens.
+        missing: tokens that every component is charged for.
+    """
+
+    n: int = 0
+    masses: tuple[Array, ...] = ()
+    inside: tuple[Mapping[str, Array], ...] = ()
+    drift: float = 0.0
+    spread: float = 0.0
+    by_rank: bool = False
+    missing: int = 0
+
+    def __add__(self, other: Seen) -> Seen:
+        return Seen(
+            self.n + other.n,
+            self.masses + other.masses,
+            self.inside + other.inside,
+            self.drift + other.drift,
+            self.spread + other.spread,
+            self.by_rank or other.by_rank,
+            self.missing + other.missing,
+        )
+
+    def reached(self, price: float) -> dict[str, float | None]:
+        """The smallest strength of each fault that is rejected; None where none is."""
+        width = max(mass_NK.shape[1] for mass_NK in self.masses)
+        sets = set.intersection(*({*inside} for inside in self.inside))
+        mass_NK = np.concatenate([_wide(mass_nK, width) for mass_nK in self.masses])
+        at = np.arange(0, len(mass_NK), max(1, math.ceil(len(mass_NK) / _MOST)))
+        mass_nK, times = mass_NK[at], self.n / len(at)
+        factors_JnC = cell_factors(mass_nK)
+        spread = max(self.spread - self.drift**2 / self.n, 0.0)
+        found: dict[str, float | None] = {}
+        for fault, strengths in STRENGTHS.items():
+            share, beside = SHARES[0], 1
+            if fault in _TRANSFORMS:
+                tilts = _of_transform(fault, mass_nK, factors_JnC, self.by_rank)
+            elif _SET[fault] in sets:
+                in_NK = np.concatenate([_wide(i[_SET[fault]], width) for i in self.inside])
+                tilts, share, beside = _of_penalty(fault, mass_nK, in_NK[at]), SHARES[1], len(sets)
+            else:
+                continue
+            needed = price + math.log(tilts.mean.shape[1] * beside / share)
+            needed -= self.missing * math.log(LEAK)
+            reached = tilts.scaled(times).reached(needed, self.drift, spread)
+            found[fault] = None if reached is None else strengths[reached]
+        return found
+
+
+def seen_of(
+    mass_NK: Array,
+    inside: Mapping[str, Array],
+    ratio_N: Array | None = None,
+    *,
+    by_rank: bool,
+    missing: int = 0,
+) -> Seen:
+    """Of one round; see `Seen`.
+
+    Args:
+        ratio_N: log train / infer of the drawn token, where that weighs each factor.
+    """
+    n = len(mass_NK)
+    if not n:
+        return Seen(missing=missing)
+    at = np.arange(0, n, max(1, math.ceil(n / _EACH)))
+    finite_N = ratio_N[np.isfinite(ratio_N)] if ratio_N is not None else np.zeros(0)
+    return Seen(
+        n,
+        (mass_NK[at],),
+        ({name: in_NK[at] for name, in_NK in inside.items()},),
+        float(finite_N.sum()),
+        float((finite_N**2).sum()),
+        by_rank,
+        missing,
+    )
+
+
+def _wide(of_NK: Array, width: int) -> Array:
+    return np.pad(of_NK, ((0, 0), (0, width - of_NK.shape[1])))
+
+
+def _of_transform(fault: str, mass_NK: Array, factors_JNC: Array, ranks: bool) -> Tilts:
+    found = by_cells(fault, mass_NK, np.zeros(mass_NK.shape, dtype=bool), factors_JNC)
+    return found.beside(by_rank(fault, mass_NK, log_densities, edges())) if ranks else found
+
+
+def _of_penalty(fault: str, mass_NK: Array, in_NK: Array) -> Tilts:
+    mass_N = np.where(in_NK, mass_NK, 0.0).sum(axis=1)
+    no_N = np.zeros(len(mass_N), dtype=bool)
+    out_RN, hit_RN = (log_bets(mass_N, mass_N, hit_N) for hit_N in (no_N, ~no_N))
+    rest_N1 = np.zeros((len(mass_N), 1), dtype=bool)
+    factors_RNC = np.where(np.column_stack([in_NK, rest_N1]), hit_RN[..., None], out_RN[..., None])
+    return by_cells(fault, mass_NK, in_NK, factors_RNC)
+
+
+def weakest(guard: str, cells: Cells, seen: Seen, look: Look) -> tuple[str, ...]:
+    """What a guard was too weak to see, in sentences; one that looked at nothing is not here."""
+    price = look.log_price_violated
+    found = seen.reached(price)
+    colder, hotter = found["colder"], found["hotter"]
+    off = None if colder is None or hotter is None else max(1 - colder, hotter - 1)
+    parts = [
+        "no temperature" if off is None else f"a temperature that is off by {100 * off:.3g} %",
+        "no top-p" if found["top_p"] is None else f"a top-p of {found['top_p']:g} or less",
+    ]
+    for kind in _SET:
+        if kind in found:
+            value, name = found[kind], f"{kind} penalty"
+            parts.append(f"no {name}" if value is None else f"a {name} of {value:g}{_ON[kind]}")
+    texts = [
+        f"{guard} would have rejected, on these {cells.n:,} tokens and with probability 0.9, "
+        f"{', '.join(parts[:-1])} and {parts[-1]}; smaller ones may pass"
+    ]
+    if "repetition" not in found:
+        texts.append(f"{guard}: penalties were not examined, for the record has no column of them")
+    ids, pairs = cells.smallest_lie(price + math.log(1 / SHARES[2]))
+    texts.append(
+        f"{guard}: tokens that are drawn from another distribution than the reported one are not "
+        f"seen where less than {_tv(ids)} of the mass moves between token ids, or less than "
+        f"{_tv(pairs)} in ways that depend on the token before; a difference without such a "
+        "pattern is seen at no size"
+    )
+    return tuple(texts)
+
+
+def weak_guards(looked: Sequence[tuple[Cell, list[Any], Look, Outcome]]) -> tuple[str, ...]:
+    """What guards were too weak to see: of each workload and slice, by the first that looked.
+
+    Args:
+        looked: cells with their statistics of all rounds, and how they were judged.
+    """
+    limited = [
+        (cell, cell.kind.unexamined(cell, rounds, look))
+        for cell, rounds, look, outcome in looked
+        if isinstance(cell.kind, Limited) and outcome == "holds"
+    ]
+    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    for cell, texts in limited:
+        place = (cell.workload, cell.cut.name)
+        found[place] = found.get(place) or texts
+    return tuple(text for texts in found.values() for text in texts)
+
+
+def _tv(value: float | None) -> str:
+    return "all" if value is None else f"{value:.2g}"

@@ -1,0 +1,98 @@
+# Likeliest: the recorded best tokens of positions, and what the past fixes of each.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from servanda.judgement.clauses.base import Array
+from servanda.judgement.clauses.guards import capture_of
+from servanda.theory.divergence.precision import errors
+from servanda.theory.stats.cells import Cells
+from servanda.theory.stats.sets import log_bets
+from servanda.traces.token_history import SETS, sets_of
+from servanda.traces.trace import Trace
+
+SLACK = 1e-6  # nats, at least: logprobs may have been in float32 before they were recorded
+_FULL = 1 + SLACK  # what masses may add up to
+
+
+@dataclass(frozen=True)
+class Likeliest:
+    """The positions of a trace whose likeliest tokens are known.
+
+    Args:
+        ids_NK, mass_NK: best first; token_N: the drawn one; before_N: the one before it, or -1.
+        inside: set -> which of the likeliest tokens are in it, [N, K].
+        error: the most that rounding moved one of their logprobs by, nats.
+        known_N: of all tokens of the trace, which these are.
+    """
+
+    ids_NK: Array
+    mass_NK: Array
+    token_N: Array
+    before_N: Array
+    inside: Mapping[str, Array]
+    error: float
+    known_N: Array
+
+    @classmethod
+    def of(cls, trace: Trace, position_N: Array, inside_N: Array) -> Likeliest | None:
+        """Of the tokens inside; None where the trace records no likeliest tokens.
+
+        Args:
+            position_N: of each token within its sequence.
+        """
+        if trace.best is None:
+            return None
+        ids_NK, logp_NK = trace.best
+        with np.errstate(over="ignore"):
+            mass_NK = np.exp(logp_NK)
+        known_N = inside_N & (mass_NK.sum(axis=1) <= _FULL)  # false for NaN
+        before_N = np.where(position_N > 0, np.roll(trace.token_N, 1), -1)
+        sets = {name: sets_of(trace, name) for name in SETS}
+        error_n = errors(logp_NK[known_N].ravel(), capture_of(trace))
+        return cls(
+            ids_NK[known_N],
+            mass_NK[known_N],
+            trace.token_N[known_N],
+            before_N[known_N],
+            {name: in_NK[known_N] for name, in_NK in sets.items() if in_NK is not None},
+            max(float(error_n.max(initial=0.0)), SLACK),
+            known_N,
+        )
+
+    @property
+    def n(self) -> int:
+        return len(self.token_N)
+
+    def bets(self) -> Array:
+        """Log factors of each set at each odds, [sets * odds, N]; none where no set is known."""
+        found = []
+        for in_NK in self.inside.values():
+            mass_N = np.where(in_NK, self.mass_NK, 0.0).sum(axis=1)
+            low_N, high_N = mass_N * np.exp(-self.error), mass_N * np.exp(self.error)
+            found.append(log_bets(low_N, high_N, self._hit(in_NK)))
+        return np.concatenate(found) if found else np.zeros((0, self.n))
+
+    def met(self) -> tuple[tuple[float, float], ...]:
+        """Of each set, how often it was drawn and its expected count."""
+        return tuple(
+            (float(self._hit(in_NK).sum()), float(self.mass_NK[in_NK].sum()))
+            for in_NK in self.inside.values()
+        )
+
+    def cells(self, missing: int, log_weight: float = 0.0) -> Cells:
+        """As `Cells.of`."""
+        return Cells.of(
+            *(self.ids_NK, self.mass_NK, self.token_N, self.before_N),
+            missing=missing,
+            error=self.error,
+            log_weight=log_weight,
+        )
+
+    def _hit(self, in_NK: Array) -> Array:
+        drawn_NK = (self.ids_NK == self.token_N[:, None]) & (self.mass_NK > 0)
+        return (drawn_NK & in_NK).any(axis=1)

@@ -1,0 +1,249 @@
+# A preset, two kernels and a corpus -> the text of a contract, for keeping.
+#
+# It is made as text, so that the comments which give a limit its reason survive, and is then
+# read like any other contract.  A preset's top-level blocks are replaced whole.
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from servanda.contract.model import Claim, Kernel, SliceRule, WorkloadSampling
+from servanda.judgement.slices.rules import known
+
+_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*")
+_WORDS = ("true", "false", "null", "yes", "no", "on", "off", "~", ".", "..")
+_TV = re.compile(r"metric: tv, aggregate: mean, at_most: ([\d.]+)")
+_SLICED = "slices: [depth]"
+_WHOLE_AND_SLICED = "slices: [all, depth]"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a preset leaves open.
+
+    Args:
+        prompts, golden: paths as the contract is to name them; golden_path: how infer scores
+            the golden texts, None: as it is by default.
+        slices: besides the whole.
+        sizes: promotion.offline.sequences.
+        round, samples: of the workload; None: as it is by default.
+        against_stable: whether the candidate is also held against the stable kernel.
+        no_golden: why there are no numerical clauses, where there are none.
+        head: lines of comment before everything.
+        unrecorded: what an engine may not record, and the contract does not ask for.
+        bitwise: why equal bits are expected, as a comment; "" where they are not.
+    """
+
+    name: str
+    train: Kernel
+    infer: Kernel
+    prompts: str
+    sampling: WorkloadSampling
+    sizes: tuple[int, int]
+    slices: tuple[SliceRule, ...] = ()
+    claim: Claim = "population"
+    stable: Kernel | None = None
+    golden: str | None = None
+    golden_path: str | None = None
+    round: int | None = None
+    samples: int | None = None
+    no_golden: str = "no golden texts were given"
+    head: tuple[str, ...] = field(default=())
+    unrecorded: tuple[str, ...] = ()
+    bitwise: str = ""
+
+
+def completed(preset: str, parts: Parts) -> str:
+    """The text of a preset with its open parts filled in."""
+    kernels = [f"  train: {_kernel(parts.train)}", f"  infer: {_kernel(parts.infer)}"]
+    blocks = {
+        "claim": [f"claim: {parts.claim}"],
+        "kernels": ["kernels:", *kernels],
+        "workload": _workload(parts),
+        "slices": ["slices:", *map(_matched, parts.slices)] if parts.slices else [],
+        "promotion": [
+            "promotion:",
+            f"  offline: {{sequences: [{parts.sizes[0]}, {parts.sizes[1]}]}}",
+        ],
+    }
+    if parts.stable is not None:
+        blocks["kernels"].append(f"stable: {_kernel(parts.stable)}")
+    if parts.bitwise:
+        blocks["kernels"].append(f"bitwise: true    # {parts.bitwise}")
+    if parts.golden is None:
+        blocks["golden"] = []
+        blocks["numerical"] = [f"# no numerical clauses: {parts.no_golden}"]
+    else:
+        path = f", path: {parts.golden_path}" if parts.golden_path else ""
+        blocks["golden"] = [f"golden: {{prompts: {_text(parts.golden)}{path}}}"]
+    text = re.sub(r"(?m)^  name: .*$", f"  name: {_text(parts.name)}", preset, count=1)
+    lines = [line for line in _replaced(text.splitlines(), blocks) if not _placeholder(line)]
+    sliced = _sliced(lines, [rule.name for rule in parts.slices])
+    if parts.stable is not None:
+        sliced = _against_stable(sliced)
+    for item in parts.unrecorded:
+        sliced = [re.sub(rf"^(  record: .*?), {item}\b", r"\1", line) for line in sliced]
+    # the first two lines of a preset say what a preset is
+    return "\n".join([*(f"# {line}" for line in parts.head), *sliced[2:]]) + "\n"
+
+
+def of_trainer(
+    preset: str,
+    *,
+    name: str,
+    titles: tuple[str, str],
+    slices: Sequence[SliceRule],
+    sizes: tuple[int, int],
+    head: Sequence[str] = (),
+    filtered: bool = False,
+    bitwise: bool = False,
+) -> str:
+    """The text of a preset for tokens that come from a trainer.
+
+    Args:
+        titles: what reports call the train and the infer kernel.
+        sizes: promotion.offline.sequences.
+        head: lines of comment before everything.
+        filtered: whether the source says what a filter removed, as a dump does.
+        bitwise: whether both kernels compute the same bits.
+    """
+    blocks = {
+        "kernels": [
+            "kernels:",
+            *(
+                f"  {side}: {{engine: external, title: {_text(title)}}}"
+                for side, title in zip(("train", "infer"), titles, strict=True)
+            ),
+            "weights: {changes: every_step}",
+            *(["bitwise: true    # equal logprobs are expected, and show nothing"] * bitwise),
+        ],
+        "claim": ["claim: realised    # a gradient step uses these very tokens"],
+        # no answer is longer: what its tokens can be sliced by is fixed before they are read
+        "workload": ["workload: {source: trainer, sampling: {max_new_tokens: 131072}}"],
+        "slices": ["slices:", *map(_matched, slices)] if slices else [],
+        "promotion": ["promotion:", f"  offline: {{sequences: [{sizes[0]}, {sizes[1]}]}}"],
+    }
+    text = re.sub(r"(?m)^  name: .*$", f"  name: {_text(name)}", preset, count=1)
+    lines = [line for line in _replaced(text.splitlines(), blocks) if not _placeholder(line)]
+    late = [rule.name for rule in slices if known(rule) == "outcome"]
+    lines = _sliced(lines, [rule.name for rule in slices if rule.name not in late])
+    if late:
+        lines = _contributing(lines, late)
+    fidelity = next(i for i, line in enumerate(lines) if "metric: sampler_fidelity" in line)
+    lines[fidelity] = (
+        "    # without ranks nobody can test what the tokens were drawn from; shown instead:\n"
+        "    # whether the weights train / infer can be those of two distributions\n"
+        "    - {id: coherence, metric: coherence, mode: monitor}"
+    )
+    if filtered:
+        lines[fidelity] += (
+            "\n    # tokens that a filter of the trainer removed: a tenth; 60-71 % were seen"
+            "\n    # (NeMo-RL#4243); a warning, for a filter may have other reasons than mismatch"
+            "\n    - {id: kept, metric: kept_ratio, at_least: 0.9, severity: warning}"
+        )
+    return "\n".join([*(f"# {line}" for line in head), *lines[2:]]) + "\n"
+
+
+def _matched(rule: SliceRule) -> str:
+    if rule.match is None:
+        return _slice(rule)
+    terms = ", ".join(
+        f"{_text(name)}: {{{', '.join(f'{op}: {_value(v)}' for op, v in terms.items())}}}"
+        for name, terms in rule.match.items()
+    )
+    return f"  - {{name: {_text(rule.name)}, match: {{{terms}}}}}"
+
+
+def _placeholder(line: str) -> bool:
+    return line.startswith(("# placeholders:", "# compare adds"))
+
+
+def _replaced(lines: Sequence[str], blocks: Mapping[str, Sequence[str]]) -> list[str]:
+    """Lines with whole top-level blocks replaced."""
+    found, inside = [], False
+    for line in lines:
+        top = bool(line) and not line[0].isspace()
+        if top:
+            key = line.split(":", 1)[0]
+            inside = key in blocks
+            if inside:
+                found += blocks[key]
+        if not line:
+            inside = False
+        if not inside:
+            found.append(line)
+    return found
+
+
+def _sliced(lines: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Lines whose clauses on slices name those that there are."""
+    both, only = (f"slices: [{', '.join(some)}]" for some in (["all", *names], names))
+    kept = lines if names else [line for line in lines if _SLICED not in line]
+    return [line.replace(_WHOLE_AND_SLICED, both).replace(_SLICED, only) for line in kept]
+
+
+def _against_stable(lines: Sequence[str]) -> list[str]:
+    at = [*lines].index("statistical:") + 1
+    clause = (
+        "{id: against-today, metric: tv, aggregate: mean, at_most: {times: 1.0, of: stable}, "
+        "mode: monitor, slices: [all]}"
+    )
+    told = "  # is the candidate as near to the referee as today's kernel is?  Shown, not enforced"
+    return [*lines[:at], told, f"  - {clause}", *lines[at:]]
+
+
+def _contributing(lines: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Lines with what slices of outcomes add to the divergence: shown, for it has no limit."""
+    at = [*lines].index("statistical:") + 1
+    limit = next(found[1] for found in map(_TV.search, lines) if found)
+    told = "  # what these tokens add to the TV of all; known after the token, so not enforced"
+    clause = (
+        f"{{id: adds, metric: tv_contribution, aggregate: mean, clip: 1.0, at_most: {limit}, "
+        f"mode: monitor, slices: [{', '.join(names)}]}}"
+    )
+    return [*lines[:at], told, f"  - {clause}", *lines[at:]]
+
+
+def _workload(parts: Parts) -> list[str]:
+    sampling = ", ".join(
+        f"{name}: {json.dumps(value)}"
+        for name, value in parts.sampling.model_dump().items()
+        if value is not None
+    )
+    lines = ["workload:", f"  prompts: {_text(parts.prompts)}"]
+    lines += [f"  round: {parts.round}"] if parts.round else []
+    lines += [f"  samples: {parts.samples}"] if parts.samples else []
+    return [*lines, f"  sampling: {{{sampling}}}"]
+
+
+def _kernel(kernel: Kernel) -> str:
+    """A kernel as a flow mapping: what decides its numbers, and what is not the default."""
+    plain = Kernel(engine=kernel.engine)  # type: ignore[call-arg]
+    always = ("engine", "model")
+    if kernel.engine not in ("table", "pack") and kernel.url is None:
+        always += ("dtype", "attention")
+    items = [
+        f"{name}: {_value(value)}"
+        for name, value in kernel.model_dump(mode="json").items()
+        if value is not None and (name in always or value != getattr(plain, name))
+    ]
+    return "{" + ", ".join(items) + "}"
+
+
+def _slice(rule: SliceRule) -> str:
+    at = "" if rule.at is None else f", at: [{', '.join(f'{edge:g}' for edge in rule.at)}]"
+    most = "" if rule.most == SliceRule.model_fields["most"].default else f", most: {rule.most}"
+    return f"  - {{name: {_text(rule.name)}, split: {_text(rule.split or '')}{at}{most}}}"
+
+
+def _value(value: object) -> str:
+    return _text(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _text(value: str) -> str:
+    """A text as YAML: bare where nothing in it could be read as something else."""
+    bare = _PLAIN.fullmatch(value) and value.lower() not in _WORDS
+    return value if bare else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,209 @@
+# What a run will cost and what it can decide, before it starts.
+#
+# Everything here is arithmetic on a plan: which prompts are drawn is known from the seed.
+# How long answers get and how fast the kernels are is not, so a probe may tell.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from servanda.judgement.clauses import DRAWS, BySequence, Cell, Certificate, RelativeCertificate
+from servanda.judgement.plan import Plan
+from servanda.judgement.schedule import NOISE_STRIDE, Schedule
+from servanda.judgement.slices.rules import Cut
+from servanda.theory.stats import reach
+from servanda.traces.corpus import Corpus
+
+CHARACTERS_A_TOKEN = 4  # of plain text, where no tokenizer is at hand
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A few sequences, timed.
+
+    Args:
+        sequences: how many.
+        lengths: new tokens of each.
+        seconds: kernel -> to draw them ("infer", "stable") or to score them ("train");
+            "train_draws": for train to draw them too, where rewards are compared.
+        memory_bytes: kernel -> the most that its process held; absent where unknown.
+        disk_bytes: of their traces.
+    """
+
+    sequences: int
+    lengths: tuple[int, ...]
+    seconds: Mapping[str, float]
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    disk_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Decides:
+    """What one cell is expected to decide by the end of the run, in units of the metric.
+
+    `holds` and `violated` are for the worst case, every token of a prompt group at 0 or at
+    the top of the metric; the `_even` ones for tokens that all read the mean.
+    """
+
+    clause: str
+    slice: str
+    units: str
+    n: int
+    limit: float
+    threshold: float | None
+    holds: float | None
+    violated: float | None
+    holds_even: float | None
+    violated_even: float | None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The most that a run may take; it ends sooner where all is decided.
+
+    Args:
+        groups, sequences: launched.
+        prompt_tokens: of all sequences; `exact` says whether they were tokenised.
+        new_tokens: drawn, at most, and as probed.
+        seconds, memory_bytes, disk_bytes: None where nothing was probed.
+    """
+
+    groups: int
+    sequences: int
+    prompt_tokens: int
+    exact: bool
+    new_tokens_at_most: int
+    new_tokens: int | None
+    seconds: float | None
+    memory_bytes: Mapping[str, int]
+    disk_bytes: int | None
+    probed: int
+    decides: tuple[Decides, ...]
+
+
+Lengths = Mapping[str, Sequence[int]]
+
+
+def estimated_lengths(corpus: Corpus) -> list[int]:
+    """Tokens of each prompt, from its characters where it is text."""
+    return [
+        len(p.token_ids) if p.token_ids is not None else -(-len(p.text) // CHARACTERS_A_TOKEN)
+        for p in corpus.prompts
+    ]
+
+
+def cost_of(plan: Plan, lengths: Lengths | None = None, probe: Probe | None = None) -> Cost:
+    """The cost of a plan at its full size.
+
+    Args:
+        lengths: workload -> tokens of each prompt; None: estimated from characters.
+        probe: of the first workload.
+    """
+    found = {
+        s.name: (lengths or {}).get(s.name) or estimated_lengths(s.corpus) for s in plan.schedules
+    }
+    prompt_tokens = sequences = width = 0
+    for schedule in plan.schedules:
+        rows = [u.row for i in range(schedule.rounds) for u in schedule.units(i)]
+        prompt_tokens += sum(found[schedule.name][row] for row in rows)
+        sequences += len(rows)
+        width += len(rows) * schedule.width
+    schedules = {s.name: s for s in plan.schedules}
+    return Cost(
+        groups=sum(s.rounds * s.workload.round for s in plan.schedules),
+        sequences=sequences,
+        prompt_tokens=prompt_tokens,
+        exact=lengths is not None,
+        new_tokens_at_most=width,
+        new_tokens=None if probe is None else round(sequences * _mean(probe.lengths)),
+        seconds=None if probe is None else sequences * _seconds_each(probe),
+        memory_bytes={} if probe is None else probe.memory_bytes,
+        disk_bytes=None if probe is None else sequences * probe.disk_bytes // probe.sequences,
+        probed=0 if probe is None else probe.sequences,
+        decides=tuple(
+            _decides(plan, cell, schedules[cell.workload], found[cell.workload], probe)
+            for cell in plan.cells
+            if isinstance(cell.kind, Certificate)
+            and not isinstance(cell.kind, RelativeCertificate)
+            and cell.workload
+        ),
+    )
+
+
+def _seconds_each(probe: Probe) -> float:
+    """Of one sequence: the kernels run side by side, so the slower one counts."""
+    seconds = dict(probe.seconds)
+    again = 1 + 1 / NOISE_STRIDE  # the tenth that is measured against itself
+    # what the stable kernel draws is scored by train as well
+    scored = 2 if "stable" in seconds else 1
+    train = seconds.pop("train", 0.0) * (scored + 1 / NOISE_STRIDE)
+    train += seconds.pop(DRAWS, 0.0)
+    return max([train, *(again * s for s in seconds.values())]) / probe.sequences
+
+
+def _mean(values: Sequence[int]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _decides(
+    plan: Plan, cell: Cell, schedule: Schedule, lengths: Sequence[int], probe: Probe | None
+) -> Decides:
+    assert isinstance(cell.kind, Certificate)
+    n, fill = _expected(cell, schedule, lengths, probe)
+    feed = cell.kind.feed
+    found = reach(n, feed.limit, alpha=plan.alpha, cells=plan.price_cells, fill=fill)
+
+    def shown(x: float | None) -> float | None:
+        return None if x is None else feed.value(x)
+
+    return Decides(
+        clause=cell.clause.id,
+        slice=cell.cut.name,
+        units=f"{cell.kind.each}s" if cell.claim == "realised" else "prompt groups",
+        n=n,
+        limit=feed.value(feed.limit),
+        threshold=feed.threshold,
+        holds=shown(found.holds) if feed.proves else None,
+        violated=shown(found.violated),
+        holds_even=shown(found.holds_even) if feed.proves else None,
+        violated_even=shown(found.violated_even),
+    )
+
+
+def _expected(
+    cell: Cell, schedule: Schedule, lengths: Sequence[int], probe: Probe | None
+) -> tuple[int, float]:
+    """Units of a cell at the end of the run, and how much of its room a group fills.
+
+    Contexts that only the run can show (entropy, p_max) count as always met.
+    """
+    groups, prompts = schedule.corpus.groups, schedule.corpus.prompts
+    rows = [
+        [row for row in group if cell.cut.may_meet(prompts[row], lengths[row])] for group in groups
+    ]
+    meeting = [group for group in rows if group]
+    answers = probe.lengths if probe is not None and probe.lengths else (schedule.width,)
+    inside = [_positions(cell.cut, length) for length in answers]
+    reached = sum(count > 0 for count in inside) / len(inside)
+    launched = schedule.rounds * schedule.workload.round
+    samples = schedule.workload.samples
+    share = len(meeting) / len(groups)
+    sequences = _mean([len(group) for group in meeting]) * samples
+    if isinstance(cell.kind, BySequence):
+        if cell.claim == "realised":
+            return int(launched * share * sequences), 1.0
+        return int(launched * share), sequences / cell.capacity if cell.capacity else 1.0
+    tokens = sequences * _mean(inside)  # of a meeting group
+    if cell.claim == "realised":
+        return int(launched * share * tokens), 1.0
+    if not reached or not cell.capacity:
+        return 0, 1.0
+    # a group of several answers reaches the slice as soon as one of them does
+    several = samples * max((len(group) for group in meeting), default=1) > 1
+    reached = 1.0 if several else reached
+    return int(launched * share * reached), min(tokens / reached / cell.capacity, 1.0)
+
+
+def _positions(cut: Cut, length: int) -> int:
+    return cut.positions(length) if length else 0

@@ -1,0 +1,305 @@
+# Evidence: closed rounds turned into statistics that add up.
+#
+# A round counts only whole, and only while every round before it is there: evidence is a
+# closed prefix, so that nothing about an outcome decides what is included (law 5).
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.contract.identity import EvidenceKey
+from servanda.errors import EvidenceError
+from servanda.judgement.clauses import DRAWS, SELVES, Cell, View
+from servanda.judgement.clauses.base import Source
+from servanda.judgement.plan import Plan
+from servanda.judgement.schedule import Schedule, Unit
+from servanda.judgement.slices.columns import columns
+from servanda.judgement.slices.rules import FIELDS, LABEL
+from servanda.judgement.token_profile import Portrait, added, portray
+from servanda.theory.sampling import uniforms
+from servanda.theory.stats.agreement import Agreement
+from servanda.traces.corpus import Corpus
+from servanda.traces.trace import TracePair, unended
+
+Array = NDArray[Any]
+# what is measured beside the rounds (timed requests, batches, corners of the envelope): source ->
+# what its kinds of clause weigh
+Once = Mapping[Source, Any]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One closed round of a workload as it was measured.
+
+    Args:
+        workload: its name.
+        units: the launched sequences, in launch order.
+        pair: both kernels on the drawn tokens.
+        peers: what they are compared with: "self_train", "self_infer": a tenth of the
+            sequences, each side against itself re-batched; "stable": the stable kernel and
+            train on what the stable kernel drew for the same units; "train_draws": train's
+            own answers, on both sides of the pair.
+    """
+
+    workload: str
+    index: int
+    units: tuple[Unit, ...]
+    pair: TracePair
+    peers: Mapping[str, TracePair] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GoldenRun:
+    """Both kernels on the golden texts; the joint columns hold the exact metrics."""
+
+    rows: tuple[int, ...]
+    pair: TracePair
+    exact: Mapping[str, Array]
+    self_rows: tuple[int, ...] = ()
+    self_pairs: tuple[TracePair, ...] = ()
+    self_exact: tuple[Mapping[str, Array], ...] = ()
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Statistics of one closed round, or of the golden texts: one entry a cell, and counts.
+
+    Args:
+        noise: of each cell, (train, infer), each side against itself.
+        stable: of each cell, what the stable kernel has there.
+        agreement: whether the two sides could have disagreed; no digest is taken of it.
+        unended: answers whose last token has no logprob.
+    """
+
+    statistics: tuple[Any, ...]
+    noise: tuple[Any, ...]
+    stable: tuple[Any, ...] = ()
+    sequences: int = 0
+    tokens: int = 0
+    lost: int = 0
+    groups: int = 0
+    agreement: Agreement = field(default=Agreement(), repr=False, compare=False)
+    unended: int = field(default=0, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything a verdict is judged from; `+` merges disjoint shards and refuses overlap.
+
+    Args:
+        rounds: (workload, index) -> a closed round.
+        once: what is measured once, by its source: "golden", "timing".
+        portraits: (workload, "infer" or a peer) or ("", "golden") -> of all rounds; they
+            describe, and no digest is taken of them.
+    """
+
+    key: EvidenceKey
+    plan: str
+    rounds: Mapping[tuple[str, int], Weighed] = field(default_factory=dict)
+    once: Mapping[str, Weighed] = field(default_factory=dict)
+    portraits: Mapping[tuple[str, str], Portrait] = field(default_factory=dict, compare=False)
+
+    def __add__(self, other: Evidence) -> Evidence:
+        if (self.key, self.plan) != (other.key, other.plan):
+            what = self.key.differences(other.key) or ["the plan"]
+            raise EvidenceError(
+                f"evidence of two keys cannot be merged: {', '.join(what)} changed",
+                hint="measure again, or judge each by itself",
+            )
+        shared = sorted(self.rounds.keys() & other.rounds.keys())
+        if shared:
+            raise EvidenceError(
+                f"round {shared[0][1]} of {shared[0][0]!r} is in both shards ({len(shared)} "
+                "such): merged twice it would count twice",
+                hint="give each shard its own rounds",
+            )
+        return Evidence(
+            self.key,
+            self.plan,
+            {**self.rounds, **other.rounds},
+            {**other.once, **self.once},
+            added(self.portraits, other.portraits),
+        )
+
+    def closed(self, workload: str) -> tuple[Weighed, ...]:
+        """A workload's rounds 0, 1, ... up to the first that is missing."""
+        prefix: list[Weighed] = []
+        while (workload, len(prefix)) in self.rounds:
+            prefix.append(self.rounds[workload, len(prefix)])
+        return tuple(prefix)
+
+    @property
+    def digest(self) -> str:
+        """Of every number in it; independent of the order in which shards were merged."""
+        text = repr((self.key, self.plan, sorted(self.rounds.items()), sorted(self.once.items())))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def weigh(plan: Plan, key: EvidenceKey, rounds: Iterable[Round]) -> Evidence:
+    """Closed rounds to evidence; pure, so that shards may be weighed anywhere."""
+    weighed: dict[tuple[str, int], Weighed] = {}
+    portraits: dict[tuple[str, str], Portrait] = {}
+    for r in rounds:
+        weighed[r.workload, r.index], found = _weigh_round(plan, r)
+        portraits = added(portraits, {(r.workload, name): p for name, p in found.items()})
+    return Evidence(key, plan.digest, weighed, {}, portraits)
+
+
+def weigh_golden(plan: Plan, key: EvidenceKey, run: GoldenRun) -> Evidence:
+    """The golden texts to evidence."""
+    assert plan.golden is not None
+    view = _golden_view(plan.golden, run.rows, run.pair, run.exact)
+    self_views = [
+        _golden_view(plan.golden, run.self_rows, pair, exact)
+        for pair, exact in zip(run.self_pairs, run.self_exact, strict=True)
+    ]
+    cells = [c if c.kind.source == "golden" else None for c in plan.cells]
+    weighed = Weighed(
+        tuple(c and c.kind.weigh(c, view) for c in cells),
+        tuple(c and tuple(c.kind.noise(c, v) for v in self_views) for c in cells),
+        sequences=len(run.rows),
+        tokens=len(run.pair.infer.token_N),
+        agreement=agreement_of(run.pair),
+    )
+    portraits = {("", "golden"): portray(run.pair, {}, run.rows)}
+    return Evidence(key, plan.digest, {}, {"golden": weighed}, portraits)
+
+
+def _weigh_round(plan: Plan, measured: Round) -> tuple[Weighed, dict[str, Portrait]]:
+    schedule = next(s for s in plan.schedules if s.name == measured.workload)
+    mine = [c if c.workload == measured.workload else None for c in plan.cells]
+    cells = [c for c in mine if c is not None]
+    unit_of = {u.sequence: u for u in measured.units}
+
+    def view(pair: TracePair) -> View:
+        units = tuple(unit_of[int(s)] for s in pair.infer.sequence_S)
+        return _round_view(schedule, cells, units, pair)
+
+    peers = {
+        name: replace(view(pair), itself=name in SELVES) for name, pair in measured.peers.items()
+    }
+    own = replace(view(measured.pair), peers=peers)
+    selves = [peers[name] for name in SELVES if name in peers]
+    stable = peers.get("stable")
+    weighed = Weighed(
+        tuple(c and c.kind.weigh(c, own) for c in mine),
+        tuple(c and tuple(c.kind.noise(c, v) for v in selves) for c in mine),
+        tuple(c and c.kind.noise(c, stable) for c in mine) if stable else (),
+        sequences=len(measured.units),
+        tokens=len(measured.pair.infer.token_N),
+        lost=int(measured.pair.infer.lost_S.sum()),
+        groups=own.launched,
+        agreement=agreement_of(measured.pair),
+        unended=unended(measured.pair.infer),
+    )
+    # answers that only their rewards are looked at for have no second side to be portrayed
+    views = {"infer": own, **{name: v for name, v in peers.items() if name != DRAWS}}
+    return weighed, {name: _portrait(v, measured, cells) for name, v in views.items()}
+
+
+def cut_answers(rounds: Sequence[Weighed]) -> str:
+    """How many answers stop where nothing ended them; "" of none."""
+    if not (cut := sum(r.unended for r in rounds)):
+        return ""
+    return (
+        f"{cut:,} of {sum(r.sequences for r in rounds):,} answers stop early, at no end token "
+        "with a logprob (cut, aborted, or the engine does not report it): the token that would "
+        "come next is counted as missing, what follows it is not known"
+    )
+
+
+def agreement_of(pair: TracePair) -> Agreement:
+    """Of all tokens of a pair."""
+    train, infer = pair.train.columns["logp"], pair.infer.columns["logp"]
+    return Agreement.of(train, infer, pair.infer.length_S)
+
+
+def _portrait(view: View, measured: Round, cells: list[Cell]) -> Portrait:
+    position = {u.sequence: i for i, u in enumerate(measured.units)}
+    at = [position[int(s)] for s in view.pair.infer.sequence_S]
+    return portray(
+        view.pair,
+        {cell.cut.name: view.mask(cell.cut) for cell in cells},
+        [measured.units[i].row for i in at],
+    )
+
+
+def _round_view(
+    schedule: Schedule, cells: list[Cell], units: tuple[Unit, ...], pair: TracePair
+) -> View:
+    """A round's tokens with the columns that slices and guards ask for."""
+    trace = pair.infer
+    length_S = trace.length_S
+    _, group_S = np.unique([u.group for u in units], return_inverse=True)
+    prompts = [schedule.corpus.prompts[u.row] for u in units]
+    tokens_S = trace.prompt_tokens_S.tolist()
+    cuts = {cut for cell in cells for cut in (cell.cut, cell.cut.given)}
+    may_meet = {
+        cut: np.array(
+            [cut.may_meet(p, n) for p, n in zip(prompts, tokens_S, strict=True)], dtype=bool
+        )
+        for cut in cuts
+    }
+    uniform_N = [
+        uniforms(schedule.seed, "pit", u.sequence, int(n))
+        for u, n in zip(units, length_S, strict=True)
+    ]
+    return View(
+        pair=pair,
+        columns=columns(pair, prompts, {f for cut in cuts for f in cut.fields}),
+        group_N=np.repeat(group_S, length_S),
+        group_S=group_S,
+        launched=int(group_S.max()) + 1 if len(group_S) else 0,
+        width=schedule.width,
+        may_meet=may_meet,
+        uniform_N=np.concatenate(uniform_N) if uniform_N else np.zeros(0),
+    )
+
+
+def _golden_view(
+    golden: Corpus, rows: tuple[int, ...], pair: TracePair, exact: Mapping[str, Array]
+) -> View:
+    prompts = [golden.prompts[r] for r in rows]
+    fields = {*FIELDS} | {f"{LABEL}{label}" for p in golden.prompts for label in p.labels}
+    n = len(pair.infer.token_N)
+    return View(
+        pair=pair,
+        columns=_Absent(columns(pair, prompts, fields), n),
+        group_N=np.zeros(n, dtype=np.int64),
+        group_S=np.zeros(len(rows), dtype=np.int64),
+        launched=0,
+        width=0,
+        exact=exact,
+    )
+
+
+class _Absent(dict[str, Array]):
+    """Columns in which what no golden text has reads as absent."""
+
+    def __init__(self, found: Mapping[str, Array], n: int) -> None:
+        super().__init__(found)
+        self._n = n
+
+    def __missing__(self, field: str) -> Array:
+        return np.full(self._n, None, dtype=object)
+
+
+def weigh_once(plan: Plan, key: EvidenceKey, once: Once) -> Evidence:
+    """What was measured once as evidence; pure."""
+    return Evidence(
+        key, plan.digest, once={s: _weighed_once(plan, s, run) for s, run in once.items()}
+    )
+
+
+def _weighed_once(plan: Plan, source: Source, run: Any) -> Weighed:
+    cells = [c if c.kind.source == source else None for c in plan.cells]
+    return Weighed(
+        tuple(c and c.kind.weigh(c, run) for c in cells),
+        tuple(c and c.kind.noise(c, run) for c in cells),
+    )

@@ -1,0 +1,93 @@
+# The gates that people have: what the field's usual numbers say about the same tokens.
+#
+# Names, limits and sources are those of the projects; the map of names is in the glossary.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from servanda.judgement.token_profile import Portrait
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One number that people watch, and what they would conclude from it.
+
+    Args:
+        name: with its limit and source; passes: None where there is no number.
+    """
+
+    name: str
+    value: float | None
+    shown: str
+    passes: bool | None
+
+
+# (name, source, sum of the portrait, limit)
+_MEANS = (
+    ("mean KL (k3)", "prime-rl", "k3", 0.015),
+    ("mean |Δ logp|", "slime", "abs_log_ratio", 0.1),
+    ("token_mult_prob_error", "NeMo-RL", "exp_abs", 1.05),
+    ("mean |Δ probability|", "verl", "prob_diff", 0.01),
+)
+_P99 = 0.2
+_FLIPS = 0.02
+_PERPLEXITY = 0.01
+
+
+def gates(portraits: Mapping[str, Portrait]) -> tuple[Gate, ...]:
+    """The usual gates on a run's portraits ("infer", and "golden" for perplexity)."""
+    infer, golden = portraits.get("infer", Portrait()), portraits.get("golden", Portrait())
+    # what infer drew flatters infer; it stands in where there are no fixed texts
+    fixed = golden.total.n > 0
+    name = "perplexity, ±1 %" if fixed else "perplexity of the drawn tokens, ±1 %"
+    found = [_perplexity(name, golden if fixed else infer)]
+    for name, source, column, limit in _MEANS:
+        value = infer.total.mean(column)
+        found.append(_at_most(f"{name} ≤ {limit:g} ({source})", value, limit))
+    found.append(_p99(infer))
+    flips = infer.total.mean("flips")
+    agreement = None if flips is None else 1 - flips
+    shown = "not measured" if agreement is None else f"{100 * agreement:.2f} %"
+    passes = None if flips is None else flips <= _FLIPS
+    return (*found, Gate("top-1 agreement ≥ 98 %", agreement, shown, passes))
+
+
+def _perplexity(name: str, portrait: Portrait) -> Gate:
+    train, infer = portrait.total.mean("nll_train"), portrait.total.mean("nll_infer")
+    if train is None or infer is None or not math.isfinite(train - infer):
+        return Gate(name, None, "not measured", None)
+    change = math.expm1(infer - train)
+    shown = f"{math.exp(train):.4g} → {math.exp(infer):.4g} ({100 * change:+.2f} %)"
+    return Gate(name, change, shown, abs(change) <= _PERPLEXITY)
+
+
+def _p99(portrait: Portrait) -> Gate:
+    name, ends = f"p99 |Δ logp| ≤ {_P99:g}", portrait.quantile(0.99)
+    if ends is None:
+        return Gate(name, None, "not measured", None)
+    value, shown = quantile_shown(ends)
+    return Gate(name, value, shown, value <= _P99)
+
+
+def quantile_shown(ends: tuple[float, float]) -> tuple[float, str]:
+    """A quantile known to lie between two ends: its middle, and how it is printed.
+
+    >>> quantile_shown((0.1, 0.102)), quantile_shown((0.0, 1e-6)), quantile_shown((10.0, math.inf))
+    ((0.10..., '0.101 ±1 %'), (1e-06, '≤ 1e-06'), (inf, '> 10'))
+    """
+    low, high = ends
+    if math.isinf(high):
+        return high, f"> {low:g}"
+    if not low or high / low > 1.1:
+        return high, f"≤ {high:.3g}"
+    middle = math.sqrt(low * high)
+    return middle, f"{middle:.3g} ±{100 * (high / middle - 1):.0f} %"
+
+
+def _at_most(name: str, value: float | None, limit: float) -> Gate:
+    if value is None:
+        return Gate(name, None, "not measured", None)
+    return Gate(name, value, f"{value:.4g}", value <= limit)

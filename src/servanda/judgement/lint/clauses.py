@@ -1,0 +1,239 @@
+# Lint of the clauses: a metric in its section, and a limit that can both hold and fail.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+
+from servanda.contract.finding import Finding
+from servanda.contract.model import WHOLE, Clause, Contract, Relative, Section
+from servanda.contract.yaml_reader import Marks, Path
+from servanda.judgement.clauses import CALIBRATION, CHAIN, GUARDS
+from servanda.judgement.clauses.scope import known_by_name
+from servanda.judgement.lint.calibration import calibration
+from servanda.judgement.lint.chain import chain
+from servanda.judgement.lint.outcome_slices import mass_gap, outcomes
+from servanda.judgement.lint.runtime import RUNTIME_METRICS, runtime
+from servanda.judgement.lint.stages import stages
+from servanda.registry import nearest, quoted
+from servanda.theory.divergence import DIVERGENCES, Divergence, Span
+
+COVERAGE = "rescored_ratio"
+_WITHOUT_LIMIT = ("sampler_fidelity", "served_fidelity", "coherence")  # guards that can only reject
+_GUARD_LIMITS = {
+    "usable_ratio": ("at_least", "0.999"),
+    "kept_ratio": ("at_least", "0.9"),
+    "self_noise": ("at_most", "0.005"),
+    "rescored_ratio": ("at_least", "0.005"),
+}
+_AN_EXAMPLE = "{id: tv, metric: tv, aggregate: mean, at_most: 0.02}"
+
+
+def clauses(contract: Contract, marks: Marks, broken: Collection[Path] = ()) -> Iterator[Finding]:
+    """Every clause, and that there is one.
+
+    Args:
+        broken: mappings in which a value was wrong already, so that it is not as written.
+    """
+    first: dict[str, Path] = {}
+    declared = known_by_name(contract)
+    known = [*DIVERGENCES, *GUARDS, CALIBRATION, *CHAIN, *RUNTIME_METRICS]
+    for section, path, clause in contract.clauses():
+        if clause.id in first:
+            line = marks.near((*first[clause.id], "id")).line
+            message = f"two clauses are named {clause.id!r}; the first is in line {line}"
+            yield Finding((*path, "id"), message, "give it its own id: evidence is kept by id")
+        first.setdefault(clause.id, path)
+        if clause.slices == ():
+            message = f"clause {clause.id!r} speaks of no slice"
+            yield Finding((*path, "slices"), message, "remove slices: it then speaks of every one")
+        for j, name in enumerate(clause.slices or ()):
+            if name not in declared:
+                message = f"no slice is named {quoted(name)}"
+                yield Finding((*path, "slices", j), message, nearest(name, declared))
+        yield from stages(path, contract, clause)
+        if clause.metric not in known:
+            message = f"no metric is named {quoted(clause.metric)}"
+            yield Finding((*path, "metric"), message, nearest(clause.metric, known))
+            continue
+        yield from outcomes(path, contract, section, clause, declared)
+        if clause.metric in RUNTIME_METRICS:
+            yield from runtime(path, section, contract, clause)
+            continue
+        if clause.over is not None and clause.metric != COVERAGE:
+            message = f"{clause.metric} speaks of all that was measured"
+            hint = "remove over: evidence that is valid at every look forgets nothing"
+            yield Finding((*path, "over"), message, hint, key=True)
+        if clause.load is not None:
+            message = f"{clause.metric} is measured under no load"
+            yield Finding((*path, "load"), message, "remove load", key=True)
+        if clause.metric in GUARDS:
+            yield from _guard(path, section, clause)
+        elif clause.metric in DIVERGENCES:
+            yield from _divergence(path, section, clause)
+            yield from _relative(path, section, contract, clause)
+        elif clause.metric == CALIBRATION:
+            yield from calibration(path, section, clause)
+            yield from _relative(path, section, contract, clause)
+        elif clause.metric in CHAIN:
+            yield from chain(path, section, contract, clause, broken)
+    if not first:
+        message = "the contract promises nothing: it has no clause"
+        yield Finding((), message, f"add one under statistical, such as {_AN_EXAMPLE}")
+
+
+def _guard(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
+    metric = clause.metric
+    if section != "observability":
+        message = f"{metric} is a guard, a precondition of the promises in {section}"
+        yield Finding((*path, "metric"), message, "move the clause to observability.clauses")
+        return
+    for name in ("aggregate", "clip"):
+        if getattr(clause, name) is not None:
+            yield Finding((*path, name), f"{metric} takes no {name}", "remove it", key=True)
+    if metric in _WITHOUT_LIMIT:
+        for name in ("at_most", "at_least"):
+            if getattr(clause, name) is not None:
+                hint = "remove it: the guard rejects at the confidence of the contract"
+                yield Finding((*path, name), f"{metric} takes no limit", hint, key=True)
+        return
+    if metric == COVERAGE and set(clause.slices or ()) - {WHOLE}:
+        hint = "remove slices: how much of each was served is not in the log"
+        yield Finding((*path, "slices"), f"{metric} is counted on the whole", hint)
+    takes, example = _GUARD_LIMITS[metric]
+    other = "at_most" if takes == "at_least" else "at_least"
+    if getattr(clause, other) is not None:
+        hint = f"write {takes}: {example}"
+        yield Finding((*path, other), f"{metric} takes {takes}", hint, key=True)
+        return
+    yield from _share((*path, takes), clause, metric, takes, example)
+
+
+def _share(path: Path, clause: Clause, metric: str, takes: str, example: str) -> Iterator[Finding]:
+    """A limit between 0 and 1, that can both hold and fail."""
+    limit, hint = getattr(clause, takes), f"write a share, such as {example}"
+    words = takes.replace("_", " ")
+    if limit is None:
+        yield Finding(path[:-1], f"clause {clause.id!r} has no limit", f"add {takes}: {example}")
+    elif isinstance(limit, Relative):
+        message = f"{metric} has nothing to be relative to"
+        yield Finding(path, message, f"write a number, such as {example}")
+    elif limit > 1 or (takes == "at_most" and limit == 1):
+        can = "can never be" if takes == "at_least" else "is always"
+        message = f"{metric} is at most 1: it {can} {words} {limit:g}"
+        yield Finding(path, message, hint)
+    elif limit < 0 or (takes == "at_least" and limit == 0):
+        message = f"{metric} is always at least {limit:g}: the clause can never fail"
+        yield Finding(path, message, hint)
+
+
+def _divergence(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
+    metric = DIVERGENCES[clause.metric]
+    if section not in ("numerical", "statistical"):
+        message = f"{metric.name} compares the kernels' tokens; it is no matter of {section}"
+        yield Finding((*path, "metric"), message, "move the clause to statistical")
+        return
+    if section == "numerical" and "logits" not in metric.forms:
+        message = f"{metric.name} has no form on full logits, which numerical judges"
+        yield Finding((*path, "metric"), message, "move the clause to statistical")
+    elif section == "statistical" and not {"logprob", "top1"} & set(metric.forms):
+        message = f"{metric.name} needs full logits; a sampled token has none"
+        hint = "move the clause to numerical: golden texts are scored with full logits"
+        yield Finding((*path, "metric"), message, hint)
+        return
+    if metric.name == "mass_gap":
+        yield from mass_gap(path, clause)
+        return
+    yield from _aggregate(path, section, clause, metric)
+    yield from _limit(path, section, clause, metric)
+
+
+def _aggregate(
+    path: Path, section: Section, clause: Clause, metric: Divergence
+) -> Iterator[Finding]:
+    """How the values of many tokens become one number, and what clip does to it."""
+    aggregate = clause.aggregate or ("max" if section == "numerical" else None)
+    if aggregate is None:
+        of = "mean, or p99" if metric.bounded else "p99, or mean with clip: 1.0"
+        yield Finding(path, f"clause {clause.id!r} needs an aggregate", f"add aggregate: {of}")
+        return
+    if section == "statistical" and aggregate == "max":
+        message = "a sample cannot certify a maximum: the next token may exceed it"
+        hint = "write p99.9, or move the clause to numerical, which looks at every golden token"
+        yield Finding((*path, "aggregate"), message, hint)
+        return
+    if clause.clip is not None and (aggregate != "mean" or metric.bounded):
+        message = f"clip bounds a mean; {aggregate} does not need it"
+        if metric.bounded:
+            message = f"{metric.name} is bounded: there is nothing to clip"
+        yield Finding((*path, "clip"), message, "remove clip", key=True)
+    unbounded = aggregate == "mean" and not metric.bounded and clause.clip is None
+    if section == "statistical" and aggregate == "mean" and metric.span[0] == -math.inf:
+        message = f"{metric.name} has no smallest value, so no sample can certify its mean"
+        hint = "promise aggregate: p99, or the mean of a metric that is never negative (k3_nats)"
+        yield Finding((*path, "aggregate"), message, hint)
+    elif section == "statistical" and unbounded and clause.mode == "enforce":
+        message = f"the mean of {metric.name} has no bound, so no sample can certify it"
+        hint = "add clip: 1.0, or promise aggregate: p99; mode: monitor shows it as an estimate"
+        yield Finding((*path, "aggregate"), message, hint)
+
+
+def _limit(path: Path, section: Section, clause: Clause, metric: Divergence) -> Iterator[Finding]:
+    """At most, once, and neither never nor always exceeded."""
+    if clause.at_least is not None:
+        message = f"a divergence is kept small: {metric.name} takes at_most"
+        hint = "remove at_least" if clause.at_most is not None else "write at_most"
+        yield Finding((*path, "at_least"), message, hint, key=True)
+        return
+    limit = clause.at_most
+    if limit is None:
+        yield Finding(path, f"clause {clause.id!r} has no limit", "add at_most: 0.02")
+        return
+    if isinstance(limit, Relative):
+        return
+    at = (*path, "at_most")
+    clipped = clause.clip is not None and clause.aggregate == "mean" and not metric.bounded
+    low, top = _span(section, clause, metric)
+    top = clause.clip if clipped and clause.clip is not None else top
+    if low == 0 and limit < 0:
+        message = f"{metric.name} is never negative: a limit of {limit:g} can never hold"
+        yield Finding(at, message, "write a limit above 0")
+    elif limit < low:
+        message = f"{metric.name} is at least {low:g}: a limit of {limit:g} can never hold"
+        yield Finding(at, message, f"write a limit above {low:g}")
+    elif limit >= top:
+        cut = " after clip" if clipped else ""
+        message = f"{metric.name} is at most {top:g}{cut}: a limit of {limit:g} can never fail"
+        yield Finding(
+            at, message, f"write a limit below {top:g}" + (", or raise clip" if cut else "")
+        )
+    elif limit == low == 0 and section == "statistical" and clause.percentile is None:
+        message = "a sample cannot certify 0"
+        hint = "move the clause to numerical: on golden texts every position is looked at"
+        yield Finding(at, message, hint)
+
+
+def _span(section: Section, clause: Clause, metric: Divergence) -> Span:
+    """Where the number that is held to the limit can lie."""
+    # the mean of the sampled values is the exact one, which may lie closer together
+    exact = section == "numerical" or clause.aggregate == "mean"
+    return metric.span_of("logits") if exact and "logits" in metric.forms else metric.span
+
+
+def _relative(
+    path: Path, section: Section, contract: Contract, clause: Clause
+) -> Iterator[Finding]:
+    """A multiple of something that is measured, and that is worth its name."""
+    limit, at = clause.at_most, (*path, "at_most")
+    if not isinstance(limit, Relative):
+        return
+    if limit.of == "stable" and section == "numerical":
+        message = "golden texts are scored by train and infer only"
+        yield Finding((*at, "of"), message, "write of: self_noise, or a number")
+    elif limit.of == "stable" and contract.stable is None:
+        message = "the limit is relative to stable, and there is no stable: kernel"
+        yield Finding(at, message, "declare stable:, or write of: self_noise")
+    elif limit.of == "self_noise" and limit.times < 2:
+        message = f"{limit.times:g} times the self-noise lies inside the noise: "
+        message += "red needs twice the floor anyway"
+        yield Finding((*at, "times"), message, "write times: 2, or more")

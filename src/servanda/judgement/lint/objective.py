@@ -1,0 +1,67 @@
+# Lint of what a trainer declares: ranges that are none, weightings that cut the right tokens.
+#
+# A clip range is two distances from 1; who writes the range itself is told.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from servanda.contract.finding import Finding
+from servanda.contract.model import Contract, Reward, Weighting
+from servanda.judgement.rewards import REWARDS, file_and_function
+from servanda.registry import nearest, quoted
+
+_AT = ("gradient", "weighting")
+
+
+def learning(contract: Contract) -> Iterator[Finding]:
+    """The reward, the clip range, and the weighting of the gradient."""
+    if contract.reward is not None:
+        yield from _reward(contract.reward)
+    if contract.gradient is not None and contract.gradient.clip_range is not None:
+        yield from _clip_range(*contract.gradient.clip_range)
+    weighting = contract.gradient.weighting if contract.gradient is not None else None
+    if not isinstance(weighting, Weighting):
+        return
+    given = weighting.given
+    if len(given) != 1:
+        message = f"a gradient has one weighting, found {', '.join(given) or 'none'}"
+        yield Finding(_AT, message, "write {tis: 2.0}, or naive")
+    for name, bounds in given.items():
+        if not isinstance(bounds, tuple):
+            continue
+        low, high = bounds
+        if low >= high:
+            message = f"the band of {name} is empty: {low:g} is not below {high:g}"
+            yield Finding((*_AT, name), message, "write [low, high], such as [0.5, 2.0]")
+        elif not low <= 1 <= high:
+            message = f"the band of {name} leaves out 1, the ratio of two kernels that agree"
+            yield Finding((*_AT, name), message, "write [low, high], such as [0.5, 2.0]")
+
+
+def _reward(reward: Reward) -> Iterator[Finding]:
+    """A range that is one, and a reward that is known or lies in a file."""
+    if reward.range[0] >= reward.range[1]:
+        yield Finding(("reward", "range"), "the range of the reward is empty", "write [low, high]")
+    if reward.of is None or reward.of in REWARDS:
+        return
+    parts = file_and_function(reward.of)
+    if parts is None:
+        near = nearest(reward.of, REWARDS)
+        near += "" if near.endswith("?") else "."
+        hint = f"{near} A reward of your own is rewards.py:score"
+        yield Finding(("reward", "of"), f"no reward is named {quoted(reward.of)}", hint)
+    elif not parts[0].endswith(".py") or not parts[1].isidentifier():
+        message = f"{quoted(reward.of)} is no function in a Python file"
+        hint = "write FILE.py:FUNCTION, such as rewards.py:score"
+        yield Finding(("reward", "of"), message, hint)
+
+
+def _clip_range(low: float, high: float) -> Iterator[Finding]:
+    at = ("gradient", "clip_range")
+    if low <= 0 or high <= 0:
+        message = f"a clip range of [{low:g}, {high:g}] has no width on one side of 1"
+        yield Finding(at, message, "write both distances from 1, such as [0.2, 0.28]")
+    elif 0.5 <= low < 1 < high < 2:
+        message = f"clip_range holds distances from 1, and [{low:g}, {high:g}] is a range around it"
+        yield Finding(at, message, f"did you mean [{1 - low:.4g}, {high - 1:.4g}]?")

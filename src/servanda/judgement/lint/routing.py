@@ -1,0 +1,66 @@
+# Lint of the routing: what its numbers say of each other, and what it needs to act.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from servanda.contract.fields import written
+from servanda.contract.finding import Finding
+from servanda.contract.model import Contract
+
+
+def routing(contract: Contract) -> Iterator[Finding]:
+    """A routing that contradicts itself, or that could never do what it says."""
+    yield from _without_route(contract)
+    yield from _order(contract)
+    if contract.routing.mode == "enforce":
+        yield from _enforced(contract)
+
+
+def _without_route(contract: Contract) -> Iterator[Finding]:
+    rule = contract.routing
+    said = "without_snapshot" in rule.model_fields_set
+    if said and rule.without_snapshot == "stable" and contract.stable is None:
+        message = "without a snapshot traffic goes to stable, and there is no stable: kernel"
+        hint = "declare stable:, or write without_snapshot: infer"
+        yield Finding(("routing", "without_snapshot"), message, hint)
+
+
+def _order(contract: Contract) -> Iterator[Finding]:
+    """Pairs of which one is the least, and the other the most."""
+    rule = contract.routing
+    if rule.sample > rule.sample_near:
+        message = f"while all is well {rule.sample:g} is re-scored, and only {rule.sample_near:g} "
+        message += "where a decision is near"
+        hint = f"write sample_near: {rule.sample:g} or more, or a smaller sample"
+        yield Finding(("routing", _said(contract, "sample", "sample_near")), message, hint)
+    if rule.dwell > rule.longest_dwell:
+        longest = written(rule.longest_dwell)
+        message = f"a slice stays away for {written(rule.dwell)} at least, and for {longest} at "
+        message += "most"
+        hint = f"write longest_dwell: {written(rule.dwell)} or more, or a shorter dwell"
+        yield Finding(("routing", _said(contract, "dwell", "longest_dwell")), message, hint)
+
+
+def _said(contract: Contract, first: str, second: str) -> str:
+    """Of two fields the one that the contract has in it."""
+    return first if first in contract.routing.model_fields_set else second
+
+
+def _enforced(contract: Contract) -> Iterator[Finding]:
+    """To act, routing needs somewhere to divert to, room there, and a rule that asks for it."""
+    at = ("routing", "mode")
+    if contract.stable is None:
+        message = "enforce takes traffic to stable, and there is no stable: kernel"
+        hint = "declare stable: with the kernel that serves when infer may not, or observe"
+        yield Finding(at, message, hint)
+        return
+    if contract.routing.stable_in_flight is None:
+        message = "enforce diverts nothing while nobody says how much stable can answer"
+        hint = "write stable_in_flight: with the requests that it can answer at a time"
+        yield Finding(at, message, hint)
+    actions = [action for rule in contract.escalation for action in rule.do]
+    if not any(isinstance(action, Mapping) and "divert" in action for action in actions):
+        message = "enforce diverts nothing: no rule of escalation asks for it"
+        hint = "add {when: {clause: ID, is: violated}, do: [{divert: slice}]}"
+        yield Finding(at, message, hint)

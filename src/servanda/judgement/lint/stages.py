@@ -1,0 +1,76 @@
+# Lint of the stages: of a promotion, and of a clause.
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from servanda.contract.finding import Finding
+from servanda.contract.model import STAGES, Clause, Contract, StageRule
+from servanda.contract.yaml_reader import Path
+
+# which stage has what, besides sequences; each other key would say nothing
+_ONLY = {"steps": ("canary",), "share": ("shadow",), "sample": STAGES[1:]}
+
+
+def promotion(contract: Contract) -> Iterator[Finding]:
+    """Sizes and shares of the stages, and who answers while they last."""
+    for stage in STAGES:
+        rule = getattr(contract.promotion, stage)
+        if rule is not None:
+            yield from _stage(("promotion", stage), stage, rule)
+            if stage != "offline" and contract.stable is None:
+                yield _alone(stage)
+    last = [stage for stage in STAGES if contract.promotion.has(stage)][-1]
+    rule = getattr(contract.promotion, last)
+    if rule is not None and rule.approval == "required":
+        message = f"{last} is the last stage, and a person is asked for the one after it"
+        hint = (
+            "remove it" if last == STAGES[-1] else "add promotion.full, or remove it: nobody asks"
+        )
+        yield Finding(("promotion", last, "approval"), message, hint, key=True)
+
+
+def _alone(stage: str) -> Finding:
+    """Live traffic without a kernel that answers while infer is watched, or takes it back."""
+    needs = "answers what shadow mirrors" if stage == "shadow" else f"takes over if {stage} fails"
+    message = f"there is no stable: kernel, which {needs}"
+    hint = "declare stable: with the kernel that serves today, or end the promotion offline"
+    return Finding(("promotion", stage), message, hint, key=True)
+
+
+def _stage(path: Path, stage: str, rule: StageRule) -> Iterator[Finding]:
+    first, limit = rule.sequences
+    at = (*path, "sequences")
+    if first < 1:
+        message = f"the first look at {stage} comes after at least 1 prompt group, not {first}"
+        yield Finding(at, message, "write [first look, limit], such as [400, 6000]")
+    elif first > limit:
+        message = f"the first look at {stage} ({first}) comes after the limit ({limit})"
+        yield Finding(at, message, f"did you mean [{limit}, {first}]?")
+    for name, stages in _ONLY.items():
+        if getattr(rule, name) is not None and stage not in stages:
+            message = f"{stage} has no {name}: that is a matter of {', '.join(stages)}"
+            yield Finding((*path, name), message, "remove it", key=True)
+    steps = rule.steps
+    if steps is not None and stage in _ONLY["steps"]:
+        rising = all(low < high for low, high in itertools.pairwise((0.0, *steps)))
+        if not steps or not rising or steps[-1] > 1:
+            message = "the steps of a canary are shares that increase, above 0 and at most 1"
+            yield Finding((*path, "steps"), message, "write them in order, such as [0.01, 0.1]")
+
+
+def stages(path: Path, contract: Contract, clause: Clause) -> Iterator[Finding]:
+    """The stages of a clause: at least one, each once, and one that there is."""
+    at = (*path, "stages")
+    if not clause.stages:
+        message = f"clause {clause.id!r} is judged at no stage"
+        yield Finding(at, message, "remove stages: a clause is judged at every one")
+    elif not any(contract.promotion.has(stage) for stage in clause.stages):
+        named = ", ".join(dict.fromkeys(clause.stages))
+        message = f"clause {clause.id!r} is judged at {named} only, which promotion does not have"
+        hint = f"add promotion.{clause.stages[0]}, or remove stages"
+        yield Finding(at, message, hint)
+    for j, stage in enumerate(clause.stages):
+        if stage in clause.stages[:j]:
+            yield Finding((*at, j), f"stage {stage!r} is listed twice", "remove one")

@@ -1,0 +1,320 @@
+# The plan: everything that is decided before the first token is drawn.
+#
+# Cells and their number (the price of a violation), schedules, sizes and alpha.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from servanda.contract.identity import digest_of
+from servanda.contract.model import WHOLE, Clause, Contract, Kernel, Place, Section, Stage
+from servanda.contract.stages import Leg
+from servanda.errors import ContractError, Problem
+from servanda.judgement.clause_kinds import clauses_at, kind_of
+from servanda.judgement.clauses import (
+    DRAWS,
+    BySequence,
+    Cell,
+    Certificate,
+    CornerFact,
+    Fact,
+    Later,
+    LoadOf,
+    NotHere,
+    RelativeCertificate,
+    RewardGap,
+    ServiceLevel,
+    corners_of,
+)
+from servanda.judgement.clauses.scope import slices_of
+from servanda.judgement.reward_answers import unanswered
+from servanda.judgement.rewards import file_and_function
+from servanda.judgement.schedule import Arrivals, Schedule
+from servanda.judgement.slices.rules import LABEL, Cut, cuts_of
+from servanda.judgement.traffic import Traffic
+from servanda.registry import did_you_mean
+from servanda.theory.stats import attempt_alpha, units_at_best
+from servanda.traces.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run, and how it will be judged.
+
+    Args:
+        leg: of a promotion; None for a check by itself.
+        traffic: of a live leg.
+        reward_source: of the file that holds the contract's own reward.
+    """
+
+    contract: Contract
+    corpora: Mapping[str, Corpus]  # of each workload
+    golden: Corpus | None
+    stage: Stage
+    attempt: int
+    cells: tuple[Cell, ...]
+    reward_source: str = ""
+    leg: Leg | None = None
+    traffic: Traffic | None = None
+
+    @property
+    def alpha(self) -> float:
+        """What this attempt may spend of 1 - confidence; all attempts together spend it once."""
+        return attempt_alpha(1 - self.contract.confidence, self.attempt)
+
+    @property
+    def part(self) -> float:
+        """Of alpha that a violation may spend here: the legs of a promotion share it."""
+        return self.leg.part if self.leg else 1.0
+
+    @property
+    def live(self) -> bool:
+        """Whether the tokens come from traffic: infer draws nothing, and nothing runs offline."""
+        return self.leg is not None and self.leg.live
+
+    @property
+    def texts(self) -> str:
+        """Digest of all prompts and golden texts; at every stage the same."""
+        corpora = [corpus.digest for corpus in self.corpora.values()]
+        return digest_of([*corpora, self.golden.digest if self.golden else ""])
+
+    @cached_property
+    def price_cells(self) -> int:
+        return sum(cell.priced for cell in self.cells)
+
+    @cached_property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """One for each workload; the first is that of clauses which name none.
+
+        Of a live leg the first alone: that of the traffic.
+        """
+        planned = _schedules(self.contract, self.corpora, self.attempt, self.leg)
+        if self.leg is None or not self.leg.live:
+            return planned
+        traffic = self.traffic or Traffic("", self.leg.name)
+        endless = self.leg.if_inconclusive == "wait"
+        return tuple(
+            # noise of its own: offline the same numbers were drawn for other sequences
+            Arrivals.of(traffic, s, _seed(s.seed, self.leg.name), endless=endless)
+            for s in planned[:1]
+        )
+
+    @cached_property
+    def stable(self) -> Kernel | None:
+        """The stable kernel, where a clause is judged against it."""
+        compared = any("stable" in cell.kind.peers for cell in self.cells)
+        return self.contract.stable if compared else None
+
+    def offered(self, cell: Cell) -> int:
+        """Units that the whole run is expected to have in a cell, at most: tokens or groups."""
+        for schedule in self.schedules:
+            if schedule.name == cell.workload:
+                room = cell.capacity if cell.claim == "realised" else 1
+                return schedule.meeting(cell.cut) * room
+        return 0
+
+    @cached_property
+    def stable_rounds(self) -> bool:
+        """Whether the stable kernel draws beside infer, and is not only timed."""
+        return any(cell.workload and "stable" in cell.kind.peers for cell in self.cells)
+
+    def scored(self, workload: str) -> tuple[Cut, ...]:
+        """Slices of a workload on which train draws as well, and answers have a reward."""
+        cuts = [c.cut for c in self.cells if c.workload == workload and DRAWS in c.kind.peers]
+        return tuple(dict.fromkeys(cuts))
+
+    @cached_property
+    def reward(self) -> str:
+        """Digest of what gives answers their reward; "" where no clause asks for it."""
+        reward = self.contract.reward
+        if reward is None or reward.of is None or not any(map(self.scored, self.corpora)):
+            return ""
+        _, function = file_and_function(reward.of) or ("", reward.of)
+        return digest_of([function, self.reward_source])
+
+    @cached_property
+    def loads(self) -> Mapping[LoadOf, bool]:
+        """Every load under which requests are timed, and whether on stable as well."""
+        loads: dict[LoadOf, bool] = {}
+        for cell in self.cells:
+            if isinstance(cell.kind, ServiceLevel):
+                beside = "stable" in cell.kind.peers
+                loads[cell.kind.load] = loads.get(cell.kind.load, False) or beside
+        return loads
+
+    @cached_property
+    def digest(self) -> str:
+        return digest_of(
+            [
+                self.contract.digest,
+                {name: corpus.digest for name, corpus in self.corpora.items()},
+                self.golden.digest if self.golden else "",
+                self.stage,
+                self.attempt,
+                [cell.name for cell in self.cells],
+                *([self.reward] if self.reward else []),
+                *([[self.leg.name, self.leg.part]] if self.leg else []),
+            ]
+        )
+
+
+def _schedules(
+    contract: Contract, corpora: Mapping[str, Corpus], attempt: int, leg: Leg | None
+) -> tuple[Schedule, ...]:
+    first, last = (leg.first, leg.last) if leg else contract.promotion.offline.sequences
+    schedules = []
+    for name, workload in contract.all_workloads.items():
+        # each workload has noise of its own, and it is fresh in every attempt
+        own = [] if name == "workload" else [name]
+        seed = _seed("run", *own, workload.sampling.seed, attempt)
+        schedules.append(Schedule(name, workload, corpora[name], seed, first, last))
+    return tuple(schedules)
+
+
+def _seed(*of: str | int) -> int:
+    return int(digest_of(list(of))[:15], 16)
+
+
+def make_plan(
+    contract: Contract,
+    corpora: Mapping[str, Corpus],
+    golden: Corpus | None,
+    *,
+    stage: Stage = "offline",
+    attempt: int = 1,
+    reward_source: str = "",
+    leg: Leg | None = None,
+    traffic: Traffic | None = None,
+) -> Plan:
+    """Contract and corpora to a plan.
+
+    Args:
+        leg: of a promotion, whose stage and sizes are then those of the plan.
+        traffic: what infer was sent on a live leg; None: nothing yet.
+
+    Raises:
+        ContractError: a slice no prompt can meet, a limit that the sizes cannot certify, or
+            lines that lack what the reward reads.
+    """
+    plan, problems = draft(contract, corpora, golden, stage=stage, attempt=attempt, leg=leg)
+    if problems:
+        raise ContractError.all(problems)
+    return replace(plan, reward_source=reward_source, traffic=traffic)
+
+
+def draft(
+    contract: Contract,
+    corpora: Mapping[str, Corpus],
+    golden: Corpus | None,
+    *,
+    stage: Stage = "offline",
+    attempt: int = 1,
+    leg: Leg | None = None,
+) -> tuple[Plan, list[Problem]]:
+    """A plan, and what stands against running it; cells that cannot be met are left out."""
+    stage, live = (leg.stage, leg.live) if leg else (stage, False)
+    schedules = {s.name: s for s in _schedules(contract, corpora, attempt, leg)}
+    labelled = {name: s.corpus for name, s in schedules.items()} or ({"": golden} if golden else {})
+    # golden texts alone have slices of their own, and no texts at all have the whole
+    cuts = {name: cuts_of(contract.slices, s.corpus) for name, s in schedules.items()}
+    cuts[""] = cuts_of(contract.slices, golden) if golden else {WHOLE: (Cut(WHOLE),)}
+    problems = [
+        _no_label(contract, i, rule.name, rule.split or "", next(iter(labelled.values())))
+        for i, rule in enumerate(contract.slices)
+        if labelled and not any(cuts[name][rule.name] for name in labelled)
+    ]
+    cells: list[Cell] = []
+    guarded = [*schedules][:1] if live else [*schedules]
+    for section, place, clause in clauses_at(contract, stage, guarded):
+        schedule = schedules.get(contract.workload_of(clause))
+        kind = kind_of(contract, section, clause, stage, schedule, live=live)
+        claim = clause.claim or contract.claim
+        for cut in _cuts_for(contract, section, clause, cuts[schedule.name if schedule else ""]):
+            on_golden = kind.source == "golden"
+            corpus = golden if on_golden else schedule.corpus if schedule else None
+            capacity = schedule.capacity(cut) if schedule else 0
+            if schedule and isinstance(kind, BySequence):
+                capacity = schedule.sequences(cut)
+            met = cut.met_by(corpus) if on_golden and corpus else capacity
+            if kind.source in ("golden", "workload") and corpus and not met:
+                problems.append(_empty(contract, place, cut, clause, corpus))
+                continue
+            name = schedule.name if schedule and kind.source == "workload" else ""
+            cells.append(Cell(clause, section, place, cut, claim, capacity, kind, name))
+        for corner in corners_of(contract) if isinstance(kind, Fact) else ():
+            cut = Cut(corner.name)
+            cells.append(Cell(clause, section, place, cut, claim, 0, CornerFact(corner)))
+    plan = Plan(contract, corpora, golden, stage, attempt, tuple(cells), leg=leg)
+    problems += unpromised(plan)
+    for cell in cells:
+        problems += out_of_reach(plan, cell)
+    return plan, [*problems, *unanswered(plan.contract, cells, plan.corpora, cuts)]
+
+
+def _cuts_for(
+    contract: Contract, section: Section, clause: Clause, cuts: dict[str, tuple[Cut, ...]]
+) -> list[Cut]:
+    names = slices_of(contract, section, clause)
+    return [cut for name in dict.fromkeys(names) for cut in cuts[name]]
+
+
+def _no_label(contract: Contract, i: int, name: str, split: str, corpus: Corpus) -> Problem:
+    label = split.removeprefix(LABEL)
+    known = {name for prompt in corpus.prompts for name in prompt.labels}
+    return Problem(
+        f"slice {name!r} splits by label {label!r}, which no line of {corpus.file} has",
+        contract.where("slices", i, "split"),
+        did_you_mean(label, known) if known else 'lines may have "labels": {"name": "value"}',
+    )
+
+
+def _empty(contract: Contract, place: Place, cut: Cut, clause: Clause, source: Corpus) -> Problem:
+    return Problem(
+        f"slice {cut.name!r} of clause {clause.id!r} is empty: no line of {source.file} can "
+        "meet it",
+        contract.where(*place, "slices"),
+        f"add such prompts, or give {clause.id!r} other `slices:`, such as [all]",
+    )
+
+
+def unpromised(plan: Plan) -> Iterator[Problem]:
+    """A leg of a promotion on which nothing could ever hold, however much it measures."""
+    promises = [c for c in plan.cells if c.section != "observability" and c.clause.enforced]
+    if plan.leg is None or any(not isinstance(c.kind, NotHere | Later) for c in promises):
+        return
+    reasons = {c.clause.id: c.kind.reason for c in promises if isinstance(c.kind, NotHere | Later)}
+    told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    yield Problem(
+        f"no enforced promise can be judged at {plan.stage}, so nothing could ever hold there: "
+        f"{told or 'there is none'}",
+        plan.contract.where("promotion", plan.stage),
+        f"add a statistical clause that is enforced at {plan.stage}, or remove "
+        f"promotion.{plan.stage}",
+    )
+
+
+def out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
+    """A limit that even identical kernels could not be shown to keep at these sizes."""
+    kind = cell.kind
+    if not isinstance(kind, Certificate | RewardGap) or isinstance(kind, RelativeCertificate):
+        return
+    if not cell.clause.enforced:
+        return
+    most = plan.offered(cell)
+    if isinstance(kind, RewardGap):
+        needed = kind.units_at_best(plan.alpha)
+    else:
+        needed = units_at_best(kind.feed.limit, plan.alpha, kind.feed.best)
+    endless = plan.live and plan.leg is not None and plan.leg.if_inconclusive == "wait"
+    if needed is not None and (endless or needed <= most):
+        return
+    unit = f"{kind.each}s" if cell.claim == "realised" else "prompt groups"
+    asked = "no number of" if needed is None else f"at least {needed:,}"
+    yield Problem(
+        f"clause {cell.clause.id!r} cannot hold on slice {cell.cut.name!r}: even identical "
+        f"kernels would need {asked} {unit}, and the run is expected to have {most:,} there",
+        plan.contract.where(*cell.place, "at_most"),
+        f"raise `at_most`, or the second number of promotion.{plan.stage}.sequences",
+    )

@@ -1,0 +1,171 @@
+# Power: which faults of the catalogue this gate would have caught at this size.
+#
+# Each fault was measured once on the shipped model; its prompt groups are drawn again, as
+# many as the run had, and judged by the run's own clauses at the run's own prices.  Where the
+# field met a fault at another strength than the catalogue's, it was measured at both.  That is
+# what a gate of these limits and this size sees of such a fault; how large the fault would
+# be on another model nobody knows before it is there.  A signature does not hold what a fault
+# does to a kernel against itself: one that makes it noisy moves the red lines with it, and is
+# then red by `self_noise` or by nothing.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.judgement.clauses import Cell, CellVerdict, Fact, Look, View
+from servanda.judgement.clauses.numerical import Values
+from servanda.judgement.evidence import Evidence
+from servanda.judgement.plan import Plan
+from servanda.judgement.schedule import Schedule
+from servanda.judgement.slices.columns import CLASS_FIELDS, columns
+from servanda.judgement.slices.rules import FIELDS
+from servanda.judgement.token_profile import Portrait
+from servanda.judgement.verdict import Caught
+from servanda.traces.trace import Trace, TracePair
+
+_FIELDS = frozenset(FIELDS) - CLASS_FIELDS
+_MOST = 2000  # prompt groups that are drawn again; a gate that needs more is not called blind
+_GROUNDS = "as large as on the shipped 2.6 M model"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One fault as it was measured on the shipped model.
+
+    Args:
+        pair: one prompt a sequence, in random order; None where weights or vocabulary give
+            the fault away before anything is measured.
+        golden: metric -> its largest values at golden positions, and how many those are.
+        strength: the fault's value, as JSON; "" where it is not known.
+        met: whether that is the value that the field met, and another than the catalogue's.
+    """
+
+    fault: str
+    summary: str
+    pair: TracePair | None
+    golden: Mapping[str, tuple[float, ...]]
+    strength: str = ""
+    met: bool = False
+
+
+def power(plan: Plan, evidence: Evidence, signatures: Iterable[Signature]) -> tuple[Caught, ...]:
+    """Every fault whose signature says something here, and the cells that would have been red."""
+    refusing = evidence.key.grade == "verified"
+    return tuple(
+        _caught(plan, evidence, signature)
+        for signature in signatures
+        if signature.pair is not None or refusing
+    )
+
+
+def _caught(plan: Plan, evidence: Evidence, signature: Signature) -> Caught:
+    if signature.pair is None:
+        by = ("identity of weights and vocabulary",)
+        return _told(signature, by, "refused before anything is drawn")
+    red = [*_on_golden(plan, evidence, signature)]
+    for schedule in plan.schedules:
+        red += _on_workload(plan, evidence, schedule, signature)
+    red.sort(key=lambda found: -(found.e_violated or 0.0))
+    names = dict.fromkeys(f"{found.clause} on {found.slice}" for found in red)
+    return _told(signature, tuple(names), _GROUNDS)
+
+
+def _told(signature: Signature, by: tuple[str, ...], grounds: str) -> Caught:
+    of = signature
+    return Caught(of.fault, of.summary, by, grounds, of.strength, of.met)
+
+
+def _on_golden(plan: Plan, evidence: Evidence, signature: Signature) -> Iterator[CellVerdict]:
+    look = Look(plan.alpha, plan.price_cells, 0, 0, intervals=False)
+    golden = evidence.once.get("golden")
+    for i, cell in enumerate(plan.cells):
+        values = signature.golden.get(cell.clause.metric)
+        fact = isinstance(cell.kind, Fact) and cell.kind.source == "golden"
+        whole = fact and not cell.cut.terms and cell.clause.enforced
+        # the largest values say what a maximum is, and nothing of a mean or a percentile
+        if not whole or golden is None or not values or cell.clause.aggregate not in (None, "max"):
+            continue
+        floor = cell.kind.floor(cell, [golden.noise[i]])
+        found = cell.kind.judge(cell, [Values(values)], floor, look)
+        if found.outcome == "violated":
+            yield found
+
+
+def _on_workload(
+    plan: Plan, evidence: Evidence, schedule: Schedule, signature: Signature
+) -> Iterator[CellVerdict]:
+    closed = evidence.closed(schedule.name)
+    launched = min(sum(part.groups for part in closed), _MOST)
+    cells = [
+        (i, cell)
+        for i, cell in enumerate(plan.cells)
+        if cell.workload == schedule.name and cell.clause.enforced and _computable(cell)
+    ]
+    if not launched or not cells:
+        return
+    view = _drawn_again(schedule, signature, launched, [cell for _, cell in cells])
+    look = Look(plan.alpha, plan.price_cells, 0, launched, False, plan.part)
+    own = evidence.portraits.get((schedule.name, "infer"))
+    for i, cell in cells:
+        if own is not None and _rarer(own, cell, view):
+            continue
+        floor = cell.kind.floor(cell, [part.noise[i] for part in closed])
+        found = cell.kind.judge(cell, [cell.kind.weigh(cell, view)], floor, look)
+        if found.outcome in ("violated", "error"):
+            yield found
+
+
+def _rarer(own: Portrait, cell: Cell, view: View) -> bool:
+    """Whether the run met a slice more rarely than the signature, which would flatter the gate."""
+    met = own.slices[cell.cut.name].n if cell.cut.name in own.slices else 0
+    inside_N = view.mask(cell.cut)
+    return bool(len(inside_N)) and met < 0.8 * own.total.n * float(inside_N.mean())
+
+
+def _computable(cell: Cell) -> bool:
+    """Labels of another corpus, and what a kernel is beside a peer, are not in a signature."""
+    return cell.kind.source == "workload" and not cell.kind.peers and cell.cut.fields <= _FIELDS
+
+
+def _drawn_again(schedule: Schedule, signature: Signature, n: int, cells: list[Cell]) -> View:
+    """n prompt groups of the signature, drawn with replacement, within the schedule's width."""
+    assert signature.pair is not None
+    seed = np.random.Philox(key=schedule.seed)
+    row_S = np.random.Generator(seed).integers(0, len(signature.pair.infer.sequence_S), n)
+    pair = TracePair(
+        _rows(signature.pair.infer, row_S, schedule.width),
+        _rows(signature.pair.train, row_S, schedule.width),
+    )
+    trace, group_S = pair.infer, np.arange(n)
+    cuts = {cut for cell in cells for cut in (cell.cut, cell.cut.given)}
+    return View(
+        pair=pair,
+        columns=columns(pair, (), {field for cut in cuts for field in cut.fields}),
+        group_N=np.repeat(group_S, trace.length_S),
+        group_S=group_S,
+        launched=n,
+        width=schedule.width,
+        may_meet={cut: np.ones(n, dtype=bool) for cut in cuts},
+        uniform_N=np.random.Generator(seed).random(len(trace.token_N)),
+    )
+
+
+def _rows(trace: Trace, row_S: NDArray[np.int64], width: int) -> Trace:
+    """Some sequences of a trace, each cut to `width` tokens, numbered anew."""
+    starts_S = np.cumsum(trace.length_S) - trace.length_S
+    length_S = np.minimum(trace.length_S, width)[row_S]
+    spans = [np.arange(s, s + n) for s, n in zip(starts_S[row_S], length_S, strict=True)]
+    at_N = np.concatenate(spans)
+    return replace(
+        trace,
+        sequence_S=np.arange(len(row_S)),
+        length_S=length_S,
+        lost_S=trace.lost_S[row_S],
+        prompt_tokens_S=trace.prompt_tokens_S[row_S],
+        token_N=trace.token_N[at_N],
+        columns={name: column[at_N] for name, column in trace.columns.items()},
+    )

@@ -1,0 +1,207 @@
+# The schedule of a workload: which prompts are drawn, in which order, in which rounds.
+#
+# Order and inclusion are decided before the outcome (law 5): everything here follows from
+# the contract, the corpus and the attempt.  What a live leg launches is not ours to choose: it is
+# what users asked, in the order in which it was sent to infer, in rounds that close as they fill.
+# What cells there are, and how many tokens a prompt group can have in one, follows from the
+# contract's own prompts all the same: it was fixed before any user asked.
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.contract.model import Workload
+from servanda.judgement.slices.rules import Cut
+from servanda.judgement.traffic import Traffic
+from servanda.theory.sampling import uniforms
+from servanda.traces.corpus import Corpus, Prompt
+
+NOISE_STRIDE = 10  # every tenth sequence or text is measured against itself
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One launched sequence: its index, its prompt's row, and its prompt group's draw."""
+
+    sequence: int
+    row: int
+    group: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What one workload launches.
+
+    Args:
+        name: of the workload.
+        seed: of everything random in it, fresh in every attempt.
+        first, last: prompt groups before which nothing holds, and at which a run ends.
+    """
+
+    name: str
+    workload: Workload
+    corpus: Corpus
+    seed: int
+    first: int
+    last: int
+
+    @property
+    def width(self) -> int:
+        """New tokens that a sequence has room for."""
+        return self.workload.sampling.max_new_tokens
+
+    @property
+    def rounds(self) -> int:
+        return math.ceil(self.last / self.workload.round)
+
+    @property
+    def folder(self) -> str:
+        """Where the rounds lie in a run directory."""
+        return "rounds" if self.name == "workload" else f"rounds/{self.name}"
+
+    def units(self, index: int) -> Iterator[Unit]:
+        """The sequences of a round, in launch order; every round is full, the last one too.
+
+        Each draw takes a prompt group at random with replacement, so that the groups are
+        independent draws from what the contract's claim speaks of.
+        """
+        groups, samples = self.corpus.groups, self.workload.samples
+        stride = max(map(len, groups)) * samples
+        start = index * self.workload.round
+        for draw in range(start, start + self.workload.round):
+            rows = groups[int(uniforms(self.seed, "prompt", draw, 1)[0] * len(groups))]
+            for i, row in enumerate(r for r in rows for _ in range(samples)):
+                yield Unit(draw * stride + i, row, draw)
+
+    def capacity(self, cut: Cut) -> int:
+        """The largest number of tokens that one prompt group can have in a slice."""
+        most, _ = self._rows(cut)
+        return most * self.workload.samples * cut.positions(self.width)
+
+    def sequences(self, cut: Cut) -> int:
+        """The largest number of sequences of one prompt group that can meet a slice."""
+        most, _ = self._rows(cut)
+        return most * self.workload.samples
+
+    def meeting(self, cut: Cut) -> int:
+        """Prompt groups of a whole run that are expected to meet a slice."""
+        _, groups = self._rows(cut)
+        return self.last * groups // len(self.corpus.groups)
+
+    def _rows(self, cut: Cut) -> tuple[int, int]:
+        """Most lines of one prompt group that can meet a slice, and groups that have any."""
+        if cut not in self._met:  # clauses share their slices
+            prompts, (kind_R, examples) = self.corpus.prompts, self._kinds
+            meets = np.array([cut.may_meet(prompts[row]) for row in examples])
+            rows_G = np.bincount(self._group_R, weights=meets[kind_R])
+            self._met[cut] = int(rows_G.max()), int(np.count_nonzero(rows_G))
+        return self._met[cut]
+
+    @cached_property
+    def _met(self) -> dict[Cut, tuple[int, int]]:
+        return {}
+
+    @cached_property
+    def _kinds(self) -> tuple[NDArray[np.int64], list[int]]:
+        """Lines with the same labels are of one kind: the kind of each, and one line of each."""
+        kinds: dict[tuple[tuple[str, str], ...], int] = {}
+        examples: list[int] = []
+        kind_R = []
+        for row, prompt in enumerate(self.corpus.prompts):
+            labels = tuple(sorted(prompt.labels.items()))
+            if labels not in kinds:
+                kinds[labels] = len(kinds)
+                examples.append(row)
+            kind_R.append(kinds[labels])
+        return np.array(kind_R), examples
+
+    @cached_property
+    def _group_R(self) -> NDArray[np.int64]:
+        """The prompt group of each line."""
+        group_R = np.zeros(len(self.corpus), dtype=np.int64)
+        for group, rows in enumerate(self.corpus.groups):
+            group_R[list(rows)] = group
+        return group_R
+
+    def noise_rows(self, n: int) -> list[int]:
+        """Which of a round's n sequences are measured against themselves, in what order.
+
+        Every tenth or a little rarer, so that it is each line of a prompt group in turn.
+        """
+        lines = max(map(len, self.corpus.groups)) * self.workload.samples
+        stride = next(s for s in itertools.count(NOISE_STRIDE) if math.gcd(s, lines) == 1)
+        return noise_rows(n, stride)
+
+
+def noise_rows(n: int, stride: int = NOISE_STRIDE) -> list[int]:
+    """Which of n sequences are measured against themselves, in what order.
+
+    Reversed and without their neighbours: another composition of the batch.  A round of
+    one sequence has no other composition.
+    """
+    if n < 2:
+        return []
+    return list(range(0, n, stride))[::-1]
+
+
+@dataclass(frozen=True)
+class Arrivals(Schedule):
+    """What traffic launched.
+
+    Args:
+        corpus: the served prompts, in launch order.
+        traffic: of the leg; planned: the schedule of the contract's own prompts.
+        endless: whether there is no last round.
+    """
+
+    traffic: Traffic
+    planned: Schedule
+    endless: bool = False
+
+    @classmethod
+    def of(cls, traffic: Traffic, planned: Schedule, seed: int, *, endless: bool) -> Arrivals:
+        prompts = tuple(
+            Prompt(line=r.index, token_ids=r.prompt, labels=dict(r.labels))
+            for r in traffic.requests
+        )
+        corpus = Corpus(traffic.file, prompts, "")
+        first, last = planned.first, planned.last
+        return cls(
+            planned.name, planned.workload, corpus, seed, first, last, traffic, planned, endless
+        )
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that have closed: they are full, or they are none."""
+        arrived = len(self.traffic.groups) // self.workload.round
+        return arrived if self.endless else min(arrived, super().rounds)
+
+    def units(self, index: int) -> Iterator[Unit]:
+        """The served requests of a round, in launch order; a sequence is a request's index."""
+        start = index * self.workload.round
+        row = self._first_G[start]
+        for draw in range(start, start + self.workload.round):
+            for request in self.traffic.groups[draw]:
+                yield Unit(request.index, row, draw)
+                row += 1
+
+    @cached_property
+    def _first_G(self) -> list[int]:
+        """Row of the first request of each prompt group."""
+        return [0, *itertools.accumulate(map(len, self.traffic.groups))]
+
+    def capacity(self, cut: Cut) -> int:
+        return self.planned.capacity(cut)
+
+    def sequences(self, cut: Cut) -> int:
+        return self.planned.sequences(cut)
+
+    def meeting(self, cut: Cut) -> int:
+        return self.planned.meeting(cut)

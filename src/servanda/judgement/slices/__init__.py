@@ -1,0 +1,1 @@
+# Slices: which tokens a clause speaks of.

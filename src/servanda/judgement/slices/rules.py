@@ -1,0 +1,286 @@
+# Slices: rules of a contract -> cuts, and cuts -> masks over tokens.
+#
+# A cut is a conjunction of terms over named columns.  The same cut classifies all tokens of
+# a run (arrays) or one live request (a single value).  `request.*` and `labels.*` are known
+# before the request, `context.*` before the token, `outcome.*` after it.
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.contract.model import WHOLE, SliceRule
+from servanda.traces.corpus import Corpus, Prompt
+
+Known = Literal["request", "context", "outcome"]  # before the request, the token, or after it
+TOKEN_CLASSES = ("digit", "letter", "space", "punctuation", "other", "end")
+
+
+@dataclass(frozen=True)
+class Field:
+    """What tokens can be sliced by: when it is known, and what values it has.
+
+    Args:
+        values: the texts that it can be; None for a number, () for any text.
+    """
+
+    known: Known
+    meaning: str
+    values: tuple[str, ...] | None = None
+
+    @property
+    def is_text(self) -> bool:
+        return self.values is not None
+
+
+# besides them there are labels.<name>
+FIELDS: Mapping[str, Field] = MappingProxyType(
+    {
+        "request.prompt_tokens": Field("request", "tokens of the prompt"),
+        "context.position": Field("context", "how many tokens of the answer came before, from 0"),
+        "context.length": Field(
+            "context", "how many tokens came before: of the prompt, of the answer, of tools"
+        ),
+        "context.turn": Field(
+            "context", "which stretch of drawn tokens it is in, from 1; between them tools speak"
+        ),
+        "context.turn_position": Field(
+            "context", "how many tokens of its turn came before, from 0"
+        ),
+        "context.entropy_nats": Field(
+            "context",
+            "how undecided infer is before it draws: entropy of its processed distribution",
+        ),
+        "context.p_max": Field("context", "the probability of infer's likeliest token"),
+        "context.previous_class": Field("context", "the class of the token before", TOKEN_CLASSES),
+        "outcome.rank": Field(
+            "outcome", "how many tokens infer held to be likelier than the drawn one, from 0"
+        ),
+        "outcome.logp_nats": Field("outcome", "infer's logprob of the drawn token"),
+        "outcome.token_class": Field("outcome", "the class of the drawn token", TOKEN_CLASSES),
+        # an answer that diverges and grows long is trained later, and is older for it
+        "outcome.staleness": Field(
+            "outcome",
+            "updates of the weights between drawing the token and training on it: decided by when "
+            "its answer was done",
+        ),
+    }
+)
+# fields by the name that an earlier version of the language gave them
+MOVED: Mapping[str, str] = MappingProxyType({"context.staleness": "outcome.staleness"})
+LABEL = "labels."
+_LABEL_FIELD = Field(
+    "request", "a label of the prompt, or of live traffic; never of the answer", ()
+)
+_LATEST_FIRST: tuple[Known, ...] = ("outcome", "context")
+OPERATORS = ("gte", "gt", "lte", "lt", "in", "exists")
+_OTHER = "(other)"
+_NONE = "(none)"
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+def field_of(name: str) -> Field | None:
+    """The field of that name; every name after `labels.` is one."""
+    if name.startswith(LABEL) and len(name) > len(LABEL):
+        return _LABEL_FIELD
+    return FIELDS.get(name)
+
+
+def column(name: str, recorded: Mapping[str, NDArray[np.float64]], n: int) -> NDArray[Any]:
+    """A `context.*` or `outcome.*` field at each token, [n], from what a kernel recorded.
+
+    Args:
+        recorded: columns of a trace, float64; a class is its index in TOKEN_CLASSES.
+
+    Returns:
+        NaN, or None for a class, where nothing was recorded.
+    """
+    own = "logp" if name == "outcome.logp_nats" else name.partition(".")[2]
+    values_N = recorded.get(own, np.full(n, np.nan))
+    if not FIELDS[name].is_text:
+        return values_N
+    classes = dict(enumerate(FIELDS[name].values or ()))
+    return np.array([classes.get(value) for value in values_N.tolist()], dtype=object)
+
+
+def known(rule: SliceRule) -> Known:
+    """When it is known whether something falls into a slice: when its last field is."""
+    names = [*(rule.match or {}), *([rule.split] if rule.split else [])]
+    found = {field.known for field in map(field_of, names) if field is not None}
+    for when in _LATEST_FIRST:
+        if when in found:
+            return when
+    return "request"
+
+
+@dataclass(frozen=True)
+class Term:
+    """One comparison of one column; `not_in` is what the rest of a split needs."""
+
+    field: str
+    op: str
+    value: Any
+
+    def mask(self, column: NDArray[Any], *, unknown: bool = False) -> NDArray[np.bool_]:
+        """Which values satisfy the term.
+
+        A label that is absent satisfies `exists: false` only; any other value that is not
+        there was not recorded, and satisfies what `unknown` says.
+        """
+        unknown = unknown and not self.field.startswith(LABEL)
+        if column.dtype == object and len(column) > 1:
+            # texts come in runs, such as a label of every token of a sequence: one look at each
+            begins = np.flatnonzero(np.r_[True, column[1:] != column[:-1]])
+            if len(begins) < len(column):
+                length = np.diff(np.r_[begins, len(column)])
+                return np.repeat(self.mask(column[begins], unknown=unknown), length)
+        if column.dtype == object:
+            known = np.array([v is not None for v in column], dtype=bool)
+        else:
+            known = ~np.isnan(column)
+        if self.op == "exists":
+            return known == bool(self.value)
+        if self.op in ("in", "not_in"):
+            inside = np.array([v in self.value for v in column.tolist()], dtype=bool)
+            met = inside & known if self.op == "in" else known & ~inside
+            return met | ~known if unknown else met
+        with np.errstate(invalid="ignore"):
+            compare = {
+                "gte": np.greater_equal,
+                "gt": np.greater,
+                "lte": np.less_equal,
+                "lt": np.less,
+            }[self.op]
+            met = compare(column.astype(np.float64), float(self.value)) & known
+        return met | ~known if unknown else met
+
+    def met_by(self, value: str | float | None) -> bool:
+        """Whether one live request satisfies the term; None: it has no such value.
+
+        The same answer as `mask` of the one value, at a hundredth of its cost.
+        """
+        if self.op == "exists":
+            return (value is not None) == bool(self.value)
+        if value is None:
+            return False
+        if self.op in ("in", "not_in"):
+            return (value in self.value) == (self.op == "in")
+        number, edge = float(value), float(self.value)
+        if self.op in ("gte", "gt"):
+            return number > edge or (self.op == "gte" and number == edge)
+        return number < edge or (self.op == "lte" and number == edge)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A named slice of tokens: all its terms hold."""
+
+    name: str
+    terms: tuple[Term, ...] = ()
+
+    @property
+    def fields(self) -> set[str]:
+        return {term.field for term in self.terms}
+
+    @property
+    def outcome(self) -> tuple[Term, ...]:
+        """The terms that speak of the token which was drawn."""
+        return tuple(
+            t for t in self.terms if t.field in FIELDS and FIELDS[t.field].known == "outcome"
+        )
+
+    @property
+    def given(self) -> Cut:
+        """The slice of contexts that this slice of outcomes lies in: the other terms."""
+        return Cut(self.name, tuple(term for term in self.terms if term not in self.outcome))
+
+    def mask(self, columns: Columns, n: int, *, unknown: bool = False) -> NDArray[np.bool_]:
+        """Tokens in the slice, [n]; `unknown` is what a number that was not recorded counts as."""
+        inside = np.ones(n, dtype=bool)
+        for term in self.terms:
+            inside &= term.mask(columns[term.field], unknown=unknown)
+        return inside
+
+    def may_meet(self, prompt: Prompt, prompt_tokens: int | None = None) -> bool:
+        """Whether a request's tokens can fall into the slice, before any was drawn."""
+        known: dict[str, Any] = {"request.prompt_tokens": prompt_tokens}
+        for term in self.terms:
+            if term.field.startswith(LABEL):
+                known[term.field] = prompt.labels.get(term.field[len(LABEL) :])
+            elif known.get(term.field) is None:
+                continue  # not known before the token
+            value = known[term.field]
+            dtype = object if term.field.startswith(LABEL) else np.float64
+            if not term.mask(np.array([value], dtype=dtype))[0]:
+                return False
+        return True
+
+    def positions(self, width: int) -> int:
+        """How many of the positions 0..width-1 can fall into the slice."""
+        inside = np.ones(width, dtype=bool)
+        for term in self.terms:
+            if term.field == "context.position":
+                inside &= term.mask(np.arange(width, dtype=np.float64))
+        return int(inside.sum())
+
+    def met_by(self, corpus: Corpus) -> bool:
+        """Whether any line of a corpus can meet the slice."""
+        return any(map(self.may_meet, corpus.prompts))
+
+
+def cuts_of(rules: Sequence[SliceRule], corpus: Corpus) -> dict[str, tuple[Cut, ...]]:
+    """Every rule's cuts, the whole included; splits of a label take the corpus's values."""
+    cuts: dict[str, tuple[Cut, ...]] = {WHOLE: (Cut(WHOLE),)}
+    for rule in rules:
+        if rule.match is not None:
+            terms = tuple(
+                Term(field, op, tuple(value) if isinstance(value, list) else value)
+                for field, conditions in rule.match.items()
+                for op, value in conditions.items()
+            )
+            cuts[rule.name] = (Cut(rule.name, terms),)
+        elif rule.split and rule.split.startswith(LABEL):
+            cuts[rule.name] = tuple(_label_cuts(rule, corpus))
+        elif rule.split and (values := getattr(field_of(rule.split), "values", None)):
+            cuts[rule.name] = tuple(
+                Cut(f"{rule.name}={value}", (Term(rule.split, "in", (value,)),)) for value in values
+            )
+        elif rule.split and rule.at:
+            cuts[rule.name] = tuple(_bucket_cuts(rule.name, rule.split, rule.at))
+    return cuts
+
+
+def _label_cuts(rule: SliceRule, corpus: Corpus) -> list[Cut]:
+    field = rule.split or ""
+    counts = corpus.label_values(field[len(LABEL) :])
+    # most frequent first, names break ties, so that the cells do not depend on file order
+    ranked = sorted(counts, key=lambda v: (-counts[v], v))
+    named = ranked[: rule.most]
+    cuts = [Cut(f"{rule.name}={_shown(v)}", (Term(field, "in", (v,)),)) for v in sorted(named)]
+    if len(ranked) > len(named):
+        cuts.append(Cut(f"{rule.name}={_OTHER}", (Term(field, "not_in", tuple(named)),)))
+    if 0 < counts.total() < len(corpus):
+        cuts.append(Cut(f"{rule.name}={_NONE}", (Term(field, "exists", False),)))
+    return cuts
+
+
+def _shown(label: str) -> str:
+    """A label as a name: quoted where it is empty, unprintable, or one of our own words."""
+    plain = label.isprintable() and label.strip() == label and label not in ("", _OTHER, _NONE)
+    return label if plain else ascii(label)
+
+
+def _bucket_cuts(name: str, field: str, edges: Sequence[float]) -> list[Cut]:
+    shown = [repr(int(e) if float(e).is_integer() else float(e)) for e in edges]
+    cuts = [Cut(f"{name}<{shown[0]}", (Term(field, "lt", edges[0]),))]
+    for i, (low, high) in enumerate(itertools.pairwise(edges)):
+        terms = (Term(field, "gte", low), Term(field, "lt", high))
+        cuts.append(Cut(f"{name}={shown[i]}..{shown[i + 1]}", terms))
+    return [*cuts, Cut(f"{name}>={shown[-1]}", (Term(field, "gte", edges[-1]),))]

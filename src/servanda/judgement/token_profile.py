@@ -1,0 +1,293 @@
+# The portrait of a run: what its tokens look like, apart from any clause.
+#
+# Sums over bins that are fixed beforehand, so that portraits of rounds add up and their size
+# does not grow with the run.  Everything here describes; nothing is a certificate.
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.theory.divergence import sampled
+from servanda.traces.trace import Trace, TracePair
+
+Array = NDArray[Any]
+
+# Right ends of bins are open: bin i holds edges[i-1] <= x < edges[i].
+EDGES: Mapping[str, tuple[float, ...]] = {
+    "position": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
+    "prompt_tokens": (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
+    "entropy_nats": (0.01, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0),
+    "probability": (1e-4, 1e-3, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99),
+}
+# of |log ratio|, nats, eight to a decade
+RATIO_EDGES: tuple[float, ...] = tuple(float(e) for e in np.geomspace(1e-6, 10.0, 57))
+# of |log ratio|, nats: quantiles are told to within FINE / 2 of their size, from LEAST on
+LEAST, FINE = 1e-3, 0.02
+KEPT = 12  # worst tokens
+CONTEXT = 16  # token ids before a worst token
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over tokens that have usable logprobs on both sides; means are properties.
+
+    Args:
+        n: tokens; tv: of (1 - w)^+; abs_log_ratio, k1, k3: nats; exp_abs: of exp |log ratio|;
+        prob_diff: of |p_train - p_infer|; flips: other best token, over `flips_n` tokens;
+        nll_train, nll_infer: of -logp, nats.
+    """
+
+    n: int = 0
+    tv: float = 0.0
+    abs_log_ratio: float = 0.0
+    exp_abs: float = 0.0
+    k1: float = 0.0
+    k3: float = 0.0
+    prob_diff: float = 0.0
+    flips: float = 0.0
+    flips_n: int = 0
+    nll_train: float = 0.0
+    nll_infer: float = 0.0
+
+    def __add__(self, other: Sums) -> Sums:
+        mine, theirs = vars(self), vars(other)
+        return Sums(**{name: mine[name] + theirs[name] for name in mine})
+
+    def mean(self, name: str) -> float | None:
+        """Mean of one of the sums over its tokens; None where there is none."""
+        n = self.flips_n if name == "flips" else self.n
+        return getattr(self, name) / n if n else None
+
+
+@dataclass(frozen=True)
+class Worst:
+    """One token on which the kernels differ most.
+
+    Args:
+        row: line of the corpus; context: ids drawn before the token, nearest last; the texts
+            of both are there where text is allowed.
+    """
+
+    abs_log_ratio: float
+    sequence: int
+    row: int
+    position: int
+    prompt_tokens: int
+    token: int
+    p_train: float
+    p_infer: float
+    entropy_nats: float | None
+    rank: float | None
+    context: tuple[int, ...] = ()
+    text: str | None = None
+    context_text: str | None = None
+
+
+@dataclass(frozen=True)
+class Portrait:
+    """Sums of a run, over all tokens, by bins of each field of EDGES, and by slice.
+
+    Args:
+        ratios: counts of |log ratio| in the bins of RATIO_EDGES, first where train gives the
+            token less mass than infer, then where it gives as much or more.
+        fine: counts of |log ratio| by the power of 1 + FINE times LEAST at which a bin begins.
+    """
+
+    total: Sums = Sums()
+    by: Mapping[str, tuple[Sums, ...]] = field(default_factory=dict)
+    slices: Mapping[str, Sums] = field(default_factory=dict)
+    ratios: tuple[tuple[int, ...], tuple[int, ...]] = (
+        (0,) * (len(RATIO_EDGES) + 1),
+        (0,) * (len(RATIO_EDGES) + 1),
+    )
+    worst: tuple[Worst, ...] = ()
+    fine: Mapping[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: Portrait) -> Portrait:
+        below, above = (
+            tuple(a + b for a, b in zip(mine, theirs, strict=True))
+            for mine, theirs in zip(self.ratios, other.ratios, strict=True)
+        )
+        return Portrait(
+            self.total + other.total,
+            {name: _added(self.by.get(name), other.by.get(name)) for name in EDGES},
+            {
+                name: self.slices.get(name, Sums()) + other.slices.get(name, Sums())
+                for name in {**self.slices, **other.slices}
+            },
+            (below, above),
+            _largest([*self.worst, *other.worst]),
+            {
+                key: self.fine.get(key, 0) + other.fine.get(key, 0)
+                for key in {**self.fine, **other.fine}
+            },
+        )
+
+    def quantile(self, share: float) -> tuple[float, float] | None:
+        """Two ends, nats, between which the smallest |log ratio| lies that `share` do not exceed.
+
+        They are FINE apart, relatively; below LEAST, and of a portrait without fine counts, as far
+        apart as RATIO_EDGES are.
+        """
+        counts = np.add(*map(np.array, self.ratios))
+        total = int(counts.sum())
+        if not total:
+            return None
+        want = max(math.ceil(share * total), 1)
+        fine = sorted((int(key), n) for key, n in self.fine.items())
+        below = total - sum(n for _, n in fine)
+        if fine and want > below:
+            at = int(np.searchsorted(np.cumsum([n for _, n in fine]), want - below))
+            low = LEAST * (1 + FINE) ** fine[at][0]
+            return low, low * (1 + FINE)
+        at = int(np.searchsorted(counts.cumsum(), want))
+        edges = (0.0, *RATIO_EDGES, math.inf)
+        return edges[at], edges[at + 1]
+
+
+def _added(mine: Sequence[Sums] | None, theirs: Sequence[Sums] | None) -> tuple[Sums, ...]:
+    if not mine or not theirs:
+        return tuple(mine or theirs or ())
+    return tuple(a + b for a, b in zip(mine, theirs, strict=True))
+
+
+def _largest(worst: Sequence[Worst]) -> tuple[Worst, ...]:
+    # ties by sequence, so that the order in which rounds are added does not count
+    key = lambda w: (w.abs_log_ratio, -w.sequence, -w.position)  # noqa: E731
+    return tuple(heapq.nlargest(KEPT, worst, key=key))
+
+
+_Key = TypeVar("_Key")
+
+
+def added(mine: Mapping[_Key, Portrait], theirs: Mapping[_Key, Portrait]) -> dict[_Key, Portrait]:
+    """Portraits of disjoint rounds, each added to that of the same key."""
+    both = {key: mine[key] + theirs[key] for key in mine.keys() & theirs.keys()}
+    return {**mine, **theirs, **both}
+
+
+def portray(pair: TracePair, masks: Mapping[str, Array], rows: Sequence[int]) -> Portrait:
+    """The portrait of one round.
+
+    Args:
+        masks: slice -> which tokens lie in it, [N].
+        rows: line of the corpus of each sequence.
+    """
+    usable_N = pair.usable_N
+    infer, train = pair.infer.columns, pair.train.columns
+    logp = {"logp_train": train["logp"][usable_N], "logp_infer": infer["logp"][usable_N]}
+    values = {
+        "tv": sampled("tv", logp),
+        "abs_log_ratio": sampled("abs_log_ratio_nats", logp),
+        "k3": sampled("k3_nats", logp),
+        "nll_train": -logp["logp_train"],
+        "nll_infer": -logp["logp_infer"],
+    }
+    values["k1"] = values["nll_train"] - values["nll_infer"]
+    with np.errstate(over="ignore"):
+        values["exp_abs"] = np.exp(values["abs_log_ratio"])
+    values["prob_diff"] = np.abs(np.exp(logp["logp_train"]) - np.exp(logp["logp_infer"]))
+    if "top1" in train and "top1" in infer:
+        top1 = {"top1_train": train["top1"][usable_N], "top1_infer": infer["top1"][usable_N]}
+        values["flips"] = sampled("top1_flip", top1)
+    bins = _bins(pair, usable_N)
+    names, values_CN = [*values], np.stack([*values.values()])
+
+    def inside(mask_N: Array) -> Sums:
+        return _sums(names, np.compress(mask_N, values_CN, axis=1))
+
+    return Portrait(
+        total=_sums(names, values_CN),
+        by={
+            name: tuple(inside(bin_N == i) for i in range(len(EDGES[name]) + 1))
+            for name, bin_N in bins.items()
+        },
+        slices={name: inside(mask_N[usable_N]) for name, mask_N in masks.items()},
+        ratios=_ratios(values["k1"], values["abs_log_ratio"]),
+        worst=_worst(pair, usable_N, values["abs_log_ratio"], rows),
+        fine=_fine(values["abs_log_ratio"]),
+    )
+
+
+def _sums(names: Sequence[str], values_CN: Array) -> Sums:
+    sums: dict[str, Any] = dict(zip(names, values_CN.sum(axis=1).tolist(), strict=True))
+    if "flips" in sums:
+        flips_N = values_CN[names.index("flips")]
+        known_N = flips_N[~np.isnan(flips_N)]
+        sums |= {"flips": float(known_N.sum()), "flips_n": len(known_N)}
+    return Sums(n=values_CN.shape[1], **sums)
+
+
+def _bins(pair: TracePair, usable_N: Array) -> dict[str, Array]:
+    trace = pair.infer
+    columns = {
+        "position": pair.position_N,
+        "prompt_tokens": np.repeat(trace.prompt_tokens_S, trace.length_S),
+        "probability": np.exp(trace.columns["logp"]),
+    }
+    if "entropy_nats" in trace.columns:
+        columns["entropy_nats"] = trace.columns["entropy_nats"]
+    return {n: np.searchsorted(EDGES[n], c[usable_N], side="right") for n, c in columns.items()}
+
+
+def _ratios(k1_N: Array, abs_N: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    bin_N = np.searchsorted(RATIO_EDGES, abs_N, side="right")
+    size = len(RATIO_EDGES) + 1
+    below = np.bincount(bin_N[k1_N > 0], minlength=size)
+    above = np.bincount(bin_N[k1_N <= 0], minlength=size)
+    return tuple(below.tolist()), tuple(above.tolist())
+
+
+def _fine(abs_N: Array) -> dict[str, int]:
+    large_K = abs_N[(abs_N >= LEAST) & np.isfinite(abs_N)]
+    power_K = np.floor(np.log(large_K / LEAST) / math.log1p(FINE)).astype(np.int64)
+    # a value at an edge may be rounded into the bin below it
+    power_K += large_K >= LEAST * (1 + FINE) ** (power_K + 1)
+    power_K -= large_K < LEAST * (1 + FINE) ** power_K
+    found, n = np.unique(power_K, return_counts=True)
+    return dict(zip(map(str, found.tolist()), n.tolist(), strict=True))
+
+
+def _worst(
+    pair: TracePair,
+    usable_N: Array,
+    abs_U: Array,
+    rows: Sequence[int],
+) -> tuple[Worst, ...]:
+    trace = pair.infer
+    at_U = np.flatnonzero(usable_N)
+    largest = np.argsort(-abs_U, kind="stable")[:KEPT]
+    starts_S = np.cumsum(trace.length_S) - trace.length_S
+    found = []
+    for u in largest.tolist():
+        at = int(at_U[u])
+        # the last sequence that starts here or before: those before it may be empty
+        s = int(np.searchsorted(starts_S, at, side="right")) - 1
+        drawn = trace.token_N[starts_S[s] : at].tolist()
+        found.append(
+            Worst(
+                abs_log_ratio=float(abs_U[u]),
+                sequence=int(trace.sequence_S[s]),
+                row=int(rows[s]),
+                position=at - int(starts_S[s]),
+                prompt_tokens=int(trace.prompt_tokens_S[s]),
+                token=int(trace.token_N[at]),
+                p_train=math.exp(pair.train.columns["logp"][at]),
+                p_infer=math.exp(trace.columns["logp"][at]),
+                entropy_nats=_recorded(trace, "entropy_nats", at),
+                rank=_recorded(trace, "rank", at),
+                context=tuple(drawn[-CONTEXT:]),
+            )
+        )
+    return _largest(found)
+
+
+def _recorded(trace: Trace, name: str, at: int) -> float | None:
+    return float(trace.columns[name][at]) if name in trace.columns else None

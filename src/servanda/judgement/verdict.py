@@ -1,0 +1,342 @@
+# The verdict: evidence -> holds, violated, inconclusive, or error, cell by cell.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from servanda.contract.identity import EvidenceKey
+from servanda.contract.model import WHOLE, Contract
+from servanda.errors import EvidenceError
+from servanda.judgement.bitwise import SAME, objection, remarks
+from servanda.judgement.breakdown import Breakdown
+from servanda.judgement.clauses import Cell, CellVerdict, Certificate, Look, Outcome, Sampled, worst
+from servanda.judgement.clauses.strength import weak_guards
+from servanda.judgement.evidence import Evidence, Weighed, cut_answers
+from servanda.judgement.plan import Plan
+from servanda.judgement.token_profile import Portrait, added
+from servanda.judgement.workload_coverage import uncovered
+from servanda.theory.stats.agreement import Agreement
+from servanda.traces.serialization import from_plain, to_plain
+
+EXIT_CODES: Mapping[Outcome, int] = {"holds": 0, "violated": 1, "inconclusive": 3, "error": 4}
+_PRECONDITION = "a precondition failed"
+# the assumption `order`, which a run of Servanda keeps and a trainer's batch may not
+OF_A_TRAINER = (
+    "the trainer chose which answers are here: those still running, aborted, or filtered by their "
+    "reward are not judged, and where that depends on the divergence, neither is the divergence"
+)
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """How a verdict came to be; nothing in it was judged.
+
+    Args:
+        fingerprints: of each kernel by its side, key by key.
+        seconds: from loading the kernels to the last round; None where a run was resumed;
+            stopped: "decided", "size", "time"; "traffic": more of it has to arrive; or "broken":
+            given up, for slices that are still open cannot mend the whole.
+        contract_text: the YAML that was judged, for keeping.
+        differences: what the sides' files say otherwise, one sentence each.
+    """
+
+    fingerprints: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    seconds: float | None = None
+    stopped: str = ""
+    contract_text: str = ""
+    differences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Caught:
+    """Whether a gate of this plan and size would have caught a fault of the catalogue.
+
+    Args:
+        by: names of the cells that would be red, worst first; empty where none would be.
+        grounds: what this is known from, such as "as measured on the shipped model".
+        strength: the fault's value, as JSON; "" where it is not known.
+        met: whether that is the value that the field met, and another than the catalogue's.
+    """
+
+    fault: str
+    summary: str
+    by: tuple[str, ...] = ()
+    grounds: str = ""
+    strength: str = ""
+    met: bool = False
+
+
+Subject = Literal["data", "slice", "guard", "rows", "sample"]
+
+
+@dataclass(frozen=True)
+class BlindSpot:
+    """Something that this verdict did not examine, or was too small to see.
+
+    Args:
+        subject: "data": columns that could not disagree; "slice": one without evidence;
+            "guard": the smallest fault it would have rejected; "rows": sequences or tokens that
+            were removed before anything was judged; "sample": what its size or order leaves open.
+        text: one sentence with its numbers.
+    """
+
+    subject: Subject
+    text: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer of a contract, with every cell's.
+
+    Args:
+        key: what the evidence speaks of; alpha: what this attempt could spend, of which a
+            violation is charged part/cells.
+        groups, sequences, tokens, lost: what the closed rounds hold.
+        train, infer, stable: what reports call the kernels.
+        portraits: what the tokens look like: "infer", "golden", and each peer.
+        part: of alpha, for the violations of one leg of a promotion; leg: its name, "" for a
+            check by itself.
+        power: which faults of the catalogue would have been caught at this size.
+        blind_spots: what a reader of a pass must know that it did not look at.
+        breakdown: of a trainer's dump, by step and by sequence.
+    """
+
+    outcome: Outcome
+    cells: tuple[CellVerdict, ...]
+    contract: str
+    stage: str
+    key: EvidenceKey
+    evidence: str
+    confidence: float
+    alpha: float
+    price_cells: int
+    groups: int
+    sequences: int
+    tokens: int
+    lost: int
+    golden_tokens: int = 0
+    train: str = ""
+    infer: str = ""
+    stable: str = ""
+    portraits: Mapping[str, Portrait] = field(default_factory=dict, compare=False)
+    part: float = 1.0
+    leg: str = ""
+    power: tuple[Caught, ...] = field(default=(), compare=False)
+    blind_spots: tuple[BlindSpot, ...] = field(default=(), compare=False)
+    breakdown: Breakdown | None = field(default=None, compare=False)
+    circumstances: Circumstances = field(default=Circumstances(), compare=False)
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.outcome]
+
+    def decided_on(self, workload: str) -> bool:
+        """Whether more rounds of a workload could change nothing that counts."""
+        return not any(c.open and c.enforced and c.workload == workload for c in self.cells)
+
+    def broken_on(self, workload: str) -> bool:
+        """Whether the whole of a workload breaks its contract, whatever its slices say."""
+        return any(
+            c.outcome == "violated" and c.enforced and c.slice == WHOLE and c.workload == workload
+            for c in self.cells
+        )
+
+    def more_of(self, workload: str) -> int | None:
+        """Prompt groups of a workload that would decide what is open, as a projection."""
+        needs = [c.more for c in self.cells if c.open and c.enforced and c.workload == workload]
+        return max((n for n in needs if n is not None), default=None)
+
+    @property
+    def decided(self) -> bool:
+        """Whether more rounds could change nothing that counts."""
+        return not any(c.open and c.enforced for c in self.cells)
+
+    @property
+    def more(self) -> int | None:
+        """Prompt groups of one workload that would decide what is open, as a projection."""
+        return max((self.more_of(c.workload) or 0 for c in self.cells), default=0) or None
+
+    @property
+    def needs_tokens(self) -> int | None:
+        """About how many tokens such data needs in all for every cell to be decided.
+
+        A projection, of prompt groups as long as those that came; None where nothing is open.
+        """
+        if not self.more or not self.groups or not self.tokens:
+            return None
+        return math.ceil(self.tokens * (1 + self.more / self.groups))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: a number that does not exist is null, never 0; inf is text."""
+        return to_plain({**asdict(self), "exit_code": self.exit_code, "more": self.more})
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Verdict:
+        """The verdict that `to_dict` was called on.
+
+        Raises:
+            EvidenceError: the data is not of a verdict; the message names the first such part.
+        """
+        return from_plain(cls, data)
+
+    def __str__(self) -> str:
+        from servanda.report.text import render
+
+        return render(self)
+
+
+def judge(
+    plan: Plan, evidence: Evidence, *, intervals: bool = True, part: float | None = None
+) -> Verdict:
+    """Judge every cell of a plan on the closed prefix of its evidence; pure.
+
+    Args:
+        intervals: False leaves the intervals out, for a look that only decides.
+        part: of alpha that violations may spend here; None: as the plan says.
+
+    Raises:
+        EvidenceError: the evidence belongs to another plan.
+    """
+    if evidence.plan != plan.digest:
+        raise EvidenceError(
+            f"the evidence was weighed for plan {evidence.plan[:8]}, this is {plan.digest[:8]}",
+            hint="weigh it again with this plan",
+        )
+    part = plan.part if part is None else part
+    closed = {s.name: evidence.closed(s.name) for s in plan.schedules}
+    launched = {name: sum(r.groups for r in rounds) for name, rounds in closed.items()}
+    first = {s.name: s.first for s in plan.schedules}
+    cells, looked = [], []
+    for i, cell in enumerate(plan.cells):
+        parts = closed.get(cell.workload) or tuple(
+            filter(None, [evidence.once.get(cell.kind.source)])
+        )
+        look = Look(
+            plan.alpha,
+            plan.price_cells,
+            first.get(cell.workload, 0),
+            launched.get(cell.workload, 0),
+            intervals,
+            part,
+        )
+        floor = cell.kind.floor(cell, [part.noise[i] for part in parts])
+        statistics = [part.statistics[i] for part in parts]
+        judged = cell.kind.judge(cell, statistics, floor, look)
+        looked.append((cell, statistics, look, judged.outcome))
+        if intervals and cell.workload:
+            stable = [part.stable[i] for part in parts if part.stable]
+            judged = _beside(judged, cell, evidence.portraits.get((cell.workload, "infer")), stable)
+        cells.append(judged.but(where=plan.contract.where(*cell.place)))
+    cells = _after_preconditions(plan.cells, cells)
+    kernels = plan.contract.kernels
+    every = [part for rounds in closed.values() for part in rounds]
+    golden = evidence.once.get("golden")
+    verdict = Verdict(
+        outcome=_outcome(cells),
+        cells=tuple(cells),
+        contract=plan.contract.metadata.name,
+        stage=plan.stage,
+        key=evidence.key,
+        evidence=evidence.digest if intervals else "",
+        confidence=plan.contract.confidence,
+        alpha=plan.alpha,
+        price_cells=plan.price_cells,
+        groups=sum(launched.values()),
+        sequences=sum(r.sequences for r in every),
+        tokens=sum(r.tokens for r in every),
+        lost=sum(r.lost for r in every),
+        golden_tokens=golden.tokens if golden else 0,
+        part=part,
+        leg=plan.leg.name if plan.leg else "",
+        train=str(kernels.train),
+        infer=str(kernels.infer),
+        stable=str(plan.stable) if plan.stable else "",
+        portraits=_portraits(evidence) if intervals else {},
+        blind_spots=_blind_spots(plan, cells, looked, every) if intervals else (),
+    )
+    measured = [*every, golden] if golden else every
+    found = sum((part.agreement for part in measured), Agreement())
+    return agreed(verdict, plan.contract, found) if intervals else verdict
+
+
+def agreed(verdict: Verdict, contract: Contract, found: Agreement) -> Verdict:
+    """The verdict where both sides could not disagree; what is violated all the same stays so."""
+    why = objection(contract, found)
+    spots = tuple(BlindSpot("data", text) for text in ([why] if why else remarks(contract, found)))
+    verdict = replace(verdict, blind_spots=(*verdict.blind_spots, *spots))
+    return unsound(verdict, SAME) if why and verdict.outcome != "violated" else verdict
+
+
+def _blind_spots(
+    plan: Plan, cells: Sequence[CellVerdict], looked: Any, rounds: Sequence[Weighed]
+) -> tuple[BlindSpot, ...]:
+    """What follows from the plan, from the tokens of each slice and guard, and from the answers."""
+    spots = [BlindSpot("slice", text) for text in uncovered(plan, cells)]
+    spots += [BlindSpot("guard", text) for text in weak_guards(looked)]
+    workload = plan.contract.workload
+    if workload is not None and workload.source == "trainer":
+        spots.append(BlindSpot("sample", OF_A_TRAINER))
+    if cut := cut_answers(rounds):
+        spots.append(BlindSpot("rows", cut))
+    return tuple(spots)
+
+
+def unsound(verdict: Verdict, why: str) -> Verdict:
+    """The verdict on data that cannot be trusted: an error, and no cell is decided."""
+    note = f"the data is not sound: {why}"
+    cells = tuple(
+        c if c.outcome == "not applicable" else c.but(outcome="inconclusive", open=False, note=note)
+        for c in verdict.cells
+    )
+    return replace(verdict, outcome="error", cells=cells)
+
+
+def _beside(
+    judged: CellVerdict, cell: Cell, portrait: Portrait | None, stable: Sequence[Any]
+) -> CellVerdict:
+    """A cell's verdict with what is shown beside it: its share, and the stable kernel."""
+    known = portrait is not None and portrait.total.n and cell.cut.name in portrait.slices
+    level = cell.kind.level(stable) if stable and isinstance(cell.kind, Certificate) else None
+    return judged.but(
+        share=portrait.slices[cell.cut.name].n / portrait.total.n if portrait and known else None,
+        stable=level,
+    )
+
+
+def _portraits(evidence: Evidence) -> dict[str, Portrait]:
+    """Of all workloads together, by what they show."""
+    found: dict[str, Portrait] = {}
+    for (_, name), portrait in evidence.portraits.items():
+        found = added(found, {name: portrait})
+    return found
+
+
+def _outcome(cells: list[CellVerdict]) -> Outcome:
+    """The worst of the enforced cells; guards can make it worse, but never carry it."""
+    enforced = [c for c in cells if c.enforced]
+    promises = [c for c in enforced if c.section != "observability"]
+    if all(c.outcome == "not applicable" for c in promises):
+        return worst([*(c.outcome for c in enforced), "inconclusive"])
+    return worst([c.outcome for c in enforced])
+
+
+def _after_preconditions(cells: tuple[Cell, ...], verdicts: list[CellVerdict]) -> list[CellVerdict]:
+    """Where a guard fails, the numbers are not what they claim, so certificates say nothing.
+
+    A guard speaks of its own workload.  While it is open, so are they.
+    """
+    failed: dict[str, list[CellVerdict]] = {}
+    for v in verdicts:
+        if v.section == "observability" and v.enforced and v.outcome in ("violated", "error"):
+            failed.setdefault(v.workload, []).append(v)
+    found = []
+    for cell, v in zip(cells, verdicts, strict=True):
+        guards = failed.get(cell.workload, [])
+        if guards and isinstance(cell.kind, Sampled):
+            note = f"{_PRECONDITION}: {', '.join(dict.fromkeys(g.clause for g in guards))}"
+            v = v.but(outcome="inconclusive", open=False, more=None, note=note)
+        found.append(v)
+    return found

@@ -1,0 +1,105 @@
+# Exports: a ledger as JSON lines, for keeping elsewhere; each can be verified by itself.
+#
+# A line is the canonical JSON of one entry, its hash with it.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TextIO
+
+from servanda.promotion.ledger.entry import Ledger, LedgerError
+from servanda.promotion.ledger.hash_chain import COLUMNS, Row, canonical, line
+from servanda.promotion.ledger.store import Foreign
+
+SUFFIX = ".jsonl"
+
+
+def export(ledger: Ledger, file: TextIO) -> int:
+    """Write every entry, one a line; how many there were.
+
+    Raises:
+        Damaged: an entry is not what was written; the lines before it are in the file.
+    """
+    count = 0
+    for entry in ledger.entries():
+        file.write(f"{line(entry)}\n")
+        count += 1
+    return count
+
+
+class ExportedStore:
+    """An exported file as a store for reading.  See `Store`.
+
+    Raises:
+        Foreign: there is no such file.
+        LedgerError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            raise Foreign(
+                f"there is no ledger at {path}", hint="name the place of one, or export one there"
+            ) from None
+        except OSError as error:
+            raise LedgerError(f"{path} cannot be read: {error.strerror or error}") from None
+        if not lines[-1]:
+            lines.pop()
+        parsed = [_parsed(data) for data in lines]
+        self._rows = [row for row in parsed if isinstance(row, Row)]
+        self._broken = [
+            f"line {number} of {path} {row}"
+            for number, row in enumerate(parsed, start=1)
+            if isinstance(row, str)
+        ]
+
+    def marks(self) -> Mapping[str, str]:
+        return {}
+
+    def page(self, run: str | None, since: int, until: int) -> list[Row]:
+        # all at once, and in the order of the file: an edited one may have another
+        return [r for r in self._rows if since < r.seq <= until and run in (None, r.run)]
+
+    def at(self, seq: int) -> Row | None:
+        return next((row for row in self._rows if row.seq == seq), None)
+
+    def last(self, run: str | None = None) -> Row | None:
+        return next((row for row in reversed(self._rows) if run in (None, row.run)), None)
+
+    def runs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.run for row in self._rows))
+
+    def writing(self) -> AbstractContextManager[None]:
+        raise LedgerError(
+            f"{self.name} is an exported ledger, and nothing is appended to it",
+            hint="name the ledger that it was exported from",
+        )
+
+    def insert(self, rows: Sequence[Row]) -> None:
+        self.writing()
+
+    def faults(self) -> Iterator[str]:
+        return iter(self._broken)
+
+    def close(self) -> None:
+        pass
+
+
+def _parsed(data: bytes) -> Row | str:
+    """A row, or what is wrong with the line."""
+    try:
+        text = data.decode("ascii")
+        found = json.loads(text)
+        if not isinstance(found, dict) or {*found} != {*COLUMNS} or type(found["seq"]) is not int:
+            return "is no entry"
+        if canonical(found) != text:
+            return "is not written as it was"
+        found["body"] = canonical(found["body"])
+        return Row(**found)
+    except (ValueError, RecursionError) as error:
+        return f"is no JSON: {error}"

@@ -1,0 +1,207 @@
+# Seals: canonical text, hashes, and the chain that they make of entries.
+#
+# hash = blake2b, 16 bytes, over the canonical JSON of the entry without its hash: keys sorted,
+# no spaces, ASCII, numbers as Python writes them.  `prev` is in it, so that a hash speaks of all
+# entries before it too.  Without a key anybody who can write the ledger can compute a whole
+# chain anew: then it shows accidents and careless edits, and no more.  With a key
+# (blake2b's own) whoever lacks it cannot.
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from servanda.promotion.ledger.entry import Entry, LedgerError, Record
+
+FIRST = "0" * 32  # what the first entry follows
+UNLIKE = "its content has the hash"  # how the fault of an edited entry begins
+COLUMNS = ("seq", "run", "n", "at", "actor", "kind", "body", "prev", "hash")
+_LONGEST_KEY = 64  # of blake2b
+
+
+@dataclass(frozen=True)
+class Row:
+    """An entry as a store keeps it: `body` is canonical text, and nothing is checked yet."""
+
+    seq: int
+    run: str
+    n: int
+    at: float
+    actor: str
+    kind: str
+    body: str
+    prev: str
+    hash: str
+
+
+def canonical(value: Any) -> str:
+    """The one text of plain data.
+
+    Raises:
+        ValueError, TypeError: it is not plain data of JSON.
+
+    >>> canonical({"b": [1, 2.0], "a": None})
+    '{"a":null,"b":[1,2.0]}'
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def digest(text: str, key: bytes = b"") -> str:
+    """16 bytes in hex, keyed where there is a key."""
+    if len(key) > _LONGEST_KEY:
+        key = hashlib.blake2b(key).digest()
+    return hashlib.blake2b(text.encode(), digest_size=16, key=key).hexdigest()
+
+
+def line(entry: Entry) -> str:
+    """An entry as canonical JSON, its hash with it."""
+    return canonical({name: getattr(entry, name) for name in COLUMNS})
+
+
+def hash_of(row: Row, key: bytes) -> str:
+    """Of everything in it but its hash.
+
+    Raises:
+        ValueError: its body is no JSON, or its numbers are none.
+    """
+    data = {name: getattr(row, name) for name in COLUMNS[:-1]}
+    return digest(canonical(data | {"body": json.loads(row.body)}), key)
+
+
+def sealed(
+    last: Row | None, run: str, n: int, records: Sequence[Record], key: bytes
+) -> tuple[Row, ...]:
+    """Rows for records, each with the hash of the one before it.
+
+    Args:
+        last: the ledger's last; None where it is empty.
+        n: of the run's last.
+
+    Raises:
+        LedgerError: a record is not plain data.
+    """
+    rows: list[Row] = []
+    seq, prev = (last.seq, last.hash) if last else (0, FIRST)
+    for i, record in enumerate(records, start=1):
+        row = Row(seq + i, run, n + i, *_texts(run, record), prev, "")
+        row = replace(row, hash=hash_of(row, key))
+        prev = row.hash
+        rows.append(row)
+    return tuple(rows)
+
+
+def _texts(run: str, record: Record) -> tuple[float, str, str, str]:
+    try:
+        for name, text in (("run", run), ("actor", record.actor), ("kind", record.kind)):
+            _refuse_name(name, text)
+        if not math.isfinite(record.at):
+            raise ValueError(f"its time is {record.at}")
+        _refuse_keys(record.body)
+        # -0.0 comes back as 0.0 from some stores
+        return float(record.at) + 0.0, record.actor, record.kind, canonical(dict(record.body))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise LedgerError(
+            f"a record of kind {record.kind!r} for run {run!r} cannot be kept: {error}",
+            hint="a ledger keeps what JSON can hold: texts, finite numbers, lists, mappings",
+        ) from None
+
+
+def _refuse_name(name: str, text: str) -> None:
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"its {name} is {text!r}")
+    if not text.isprintable():  # nor would every store give it back as it was
+        raise ValueError(f"its {name} {text!r} has a character that cannot be printed")
+
+
+def _refuse_keys(value: Any) -> None:
+    """JSON would make a text of a number that is a key."""
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            if not isinstance(name, str):
+                raise TypeError(f"the key {name!r} is no text")
+            _refuse_keys(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _refuse_keys(part)
+
+
+def opened(row: Row) -> Entry:
+    """A row whose hash was found right, as an entry."""
+    values = {name: getattr(row, name) for name in COLUMNS}
+    return Entry(**values | {"body": json.loads(row.body)})
+
+
+class Chain:
+    """Follows rows in order and says what is wrong with each.
+
+    Args:
+        key: that the hashes were made with.
+        since: seq of the entry before the first that will come.
+    """
+
+    def __init__(self, key: bytes, since: int = 0) -> None:
+        self._key, self._seq = key, since
+        # None: not known
+        self._prev: str | None = None if since else FIRST
+        self._last: dict[str, int] | None = None if since else {}
+
+    def faults(self, row: Row) -> list[str]:
+        """What is wrong with the row, in words; it is the one before the next either way."""
+        found = _kinds(row)
+        if found:
+            self._last = None
+        else:
+            found = [*self._place(row), *content(row, self._key)]
+        self._seq, self._prev = row.seq, row.hash
+        return found
+
+    def lost(self, seq: int) -> None:
+        """The entry in this place cannot be read: what follows is not held against it."""
+        self._seq, self._prev, self._last = seq, None, None
+
+    def _place(self, row: Row) -> list[str]:
+        found = []
+        if row.seq != self._seq + 1:
+            found.append(_gap(self._seq, row.seq))
+        elif self._prev is not None and row.prev != self._prev:
+            found.append(f"it follows hash {row.prev}, and the entry before it has {self._prev}")
+        if self._last is not None:
+            last = self._last.get(row.run, 0)
+            if row.n != last + 1:
+                found.append(f"it is number {row.n} of its run, and the one before was {last}")
+            self._last[row.run] = row.n
+        return found
+
+
+def _gap(last: int, seq: int) -> str:
+    if seq <= last:
+        return f"it comes after entry {last}"
+    missing = f"entry {last + 1} is" if seq == last + 2 else f"entries {last + 1} to {seq - 1} are"
+    return f"{missing} missing before it"
+
+
+def content(row: Row, key: bytes) -> list[str]:
+    """What is wrong with a row by itself, in words: what cannot be read, or another hash."""
+    if faults := _kinds(row):
+        return faults
+    try:
+        same = canonical(json.loads(row.body)) == row.body
+        made = hash_of(row, key)
+    except (ValueError, RecursionError) as error:
+        return [f"it is no JSON: {error}"]
+    if made != row.hash:
+        return [f"{UNLIKE} {made}, and what is written is {row.hash}"]
+    return [] if same else ["its body is not written as it was"]
+
+
+def _kinds(row: Row) -> list[str]:
+    """What an edited store holds may be of any type."""
+    kinds = (int, str, int, float, str, str, str, str, str)
+    for name, kind in zip(COLUMNS, kinds, strict=True):
+        if type(getattr(row, name)) is not kind:
+            return [f"its {name} cannot be read: it is {getattr(row, name)!r}"]
+    return []

@@ -1,0 +1,139 @@
+# Opening: which store a place means, and whether what is there may be trusted.
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from servanda.promotion.ledger.entry import Damaged, LedgerError
+from servanda.promotion.ledger.export import SUFFIX, ExportedStore
+from servanda.promotion.ledger.hash_chain import FIRST
+from servanda.promotion.ledger.ledger import ChainedLedger, mark_of
+from servanda.promotion.ledger.sqlite import SqliteStore
+from servanda.promotion.ledger.store import Foreign, Store
+from servanda.promotion.ledger.verify import Problem, Verified, verify
+from servanda.promotion.ledger.witness import Witness
+
+_SERVERS = ("postgresql", "postgres")
+
+
+def open_ledger(
+    where: str, *, witness: Path | None = None, key: bytes = b"", reading: bool = False
+) -> ChainedLedger:
+    """The ledger at a place; begun there unless it is opened for reading.
+
+    Args:
+        where: a path, or sqlite:///PATH, for SQLite; postgresql://... for PostgreSQL; a path
+            that ends in .jsonl is an exported one, for reading.
+        witness: file that keeps the last entry acknowledged on this machine; None: FILE.head
+            beside an SQLite file, none for others.
+        key: makes hashes that only its owners can; the same at every opening.
+
+    Raises:
+        Damaged: it is broken, or lacks an entry that was acknowledged here.
+        LedgerError: it cannot be reached or made, or the key is another.
+    """
+    return _trusted(_open(where, witness, key, reading=reading))
+
+
+def open_exported(path: Path, *, witness: Path | None = None, key: bytes = b"") -> ChainedLedger:
+    """An exported ledger for reading, whatever its name ends in.
+
+    Raises:
+        Damaged: a line cannot be read, or an entry is missing that the witness knows.
+        LedgerError: the file cannot be read.
+    """
+    return _trusted(ChainedLedger(ExportedStore(path), Witness(witness), key))
+
+
+def verify_at(where: str, *, witness: Path | None = None, key: bytes = b"") -> Verified:
+    """Verify the ledger at a place, even one that is too broken to be opened.
+
+    Args: as of `open_ledger`.
+
+    Raises:
+        LedgerError: there is none, or it cannot be reached.
+    """
+    try:
+        ledger = _open(where, witness, key, reading=True)
+    except Damaged as error:
+        return Verified(0, FIRST, (Problem(None, "", error.problems[0].message),))
+    with ledger:
+        found = verify(ledger)
+        refusal = _other_key(ledger)
+    if refusal:
+        return Verified(found.entries, found.head, (Problem(None, "", refusal), *found.problems))
+    return found
+
+
+def _trusted(ledger: ChainedLedger) -> ChainedLedger:
+    try:
+        refusal = _other_key(ledger)
+        if refusal:
+            raise LedgerError(refusal, hint="open it with the key that it was begun with")
+        if isinstance(ledger.store, ExportedStore):
+            for fault in ledger.store.faults():
+                raise Damaged(fault, hint="export the ledger again")
+        ledger.refuse_missing()
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def _open(where: str, witness: Path | None, key: bytes, *, reading: bool) -> ChainedLedger:
+    scheme, found, rest = where.partition("://")
+    if found and scheme not in (*_SERVERS, "sqlite"):
+        raise LedgerError(
+            f"no ledger is kept at {scheme}://",
+            hint="a path keeps it in SQLite, postgresql://... in PostgreSQL",
+        )
+    if found and scheme in _SERVERS:
+        beside, path = Witness(witness), None
+    else:
+        path = Path(rest.removeprefix("/") if found else where)
+        if not path.name or path.is_dir():
+            raise LedgerError(
+                f"{path} is a folder, and a ledger is a file",
+                hint=f"name a file in it, such as {path / 'ledger.db'}",
+            )
+        default = None if path.suffix == SUFFIX else path.with_name(f"{path.name}.head")
+        beside = Witness(witness or default)
+    head = beside.head()
+    mark = mark_of(key)
+    create = not reading and head is None
+    try:
+        if path is None:
+            store: Store = _server(where, mark, create)
+        elif path.suffix == SUFFIX:
+            store = ExportedStore(path)
+        else:
+            store = SqliteStore(path, mark, create=create, reading=reading)
+    except Foreign as error:
+        if head is None:
+            raise
+        message = f"{error.problems[0].message}, and entry {head.seq} was acknowledged here"
+        hint = f"restore a copy; to begin anew on purpose, remove {beside.path}"
+        raise Damaged(message, hint=hint) from None
+    return ChainedLedger(store, beside, key)
+
+
+def _server(where: str, mark: str, create: bool) -> Store:
+    try:
+        from servanda.promotion.ledger.postgres import PostgresStore
+    except ImportError as error:
+        raise LedgerError(
+            f"a ledger in PostgreSQL needs psycopg: {str(error).strip().splitlines()[0]}",
+            hint="pip install 'servanda[postgres]'",
+        ) from None
+    return PostgresStore(where, mark, create=create)
+
+
+def _other_key(ledger: ChainedLedger) -> str:
+    """That the key is not the one the ledger was begun with; "" where it is."""
+    kept = ledger.store.marks().get("mark")
+    if kept in (None, mark_of(ledger.key)):
+        return ""
+    if kept == mark_of(b""):
+        return f"{ledger.store.name} was begun without a key, and one is given"
+    given = "another one is given" if ledger.key else "none is given"
+    return f"{ledger.store.name} was begun with a key, and {given}"

@@ -1,0 +1,237 @@
+# A ledger in a PostgreSQL database: for several machines.  psycopg 3, of the extra [postgres].
+#
+# Whoever appends may need no more than SELECT and INSERT: writers stand in line by an advisory
+# lock, so that seq has no gaps (a sequence of the server's would keep those of rollbacks).
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from urllib.parse import parse_qsl, unquote, urlencode
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import tuple_row
+
+from servanda.promotion.ledger.entry import Damaged, LedgerError
+from servanda.promotion.ledger.hash_chain import COLUMNS, Row
+from servanda.promotion.ledger.queries import META, TABLE, Queries
+from servanda.promotion.ledger.store import PATIENCE_S, SCHEMA, Foreign, refuse_schema
+
+LINE = 0x5365727661  # the advisory lock that writers of one database stand in line for
+_REFUSE = f"{TABLE}_refuse"
+_LAYOUT = (
+    f"CREATE TABLE {META} (name text PRIMARY KEY, value text NOT NULL)",
+    f"CREATE TABLE {TABLE} (seq bigint PRIMARY KEY, run text NOT NULL, n bigint NOT NULL, "
+    "at double precision NOT NULL, actor text NOT NULL, kind text NOT NULL, "
+    "body text NOT NULL, prev text NOT NULL, hash text NOT NULL, UNIQUE (run, n))",
+    # else each page sorts the whole run
+    f"CREATE INDEX {TABLE}_run ON {TABLE} (run, seq)",
+    f"CREATE FUNCTION {_REFUSE}() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN RAISE EXCEPTION 'a ledger is append-only'; END $$",
+    *(
+        statement
+        for table in (META, TABLE)
+        for statement in (
+            f"CREATE TRIGGER {table}_kept BEFORE UPDATE OR DELETE OR TRUNCATE ON {table} "
+            f"FOR EACH STATEMENT EXECUTE FUNCTION {_REFUSE}()",
+            # replication's sessions too
+            f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {table}_kept",
+        )
+    ),
+)
+_SESSION = {
+    "connect_timeout": "10",
+    "keepalives_idle": "30",
+    "tcp_user_timeout": str(PATIENCE_S * 1000),
+    "application_name": "servanda",
+}
+_SECRETS = ("password", "sslpassword", "passfile")
+
+
+class PostgresStore(Queries):
+    """See `Store`.
+
+    Args:
+        url: postgresql://[user[:password]@]host[:port]/database[?options], as of libpq.
+        mark: of the key, kept where a ledger is begun.
+        create: whether one is begun where there is none.
+
+    Raises:
+        Foreign: there is no ledger.
+        LedgerError: the server cannot be reached or refuses, or the ledger is of a newer schema.
+    """
+
+    hole = "%s"
+
+    def __init__(self, url: str, mark: str, *, create: bool) -> None:
+        self.name = shown(url)
+        self._secrets = _secrets(url)
+        try:
+            options = {**_SESSION, **conninfo_to_dict(url), "client_encoding": "UTF8"}
+            self._db = psycopg.connect(**options, autocommit=True, prepare_threshold=None)
+        except psycopg.Error as error:
+            raise self._unreachable(error) from None
+        self._in_transaction = False
+        # each statement behind the lock sees what was committed before it
+        self._db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        try:
+            self._recognise(mark, create)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _recognise(self, mark: str, create: bool) -> None:
+        if not self._begun() and create:
+            with self.writing():
+                if not self._begun():  # else another process was first
+                    for statement in _LAYOUT:
+                        self._all(statement)
+                    for pair in (("schema", SCHEMA), ("mark", mark)):
+                        self._all(f"INSERT INTO {META} VALUES (%s, %s)", *pair)
+        if not self._begun():
+            raise Foreign(
+                f"there is no ledger at {self.name}",
+                hint="name the place of one, or begin one there by promoting something",
+            )
+        refuse_schema(self.name, self.marks().get("schema"))
+
+    def _begun(self) -> bool:
+        # not by to_regclass: who stood in line would be told from a cache what was so before it
+        query = "SELECT 1 FROM pg_catalog.pg_class WHERE relname = %s AND pg_table_is_visible(oid)"
+        return bool(self._all(query, META))
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        self._refuse_closed()
+        try:
+            with self._db.transaction():
+                self._db.execute("SELECT set_config('lock_timeout', %s, true)", (f"{PATIENCE_S}s",))
+                self._db.execute(
+                    "SELECT set_config('synchronous_commit', 'on', true) "
+                    "WHERE current_setting('synchronous_commit') = 'off'"
+                )
+                self._db.execute("SELECT pg_advisory_xact_lock(%s)", (LINE,))
+                self._in_transaction = True
+                yield
+        except psycopg.Error as error:
+            raise self._translated(error, writing=True) from None
+        finally:
+            self._in_transaction = False
+
+    def insert(self, rows: Sequence[Row]) -> None:
+        values = [tuple(getattr(row, name) for name in COLUMNS) for row in rows]
+        marks = ", ".join(["%s"] * len(COLUMNS))
+        # not translated here: `writing` says whether it may have been kept
+        query = f"INSERT INTO {TABLE} VALUES ({marks})"
+        for row in values:
+            self._db.execute(query.encode(), row)
+
+    def faults(self) -> Iterator[str]:
+        query = (
+            "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgenabled = 'A' "
+            "AND NOT tgisinternal"
+        )
+        for table in (META, TABLE):
+            if (f"{table}_kept",) not in self._all(query, table):
+                yield f"the trigger that keeps {table} from being changed is gone or disabled"
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _all(self, query: str, *values: object) -> list[tuple]:
+        self._refuse_closed()
+        try:
+            # in binary, so that a time comes back bit for bit whatever the server's settings
+            with self._db.cursor(binary=True, row_factory=tuple_row) as cursor:
+                cursor.execute(query.encode(), values)
+                return cursor.fetchall() if cursor.description else []
+        except psycopg.Error as error:
+            if self._in_transaction:
+                raise  # `writing` translates it
+            raise self._translated(error) from None
+
+    def _refuse_closed(self) -> None:
+        if self._db.closed:
+            raise LedgerError(
+                f"the connection to {self.name} is closed", hint="open the ledger again"
+            )
+
+    def _unreachable(self, error: psycopg.Error) -> LedgerError:
+        text = self._said(error)
+        if "password" in text or "authentication" in text:
+            hint = "give user and password in the URL, in PGPASSWORD or in ~/.pgpass"
+        elif "does not exist" in text:
+            hint = "make it with createdb or createuser, or correct the URL"
+        else:
+            hint = "is the server running there? A path instead of a URL keeps the ledger in SQLite"
+        return LedgerError(f"{self.name} cannot be opened: {text}", hint=hint)
+
+    def _translated(self, error: psycopg.Error, *, writing: bool = False) -> LedgerError:
+        text, state = self._said(error), error.sqlstate or ""
+        # an error without a state is the client's own, and so is of the connection
+        own = not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        if self._db.closed or own or state.startswith(("57P", "08")):
+            self._db.close()
+            lost = f"the connection to {self.name} was lost"
+            if not writing:
+                return LedgerError(f"{lost}: {text}", hint="open the ledger again")
+            return LedgerError(
+                f"{lost}; it is not known whether the entry was kept; read the run again",
+                hint=f"open the ledger again; the server said: {text}",
+            )
+        if isinstance(error, psycopg.errors.LockNotAvailable):
+            return LedgerError(
+                f"{self.name}: another process has been writing for {PATIENCE_S} s",
+                hint="wait for it, or stop it; nothing was written",
+            )
+        if state.startswith(("XX", "42P01", "42703")):
+            return Damaged(f"{self.name} is damaged: {text}", hint="restore a copy")
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            hint = (
+                "the role needs SELECT and INSERT on the tables, and CREATE to begin a ledger; "
+                "?options=-csearch_path%3DNAME in the URL names a schema"
+            )
+            return LedgerError(f"{self.name}: {text}", hint=hint)
+        return LedgerError(f"{self.name}: {text}", hint="nothing was written" if writing else "")
+
+    def _said(self, error: psycopg.Error) -> str:
+        """What the server said, in one line without secrets."""
+        first = next(iter(str(error).strip().split("\n")), "") or type(error).__name__
+        text = re.sub(r"^connection failed: (connection to )?", "", first)
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+def shown(url: str) -> str:
+    """A URL for messages: without its password.
+
+    Raises:
+        LedgerError: it cannot be told where the password ends.
+
+    >>> shown("postgresql://ana:secret@db:5433/ledgers?sslmode=require&password=x")
+    'postgresql://ana@db:5433/ledgers?sslmode=require'
+    """
+    scheme, _, rest = url.partition("://")
+    place, _, query = rest.partition("?")
+    authority, slash, path = place.partition("/")
+    if "@" in path or "@" in query or authority.count("@") > 1:
+        raise LedgerError(
+            f"the {scheme} URL of the ledger has an @ where none can be",
+            hint="in a user or a password write %40 for @, %2F for /, %3F for ?, %3A for :",
+        )
+    user, at, host = authority.rpartition("@")
+    options = [(k, v) for k, v in parse_qsl(query) if k not in _SECRETS]
+    said = f"?{urlencode(options, safe='/=,')}" if options else ""
+    return f"{scheme}://{user.partition(':')[0]}{at}{host}{slash}{path}{said}"
+
+
+def _secrets(url: str) -> list[str]:
+    """What must not be printed, the longest first."""
+    place, _, query = url.partition("://")[2].partition("?")
+    password = place.partition("@")[0].partition(":")[2] if "@" in place else ""
+    found = {password, unquote(password)}
+    found |= {value for name, value in parse_qsl(query) if name in _SECRETS}
+    return sorted(found - {""}, key=len, reverse=True)

@@ -1,0 +1,130 @@
+# Verification: everything that is wrong with a ledger, each thing with its place.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from servanda.promotion.ledger.entry import Damaged
+from servanda.promotion.ledger.hash_chain import FIRST, UNLIKE, Chain, Row
+from servanda.promotion.ledger.ledger import ChainedLedger
+from servanda.promotion.ledger.store import Store
+from servanda.promotion.ledger.witness import missing
+
+_STEP = 500  # entries that are tried one by one behind a broken page
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    Args:
+        seq: of the entry; None where it is the whole ledger.
+        run: of the entry, as it is written there; "" where that is not known.
+    """
+
+    seq: int | None
+    run: str
+    what: str
+
+    def __str__(self) -> str:
+        place = "" if self.seq is None else f"entry {self.seq}"
+        place += f" of run {self.run!r}" if self.run else ""
+        return f"{place}: {self.what}" if place else self.what
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a verification found.
+
+    Args:
+        entries: that could be read.
+        head: hash of the last of them; zeros where there is none.
+    """
+
+    entries: int
+    head: str
+    problems: tuple[Problem, ...]
+
+    @property
+    def sound(self) -> bool:
+        return not self.problems
+
+
+def verify(ledger: ChainedLedger) -> Verified:
+    """Read everything and hold it against its hashes, its order and the witness.
+
+    Without a key a chain that somebody computed anew from some entry on is found by the
+    witness alone; see docs/how-to/ledger.md.
+
+    Raises:
+        LedgerError: the store cannot be reached, or the witness cannot be read.
+    """
+    head = ledger.witness.head()  # before the ledger is read: it may grow meanwhile
+    end = max(head.seq if head else 0, _end(ledger.store))
+    chain = Chain(ledger.key)
+    problems: list[Problem] = []
+    entries, last, unlike = 0, FIRST, 0
+    for seq, row in _rows(ledger.store, end):
+        if isinstance(row, str):
+            problems.append(Problem(seq, "", f"it cannot be read: {row}"))
+            chain.lost(seq)
+            continue
+        faults = chain.faults(row)
+        unlike += len(faults) == 1 and faults[0].startswith(UNLIKE)
+        problems += [Problem(row.seq, row.run, fault) for fault in faults]
+        entries, last = entries + 1, row.hash
+    if unlike == entries == len(problems) > 1:
+        what = f"none of the {entries} entries has its hash under this key: the key is another"
+        problems = [Problem(None, "", what)]
+    problems += [Problem(None, "", fault) for fault in ledger.store.faults()]
+    try:
+        fault = missing(head, ledger.store) if head else ""
+    except Damaged:
+        fault = ""  # told above, as an entry that cannot be read
+    if fault:
+        problems.append(Problem(None, "", fault))
+    return Verified(entries, str(last), tuple(problems))
+
+
+def _end(store: Store) -> int:
+    """seq of the last entry, as far as the store can tell."""
+    try:
+        last = store.last()
+    except Damaged:
+        return 0
+    return last.seq if last and type(last.seq) is int else 0
+
+
+def _rows(store: Store, end: int) -> Iterator[tuple[int, Row | str]]:
+    """Every row that can be read, and why one cannot; beside a broken page one by one."""
+    at = 0
+    while True:
+        try:
+            page = store.page(None, at, max(end, at + _STEP))
+        except Damaged as error:
+            found = _singly(store, at + 1, at + _STEP, end)
+            if not found and at < max(end, 1):
+                found = [(at + 1, error.problems[0].message)]
+            yield from found
+            at += _STEP
+            if at >= end and not any(isinstance(row, Row) for _, row in found):
+                return
+            continue
+        if not page:
+            return
+        yield from ((row.seq, row) for row in page)
+        at = max(at + 1, *(row.seq for row in page))
+
+
+def _singly(store: Store, first: int, last: int, end: int) -> list[tuple[int, Row | str]]:
+    """Rows by their seq, and why one that should be there is not; behind `end` none has to be."""
+    found: list[tuple[int, Row | str]] = []
+    for seq in range(first, last + 1):
+        try:
+            row = store.at(seq) or "it is not found, and its neighbours are broken"
+        except Damaged as error:
+            row = error.problems[0].message
+        if isinstance(row, Row) or seq <= end:
+            found.append((seq, row))
+    return found

@@ -1,0 +1,115 @@
+# The witness: the last entry that was acknowledged on this machine, in a small file of its own.
+#
+# A chain does not miss its own tail: whoever cuts the last entries off leaves one that is whole.
+# The witness does.  It is written after each commit, so a crash in between leaves it behind
+# the ledger, never ahead of it.
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from servanda.promotion.ledger.entry import LedgerError
+from servanda.promotion.ledger.hash_chain import Row
+from servanda.promotion.ledger.store import Store
+
+
+@dataclass(frozen=True)
+class Head:
+    """An entry by its place and hash."""
+
+    seq: int
+    hash: str
+
+
+class Witness:
+    """A file with the last entry that was acknowledged, or none.
+
+    Args:
+        path: None keeps nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+
+    def head(self) -> Head | None:
+        """What is kept; None where nothing is.
+
+        Raises:
+            LedgerError: the file cannot be read.
+        """
+        if self.path is None:
+            return None
+        try:
+            data = json.loads(self.path.read_bytes())
+            if type(data["seq"]) is not int or type(data["hash"]) is not str:
+                raise ValueError
+            return Head(data["seq"], data["hash"])
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            found = f"cannot be read: {error.strerror or error}"
+        except (ValueError, KeyError, TypeError):
+            found = "does not say which entry was the last"
+        raise LedgerError(
+            f"{self.path} {found}",
+            hint="`servanda ledger verify` the ledger against a copy of it, then remove this file",
+        )
+
+    def keep(self, row: Row) -> None:
+        """Put an entry there, unless a later one is.
+
+        Raises:
+            LedgerError: the file cannot be written; the entry is in the ledger all the same.
+        """
+        if self.path is None:
+            return
+        part = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(self.path):
+                head = self.head()
+                if head and head.seq >= row.seq:
+                    return  # another process was quicker
+                with part.open("w", encoding="ascii") as file:
+                    file.write(f"{json.dumps({'seq': row.seq, 'hash': row.hash})}\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+                part.replace(self.path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise LedgerError(
+                f"entry {row.seq} is kept, and {self.path} cannot be written: "
+                f"{error.strerror or error}",
+                hint="make room, or name another place for the witness",
+            ) from None
+
+    def fault(self, store: Store) -> str:
+        """What the ledger lacks of what was acknowledged here; "" where it has it."""
+        head = self.head()  # before the ledger is read: it may grow meanwhile
+        return missing(head, store) if head else ""
+
+
+def missing(head: Head, store: Store) -> str:
+    """What a ledger lacks that ends before an entry, or has another in its place."""
+    found = store.at(head.seq)
+    if found is None:
+        last = store.last()
+        end = f"ends at {last.seq}" if last else "is empty"
+        return f"truncated: the ledger {end}, and entry {head.seq} was acknowledged here"
+    if found.hash != head.hash:
+        return f"entry {head.seq} was acknowledged here with hash {head.hash}, and has {found.hash}"
+    return ""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """A file for one process alone, by a lock beside it that goes with the process."""
+    with path.with_name(f".{path.name}.lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

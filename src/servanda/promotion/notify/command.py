@@ -1,0 +1,104 @@
+# Command: a program of the user's gets every effect.
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import PurePath
+from typing import IO
+
+from servanda.contract.identity import digest_of
+from servanda.errors import ContractError, MeasurementError
+from servanda.promotion.notify.base import KINDS, message
+from servanda.promotion.state import Effect
+from servanda.report.format import line
+
+LIMIT_S = 60.0
+_TAIL = 4096  # bytes of what was written to stderr, among which its last line is looked for
+
+
+class Command:
+    """Run a program for every effect; exit code 0 says that it was taken.
+
+    It gets the JSON on its standard input, and SERVANDA_EFFECT and SERVANDA_IDEMPOTENCY_KEY in
+    its environment.  A program that fails is not run again before the next call: it may have
+    done half of its work, and only a person knows.
+
+    Args:
+        text: program and arguments, split as a shell would; no shell runs it.
+        limit_s: after which it is ended, with all that it started.
+
+    Raises:
+        ContractError: it cannot be split, or there is no such program.
+    """
+
+    kinds = KINDS
+
+    def __init__(self, text: str, limit_s: float = LIMIT_S) -> None:
+        try:
+            self._words = shlex.split(text)
+        except ValueError as error:
+            raise ContractError(
+                f"--command cannot be split into words: {str(error).lower()}",
+                hint="it is split as a shell would; arguments with spaces stand in quotes",
+            ) from None
+        if not self._words:
+            raise ContractError("--command names no program")
+        self._program = PurePath(self._words[0]).name
+        if shutil.which(self._words[0]) is None:
+            raise ContractError(
+                f"--command: there is no program {self._words[0]!r} that can be run",
+                hint="no shell runs it: give a program, or 'sh -c \"...\"'",
+            )
+        self.name = f"command:{self._program}:{digest_of(text)[:8]}"
+        self._limit_s = limit_s
+
+    def deliver(self, effect: Effect) -> None:
+        try:
+            # files, so that neither a program that reads nothing nor one that leaves a child
+            # behind, with its ends of the pipes open, holds this one up
+            with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+                given.write(json.dumps(message(effect)).encode())
+                given.seek(0)
+                self._run(effect, given, said)
+        except OSError as error:
+            raise MeasurementError(
+                f"{self._program}: cannot be run: {error.strerror or error}"
+            ) from None
+
+    def _run(self, effect: Effect, given: IO[bytes], said: IO[bytes]) -> None:
+        told = {"SERVANDA_EFFECT": effect.kind, "SERVANDA_IDEMPOTENCY_KEY": effect.key}
+        process = subprocess.Popen(
+            self._words,
+            stdin=given,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            env={**os.environ, **told},
+            start_new_session=True,  # a group of its own, which can be ended as a whole
+        )
+        code = None
+        try:
+            code = process.wait(self._limit_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            if code is None:  # the limit, or Ctrl-C
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if code is None:
+            what = f"took longer than {self._limit_s:g} s and was ended"
+        else:
+            what = f"exit code {code}" if code > 0 else f"ended by signal {-code}"
+        if code != 0:
+            raise MeasurementError(self._problem(what, said))
+
+    def _problem(self, what: str, said: IO[bytes]) -> str:
+        """With the last line of what it said."""
+        said.seek(max(0, said.seek(0, os.SEEK_END) - _TAIL))
+        rows = [line(row, 200) for row in said.read().decode(errors="replace").splitlines()]
+        return ": ".join([self._program, what, *list(filter(None, rows))[-1:]])

@@ -1,0 +1,119 @@
+# Slack: what a person has to know, as an incoming webhook of Slack takes it.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from servanda.promotion.notify.base import Kind
+from servanda.promotion.notify.http_post import Hook
+from servanda.promotion.state import Effect
+from servanda.report.format import number
+
+Level = Literal["error", "warning", "info"]
+
+LONGEST = 3000  # characters of a section that Slack takes; it refuses a longer one
+_ICONS = {"error": ":red_circle:", "warning": ":warning:", "info": ":large_green_circle:"}
+_LEVELS: Mapping[str, Level] = {
+    "running": "info",
+    "completed": "info",
+    "halted": "error",
+    "rolled_back": "error",
+}
+
+
+def section(level: Level, lines: Sequence[str], foot: str) -> dict[str, Any]:
+    """A message of one section, in Slack's own marks.
+
+    Args:
+        lines: the first is the head, which stands alone in notifications.
+        foot: what it speaks of.
+    """
+    head, *rest = map(_escaped, lines)
+    text = "\n".join([f"{_ICONS[level]} *{head}*", *rest, f"`{_escaped(foot)}`"])
+    text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    block = {"type": "section", "text": {"type": "mrkdwn", "text": text}}
+    return {"text": f"servanda: {head}", "blocks": [block]}
+
+
+class Slack:
+    """POST what changed, and who is needed, to an incoming webhook of Slack.
+
+    Raises:
+        ContractError: it is no URL of http or https.
+    """
+
+    kinds: tuple[Kind, ...] = ("notify", "page")  # a route is for programs
+
+    def __init__(self, url: str) -> None:
+        self._hook = Hook(url, "--slack")
+        self.name = f"slack:{self._hook.name}"
+
+    def deliver(self, effect: Effect) -> None:
+        level = "error" if effect.kind == "page" else _level(effect.body)
+        self._hook.post(section(level, lines(effect), effect.body.get("run") or effect.key))
+
+
+def lines(effect: Effect) -> list[str]:
+    """An effect as people read it: what moved, why, by which cell, and what to do next."""
+    body = effect.body
+    found = [_head(effect)]
+    found += [body["why"]] if body.get("why") else []
+    found += [f"decided by {_cell(body['decided'])}"] if body.get("decided") else []
+    if body.get("share") is not None:
+        mirrored = f", {_percent(body['mirror'])} mirrored" if body.get("mirror") else ""
+        found.append(f"traffic: infer serves {_percent(body['share'])}{mirrored}")
+    return found + ([f"next: {move}" for move in _next(body)] if body.get("run") else [])
+
+
+def _level(body: Mapping[str, Any]) -> Level:
+    return _LEVELS.get(body.get("status", "running"), "warning")
+
+
+def _head(effect: Effect) -> str:
+    body = effect.body
+    moved = " → ".join(dict.fromkeys(filter(None, [body.get("from"), body.get("leg")])))
+    status = body.get("status") or ""
+    stands = "" if status == "running" else status.replace("_", " ")
+    what = ", ".join(filter(None, [moved, stands]))
+    whose = body.get("contract") or body.get("run")
+    head = ": ".join(filter(None, [whose, what])) or "a promotion"
+    return f"{body.get('to') or 'somebody'} is needed: {head}" if effect.kind == "page" else head
+
+
+def _cell(cell: Mapping[str, Any]) -> str:
+    """A cell with its interval, its limit and its n; what is absent is left out."""
+    value, low, high, limit = (
+        _number(cell.get(name)) for name in ("value", "low", "high", "limit")
+    )
+    head = [cell.get("cell"), value, f"[{low}, {high}]" if low and high else ""]
+    counted = f"n {cell['n']:,} {cell.get('units', '')}" if cell.get("n") is not None else ""
+    found = [" ".join(filter(None, head)), limit and f"limit {limit}", counted.rstrip()]
+    return ", ".join(filter(None, [*found, cell.get("note")]))
+
+
+def _number(value: float | str | None) -> str:
+    return "" if value is None else number(float(value))  # infinite ones are texts in JSON
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _next(body: Mapping[str, Any]) -> list[str]:
+    run, status = body["run"], body.get("status")
+    if status == "awaiting_approval":
+        return [f"servanda approve {run} --reason TEXT"]
+    if status == "halted":
+        override = f"servanda override {run} --clause ID --slice NAME --ttl 24h --reason TEXT"
+        return [override, f"servanda rollback {run} --reason TEXT"]
+    return [f"servanda status {run}"]
+
+
+def _escaped(text: str) -> str:
+    """Slack reads three characters as marks.
+
+    >>> _escaped("position<16 & more")
+    'position&lt;16 &amp; more'
+    """
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,92 @@
+# Acts: what a person does to a run; each has an actor and a reason, and is a turn of its own.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from servanda.contract.stages import Leg
+from servanda.errors import EvidenceError
+from servanda.promotion.advance import Moved, in_order, moved
+from servanda.promotion.state import Override, State, leg_of
+
+
+def approve(course: Sequence[Leg], state: State, *, actor: str, reason: str, now: float) -> Moved:
+    """Say yes to the stage after this one; the next look that holds goes there.
+
+    Raises:
+        EvidenceError: the run awaits no approval, nobody is named, or the clock went back.
+    """
+    _refuse_unsigned(state, "an approval", actor, reason, now)
+    if state.status != "awaiting_approval":
+        raise EvidenceError(
+            f"run {state.run} awaits no approval: it is {_said(state)}",
+            hint="approve what was shown: wait until everything holds on the leg"
+            if not state.ended
+            else "begin another attempt: servanda promote --fresh",
+        )
+    why = f"{actor} said yes: {reason}"
+    leg = leg_of(course, state).name
+    return moved(
+        course, state, replace(state, status="running", approved=leg, seen=now, why=why), None
+    )
+
+
+def override(course: Sequence[Leg], state: State, given: Override, *, now: float) -> Moved:
+    """Let a cell not count until the override expires.
+
+    Raises:
+        EvidenceError: it expired already or never does, the run has ended, nobody is named, or
+            the clock went back.
+    """
+    _refuse_unsigned(state, "an override", given.actor, given.reason, now)
+    if state.ended:
+        raise EvidenceError(
+            f"run {state.run} is {_said(state)}: there is nothing to override",
+            hint="begin another attempt: servanda promote --fresh",
+        )
+    if not math.isfinite(given.expires):
+        raise EvidenceError(
+            f"the override of {given.clause} on {given.slice} never expires",
+            hint="give it a time to live, such as --ttl 24h",
+        )
+    if given.expires <= now:
+        raise EvidenceError(
+            f"the override of {given.clause} on {given.slice} expires before it begins",
+            hint="give it a time to live, such as --ttl 24h",
+        )
+    why = f"{given.actor} overrode {given.clause} on {given.slice}: {given.reason}"
+    kept = tuple(o for o in state.overrides if (o.clause, o.slice) != (given.clause, given.slice))
+    after = replace(state, overrides=(*kept, given), seen=now, why=why)
+    return moved(course, state, after, None)
+
+
+def roll_back(course: Sequence[Leg], state: State, *, actor: str, reason: str, now: float) -> Moved:
+    """Give all traffic back to stable, from wherever the run stands.
+
+    Raises:
+        EvidenceError: the run is rolled back already, nobody is named, or the clock went back.
+    """
+    _refuse_unsigned(state, "a rollback", actor, reason, now)
+    if state.status == "rolled_back":
+        raise EvidenceError(
+            f"run {state.run} is {_said(state)}", hint="servanda status shows who serves"
+        )
+    why = f"{actor} rolled back: {reason}"
+    after = replace(state, status="rolled_back", approved="", seen=now, why=why)
+    return moved(course, state, after, None)
+
+
+def _refuse_unsigned(state: State, act: str, actor: str, reason: str, now: float) -> None:
+    in_order(state, now)
+    for name, text in (("actor", actor), ("reason", reason)):
+        if not text.strip():
+            raise EvidenceError(
+                f"{act} without {'an actor' if name == 'actor' else 'a reason'} is none",
+                hint=f"give --{name}: the ledger keeps it",
+            )
+
+
+def _said(state: State) -> str:
+    return f"{state.status.replace('_', ' ')} ({state.why})"

@@ -1,0 +1,132 @@
+# Answering: may this build be at this stage?  From the ledger alone, with an exit code.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from servanda.contract.model import Contract
+from servanda.contract.stages import refuse_absent
+from servanda.errors import EvidenceError
+from servanda.promotion import judged
+from servanda.promotion.advance import in_order
+from servanda.promotion.ledger import Ledger
+from servanda.promotion.run.history import Story, stories, stories_of, story_of
+from servanda.promotion.run.report import cell_text, when
+
+_WAITS = 3  # nothing forbids it, and nothing allows it
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Whether a build may be at a stage.
+
+    Args:
+        exit_code: 0 yes, 1 its contract is violated, 3 not shown.
+        why: the reason, with the numbers that decided; story: of the run it is read from.
+    """
+
+    exit_code: int
+    why: str
+    story: Story | None = None
+
+    @property
+    def yes(self) -> bool:
+        return self.exit_code == 0
+
+    def __str__(self) -> str:
+        return f"{'YES' if self.yes else 'NO'}: {self.why}"
+
+
+def can_promote(
+    ledger: Ledger, contract: Contract, to: str, *, now: float, infer: str = "", train: str = ""
+) -> Answer:
+    """Whether what the ledger holds lets a build of a contract be at a stage.
+
+    Args:
+        infer, train: beginnings of the digests of the kernels that are asked about; "" takes
+            the only one that there is.
+        now: unix seconds, for what expires.
+
+    Raises:
+        ContractError: the promotion has no such stage.
+        EvidenceError: several builds are meant, or the clock went back.
+    """
+    refuse_absent(contract, to)
+    name = contract.metadata.name
+    ours = stories_of(ledger, name)
+    if not ours:
+        return Answer(_WAITS, f"the ledger has no run of {name}: nothing was shown")
+    same = [s for s in ours if s.state.key.contract == contract.digest]
+    if not same:
+        held = ", ".join(dict.fromkeys(s.state.key.contract[:8] for s in ours))
+        why = f"what was shown is of another version of {name}: digest {held}, this one is "
+        return Answer(_WAITS, f"{why}{contract.digest[:8]}", ours[-1])
+    meant = [
+        s
+        for s in same
+        if s.state.key.infer.startswith(infer) and s.state.key.train.startswith(train)
+    ]
+    if not meant:
+        held = ", ".join(dict.fromkeys(s.state.key.infer[:8] for s in same))
+        why = f"what was shown is of another kernel: infer {held}, asked is {infer or train}"
+        return Answer(_WAITS, why, same[-1])
+    builds = {(s.state.key.infer, s.state.key.train) for s in meant}
+    if len(builds) > 1:
+        named = ", ".join(sorted({one[:8] for one, _ in builds}))
+        raise EvidenceError(
+            f"the ledger has runs of {len(builds)} builds of {name}: infer {named}",
+            hint="say which is meant: --infer DIGEST",
+        )
+    return _of(meant[-1], to, now)
+
+
+def _of(story: Story, to: str, now: float) -> Answer:
+    state = story.state
+    in_order(state, now)
+    about = f"run {story.run} "
+    decided = _decided(story)
+    numbers = f" ({decided})" if decided else ""
+    if state.status == "rolled_back":
+        return Answer(1, f"{about}is rolled back: {state.why}{numbers}", story)
+    if state.status == "superseded":
+        return Answer(_WAITS, f"{about}is superseded: {state.why}", story)
+    if state.valid_until is not None and now >= state.valid_until:
+        why = f"{about}showed what expired {when(state.valid_until)}"
+        return Answer(_WAITS, why, story)
+    if not story.reached(to):
+        status = state.status.replace("_", " ")
+        why = f"{about}is {status} on {story.leg.name}: {state.why}{numbers}"
+        return Answer(_WAITS, why, story)
+    until = f", valid until {when(state.valid_until)}" if state.valid_until is not None else ""
+    return Answer(0, f"{about}has reached {story.leg.name}{numbers}{until}", story)
+
+
+def _decided(story: Story) -> str:
+    """The cell that decided the latest look that measured anything."""
+    looks = [look for look in story.looks if not look.finding.error]
+    if not looks:
+        return ""
+    cell = judged(looks[-1].finding.cells)[1]
+    return cell_text(cell) if cell is not None and cell.n else ""
+
+
+def named(ledger: Ledger, text: str) -> Story:
+    """The run that a text names: its name, or the beginning of that of only one run under way.
+
+    Raises:
+        EvidenceError: none, or several.
+    """
+    known = ledger.runs()
+    exact = story_of(ledger, text) if text in known else None
+    if exact is not None:
+        return exact
+    found = [*stories(ledger, beginning=text)]
+    under_way = [s for s in found if not s.state.ended]
+    for some in (found, under_way):
+        if len(some) == 1:
+            return some[0]
+    names = ", ".join([s.run for s in under_way or found] or known) or "none"
+    raise EvidenceError(
+        f"{'no run is' if not found else 'several runs are'} named {text!r}",
+        hint=f"the ledger has: {names}" if not found else f"say which: {names}",
+    )

@@ -1,0 +1,203 @@
+# The outbox: what a run's entries say the world is to be told, until each receiver took it.
+#
+# An effect is written down with the decision that it follows from, and delivered afterwards; an
+# entry of kind "told" says that a sink took it.  Whoever is killed in between delivers it once
+# more, with the same key, and nothing is lost.
+#
+# Who serves comes before what people read: at every sink routes go first, and do not wait
+# behind a message that a receiver refuses.  A route says all there is to say, so only the
+# newest one counts: an older one that was not taken is never sent late, since "a quarter of
+# the traffic" behind a rollback would undo it.  Messages keep their order at each sink.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from servanda.errors import EvidenceError, MeasurementError
+from servanda.promotion import beginning_of
+from servanda.promotion.ledger import Entry, Ledger, LedgerError, Outrun, Record
+from servanda.promotion.notify import Kind, Sink, insist
+from servanda.promotion.run.history import TOLD
+from servanda.promotion.state import ENDED, Effect
+from servanda.traces.serialization import from_plain
+
+ACTOR = "servanda"
+_LANES: tuple[tuple[Kind, ...], ...] = (("route",), ("notify", "page"))
+
+
+@dataclass(frozen=True)
+class Told:
+    """What became of an effect at a sink.
+
+    Args:
+        problem: why it was not taken, and is tried again by the next call; "" where it was.
+        why: it need not be sent any more, and for what reason.
+    """
+
+    sink: str
+    key: str
+    problem: str = ""
+    why: str = ""
+
+
+def tell(
+    ledger: Ledger,
+    run: str,
+    sinks: Sequence[Sink],
+    *,
+    now: Callable[[], float],
+    wait: Callable[[float], None],
+) -> tuple[Told, ...]:
+    """Deliver what the run's entries ask for and its sinks have not taken yet.
+
+    A sink that fails is left alone until the next call, and what it missed stays pending: its
+    messages do not overtake each other.  The other sinks are told all the same.
+
+    Args:
+        now: unix seconds, for the entries.
+        wait: seconds, between two tries.
+
+    Returns:
+        What was tried, in that order.  The run has grown by one entry for each without a
+        problem: who goes on with it reads its last n again.
+
+    Raises:
+        LedgerError: the ledger cannot be read or written, or an entry's effects are none.
+            What was delivered just before is delivered again by the next call.
+    """
+    return _told(_Outbox(ledger, run, now), sinks, wait)
+
+
+def tell_late(
+    ledger: Ledger,
+    contract: str,
+    sinks: Sequence[Sink],
+    *,
+    now: Callable[[], float],
+    wait: Callable[[float], None],
+) -> tuple[Told, ...]:
+    """Deliver what whoever promoted a contract before, and was killed, decided and did not tell.
+
+    Each run is told to those who heard of it before: a new receiver is not for old news.  The
+    newest one is told to all where it has ended, for nobody goes on with it.
+
+    Raises:
+        LedgerError: as `tell` does.
+    """
+    boxes: list[_Outbox] = []
+    for run in ledger.runs():
+        if run.startswith(beginning_of(contract)):
+            box = _Outbox(ledger, run, now)
+            box.read()
+            if box.contract == contract:
+                boxes.append(box)
+    found: list[Told] = []
+    for box in boxes:
+        all_of_it = box is boxes[-1] and box.status in ENDED
+        found += _told(box, [s for s in sinks if all_of_it or box.knows(s)], wait)
+    return tuple(found)
+
+
+def _told(box: _Outbox, sinks: Sequence[Sink], wait: Callable[[float], None]) -> tuple[Told, ...]:
+    return tuple(
+        told for lane in _LANES for sink in sinks for told in _deliver(box, sink, lane, wait)
+    )
+
+
+def _deliver(
+    box: _Outbox, sink: Sink, lane: tuple[Kind, ...], wait: Callable[[float], None]
+) -> Iterator[Told]:
+    while pending := box.pending(sink, lane):
+        effect = pending[0]
+        why = box.superseded(effect)
+        if not why:
+            try:
+                if not insist(partial(_attempt, box, sink, effect), wait):
+                    continue
+            except MeasurementError as error:
+                yield Told(sink.name, effect.key, str(error))
+                return
+        box.note(sink, effect, why)
+        yield Told(sink.name, effect.key, why=why)
+
+
+def _attempt(box: _Outbox, sink: Sink, effect: Effect) -> bool:
+    """Whether it was delivered: not where it was told, or superseded, during a pause."""
+    if effect not in box.pending(sink, (effect.kind,)) or box.superseded(effect):
+        return False
+    sink.deliver(effect)
+    return True
+
+
+class _Outbox:
+    """The effects of a run, and who took which; read again from where it ended."""
+
+    def __init__(self, ledger: Ledger, run: str, now: Callable[[], float]) -> None:
+        self._ledger, self._run, self._now = ledger, run, now
+        self._effects: dict[str, Effect] = {}  # by key, in the order of the entries
+        self._told: set[tuple[str, str]] = set()  # (key, name of the sink)
+        self._seq = self._n = 0
+        self.contract = ""  # by name, once its first entry was read
+        self.status = ""  # of the run
+
+    def read(self) -> None:
+        """Take what was written since."""
+        self._take(self._ledger.entries(self._run, since=self._seq))
+
+    def knows(self, sink: Sink) -> bool:
+        """Whether a receiver was told anything of the run, as far as it was read."""
+        return any(name == sink.name for _, name in self._told)
+
+    def pending(self, sink: Sink, kinds: tuple[Kind, ...]) -> list[Effect]:
+        """What it has not taken, in the order of the ledger, which is read first."""
+        self.read()
+        return [
+            effect
+            for effect in self._effects.values()
+            if effect.kind in kinds and effect.kind in sink.kinds
+            if (effect.key, sink.name) not in self._told
+        ]
+
+    def superseded(self, effect: Effect) -> str:
+        """Why it need not be sent any more; "" where it has to be."""
+        if effect.kind != "route":
+            return ""
+        *_, newest = (e for e in self._effects.values() if e.kind == "route")
+        turn = newest.body.get("turn")
+        by = f"turn {turn}" if turn is not None else newest.key
+        return "" if newest.key == effect.key else f"superseded by {by}"
+
+    def note(self, sink: Sink, effect: Effect, why: str) -> None:
+        """Write down that it is told, unless somebody else has meanwhile."""
+        body = {"key": effect.key, "sink": sink.name} | ({"why": why} if why else {})
+        while (effect.key, sink.name) not in self._told:
+            record, after = Record(TOLD, ACTOR, self._now(), body), self._n
+            try:
+                self._take(self._ledger.append(self._run, [record], after=after))
+            except Outrun:
+                self.read()
+                if self._n == after:
+                    raise
+
+    def _take(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self._seq, self._n = entry.seq, entry.n
+            if entry.n == 1:
+                self.contract = entry.body.get("contract", {}).get("name", "")
+            if entry.kind == TOLD:
+                self._told.add((entry.body["key"], entry.body["sink"]))
+            self.status = entry.body.get("state", {}).get("status", self.status)
+            for effect in _effects(entry):
+                self._effects.setdefault(effect.key, effect)
+
+
+def _effects(entry: Entry) -> tuple[Effect, ...]:
+    place = f"entry {entry.seq}: effects"
+    try:
+        return from_plain(tuple[Effect, ...], entry.body.get("effects", []), place)
+    except EvidenceError as error:
+        raise LedgerError(
+            error.problems[0].message, hint="was it written by another version, or by hand?"
+        ) from None

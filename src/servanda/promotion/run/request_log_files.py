@@ -1,0 +1,129 @@
+# The log of served requests on disk: its files, and whether it still says what was weighed.
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from servanda.engines.traffic_replay import ServedEngine
+from servanda.errors import EvidenceError, MeasurementError, Where
+from servanda.judgement.schedule import Arrivals
+from servanda.runner.round_files import round_name
+from servanda.runner.run_directory import RunDirectory
+from servanda.traces.request_log import Request, read_served
+from servanda.traces.trace import Batch
+
+_SUFFIX = ".jsonl"
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+def read_log(served: Sequence[Path]) -> tuple[Request, ...]:
+    """Every request of a log, file after file in the order of their names.
+
+    Args:
+        served: files, and folders of .jsonl files.  What is not there yet has no request.
+
+    Raises:
+        EvidenceError: lines that are no requests.
+        MeasurementError: a file cannot be read.
+    """
+    return tuple(request for path in files_of(served) for request in _requests(path))
+
+
+def files_of(served: Sequence[Path]) -> list[Path]:
+    """The files of a log, in the order of their names."""
+    found: list[Path] = []
+    for path in served:
+        found += path.glob(f"*{_SUFFIX}") if path.is_dir() else [path] if path.exists() else []
+    return sorted(dict.fromkeys(found), key=lambda path: (_numbered(path.name), path))
+
+
+def _numbered(name: str) -> list[str | int]:
+    """A file's name, in which the 10000th file comes after the 9999th.
+
+    >>> sorted(["log-10000.jsonl", "log-9999.jsonl"], key=_numbered)
+    ['log-9999.jsonl', 'log-10000.jsonl']
+    """
+    return [int(part) if i % 2 else part for i, part in enumerate(_DIGITS.split(name))]
+
+
+def _requests(path: Path) -> tuple[Request, ...]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise MeasurementError(
+            f"the log of served requests {path} cannot be read: {error.strerror or error}",
+            hint="let whoever promotes read what the proxy writes",
+        ) from None
+    whole, end, tail = data.rpartition(b"\n")
+    try:
+        text = (whole + end).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise EvidenceError(
+            f"not UTF-8 text: {error.reason}", where=Where(str(path), line, 1), hint="write UTF-8"
+        ) from None
+    with suppress(UnicodeDecodeError):  # a character is being written
+        text += tail.decode("utf-8")
+    return read_served(text, str(path))
+
+
+def absent(served: Sequence[Path]) -> tuple[str, ...]:
+    """What of a log is not there, as sentences; a new leg may well have none yet."""
+    if not served:
+        return ("no log of what infer served is given: name it with --served",)
+    return tuple(
+        f"--served {path}: {'no .jsonl file is in it' if path.is_dir() else 'nothing is there'} yet"
+        for path in served
+        if not files_of([path])
+    )
+
+
+def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: ServedEngine) -> None:
+    """A log that no longer says what was weighed of it, where a request vanished or changed.
+
+    Raises:
+        EvidenceError: naming the round.
+    """
+    arrived = len(schedule.traffic.groups) // schedule.workload.round
+    hint = (
+        "keep every file of the log as it was written while the leg goes on; what is lost cannot "
+        "be weighed again: start another run"
+    )
+    for index in itertools.count():
+        name = round_name(schedule, index, "infer")
+        if not run.has(name):
+            return
+        if index >= arrived:
+            raise EvidenceError(
+                f"round {index} of {schedule.traffic.leg} was weighed, and its requests are no "
+                "longer in the log",
+                hint=hint,
+            )
+        units = tuple(schedule.units(index))
+        batch = Batch(
+            tuple(u.sequence for u in units),
+            tuple(schedule.corpus.prompts[u.row].token_ids or () for u in units),
+            schedule.width,
+        )
+        before = run.read(name)
+        now = infer.generate(batch, schedule.workload.sampling.transform, schedule.seed)
+        same = (
+            np.array_equal(before.sequence_S, now.sequence_S)
+            and np.array_equal(before.lost_S, now.lost_S)
+            and np.array_equal(before.prompt_tokens_S, now.prompt_tokens_S)
+            and np.array_equal(before.token_N, now.token_N)
+            and np.array_equal(before.columns["logp"], now.columns["logp"], equal_nan=True)
+            and before.about.get("requests") == now.about.get("requests")
+        )
+        if not same:
+            raise EvidenceError(
+                f"round {index} of {schedule.traffic.leg} was weighed as the log had it, and the "
+                "log says otherwise now",
+                hint=hint,
+            )

@@ -1,0 +1,129 @@
+# The bound chain as text: what says nothing first, then number by number, then what it rests on.
+
+from __future__ import annotations
+
+import string
+import textwrap
+from collections.abc import Iterator, Mapping
+
+from servanda.judgement.bound_chain import Chain, Step
+from servanda.theory.bounds import THEOREMS
+
+_WIDTH = 98
+_MARKS = string.ascii_lowercase
+_HEADS = ("at most", "stands as", "by", "rests on")
+_SHORT = {"conditional bound": "conditional"}
+
+
+def chain_text(chain: Chain) -> str:
+    """A chain for people to read."""
+    marks = {rest.name: _MARKS[i % len(_MARKS)] for i, rest in enumerate(chain.rests)}
+    laws = {name: i for i, name in enumerate(_laws(chain), start=1)}
+    blocks = [_head(chain)]
+    if chain.vacuous:
+        blocks.append(_vacuous(chain))
+    if chain.steps:
+        blocks.append("\n".join(_table(chain, marks, laws)))
+    if chain.rests:
+        blocks.append("\n".join(["rests on", *_rests(chain, marks)]))
+    if laws:
+        blocks.append("\n".join(["by", *_by(laws)]))
+    if chain.left_out:
+        lines = [f"  {clause}: {reason}" for clause, reason in chain.left_out]
+        blocks.append("\n".join(["left out", *_wrapped(lines, 4)]))
+    return "\n\n".join(blocks)
+
+
+def number(step: Step) -> str:
+    """The number of a step, or that it says nothing."""
+    return "vacuous" if step.vacuous else f"{step.number:.3g} {step.unit}".rstrip()
+
+
+def _head(chain: Chain) -> str:
+    what = "what this run's upper ends imply" if chain.shown else "what its limits imply"
+    if chain.tokens is None:
+        return f"{chain.contract}: {what}; how long an answer may be is not declared"
+    return f"{chain.contract}: {what}, for answers of up to {chain.tokens:,} tokens"
+
+
+def _vacuous(chain: Chain) -> str:
+    """Which paths end, and where; the worst thing to overlook, so it comes first."""
+    ends: dict[str, Step] = {}
+    for step in chain.vacuous:
+        ends.setdefault(f"{step.clause} {step.theorem}", step)
+    first: dict[str, str] = {}
+    for step in ends.values():
+        first.setdefault(step.clause, step.what)
+    where = "; ".join(f"{clause}: from '{what}' on" for clause, what in first.items())
+    n, all_ = len(chain.vacuous), len(chain.steps)
+    text = (
+        f"VACUOUS: {n} of {all_} numbers say nothing that the range of the quantity did not "
+        f"({where})."
+    )
+    if any(step.what.startswith("share of the clip range") for step in chain.vacuous):
+        text += " Where the clip range is used up, nothing is left of it for the policy's update."
+    answers = [step for step in chain.steps if step.what.startswith("drift of any reward")]
+    if answers and all(step.vacuous for step in answers):
+        text += (
+            " No number here speaks of whole answers: measure your own reward on both kernels "
+            "(metric reward_gap), or shorten the answers."
+        )
+    return "\n".join(_wrapped([text], 0))
+
+
+def _table(chain: Chain, marks: Mapping[str, str], laws: Mapping[str, int]) -> Iterator[str]:
+    heads = ("", *_HEADS)
+    rows = [
+        (
+            "  " * (step.level + 1) + step.what,
+            number(step),
+            _SHORT.get(step.standing, step.standing),
+            f"[{laws[step.theorem]}]" if step.theorem else "",
+            "".join(sorted(marks[name] for name in step.assumes)),
+        )
+        for step in chain.steps
+    ]
+    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(4)]
+    yield _row(heads, widths)
+    clause = None
+    for step, row in zip(chain.steps, rows, strict=True):
+        if step.clause != clause:
+            clause = step.clause
+            yield clause if step.enforced else f"{clause}  (monitored, not promised)"
+        yield _row(row, widths)
+
+
+def _row(row: tuple[str, ...], widths: list[int]) -> str:
+    what, at_most, standing, by, rests = row
+    first = f"{what:<{widths[0]}}  {at_most:>{widths[1]}}"
+    return f"{first}  {standing:<{widths[2]}}  {by:<{widths[3]}}  {rests}".rstrip()
+
+
+def _rests(chain: Chain, marks: Mapping[str, str]) -> Iterator[str]:
+    for rest in chain.rests:
+        yield from _wrapped([f"  {marks[rest.name]}  {rest.text}", f"     {rest.said}"], 5)
+
+
+def _laws(chain: Chain) -> list[str]:
+    return [*dict.fromkeys(step.theorem for step in chain.steps if step.theorem)]
+
+
+def _by(laws: Mapping[str, int]) -> Iterator[str]:
+    for name, i in laws.items():
+        law = THEOREMS[name]
+        sharp = "sharp" if law.sharp else "not sharp"
+        yield from _wrapped([f"  [{i}]  {name}: {law.statement} ({sharp}; {law.source})"], 7)
+
+
+def _wrapped(lines: list[str], hang: int) -> list[str]:
+    return [
+        part
+        for line in lines
+        for part in textwrap.wrap(
+            line,
+            _WIDTH,
+            subsequent_indent=" " * hang,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    ]

@@ -1,0 +1,300 @@
+# A contract in plain English: each promise, what its answers mean, and what they take.
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from servanda.contract.model import Clause, Relative
+from servanda.judgement.clauses import (
+    CHAIN,
+    GUARDS,
+    BySequence,
+    Calibration,
+    Cell,
+    Certificate,
+    ChainCertificate,
+    Fact,
+    Later,
+    MassGap,
+    NotHere,
+    RelativeCertificate,
+    RewardGap,
+)
+from servanda.judgement.lint import RUNTIME_METRICS
+from servanda.judgement.plan import Plan
+from servanda.report.explain.glossary import of_guard, of_metric
+from servanda.report.explain.promotion import explain_course
+from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.stats import units_at_best, units_expected
+
+_WIDTH = 96
+_TOKENS = {
+    "population": "the tokens that this workload's prompts bring forth, measured or not",
+    "realised": "the tokens that are measured (it says nothing about tomorrow's)",
+}
+_ANSWERS = (
+    "Each promise is judged on each of its slices. Besides what is said below, an answer may be "
+    "inconclusive: the data show neither yet. More prompts decide, unless the truth lies too near "
+    "the limit."
+)
+_LEGEND = (
+    "The tables count {units}. At best: what a pass needs if the kernels are identical. At half "
+    "the limit: what it needs if the truth is half of the limit and the difference comes all or "
+    "nothing, which is the worst case; half of such runs need more.{groups}"
+)
+_GROUPS = (
+    " Where a promise is of tokens, both are for answers as long as max_new_tokens. With answers "
+    "half as long it takes twice as many groups at best, and about as many at half the limit "
+    "(servanda derive expects such answers). claim: realised counts single tokens instead, and "
+    "speaks of the measured ones only."
+)
+_FLOOR = "beyond twice what a kernel differs from itself in other batches"
+_ROWS = 12  # of slices in one table; the rest is counted
+
+
+def explain_contract(plan: Plan) -> str:
+    """Every clause of a plan: what it promises, what its answers mean, what they take."""
+    contract = plan.contract
+    blocks = [_head(plan)]
+    by_clause: dict[str, list[Cell]] = {}
+    for cell in plan.cells:
+        by_clause.setdefault(cell.clause.id, []).append(cell)
+    blocks += [_clause(plan, cells) for cells in by_clause.values()]
+    if any(isinstance(cell.kind, Certificate) for cell in plan.cells):
+        blocks.append(_legend(plan))
+    spoken = {clause.id for _, _, clause in contract.clauses()} - by_clause.keys()
+    text, table = explain_course(contract)
+    if table:
+        blocks.append("\n".join([_fill(text), "", *(f"    {line}" for line in table)]))
+    if spoken:
+        blocks.append(f"No prompt can meet any slice of: {', '.join(sorted(spoken))}.")
+    return "\n\n".join(blocks)
+
+
+def _head(plan: Plan) -> str:
+    contract, kernels = plan.contract, plan.contract.kernels
+    alpha = f"{100 * plan.alpha:.3g} %"
+    lines = [
+        f"{contract.metadata.name}: is {kernels.infer} close enough to {kernels.train}?",
+        "Both run on the same tokens: infer draws the answers, train scores them again.",
+        "",
+        _fill(
+            f"Chance of a wrong answer: at most {alpha} for a pass, and at most {alpha} for a red "
+            f"one, shared by {plan.price_cells} pairs of a promise and a slice. This holds however "
+            "often you look while the run goes on. It is half of 1 - confidence "
+            f"({contract.confidence:g}): the other half is kept for later attempts."
+        ),
+    ]
+    for schedule in plan.schedules:
+        corpus = schedule.corpus
+        lines += [
+            _fill(
+                f"The run draws prompts at random from {PurePath(corpus.file).name} "
+                f"({len(corpus):,} lines). It looks first after {schedule.first:,} prompt groups "
+                "(a group is a prompt, or lines that belong together), and stops when all is "
+                f"decided, at the latest after {schedule.last:,}."
+            )
+        ]
+    return "\n".join([*lines, _fill(_ANSWERS)])
+
+
+def _legend(plan: Plan) -> str:
+    claims = {cell.claim for cell in plan.cells if isinstance(cell.kind, Certificate)}
+    units = " or ".join(sorted({_unit(cell) for cell in plan.cells if sized(cell)}))
+    groups = _GROUPS if "population" in claims else ""
+    return _fill(_LEGEND.format(units=units, groups=groups))
+
+
+def _clause(plan: Plan, cells: list[Cell]) -> str:
+    cell = cells[0]
+    clause = cell.clause
+    status = {
+        True: "enforced" + (", critical" if clause.severity == "critical" else ""),
+        False: "shown only, never fails the contract",
+    }[clause.enforced]
+    lines = [f"{clause.id}  ({cell.section}, {status})", *_indent(promise(cell))]
+    if isinstance(cell.kind, NotHere):
+        return "\n".join([*lines, *_indent(f"Not judged now: {cell.kind.reason}.")])
+    if isinstance(cell.kind, Later):
+        return "\n".join([*lines, *_indent(f"Left open (inconclusive): {cell.kind.reason}.")])
+    lines += [line for answer in _answers(plan, cell) for line in _indent(answer, hang=10)]
+    if sized(cell):
+        lines += ["", *_sizes(plan, cells)]
+    else:
+        lines += _indent(f"slices    {', '.join(c.cut.name for c in cells)}")
+    return "\n".join(lines)
+
+
+def sized(cell: Cell) -> bool:
+    """Whether a number of units can be named before anything runs."""
+    kind = cell.kind
+    if isinstance(kind, RelativeCertificate) or not isinstance(kind, Certificate):
+        return False
+    return kind.feed.proves
+
+
+def _unit(cell: Cell) -> str:
+    """What is counted."""
+    assert isinstance(cell.kind, Certificate)
+    return f"{cell.kind.each}s" if cell.claim == "realised" else "prompt groups"
+
+
+def promise(cell: Cell) -> str:
+    """What a clause promises, as a sentence or two."""
+    clause, metric = cell.clause, cell.clause.metric
+    if metric in GUARDS:
+        return f"Precondition: {of_guard(metric)}."
+    meaning = of_metric(metric)
+    tokens = _TOKENS[cell.claim]
+    if metric in CHAIN and clause.aggregate is None:
+        kind, unit = cell.kind, CHAIN[metric].metric_unit
+        if isinstance(kind, ChainCertificate):  # and not one that is judged at another stage
+            meaning, unit = kind.said, kind.metric_unit
+        if isinstance(kind, BySequence) or CHAIN[metric].known == "request":
+            tokens = tokens.replace("tokens", "answers").replace("those", "answers")
+        return f"{_upper(meaning)}: over {tokens}, it {_limit(clause, 'at_most', unit)}."
+    unit = DIVERGENCES[metric].unit if metric in DIVERGENCES else ""
+    if metric in RUNTIME_METRICS:
+        unit, which = RUNTIME_METRICS[metric].unit, RUNTIME_METRICS[metric].limit
+        return f"{_aggregated(clause, meaning)} {_limit(clause, which, unit)}."
+    if cell.section == "numerical":
+        where = "at every position of the golden texts"
+        if (clause.aggregate or "max") != "max":
+            where = f"over the golden texts ({clause.aggregate})"
+        return f"{_upper(meaning)}: {where} {_limit(clause, 'at_most', unit)}."
+    if clause.percentile is not None:
+        share = f"{round(100 - clause.percentile, 9):g} %"
+        beyond = clause.at_most
+        above = _relative(beyond) if isinstance(beyond, Relative) else f"{beyond:g} {unit}".rstrip()
+        return f"{_upper(meaning)}: at most {share} of {tokens}, may exceed {above}."
+    cut = f" Each value counts as at most {clause.clip:g}." if clause.clip is not None else ""
+    return f"{_upper(meaning)}: its mean over {tokens}, {_limit(clause, 'at_most', unit)}.{cut}"
+
+
+def _aggregated(clause: Clause, meaning: str) -> str:
+    if clause.percentile is not None:
+        return f"{_upper(meaning)}: {clause.percentile:g} % of the requests"
+    return f"{_upper(meaning)}: on average" if clause.aggregate == "mean" else f"{_upper(meaning)}:"
+
+
+def _limit(clause: Clause, which: str, unit: str) -> str:
+    limit = getattr(clause, which)
+    words = {"at_most": "is at most", "at_least": "is at least"}[which]
+    if limit is None:
+        return "has a limit of a later version"
+    shown = _relative(limit) if isinstance(limit, Relative) else f"{limit:g} {unit}".rstrip()
+    return f"{words} {shown}"
+
+
+def _relative(limit: Relative) -> str:
+    of = {
+        "stable": "what the stable kernel shows",
+        "self_noise": "what the kernels show against themselves in other batches",
+    }[limit.of]
+    return f"{limit.times:g} times {of}"
+
+
+def _answers(plan: Plan, cell: Cell) -> Iterator[str]:
+    kind, clause = cell.kind, cell.clause
+    if isinstance(kind, Certificate):
+        what = "the mean" if clause.percentile is None else "the share"
+        share = f", a share of 1/{plan.price_cells}" if plan.price_cells > 1 else ""
+        wrong = f" (wrong: at most {100 * plan.alpha / max(plan.price_cells, 1):.2g} %{share})"
+        alpha = f"{100 * plan.alpha:.3g} %"
+        if kind.feed.proves:
+            yield f"holds     the data show {what} below the limit (wrong: at most {alpha})"
+        else:
+            yield "holds     never: the mean of a metric without bound can only be refuted"
+        yield f"violated  they show it above the limit and {_FLOOR}{wrong if cell.priced else ''}"
+    elif isinstance(kind, MassGap):
+        yield "holds     the data show both kernels' mass there within the limit of each other"
+        yield f"violated  they show it further apart, beyond the limit and {_FLOOR}"
+    elif isinstance(kind, RewardGap):
+        yield "holds     the data show the two expected rewards within the limit of each other"
+        yield "violated  they show them further apart than the limit"
+        yield "measured  train draws answers of its own, by decoding, with infer's seeds"
+    elif isinstance(kind, Fact | Calibration):
+        yield "holds     the value is within the limit: a fact about these texts, without chance"
+        yield f"violated  it is beyond the limit and {_FLOOR}"
+    elif kind.counts:
+        yield "holds     the data do not contradict it by the first look; it cannot be proved"
+        yield "violated  they contradict it; the statistical promises then say nothing"
+    else:
+        yield f"holds     the share is at least {clause.at_least}: counted, without chance"
+        yield "error     it is less at the first look; the statistical promises then say nothing"
+
+
+def _sizes(plan: Plan, cells: list[Cell]) -> Iterator[str]:
+    """What each slice needs and what the run has for it, and what would decide sooner."""
+    unit = _unit(cells[0])
+    rows: list[tuple[str, ...]] = [
+        (
+            f"slice ({unit})",
+            "run offers up to",
+            "needs at best",
+            "at half the limit",
+        )
+    ]
+    short: list[str] = []
+    for cell in cells:
+        assert isinstance(cell.kind, Certificate)
+        limit, zero = cell.kind.feed.limit, cell.kind.feed.best
+        best = units_at_best(limit, plan.alpha, zero)
+        half = units_expected(limit, (limit + zero) / 2, plan.alpha, best=zero)
+        offered = plan.offered(cell)
+        rows.append((cell.cut.name, *map(_count, (offered, best, half))))
+        if best is None or half is None:
+            short.append("no sample can show 0: write a limit above it")
+        elif offered < half:
+            short.append(_short(plan, cell.cut.name, offered, best, half))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *numbers in rows[: _ROWS + 1]:
+        shown = [f"{n:>{w}}" for n, w in zip(numbers, widths[1:], strict=True)]
+        yield f"    {first:<{widths[0]}}  {'   '.join(shown)}"
+    if len(rows) > _ROWS + 1:
+        yield f"    and {len(rows) - _ROWS - 1} more slices"
+    if not short:
+        yield from _indent("sooner: a higher at_most; twice the limit needs half as many", hang=8)
+    for line in short[:3]:
+        yield from _indent(f"sooner: {line}", hang=8)
+
+
+def _short(plan: Plan, name: str, offered: int, best: int, half: int) -> str:
+    """A slice for which the run is too small, and what would help."""
+    what = "cannot hold" if offered < best else "may end undecided if the truth is half the limit"
+    help_ = "more prompts of it, or a higher at_most"
+    if offered:
+        last = plan.contract.promotion.offline.sequences[1]
+        sequences = -(-last * half // offered)
+        help_ = f"{sequences:,} as the second number of promotion.offline.sequences, {help_}"
+    return f"{name} {what}: {help_}"
+
+
+def _count(n: int | None) -> str:
+    return "never" if n is None else f"{n:,}"
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _fill(text: str) -> str:
+    return "\n".join(_wrapped(text, "", ""))
+
+
+def _indent(text: str, hang: int = 0) -> list[str]:
+    return _wrapped(text, "    ", " " * (4 + hang))
+
+
+def _wrapped(text: str, first: str, rest: str) -> list[str]:
+    lines = textwrap.wrap(
+        text.replace(" %", "\xa0%"),  # a number and its sign stay in one line
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\xa0%", " %") for line in lines]

@@ -1,0 +1,186 @@
+# The words that reports share: glyphs, numbers, names, and the verdict in one sentence.
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterable
+
+from servanda.contract.model import WHOLE
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import ORDER
+from servanda.judgement.clauses.statistical import ALWAYS, WITHIN_NOISE
+from servanda.theory.bounds import ASSUMPTIONS
+
+GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓", "not applicable": "–"}
+UNITS = {"prompt groups": "groups", "golden positions": "positions"}
+GIVEN_UP = "stopped early: broken as a whole"
+
+
+def line(text: str, longest: int = 0) -> str:
+    """A name on one line, without control characters, cut to `longest` characters."""
+    kept = "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c for c in text)
+    text = " ".join(kept.split())
+    return text if not longest or len(text) <= longest else text[: longest - 1] + "…"
+
+
+def columns(text: str) -> int:
+    """Columns of a terminal: two for a wide character, none for one that combines."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def number(value: float | None) -> str:
+    """Four decimals, or two digits where they would not show it."""
+    if value is None or math.isnan(value):
+        return ""
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.2g}"
+
+
+def percent(value: float | None) -> str:
+    """A share as percent; more digits where it is small."""
+    if value is None or math.isnan(value):
+        return ""
+    shown = f"{100 * value:.1f}"
+    if shown == "0.0" and value:
+        shown = f"{100 * value:.2g}"
+    if shown == "100.0" and value != 1:
+        return "> 99.9 %" if value < 1 else "> 100 %"
+    return "100 %" if value == 1 else f"{shown} %"
+
+
+def limit(cell: CellVerdict) -> str:
+    """The limit as it was written."""
+    if cell.limit is None:
+        return ""
+    return f"{100 * cell.limit:.4g} %" if cell.threshold is not None else f"{cell.limit:.4g}"
+
+
+def of_cell(cell: CellVerdict, value: float | None) -> str:
+    """A number of a cell in the clause's own terms: a percentile speaks of a share."""
+    return percent(value) if cell.threshold is not None else number(value)
+
+
+def quantity(cell: CellVerdict) -> str:
+    """What is measured, such as "mean tv" or "tokens with abs_log_ratio_nats > 0.2"."""
+    if cell.threshold is not None:
+        return f"tokens with {cell.metric} > {cell.threshold:g}"
+    return f"{cell.aggregate} {cell.metric}".strip()
+
+
+def place(name: str, longest: int = 0) -> str:
+    """A slice as people call it."""
+    return "whole traffic" if name == WHOLE else line(name, longest)
+
+
+def certified(cell: CellVerdict) -> bool:
+    """Whether its interval is valid at every look: on its own, or times what is declared."""
+    return cell.kind in ("certificate", "conditional bound")
+
+
+def assumed(cells: Iterable[CellVerdict]) -> list[str]:
+    """What every certified number rests on: the sampler, the order, the tokens, the groups."""
+    named = dict.fromkeys(name for cell in cells for name in cell.assumptions if name in ALWAYS)
+    return [ASSUMPTIONS[name].text for name in named]
+
+
+def where(cell: CellVerdict, longest: int = 0) -> str:
+    """Where a cell was judged: a slice of the traffic, or of the golden texts."""
+    if cell.section != "numerical":
+        return place(cell.slice, longest)
+    return "golden texts" if cell.slice == WHOLE else f"{line(cell.slice, longest)} (golden texts)"
+
+
+def limit_sign(cell: CellVerdict) -> str:
+    return "≥" if cell.metric.endswith("_ratio") and cell.section == "observability" else "≤"
+
+
+def worst_first(cells: Iterable[CellVerdict]) -> list[CellVerdict]:
+    """By outcome, then by how far beyond the limit; the order of the contract breaks ties."""
+    rank = {outcome: i for i, outcome in enumerate(ORDER)}
+    return sorted(cells, key=lambda c: (rank.get(c.outcome, len(ORDER)), -excess(c)))
+
+
+def seen_first(cells: Iterable[CellVerdict]) -> CellVerdict | None:
+    """The enforced promise to name first: violated before others, then the largest of its limit."""
+    measured = (
+        c
+        for c in cells
+        if c.enforced and c.section != "observability" and c.value is not None and c.limit
+    )
+    return max(measured, key=lambda c: (c.outcome == "violated", excess(c)), default=None)
+
+
+def excess(cell: CellVerdict) -> float:
+    """The value in units of its limit; 0 where there is none, and for guards."""
+    if cell.section == "observability":
+        return 0.0
+    if cell.value is None or not cell.limit or math.isnan(cell.value):
+        return 0.0
+    return abs(cell.value) / abs(cell.limit)
+
+
+def reason(cell: CellVerdict) -> str:
+    """Why a cell is not decided, in two or three words; "" where it is."""
+    if cell.outcome != "inconclusive":
+        return ""
+    if cell.note == WITHIN_NOISE or (cell.floor and cell.limit and cell.floor >= cell.limit):
+        return "unreliable baseline"
+    if cell.open and cell.more:
+        return "too few data"
+    return "not decided"
+
+
+def meaning(cell: CellVerdict) -> str:
+    """What a number says and of what: kind, claim, interval, limit, n, alpha (law 3)."""
+    parts = [f"{quantity(cell)} on {where(cell)}", cell.outcome]
+    if cell.kind:
+        exact = cell.kind in ("fact", "bound")  # of these positions, so nothing is claimed
+        parts.append(cell.kind if exact else f"{cell.kind}, {cell.claim} claim")
+    if cell.interval:
+        low, high = (of_cell(cell, end) for end in cell.interval)
+        parts.append(f"interval [{low}, {high}]")
+    if cell.limit is not None:
+        parts.append(f"limit {limit_sign(cell)} {limit(cell)}")
+    if cell.floor is not None:
+        parts.append(f"self-noise floor on infer's tokens {of_cell(cell, cell.floor)}")
+    if cell.n:
+        parts.append(f"n {cell.n:,} {cell.units}")
+    if cell.missing:
+        parts.append(f"{cell.missing:,} missing")
+    if cell.alpha is not None:
+        parts.append(f"alpha {cell.alpha:.3g}")
+    return "; ".join(parts)
+
+
+def told(cell: CellVerdict) -> str:
+    """A cell in a sentence: what was found, against what, and why it is not decided."""
+    answer = reason(cell) or cell.outcome
+    text = f"{answer if cell.enforced else f'{answer} (monitored)'}: {quantity(cell)}"
+    if cell.value is not None:
+        text += f" is {of_cell(cell, cell.value)}"
+    text += f" on {where(cell)}"
+    if cell.limit is not None:
+        text += f", limit {limit_sign(cell)} {limit(cell)}"
+    if cell.interval:
+        text += f", interval [{', '.join(of_cell(cell, end) for end in cell.interval)}]"
+    if cell.n:
+        text += f", n {cell.n:,} {cell.units}"
+    if cell.note:
+        text += f"; {line(cell.note)}"
+    if cell.outcome == "inconclusive" and cell.more:
+        text += f"; about {cell.more:,} more prompt groups would decide"
+    return f"{text}."
+
+
+def measured(cell: CellVerdict) -> str:
+    """The number with its name: "Mean tv 0.0125", or "4.7 % of tokens with ... > 0.03"."""
+    value = of_cell(cell, cell.value)
+    if cell.threshold is not None:
+        return f"{value} of {quantity(cell)}"
+    text = f"{quantity(cell)} {value}"
+    return text[0].upper() + text[1:] if cell.aggregate else text

@@ -1,0 +1,253 @@
+# The four cards: is it fair, where does it sit, the worst token, could it have been missed.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from servanda.contract.model import WHOLE
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.drift_location import Contrast, contrast, parted
+from servanda.judgement.token_profile import Portrait, Worst
+from servanda.judgement.verdict import Caught, Verdict
+from servanda.report import format
+from servanda.report.summary import counted, dumped
+
+_ALIKE = 4.0  # self-noise that is parted by this much less is parted alike
+_GRADES = {
+    "verified": "same weights, tensor by tensor",
+    "derived": "same weights, by derivation",
+    "declared": "same weights, as declared only",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a card; glyph and tone are empty where nothing is judged."""
+
+    text: str
+    glyph: str = ""
+    tone: str = ""
+    strong: bool = False
+
+
+@dataclass(frozen=True)
+class Card:
+    title: str
+    lines: tuple[Line, ...]
+
+
+def cards(verdict: Verdict) -> tuple[Card, ...]:
+    """The four cards of the first screen."""
+    return (
+        Card("Is the comparison fair?", tuple(_fair(verdict))),
+        Card("Where the drift sits", tuple(_sits(verdict))),
+        Card("Worst token, in context", tuple(_worst(verdict))),
+        Card("Could this gate have missed it?", tuple(_missed(verdict))),
+    )
+
+
+def described(verdict: Verdict) -> tuple[str, Portrait]:
+    """What the tokens look like: of the workload, or of the golden texts, or nothing."""
+    for name, what in (("infer", "workload"), ("golden", "golden texts")):
+        portrait = verdict.portraits.get(name)
+        if portrait is not None and portrait.total.n:
+            return what, portrait
+    return "nothing", Portrait()
+
+
+def _fair(verdict: Verdict) -> list[Line]:
+    grade = verdict.key.grade
+    sure = grade != "declared"
+    lines = [Line(_GRADES[grade], "✓" if sure else "!", "holds" if sure else "inconclusive")]
+    for metric, says in (("usable_ratio", _coverage), ("sampler_fidelity", _sampler)):
+        cell = next((c for c in verdict.cells if c.metric == metric and c.slice == WHOLE), None)
+        if cell is not None:
+            tone = cell.outcome.replace(" ", "-")
+            lines.append(Line(says(cell), format.GLYPH[cell.outcome], tone))
+    peers = {side: verdict.portraits.get(f"self_{side}") for side in ("infer", "train")}
+    selves = {side: peer for side, peer in peers.items() if peer is not None}
+    known = {side: p.total.mean("tv") for side, p in selves.items() if p.total.n}
+    if known:
+        noise = ", ".join(f"{side} {format.number(v)}" for side, v in known.items())
+        n = max(p.total.n for p in selves.values())
+        text = f"each against itself on infer's tokens, mean TV: {noise} (n {n:,})"
+        lines.append(Line(text, "✓", "holds"))
+    else:
+        lines.append(Line("self-noise was not measured", "?", "inconclusive"))
+    if verdict.lost:
+        lines.append(Line(f"{verdict.lost:,} sequences lost", "!", "error"))
+    return lines
+
+
+def _coverage(cell: CellVerdict) -> str:
+    if cell.value is None:
+        return "logprobs: nothing measured"
+    return f"logprobs on {format.percent(cell.value)} of {cell.n:,} tokens"
+
+
+def _sampler(cell: CellVerdict) -> str:
+    told = {
+        "holds": "sampled as reported",
+        "violated": "not sampled as reported",
+    }.get(cell.outcome, "sampler not judged")
+    return f"{told}, n {cell.n:,} tokens" if cell.n else told
+
+
+def _sits(verdict: Verdict) -> list[Line]:
+    what, portrait = described(verdict)
+    if not portrait.total.n:
+        return [Line("No token was compared.")]
+    found = contrast(portrait)
+    if found is None and (broken := _broken_slices(verdict)):
+        return [
+            Line(f"On {broken[0]}.", strong=True),
+            *([Line(f"And on {', '.join(broken[1:])}.")] if broken[1:] else []),
+            Line("No edge of prompt length, position or entropy tells more."),
+        ]
+    if found is None:
+        mean = format.number(portrait.total.mean("tv"))
+        return [
+            Line("Nowhere in particular.", strong=True),
+            Line("No edge of prompt length, position or entropy doubles mean TV"),
+            Line(f"({mean} over n {portrait.total.n:,} tokens)."),
+        ]
+    return _contrast_lines(found, verdict, what)
+
+
+def _broken_slices(verdict: Verdict) -> list[str]:
+    """Slices on which a statistical clause is violated, the whole left out."""
+    red = (c for c in verdict.cells if c.outcome == "violated" and c.section == "statistical")
+    return [name for name in dict.fromkeys(c.slice for c in red) if name != WHOLE]
+
+
+def _contrast_lines(found: Contrast, verdict: Verdict, what: str) -> list[Line]:
+    inside, outside = found.inside, found.outside
+    times = "and none elsewhere"
+    if math.isfinite(found.ratio):
+        times = f"{found.ratio:.3g} times that of the others"
+    lines = [
+        Line(f"{found.words[0].upper()}{found.words[1:]}:", strong=True),
+        Line(f"mean TV {times}."),
+        Line(
+            f"{format.number(inside.mean('tv'))} (n {inside.n:,}) against "
+            f"{format.number(outside.mean('tv'))} (n {outside.n:,} tokens)."
+        ),
+    ]
+    own = verdict.portraits.get("self_infer")
+    noise = parted(own, found) if own is not None and what == "workload" else None
+    if noise is not None and noise >= found.ratio / _ALIKE:
+        lines.append(Line(f"So is infer against itself ({noise:.3g} times): it looks like noise."))
+    elif noise is not None:
+        lines.append(Line(f"Infer against itself: {noise:.2g} times, so it is not its noise."))
+    if what != "workload":
+        lines.append(Line(f"On the {what}."))
+    return lines
+
+
+def _worst(verdict: Verdict) -> list[Line]:
+    what, portrait = described(verdict)
+    if not portrait.worst:
+        return [Line("No token was compared.")]
+    worst = portrait.worst[0]
+    lines = [*_text_of(worst), *numbers_of(worst, prompts=not dumped(verdict))]
+    return lines if what == "workload" else [*lines, Line(f"From the {what}.")]
+
+
+def _text_of(worst: Worst) -> list[Line]:
+    if worst.text is None:
+        return [Line("(text is not stored: numbers only)")]
+    context = format.line(worst.context_text or "")[-60:]
+    return [Line(f"“…{context}” → “{format.line(worst.text, 30)}”", strong=True)]
+
+
+def numbers_of(worst: Worst, *, prompts: bool = True) -> list[Line]:
+    """What a worst token shows without its text.
+
+    Args:
+        prompts: whether its prompt is a line of a file: that of a dump is not.
+    """
+    of = f" (line {worst.row + 1} of the prompts)" if prompts else ""
+    rank = "" if worst.rank is None else f", rank {worst.rank + 1:.0f}"
+    entropy = "" if worst.entropy_nats is None else f", entropy {worst.entropy_nats:.2f} nats"
+    return [
+        Line(f"train {chance(worst.p_train)} → infer {chance(worst.p_infer)}{rank}", strong=True),
+        Line(f"|log ratio| {format.number(worst.abs_log_ratio)} nats{entropy}"),
+        Line(
+            f"token id {worst.token} at position {worst.position}, after a prompt of "
+            f"{worst.prompt_tokens:,} tokens{of}"
+        ),
+    ]
+
+
+def chance(p: float) -> str:
+    """A probability, with three digits wherever it lies."""
+    return f"{p:.3g}" if p >= 1e-3 or p == 0 else f"{p:.0e}"
+
+
+def _missed(verdict: Verdict) -> list[Line]:
+    if verdict.power:
+        return _power(verdict)
+    cells = [c for c in counted(verdict.cells) if format.certified(c)]
+    reach = [(c, r) for c in cells if (r := least_seen(c, verdict)) is not None]
+    if not reach:
+        return [Line("No interval was computed, so nothing is known about what it would miss.")]
+    blind = max(reach, key=lambda pair: pair[1] / abs(pair[0].limit or 1.0))
+    lines = [Line("By the widths of this run's intervals, red from about:")]
+    whole = next((pair for pair in reach if pair[0].slice == WHOLE), None)
+    for cell, seen in dict.fromkeys(filter(None, (whole, blind))):
+        lines.append(
+            Line(
+                f"{format.place(cell.slice, 24)}: {_about(cell, seen)} "
+                f"(limit {format.limit(cell)})",
+                strong=True,
+            )
+        )
+    least = "; the last is the least sensitive slice" if blind[0].slice != WHOLE else ""
+    lines.append(Line(f"{format.quantity(blind[0])}{least}"))
+    unseen = [c.slice for c in cells if not c.n]
+    if unseen:
+        lines.append(Line(f"Not seen at all: {len(unseen)} cells that met no token."))
+    return lines
+
+
+def _about(cell: CellVerdict, seen: float) -> str:
+    return f"{100 * seen:.2g} %" if cell.threshold is not None else f"{seen:.2g}"
+
+
+def _power(verdict: Verdict) -> list[Line]:
+    lines = []
+    for met, at in ((False, "the catalogue's strengths"), (True, "the strengths of the field")):
+        found = [c for c in verdict.power if c.met == met]
+        missed = [c for c in found if not c.by]
+        if found:
+            caught = f"{len(found) - len(missed)} of {len(found)}"
+            told = f"At {at} this size catches {caught} known faults."
+            lines.append(Line(told, strong=not met))
+        if missed:
+            names = ", ".join(format.line(_strong(c), 48) for c in missed[:4])
+            more = f", {len(missed) - 4} more" if len(missed) > 4 else ""
+            lines.append(Line(f"Missed: {names}{more}."))
+    grounds = sorted({c.grounds for c in verdict.power if c.grounds})
+    return [*lines, *(Line(f"Known {format.line(g, 80)}.") for g in grounds[:1])]
+
+
+def _strong(caught: Caught) -> str:
+    """A fault with its strength, where it has one."""
+    with_value = caught.strength not in ("", "true")
+    return f"{caught.fault} at {caught.strength}" if with_value else caught.fault
+
+
+def least_seen(cell: CellVerdict, verdict: Verdict) -> float | None:
+    """About the smallest mean that a run like this one would have called violated.
+
+    The interval's wider side, widened from alpha to the price of a violation, above the
+    limit (or above twice the floor).  An estimate: widths change with the mean.
+    """
+    if not cell.interval or cell.value is None or cell.limit is None or not cell.alpha:
+        return None
+    side = max(cell.value - cell.interval[0], cell.interval[1] - cell.value)
+    share = cell.alpha * verdict.part
+    price = math.log(max(verdict.price_cells, 1) / share) / math.log(1 / cell.alpha)
+    red_line = max(cell.limit, 2 * (cell.floor or 0.0))
+    return red_line + side * math.sqrt(price) if math.isfinite(side) else None

@@ -1,0 +1,45 @@
+# What a verdict implies, for the fold of the page: the chain from its certified upper ends.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from servanda.contract import yaml_reader
+from servanda.contract.model import Contract
+from servanda.errors import ContractError
+from servanda.judgement.bound_chain import chain
+from servanda.judgement.verdict import Verdict
+from servanda.report.explain import chain_text
+
+
+@dataclass(frozen=True)
+class Implied:
+    """The chain in one line, and as text."""
+
+    summary: str
+    text: str
+
+
+def implied(verdict: Verdict) -> Implied | None:
+    """The chain of a verdict; None where the text of its contract was not kept."""
+    contract = _contract(verdict.circumstances.contract_text)
+    found = chain(contract, verdict) if contract else None
+    if found is None or not found.steps:
+        return None
+    summary = f"{len(found.steps)} numbers follow"
+    if found.vacuous:
+        summary += f", {len(found.vacuous)} of them vacuous"
+    return Implied(summary, chain_text(found))
+
+
+def _contract(text: str) -> Contract | None:
+    """As it was judged: lint had its say when it was run."""
+    if not text:
+        return None
+    try:
+        data, _, problems = yaml_reader.read(text, "the contract of the verdict")
+        return None if problems else Contract.model_validate(data)
+    except (ContractError, ValidationError):
+        return None

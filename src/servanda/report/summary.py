@@ -1,0 +1,215 @@
+# The verdict in one sentence, and the line under it: what breaks where, and whom it hits.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from servanda.contract.model import EXTERNAL, WHOLE
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.fidelity import FOUND_TRAIN
+from servanda.judgement.verdict import Verdict
+from servanda.report.format import (
+    excess,
+    limit,
+    line,
+    measured,
+    percent,
+    reason,
+    where,
+    worst_first,
+)
+
+_ANSWERS = {
+    "violated": ("✗", "Do not promote."),
+    "holds": ("✓", "May promote."),
+    "inconclusive": ("…", "Not decided."),
+    "error": ("!", "Measuring failed."),
+}
+_OF_A_TRAINER = {
+    "violated": ("✗", "Do not go on as it is."),
+    "holds": ("✓", "Go on."),
+    "inconclusive": ("…", "Not decided."),
+    "error": ("!", "The data cannot be trusted."),
+}
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The verdict in one sentence: glyph and answer, then what breaks where, and the rest."""
+
+    glyph: str
+    answer: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.glyph} {self.answer} {self.text}"
+
+
+def counted(cells: Iterable[CellVerdict]) -> list[CellVerdict]:
+    """Cells that carry the verdict."""
+    return [c for c in cells if c.enforced and c.outcome != "not applicable"]
+
+
+def headline(verdict: Verdict) -> Headline:
+    """The sentence of every report."""
+    glyph, answer = (_OF_A_TRAINER if dumped(verdict) else _ANSWERS)[verdict.outcome]
+    cells = counted(verdict.cells)
+    bad = worst_first(c for c in cells if c.outcome == verdict.outcome)
+    promises = [c for c in cells if c.section != "observability"]
+    if not promises:
+        text = f"No enforced clause is judged at stage {line(verdict.stage)}."
+    elif verdict.outcome == "holds":
+        text = f"Every promise holds, {_extent(promises)}."
+    elif verdict.outcome == "violated":
+        text = _broken(bad) if _untrusted(bad) else f"{_broken(bad)} {_rest(cells)}"
+    elif verdict.outcome == "error":
+        text = _failed(bad, cells)
+    else:
+        text = _open(bad, verdict.more)
+    return Headline(glyph, answer, text.strip())
+
+
+def dumped(verdict: Verdict) -> bool:
+    """Whether a trainer ran both kernels, and wrote down what they said."""
+    return verdict.key.train == verdict.key.infer == EXTERNAL
+
+
+def _failed(bad: Sequence[CellVerdict], cells: Sequence[CellVerdict]) -> str:
+    """Why there is no answer: of the cells that failed, or else of the data under all of them."""
+    if bad:
+        return f"{_names(bad)}: {line(bad[0].note, 120) or 'no usable number'}."
+    why = next((c.note for c in cells if c.note), "no usable number")
+    return f"{line(why, 200).removeprefix('the data is not sound: ')}."
+
+
+def _extent(cells: Sequence[CellVerdict]) -> str:
+    slices = {c.slice for c in cells}
+    parts = ["the whole traffic"] if WHOLE in slices else []
+    if len(slices - {WHOLE}):
+        parts.append(_count(len(slices - {WHOLE}), "slice"))
+    return f"on {' and '.join(parts)}"
+
+
+def _untrusted(bad: Sequence[CellVerdict]) -> bool:
+    return any(c.metric in ("sampler_fidelity", "served_fidelity") for c in bad)
+
+
+def _broken(bad: Sequence[CellVerdict]) -> str:
+    if any(c.note == FOUND_TRAIN for c in bad):
+        return "What train draws does not follow the distribution that it reports."
+    if _untrusted(bad):
+        return "What it serves does not follow the distribution that it reports."
+    if not any(c.section == "statistical" for c in bad):
+        return f"The infer kernel breaks {_names(bad)}."
+    slices = list(dict.fromkeys(c.slice for c in bad))
+    if WHOLE in slices:
+        others = len(slices) - 1
+        more = f" and {_count(others, 'slice')}" if others else ""
+        clauses = {c.clause for c in bad}
+        what = "" if len(clauses) > 1 else f"{line(bad[0].clause, 40)} on "
+        return f"The infer kernel breaks {what}the whole traffic{more}."
+    names = [line(s, 40) for s in slices[:2]]
+    if len(slices) > 2:
+        return f"The infer kernel breaks {len(slices)} slices: {', '.join(names)} and others."
+    noun = "slices" if len(names) > 1 else "slice"
+    return f"The infer kernel breaks {noun} {' and '.join(names)}."
+
+
+def _rest(cells: Sequence[CellVerdict]) -> str:
+    """What holds beside it: the whole, and how many slices."""
+    sampled = [c for c in cells if c.section == "statistical"]
+    if not sampled:
+        return ""
+    broken = {c.slice for c in sampled if c.outcome != "holds"}
+    fine = {c.slice for c in sampled} - broken
+    undecided = len({c.slice for c in sampled if c.outcome == "inconclusive"})
+    parts = ["the whole traffic"] if WHOLE in fine else []
+    if others := len(fine - {WHOLE}):
+        more = "other " if broken else ""
+        parts.append(_count(others, f"{more}slice"))
+    if not parts:
+        return f"{_count(undecided, 'slice')} not decided." if undecided else "No slice holds."
+    verb = "hold" if len(parts) > 1 or others > 1 else "holds"
+    text = f"{' and '.join(parts)} {verb}."
+    return text[0].upper() + text[1:]
+
+
+def _open(bad: Sequence[CellVerdict], more: int | None) -> str:
+    first = bad[0]
+    why = {
+        "unreliable baseline": "beyond its limit, yet within the kernels' own noise",
+        "too few data": "too few data",
+    }.get(reason(first), line(first.note, 90) or "neither shown to hold nor to be violated")
+    text = f"{_names(bad[:1])}: {why}"
+    if len(bad) > 1:
+        text += f"; {_count(len(bad) - 1, 'more cell')} open"
+    return text + (f". About {more:,} more prompt groups would decide." if more else ".")
+
+
+def _names(cells: Sequence[CellVerdict]) -> str:
+    names = ", ".join(f"{line(c.clause, 40)} on {where(c, 40)}" for c in cells[:2])
+    return names + (f" and {len(cells) - 2} more" if len(cells) > 2 else "")
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def impact(verdict: Verdict) -> str:
+    """Under the sentence: the worst number, the traffic hit, what people would see there."""
+    cells = counted(verdict.cells)
+    bad = worst_first(c for c in cells if c.outcome == verdict.outcome)
+    parts = []
+    if _untrusted(bad) and verdict.outcome == "violated":
+        parts.append("Logprobs say nothing about such tokens, so no other promise is judged.")
+    if verdict.outcome in ("violated", "inconclusive"):
+        parts += _worst_number(bad)
+    if verdict.outcome == "violated":
+        parts += _traffic(bad) + _flips(verdict, bad)
+    elif verdict.outcome == "holds":
+        parts += _nearest(cells)
+    parts.append(f"Exit code {verdict.exit_code}.")
+    return " ".join(parts)
+
+
+def _worst_number(bad: Sequence[CellVerdict]) -> list[str]:
+    cell = next((c for c in bad if c.value is not None and c.limit is not None), None)
+    if cell is None:
+        return []
+    return [f"{measured(cell)} on {where(cell, 40)}, limit {limit(cell)}."]
+
+
+def _nearest(cells: Sequence[CellVerdict]) -> list[str]:
+    judged = [c for c in cells if c.section != "observability"]
+    cell = max((c for c in judged if c.value is not None), key=excess, default=None)
+    if cell is None or not excess(cell):
+        return []
+    found = f"{measured(cell)} on {where(cell, 40)}"
+    return [f"{found} comes nearest to its limit, {limit(cell)}."]
+
+
+def _traffic(bad: Sequence[CellVerdict]) -> list[str]:
+    shares = {c.slice: c.share for c in bad if c.share is not None and c.workload}
+    if not shares or any(c.section == "observability" for c in bad):
+        return []
+    if WHOLE in shares:
+        return ["All traffic is affected."]
+    least = "At least " if len(shares) > 1 else ""
+    return [f"{least}{percent(max(shares.values()))} of the tokens are affected."]
+
+
+def _flips(verdict: Verdict, bad: Sequence[CellVerdict]) -> list[str]:
+    infer = verdict.portraits.get("infer")
+    name = next((c.slice for c in bad if c.section == "statistical"), None)
+    if infer is None or name is None or name not in infer.slices:
+        return []
+    there, whole = infer.slices[name].mean("flips"), infer.total.mean("flips")
+    if there is None or whole is None:
+        return []
+    text = f"There {percent(there)} of the most likely tokens change"
+    stable = verdict.portraits.get("stable")
+    today = stable.slices[name].mean("flips") if stable and name in stable.slices else None
+    if today is not None:
+        return [f"{text} (stable kernel {percent(today)})."]
+    return [f"{text}." if name == WHOLE else f"{text} (whole traffic {percent(whole)})."]

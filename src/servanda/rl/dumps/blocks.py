@@ -1,0 +1,151 @@
+# Blocks: a dump cut anew, so that what is computed does not depend on how a reader chunked it.
+#
+# A block ends with its step, or with the sequence that brings it to BLOCK_TOKENS tokens.  Its
+# order is that of the dump: nothing about an outcome decides what is in it.
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from servanda.traces.pair import pair
+from servanda.traces.rollouts import REMOVED, Array, Rollouts
+from servanda.traces.trace import TracePair
+
+BLOCK_TOKENS = 65_536  # prompts included
+
+
+def blocks(chunks: Iterable[Rollouts], tokens: int = BLOCK_TOKENS) -> Iterator[Rollouts]:
+    """The same sequences in the same order, in blocks of one step each."""
+    held: list[Rollouts] = []
+    room = tokens
+    for chunk in chunks:
+        at = 0
+        if held and held[0].step != chunk.step:
+            yield _joined(held)
+            held, room = [], tokens
+        while at < len(chunk):
+            ends = np.flatnonzero(chunk.length_S[at:].cumsum() >= room)
+            end = at + int(ends[0]) + 1 if len(ends) else len(chunk)
+            part = taken(chunk, at, end)
+            held.append(part)
+            room -= int(part.length_S.sum())
+            at = end
+            if room <= 0:
+                yield _joined(held)
+                held, room = [], tokens
+    if held:
+        yield _joined(held)
+
+
+def taken(chunk: Rollouts, first: int, end: int) -> Rollouts:
+    """Sequences first..end-1 of a chunk."""
+    starts = np.r_[0, chunk.length_S.cumsum()]
+    span = slice(int(starts[first]), int(starts[end]))
+    return Rollouts(
+        chunk.step,
+        chunk.length_S[first:end],
+        chunk.token_N[span],
+        chunk.mask_N[span],
+        chunk.logp_train_N[span],
+        chunk.logp_infer_N[span],
+        chunk.group_S[first:end],
+        chunk.source_S[first:end],
+        {name: values[first:end] for name, values in chunk.labels.items()},
+        {name: values[first:end] for name, values in chunk.per_sequence.items()},
+        {name: values[span] for name, values in chunk.per_token.items()},
+    )
+
+
+def _joined(parts: Sequence[Rollouts]) -> Rollouts:
+    """Parts of one step as one; a column that a part lacks is unknown there."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def all_of(name: str) -> Array:
+        return np.concatenate([getattr(p, name) for p in parts])
+
+    labels = {name for p in parts for name in p.labels}
+    per_sequence = {name for p in parts for name in p.per_sequence}
+    per_token = {name for p in parts for name in p.per_token}
+    return Rollouts(
+        parts[0].step,
+        all_of("length_S"),
+        all_of("token_N"),
+        all_of("mask_N"),
+        all_of("logp_train_N"),
+        all_of("logp_infer_N"),
+        tuple(group for p in parts for group in p.group_S),
+        tuple(source for p in parts for source in p.source_S),
+        {n: tuple(v for p in parts for v in p.labels.get(n, ("",) * len(p))) for n in labels},
+        {
+            n: np.concatenate([_known(p.per_sequence, n, len(p)) for p in parts])
+            for n in per_sequence
+        },
+        {
+            n: np.concatenate([_known(p.per_token, n, len(p.token_N)) for p in parts])
+            for n in per_token
+        },
+    )
+
+
+def _known(columns: Mapping[str, Array], name: str, size: int) -> Array:
+    return columns[name] if name in columns else np.full(size, np.nan)
+
+
+def paired(block: Rollouts, first: int, *, filtered: bool = True) -> TracePair:
+    """Both kernels on the trained tokens of a block.
+
+    Args:
+        first: launch index of its first sequence.
+        filtered: False: with the tokens that a filter of the trainer removed.
+    """
+    removed_N, mask_N = block.removed_N, block.mask_N
+    if removed_N is None:
+        removed_N = np.zeros(len(mask_N), dtype=bool)
+    columns = {n: v for n, v in block.per_token.items() if n in ("staleness", "entropy_nats")}
+    return pair(
+        block.logp_train_N,
+        block.logp_infer_N,
+        mask_N if filtered else mask_N | removed_N,
+        groups=block.group_S,
+        labels=block.labels,
+        tokens=block.token_N,
+        lengths=block.length_S,
+        per_token={**columns, REMOVED: removed_N.astype(np.float64)},
+        first=first,
+    )
+
+
+class ContentDigest:
+    """Of everything in a dump that a verdict rests on, block by block."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def add(self, block: Rollouts) -> None:
+        # a column that says nothing is there or not as the reader cut its chunks
+        labels = [(name, values) for name, values in sorted(block.labels.items()) if any(values)]
+        texts = [block.step, block.group_S, labels]
+        self._hash.update(repr(texts).encode("utf-8", "surrogatepass"))
+        columns = {
+            "length": block.length_S.astype(np.int64),
+            "token": block.token_N.astype(np.int64),
+            "mask": block.mask_N.astype(bool),
+            "train": block.logp_train_N.astype(np.float64),
+            "infer": block.logp_infer_N.astype(np.float64),
+            **{
+                f"per_token {name}": values.astype(np.float64)
+                for name, values in sorted(block.per_token.items())
+                if not np.isnan(values).all()
+            },
+        }
+        for name, column in columns.items():
+            self._hash.update(name.encode())
+            self._hash.update(np.ascontiguousarray(column).tobytes())
+
+    @property
+    def value(self) -> str:
+        return self._hash.hexdigest()

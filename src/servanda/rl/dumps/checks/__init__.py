@@ -1,0 +1,83 @@
+# Whether the data of a dump can be evidence at all: checks that need no limit and no contract.
+#
+# What is not tested: the temperature and the top-p of the sampler.  The logprobs of drawn tokens
+# alone cannot tell a processed one from that of another kernel, but for weights whose mean is
+# above 1 (`coherence`).
+
+from __future__ import annotations
+
+import numpy as np
+
+from servanda.rl.dumps.checks import (
+    coherence,
+    copies,
+    coverage,
+    ends,
+    line_up,
+    precision,
+    prompts,
+    retokenisation,
+    trained_tokens,
+    valid_logprobs,
+    zeros,
+)
+from servanda.rl.dumps.checks.base import CHECKS, Check, Finding, State, of_step
+from servanda.traces.rollouts import Rollouts
+
+__all__ = ["CHECKS", "Check", "Finding", "Soundness", "State", "of_step"]
+
+# importing a module registers its check
+_BUILTIN = (
+    coherence,
+    copies,
+    coverage,
+    ends,
+    line_up,
+    precision,
+    prompts,
+    retokenisation,
+    trained_tokens,
+    valid_logprobs,
+    zeros,
+)
+_FIRST = ("coverage", "zeros", "line_up", "coherence")  # as reports list them
+
+
+class Soundness:
+    """Every check over the chunks of a dump, in bounded memory.
+
+    Args:
+        before: of the step before these chunks, where each step has checks of its own; what was
+            there already is a copy.
+
+    >>> [finding.state for finding in Soundness().findings()][:2]
+    ['unsound', 'ok']
+    """
+
+    def __init__(self, before: Soundness | None = None) -> None:
+        names = dict.fromkeys((*_FIRST, *CHECKS))
+        self._checks: dict[str, Check] = {name: CHECKS[name]() for name in names}
+        if before is not None:
+            self._copies.follow(before._copies)
+
+    @property
+    def _copies(self) -> copies.Copies:
+        found = self._checks["copies"]
+        assert isinstance(found, copies.Copies)
+        return found
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """A digest of what each step has -> the step; for whoever goes on in another process."""
+        return self._copies.steps
+
+    def add(self, rollouts: Rollouts) -> None:
+        """See a chunk; chunks come in the order of the dump."""
+        with np.errstate(over="ignore", invalid="ignore"):  # a dump may hold any number
+            for each in self._checks.values():
+                each.add(rollouts)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What each check says of everything seen so far."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return tuple(each.finding() for each in self._checks.values())

@@ -1,0 +1,90 @@
+# Coherence: the mean weight of tokens drawn from infer cannot be above 1.
+#
+# Where it is, the sampler's logprobs are not those it drew with: raw beside processed, or of
+# other tokens.  Two things are told apart from that.  Turns that were re-tokenised have
+# logprobs of other tokens where they begin, and nowhere else: that is a fault of those tokens,
+# so the first ones of later turns are weighed by themselves.  And a mean that is above 1 by
+# less than a thousandth moves no verdict: a float32 softmax over a large vocabulary is off by
+# some 1e-5 nats, and a filter by reward tilts what is left.
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from servanda.rl.dumps.checks.base import Finding, check, heads
+from servanda.theory.divergence.precision import captured, errors
+from servanda.theory.stats import Coherence
+from servanda.traces.rollouts import Array, Rollouts
+
+_LIMIT_NATS = math.log(1e6)  # evidence of a million to one
+_GROSS_NATS = 1e-3
+
+
+@check("coherence")
+class MeanWeight:
+    """Evidence that E w > 1, w = p_train / p_infer, over all trained tokens with both logprobs.
+
+    `fine` is of all tokens, as they were recorded; `heads` and `rest` are of the first tokens
+    of later turns and of all others, each weight taken a thousandth lower.
+    """
+
+    def __init__(self) -> None:
+        self.fine, self.heads, self.rest = Coherence(), Coherence(), Coherence()
+        self.first = ""
+        self.weight, self.weighed = 0.0, 0
+
+    def add(self, rollouts: Rollouts) -> None:
+        train_N, infer_N = rollouts.logp_train_N, rollouts.logp_infer_N
+        known_N = rollouts.mask_N & ~np.isnan(train_N) & np.isfinite(infer_N) & (train_N < np.inf)
+        if not known_N.any():
+            return
+        train_K, infer_K, head_K = train_N[known_N], infer_N[known_N], heads(rollouts)[known_N]
+        self.weight += float(np.exp(train_K - infer_K).sum())
+        self.weighed += len(train_K)
+        ratio_K, error_K = train_K - infer_K, _error(train_K) + _error(infer_K)
+        gross_K = np.maximum(error_K, _GROSS_NATS)
+        self.fine += Coherence.of(ratio_K, error_N=error_K)
+        self.rest += Coherence.of(ratio_K[~head_K], error_N=gross_K[~head_K])
+        if head_K.any():
+            self.heads += Coherence.of(ratio_K[head_K], error_N=gross_K[head_K])
+        if not self.first and max(self.rest.log_e, self.heads.log_e) >= _LIMIT_NATS:
+            # of the chunk that completes the evidence, the sequence that gives most of it
+            above_S = np.bincount(rollouts.sequence_N[known_N], np.expm1(np.minimum(ratio_K, 50.0)))
+            self.first = rollouts.source_S[int(above_S.argmax())]
+
+    def finding(self) -> Finding:
+        numbers = {"tokens": float(self.fine.n), "log_e": self.fine.log_e}
+        if self.weighed and math.isfinite(self.weight):
+            numbers["mean"] = self.weight / self.weighed
+        if not self.fine.n:
+            return Finding("coherence", "warning", "no token to tell the mean weight by", numbers)
+        if self.rest.log_e >= _LIMIT_NATS:
+            text = (
+                "the mean weight of the tokens is above 1, which no two distributions have: the "
+                "sampler's logprobs are not those it drew with (raw ones, or of other tokens)"
+            )
+            return Finding("coherence", "unsound", text, numbers, self.first)
+        if self.heads.log_e >= _LIMIT_NATS:
+            text = (
+                "the mean weight is above 1 at the first tokens of later turns, and nowhere else: "
+                "the logprobs there are of other tokens (re-tokenised at a tool boundary?)"
+            )
+            return Finding("coherence", "warning", text, numbers, self.first)
+        if self.fine.log_e >= _LIMIT_NATS:
+            text = (
+                "the mean weight of the tokens is above 1 by less than a thousandth: the sides "
+                "are swapped, or sequences were chosen by what came of them"
+            )
+            return Finding("coherence", "warning", text, numbers)
+        text = (
+            "the mean weight is not above 1, as it must be where the sampler's logprobs are "
+            "those it drew with (its temperature is not tested by this)"
+        )
+        return Finding("coherence", "ok", text, numbers)
+
+
+def _error(logp_N: Array) -> Array:
+    """The most that recording moved each value by."""
+    return errors(logp_N, captured(logp_N))

@@ -1,0 +1,42 @@
+# Coverage: how many trained tokens have both logprobs.  Absent is not zero.
+
+from __future__ import annotations
+
+import numpy as np
+
+from servanda.rl.dumps.checks.base import Finding, First, check, share
+from servanda.traces.rollouts import Rollouts
+
+WARN, UNSOUND = 0.9999, 0.999
+
+
+@check("coverage")
+class Coverage:
+    """Counts trained tokens that miss a logprob; a NaN is a miss, an infinity is a value."""
+
+    def __init__(self) -> None:
+        self.tokens = self.train = self.infer = self.both = 0
+        self.first = First()
+
+    def add(self, rollouts: Rollouts) -> None:
+        mask_N = rollouts.mask_N
+        train_N, infer_N = ~np.isnan(rollouts.logp_train_N), ~np.isnan(rollouts.logp_infer_N)
+        self.tokens += int(mask_N.sum())
+        self.train += int((mask_N & train_N).sum())
+        self.infer += int((mask_N & infer_N).sum())
+        self.both += int((mask_N & train_N & infer_N).sum())
+        self.first.see(rollouts, mask_N & ~(train_N & infer_N))
+
+    def finding(self) -> Finding:
+        if not self.tokens:
+            return Finding("coverage", "unsound", "the dump has no trained token")
+        covered = share(self.both, self.tokens)
+        text = f"both logprobs on {covered:.2%} of {self.tokens:,} trained tokens"
+        if self.both < self.tokens:
+            text = (
+                f"both logprobs on {self.both:,} of {self.tokens:,} trained tokens "
+                f"(the trainer's on {self.train:,}, the sampler's on {self.infer:,})"
+            )
+        state = "unsound" if covered < UNSOUND else "warning" if covered < WARN else "ok"
+        numbers = {"tokens": self.tokens, "both": self.both, "share": covered}
+        return Finding("coverage", state, text, numbers, self.first.place)

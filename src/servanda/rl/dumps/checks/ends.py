@@ -1,0 +1,91 @@
+# Ends: answers that stop where nothing ended them.
+#
+# A rollout that was aborted and kept as an answer ends neither in a token that ends others nor at
+# the length limit.  What it would have gone on with is not in the dump, and where answers are cut
+# *because* the two sides diverge there, what is left looks better than the kernels are.
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from servanda.rl.dumps.checks.base import Finding, check, share
+from servanda.traces.rollouts import Array, Rollouts
+
+MANY = 0.01  # of the sequences
+_OFTEN = 0.02  # of the early ones: an id that ends so many may be an end token, beside one that
+_MOST, _TIMES = 0.1, 5  # ends so many, so many times as often as it is drawn elsewhere
+_HELD = 1 << 17  # sequences that are looked at
+
+
+@check("ends")
+class Ends:
+    """Counts sequences that are shorter than the longest of their step and stop at no end token.
+
+    A token that most of the shorter sequences stop at, or many while it is rare within them, is
+    taken for an end token.
+    """
+
+    def __init__(self) -> None:
+        self.sequences = 0
+        self._last: list[Array] = []  # chunk -> [S, 4]: step, trained tokens, all tokens, id
+        self._drawn: Counter[int] = Counter()  # id -> how often it was drawn
+        self._places: list[tuple[str, ...]] = []
+
+    def add(self, rollouts: Rollouts) -> None:
+        if self.sequences >= _HELD:
+            return
+        trained_S = np.bincount(rollouts.sequence_N[rollouts.mask_N], minlength=len(rollouts))
+        drawn_S = trained_S > 0
+        at_N = np.flatnonzero(rollouts.mask_N)
+        last_S = at_N[np.cumsum(trained_S)[drawn_S] - 1]
+        step_S = np.full(len(last_S), rollouts.step)
+        ends = step_S, trained_S[drawn_S], rollouts.length_S[drawn_S], rollouts.token_N[last_S]
+        self.sequences += int(drawn_S.sum())
+        drawn, count = np.unique(rollouts.token_N[rollouts.mask_N], return_counts=True)
+        self._drawn.update(dict(zip(drawn.tolist(), count.tolist(), strict=True)))
+        self._last.append(np.stack(ends, axis=-1))
+        self._places.append(tuple(p for p, d in zip(rollouts.source_S, drawn_S, strict=True) if d))
+
+    def finding(self) -> Finding:
+        if not self.sequences:
+            return Finding("ends", "ok", "no answer", {"sequences": 0, "cut": 0})
+        last_S4 = np.concatenate(self._last)
+        _, step_S = np.unique(last_S4[:, 0], return_inverse=True)
+        longest = np.zeros((step_S.max() + 1, 2), dtype=np.int64)
+        np.maximum.at(longest, step_S, last_S4[:, 1:3])
+        early_S = (last_S4[:, 1:3] < longest[step_S]).all(axis=-1)
+        count = Counter(last_S4[early_S, 3].tolist())
+        early = count.total()
+        numbers = {"sequences": self.sequences, "early": early}
+        if not early:
+            text = "every answer is as long as the longest"
+            return Finding("ends", "ok", text, {**numbers, "cut": 0})
+        ends = [token for token, n in count.most_common() if n > _OFTEN * early]
+        if not ends or count[ends[0]] <= early / 2:  # what is rare within answers, then
+            ends = [token for token in ends if self._is_rare(token, count[token] / early)]
+        if not ends or count[ends[0]] < _MOST * early:
+            numbers["untold"] = early
+            text = (
+                f"no token ends many of the {early:,} shorter answers (the loss mask may leave it "
+                "out): whether some were aborted cannot be told"
+            )
+            return Finding("ends", "ok", text, numbers)
+        cut_S = early_S & ~np.isin(last_S4[:, 3], ends)
+        cut = int(cut_S.sum())
+        numbers["cut"] = cut
+        if not cut:
+            return Finding("ends", "ok", "every shorter answer stops at an end token", numbers)
+        text = (
+            f"{cut:,} of {self.sequences:,} answers are shorter than the longest and do not stop "
+            f"at an end token (id {ends[0]} ends {count[ends[0]]:,}): where rollouts were aborted "
+            "because the two sides differ, what is left looks better than the kernels are"
+        )
+        first = [p for places in self._places for p in places][int(cut_S.argmax())]
+        state = "warning" if share(cut, self.sequences) > MANY else "ok"
+        return Finding("ends", state, text, numbers, first)
+
+    def _is_rare(self, token: int, share_of_ends: float) -> bool:
+        """Whether a token ends answers far more often than it is drawn within them."""
+        return share_of_ends >= _TIMES * self._drawn[token] / self._drawn.total()

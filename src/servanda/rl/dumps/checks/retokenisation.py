@@ -1,0 +1,65 @@
+# Re-tokenised turns: text that went through a tool and came back as other tokens.
+#
+# The sampler scored its own tokens, the trainer the new ones, so the two disagree wildly where a
+# turn begins.  A kernel that is off everywhere is not that, so the share is held against that of
+# all other tokens.
+
+from __future__ import annotations
+
+import numpy as np
+
+from servanda.rl.dumps.checks.base import Finding, First, check, heads, share
+from servanda.traces.rollouts import Rollouts
+
+FAR_NATS = 4.0
+TIMES = 10  # how much more often at the head of a turn than elsewhere
+
+
+@check("retokenised")
+class Retokenised:
+    """Counts heads of second and later turns where the sides are more than 4 nats apart."""
+
+    def __init__(self) -> None:
+        self.turns = self.suspects = self.sequences = 0
+        self.head = self.head_far = self.rest = self.rest_far = 0
+        self.first = First()
+
+    def add(self, rollouts: Rollouts) -> None:
+        turn_N, head_N = rollouts.turn_N, heads(rollouts)
+        with np.errstate(invalid="ignore"):
+            far_N = np.abs(rollouts.logp_train_N - rollouts.logp_infer_N) > FAR_NATS
+        # a value that was never recorded is no sign of another token (`zeros` says so)
+        far_N &= rollouts.mask_N & (rollouts.logp_train_N != 0) & (rollouts.logp_infer_N != 0)
+        rest_N = rollouts.mask_N & ~head_N
+        hit_N = head_N & far_N
+        self.turns += int(((turn_N >= 2) & (rollouts.turn_token_N == 0)).sum())
+        places = np.stack([rollouts.sequence_N[hit_N], turn_N[hit_N]])
+        self.suspects += np.unique(places, axis=1).shape[1]
+        self.sequences += len(np.unique(places[0]))
+        self.head += int(head_N.sum())
+        self.head_far += int(hit_N.sum())
+        self.rest += int(rest_N.sum())
+        self.rest_far += int((rest_N & far_N).sum())
+        self.first.see(rollouts, hit_N)
+
+    def finding(self) -> Finding:
+        numbers = {
+            "turns": self.turns,
+            "suspects": self.suspects,
+            "sequences": self.sequences,
+            "elsewhere": share(self.rest_far, self.rest),
+        }
+        if not self.turns:
+            text = "no sequence has a second turn: nothing could be re-tokenised"
+            return Finding("retokenised", "ok", text, numbers)
+        # one far token elsewhere is allowed for, so that none does not divide
+        usual = (self.rest_far + 1) / (self.rest + 1)
+        if not self.suspects or share(self.head_far, self.head) <= TIMES * usual:
+            text = f"{self.turns:,} later turns begin as the rest goes on"
+            return Finding("retokenised", "ok", text, numbers)
+        text = (
+            f"{self.suspects:,} of {self.turns:,} later turns, in {self.sequences:,} sequences, "
+            f"begin with tokens that the sides see more than {FAR_NATS:g} nats apart: "
+            "re-tokenised at a tool boundary?"
+        )
+        return Finding("retokenised", "warning", text, numbers, self.first.place)

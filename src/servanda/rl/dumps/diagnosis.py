@@ -1,0 +1,251 @@
+# Causes: what the shape of the red slices fits.  An estimate: it names what to look at first.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from servanda.judgement.slices.rules import LABEL, Cut
+from servanda.judgement.workload_coverage import listed
+from servanda.rl.dumps.steps import WORST, Trend
+
+GROWS, DOUBLED = 1.5, 2.0  # of a trend: worth a word, and a serious one
+_MOST_OF_IT = 0.5  # of the excess, before a slice is called its cause
+_FEW = 0.75  # of the drift in the worst sequences: stale caches .93, FP8 .39, a lost LoRA .51
+_ZERO = np.zeros(1)
+# labels that a dump has of itself, not of its texts
+_LABELLED = {
+    "replica": "{} itself: its weights, its build, its hardware",
+    "env": "what {} sends: its prompts, its sampling, its tools",
+}
+_GROWING = {
+    "context.position": "an error that grows along the answer: positions, or a low-precision cache",
+    "context.length": "long contexts: positions, attention, or a low-precision cache",
+}
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Tokens, and the sum of their (1 - w)^+."""
+
+    n: float = 0.0
+    tv: float = 0.0
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(self.n + other.n, self.tv + other.tv)
+
+    @property
+    def mean(self) -> float | None:
+        return self.tv / self.n if self.n else None
+
+
+def within(atoms: Mapping[int, Sequence[float]], bits: int) -> tuple[Sums, Sums]:
+    """Tokens in any of the slices that `bits` names, and all others."""
+    inside, outside = Sums(), Sums()
+    for key, (n, tv) in atoms.items():
+        if key & bits:
+            inside += Sums(n, tv)
+        else:
+            outside += Sums(n, tv)
+    return inside, outside
+
+
+def _mean(atoms: Mapping[int, Sequence[float]], bits: int) -> float:
+    """Mean (1 - w)^+ of the tokens in those slices, or of all where there are none; 0 of none."""
+    inside, outside = within(atoms, bits)
+    return (inside if bits else outside).mean or 0.0
+
+
+def explained(atoms: Mapping[int, Sequence[float]], some: int, red: int) -> float | None:
+    """The share of the excess in the red slices that lies in some of them.
+
+    The excess is the sum of (1 - w)^+ above what the tokens outside would have had.
+    """
+    inside, outside = within(atoms, red)
+    part, _ = within(atoms, some)
+    base = outside.mean or 0.0
+    excess = inside.tv - base * inside.n
+    return (part.tv - base * part.n) / excess if excess > 0 else None
+
+
+def fewest(
+    names: Sequence[str],
+    limits: Mapping[str, float | None],
+    atoms: Mapping[int, Sequence[float]],
+) -> tuple[str, ...]:
+    """The red slices to leave out so that the others, and the whole, are within their limits.
+
+    A slice that is red because it shares tokens with a worse one need not be left out.  The
+    worst of what is left is taken, until nothing is beyond its limit: an estimate from means.
+
+    Args:
+        names: of all slices, in the order of the bits of `atoms`.
+        limits: of the red ones, on the mean of (1 - w)^+; None where another metric is beyond
+            its limit, so that the slice is always left out.  A name that is no slice stands
+            for all tokens.
+    """
+    left = [name for name, limit in limits.items() if limit is None]
+    while True:
+        without = _bits(names, left)
+        rest = {key: sums for key, sums in atoms.items() if not key & without}
+        means = {name: _mean(rest, _bits(names, [name])) for name in limits}
+        beyond = any(means[n] > limit for n, limit in limits.items() if limit is not None)
+        open_ = [name for name in limits if name in names and name not in left]
+        if not beyond or not open_:
+            return tuple(name for name in names if name in left)
+        left.append(max(open_, key=means.__getitem__))
+
+
+def likely(
+    cuts: Sequence[Cut],
+    red: Sequence[str],
+    atoms: Mapping[int, Sequence[float]],
+    trend: Trend | None,
+    concentration: float | None = None,
+) -> str:
+    """What the red slices look like, in one line; "" where their shape says nothing.
+
+    A cause is told from the fields that a slice is cut by, and from how much of the excess it
+    carries: a name says nothing.
+
+    Args:
+        cuts: all slices, in the order of the bits of `atoms`.
+        red: names of those beyond their limit.
+        concentration: see `steps.concentration`; None where it was not measured.
+    """
+    for found in (_at_starts(cuts, red, atoms), _of_old_weights(cuts, atoms) if red else ""):
+        if found:
+            return found
+    for field in dict.fromkeys(f for cut in cuts for f in cut.fields if f.startswith(LABEL)):
+        if found := _of_label(field, cuts, red, atoms):
+            return found
+    for field, words in _GROWING.items():
+        if found := _growing(field, words, cuts, red, atoms):
+            return found
+    if trend is not None and trend.interval[0] > 1 and trend.ratio >= GROWS:
+        return _unexplained(trend, concentration)
+    return ""
+
+
+def _at_starts(
+    cuts: Sequence[Cut], red: Sequence[str], atoms: Mapping[int, Sequence[float]]
+) -> str:
+    """Of the first tokens of turns that come after a tool has spoken."""
+    some = [cut.name for cut in cuts if cut.name in red and _after_a_tool(cut)]
+    if share := _most_of(some, cuts, red, atoms):
+        return f"tokens lost or re-tokenised at tool boundaries; {_explains(share)}"
+    return ""
+
+
+def _after_a_tool(cut: Cut) -> bool:
+    first = any(t.field == "context.turn_position" and t.op in ("lt", "lte") for t in cut.terms)
+    later = any(
+        t.field == "context.turn" and t.op in ("gte", "gt") and float(t.value) + (t.op == "gt") > 1
+        for t in cut.terms
+    )
+    return first and later
+
+
+def _of_old_weights(cuts: Sequence[Cut], atoms: Mapping[int, Sequence[float]]) -> str:
+    """Of tokens that older weights drew, beside those of the weights that are trained."""
+    aged = {cut.name for cut in cuts if cut.fields == {"outcome.staleness"}}
+    fresh = {c.name for c in cuts if c.name in aged and c.mask({"outcome.staleness": _ZERO}, 1)[0]}
+    names = [cut.name for cut in cuts]
+    old, rest = within(atoms, _bits(names, [*(aged - fresh)]))
+    base = rest.mean if fresh else None
+    if not old.n or base is None:
+        return ""
+    excess = old.tv - base * old.n
+    if excess < _MOST_OF_IT * (old.tv + rest.tv):
+        return ""
+    share = excess / (old.tv + rest.tv)
+    return (
+        f"staleness: tokens drawn by older weights read {old.mean:.3g}, the others {base:.3g}; it "
+        f"explains {100 * share:.0f} % of all divergence"
+    )
+
+
+def _of_label(
+    field: str, cuts: Sequence[Cut], red: Sequence[str], atoms: Mapping[int, Sequence[float]]
+) -> str:
+    """Of some values of a label, and not of the others."""
+    family = [cut for cut in cuts if cut.fields == {field}]
+    some = [cut for cut in family if cut.name in red]
+    if len(some) == len(family):
+        return ""  # where all of a family are red, it does not tell them apart
+    share = _most_of([cut.name for cut in some], cuts, red, atoms)
+    if not share:
+        return ""
+    label = field.removeprefix(LABEL)
+    which = ", ".join(f"{label} {_values(cut)}" for cut in some)
+    words = _LABELLED.get(label, "{} alone: nothing measured says why")
+    return f"{words.format(which)}; {_explains(share)}"
+
+
+def _values(cut: Cut) -> str:
+    term = cut.terms[0]
+    if term.op == "in":
+        return listed(map(str, term.value))
+    return "of none" if term.op == "exists" else "of any other value"
+
+
+def _growing(
+    field: str,
+    words: str,
+    cuts: Sequence[Cut],
+    red: Sequence[str],
+    atoms: Mapping[int, Sequence[float]],
+) -> str:
+    """Of buckets that are the worse the later they lie."""
+    names = [cut.name for cut in cuts]
+    family = sorted((cut for cut in cuts if cut.fields == {field}), key=_lower)
+    if len(family) < 2 or family[-1].name not in red or all(c.name in red for c in family):
+        return ""
+    ends = [within(atoms, _bits(names, [cut.name]))[0].mean for cut in (family[0], family[-1])]
+    if ends[0] is None or ends[1] is None or ends[1] < GROWS * ends[0]:
+        return ""
+    return f"{words} (from {ends[0]:.3g} to {ends[1]:.3g})"
+
+
+def _lower(cut: Cut) -> float:
+    return max((float(t.value) for t in cut.terms if t.op in ("gte", "gt")), default=-math.inf)
+
+
+def _unexplained(trend: Trend, concentration: float | None) -> str:
+    """Drift that grows: few sequences tell a cache from weights, and nothing here tells more."""
+    grown = f"drift that grows, x{trend.ratio:.2g} in the last {trend.steps} steps"
+    if concentration is None:
+        return f"{grown}: unexplained; a drill of the sync (servanda preflight) is the next step"
+    held = f"{100 * concentration:.0f} % of it in {100 * WORST:.0f} % of the tokens"
+    if concentration >= _FEW:
+        return (
+            f"{grown}, in few sequences ({held}): as of a prefix cache that outlives a sync; draw "
+            "a step with the cache off, or reset after each sync"
+        )
+    return (
+        f"{grown}, in all sequences alike ({held}): unexplained; weights that the sync leaves out "
+        "and low-precision drift look the same here, and servanda preflight tells them apart"
+    )
+
+
+def _explains(share: float) -> str:
+    return f"it explains {100 * min(share, 1):.0f} % of the excess"
+
+
+def _most_of(
+    some: Sequence[str],
+    cuts: Sequence[Cut],
+    red: Sequence[str],
+    atoms: Mapping[int, Sequence[float]],
+) -> float | None:
+    """The share of the excess in some slices; None where it is less than most of it."""
+    names = [cut.name for cut in cuts]
+    share = explained(atoms, _bits(names, some), _bits(names, red)) if some else None
+    return share if share is not None and share >= _MOST_OF_IT else None
+
+
+def _bits(names: Sequence[str], some: Sequence[str]) -> int:
+    return sum(1 << i for i, name in enumerate(names) if name in some)

@@ -1,0 +1,75 @@
+# Filtered: what a trainer's own filter removed before it wrote its dump.
+#
+# Both logprobs of what it removed are there, so nothing needs to be assumed about it.  A promise
+# holds only if it holds with those tokens as well as without them: what is counted is
+# decided before the outcome is known; it is violated only on what was trained on.
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from servanda.judgement.breakdown import Removed
+from servanda.judgement.clauses import worst
+from servanda.judgement.token_profile import Sums
+from servanda.judgement.verdict import Verdict
+from servanda.report.format import of_cell
+from servanda.traces.rollouts import Rollouts
+
+ONLY_FILTERED = "holds only for what a filter left"
+
+
+@dataclass
+class Tally:
+    """Sequences and tokens that were removed, and the sums of those that both sides scored."""
+
+    sequences: int = 0
+    tokens: int = 0
+    n: int = 0
+    tv: float = 0.0
+
+    def add(self, block: Rollouts, removed_N: np.ndarray, kept: Sums, drawn: Sums) -> None:
+        """Count a block; the sums are of its tokens without those removed, and with them."""
+        self.sequences += len(np.unique(block.sequence_N[removed_N]))
+        self.tokens += int(removed_N.sum())
+        self.n += drawn.n - kept.n
+        self.tv += drawn.tv - kept.tv
+
+    def removed(self, sequences: int, trained: int, kept: Sums) -> Removed | None:
+        """What reports say of it; None where nothing was removed."""
+        if not self.sequences:
+            return None
+        of = sequences, trained + self.tokens
+        if not self.n or not kept.n:
+            return Removed(self.sequences, self.tokens, *of)
+        own, others = self.tv / self.n, kept.tv / kept.n
+        before = (self.tv + kept.tv) / (self.n + kept.n)
+        return Removed(self.sequences, self.tokens, *of, own, others, before)
+
+
+def bracketed(kept: Verdict, before: Verdict) -> Verdict:
+    """The verdict on what was trained, as far as it holds before the filter, too."""
+    cells = []
+    for own, drawn in zip(kept.cells, before.cells, strict=True):
+        if own.metric == "kept_ratio":
+            cells.append(drawn)
+            continue
+        missing = own.missing + max(drawn.n - own.n, 0)
+        cell = own.but(missing=missing) if own.section == "statistical" else own
+        if own.interval and drawn.interval:
+            ends = (
+                min(own.interval[0], drawn.interval[0]),
+                max(own.interval[1], drawn.interval[1]),
+            )
+            cell = cell.but(interval=ends)
+        if own.outcome == "holds" and drawn.outcome != "holds":
+            # what no side scored was removed unseen: a mean over the rest says nothing of it
+            scored = drawn.n - own.n > drawn.missing - own.missing
+            value = of_cell(drawn, drawn.value) if scored else ""
+            known = drawn.outcome if drawn.outcome == "violated" else "not decided"
+            note = f"{ONLY_FILTERED}: before it {value or 'not known'}, {known}"
+            cell = cell.but(outcome="inconclusive", note=note)
+        cells.append(cell)
+    enforced = [c.outcome for c in cells if c.enforced and c.outcome != "not applicable"]
+    return replace(kept, cells=tuple(cells), outcome=worst([kept.outcome, *enforced]))

@@ -1,0 +1,80 @@
+# Words: what clauses and slices are called when no contract was written.
+
+from __future__ import annotations
+
+import re
+
+from servanda.contract.model import WHOLE
+from servanda.judgement.clauses import CellVerdict
+from servanda.report.format import of_cell, percent, quantity
+
+# a token clause whose threshold is that of the clip range
+_CLIP_NATS = 0.182
+_SMALL = 1e-4
+
+
+def is_gradient(cell: CellVerdict) -> bool:
+    """Whether a cell is the mean TV, of which twice is the share of the gradient."""
+    return cell.metric == "tv" and cell.threshold is None
+
+
+def clause(cell: CellVerdict) -> str:
+    """What a clause is called by those who train."""
+    if is_gradient(cell):
+        return "share of the gradient that may be wrong"
+    if cell.metric == "abs_log_ratio_nats" and cell.threshold == _CLIP_NATS:
+        return "tokens clipped before any update"
+    return quantity(cell)
+
+
+def number(cell: CellVerdict, value: float | None) -> str:
+    """A number of a cell as `clause` calls it: 2 TV is a share of the gradient, at most all."""
+    if value is None:
+        return ""
+    shown = percent(min(2 * value, 1.0)) if is_gradient(cell) else of_cell(cell, value)
+    return "< 0.01 %" if shown.endswith(" %") and 0 < value < _SMALL else shown
+
+
+def limit(cell: CellVerdict) -> str:
+    """The limit, as short as it was written."""
+    if cell.limit is None:
+        return ""
+    if is_gradient(cell) or cell.threshold is not None:
+        return f"{100 * cell.limit * (2 if is_gradient(cell) else 1):.4g} %"
+    return f"{cell.limit:.4g}"
+
+
+def place(name: str) -> str:
+    """A slice of a dump in words.
+
+    >>> place("start-3"), place("turn-4-on"), place("start-2-to-3")
+    ('first 3 tokens of turn 3', 'turn 4 and later', 'first 3 tokens of turns 2 to 3')
+    >>> place("step-6"), place("step-4-to-6 turn-2")
+    ('step 6', 'steps 4 to 6, turn 2')
+    >>> place("position=16..64"), place("length>=4096")
+    ('answer tokens 16 to 64', 'contexts of 4096 tokens and more')
+    """
+    if name == WHOLE:
+        return "all trained tokens"
+    if found := re.fullmatch(r"step-(\d+)(?:-to-(\d+))?(?: (.+))?", name):
+        steps = f"steps {found[1]} to {found[2]}" if found[2] else f"step {found[1]}"
+        return f"{steps}, {place(found[3])}" if found[3] else steps
+    if found := re.fullmatch(r"(turn|start|stale)-(\d+)(?:-(on)|-to-(\d+))?", name):
+        kind, low, on, high = found.groups()
+        if kind == "stale":
+            more = " and more" if on else f" to {high}" if high else ""
+            return f"tokens {low}{more} updates old"
+        turns = f"turns {low} to {high}" if high else f"turn {low}{' and later' if on else ''}"
+        return turns if kind == "turn" else f"first 3 tokens of {turns}"
+    if found := re.fullmatch(r"(position|length)(?:<(\d+)|=(\d+)\.\.(\d+)|>=(\d+))", name):
+        kind, below, low, high, least = found.groups()
+        of = "answer tokens" if kind == "position" else "contexts of"
+        tokens = "" if kind == "position" else " tokens"
+        if below:
+            return f"{of} {'before' if kind == 'position' else 'fewer than'} {below}{tokens}"
+        if least:
+            return f"{of} from {least} on" if not tokens else f"{of} {least}{tokens} and more"
+        return f"{of} {low} to {high}{tokens}"
+    if found := re.fullmatch(r"(env|replica)-(.*)", name):
+        return f"{found[1]} {found[2]}"
+    return name

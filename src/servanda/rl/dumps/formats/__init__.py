@@ -1,0 +1,182 @@
+# Rollout dumps of trainers, whatever framework wrote them: found, read in chunks, and checked.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from shlex import quote
+
+from servanda.errors import ContractError
+from servanda.rl.dumps.formats import nemo, parquet, prime_rl, skyrl, slime
+from servanda.rl.dumps.formats.base import (
+    FORMATS,
+    Collector,
+    File,
+    Found,
+    Refused,
+    flaw,
+    with_removed,
+)
+from servanda.traces.rollouts import Rollouts
+
+__all__ = ["FORMATS", "Dump", "Found", "Refused", "open_dump"]
+
+_BUILTIN = (nemo, parquet, prime_rl, skyrl, slime)  # importing a module registers its format
+_SHOWN = 8  # names of a folder that a message lists
+
+
+@dataclass
+class Dump:
+    """A dump that was found; `read` goes through it once.
+
+    Args:
+        found: where, and in which format.
+        refused: rows that were left out, by reason; filled while reading.
+        empty: steps of which no sequence could be taken -> their first file; filled likewise.
+    """
+
+    found: Found
+    refused: Refused = field(default_factory=Refused)
+    empty: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def format(self) -> str:
+        return self.found.format
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(file.path for file in self.found.files)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(file.step for file in self.found.files))
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.found.files)
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What reports say of it: framework, files, bytes, schema version, notes."""
+        files, found = self.found.files, self.found
+        return {
+            "framework": FORMATS[self.format].framework,
+            "format": self.format,
+            "files": str(len(files)),
+            "bytes": str(self.bytes),
+            **({"version": found.version} if found.version else {}),
+            **({"notes": "; ".join(found.notes)} if found.notes else {}),
+        }
+
+    def read(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Rollouts]:
+        """The sequences in the order of their steps; a step may come in several chunks.
+
+        Args:
+            progress: called after each step with the bytes read and the bytes there are.
+
+        Yields:
+            Rollouts of at most about 2^20 tokens; a longer sequence is a chunk of its own.
+
+        Raises:
+            EvidenceError: at the end, when every row was refused or a file was cut off.
+            MeasurementError: a file cannot be read.
+        """
+        self.refused, self.empty = Refused(), {}
+        done, total = 0, self.bytes
+        for step, files in groupby(self.found.files, lambda file: file.step):
+            of_step = tuple(files)
+            chunk, before = Collector(step), self.refused.accepted
+            for place, row in FORMATS[self.format].rows(of_step, self.refused):
+                if reason := flaw(row):
+                    self.refused.add(reason, place)
+                else:
+                    self.refused.accepted += 1
+                    yield from chunk.add(place, with_removed(row))
+            yield from chunk.flush()
+            if self.refused.accepted == before:
+                self.empty[step] = of_step[0].name
+            done += sum(file.bytes for file in of_step)
+            if progress is not None:
+                progress(done, total)
+        self.refused.settle(str(self.found.folder))
+
+
+def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bool = False) -> Dump:
+    """Find the dump in a folder, or the one that a file is of.
+
+    Args:
+        format: one of FORMATS, where the folder holds more than one.
+        unsafe_pickles: read formats that are Python pickles, in a process of their own that
+            admits tensors and plain data only.
+
+    Raises:
+        ContractError: no such folder or format, no dump in it, more than one, or a pickle
+            that nobody asked for.
+    """
+    path = Path(path)
+    if format is not None and format not in FORMATS:
+        raise ContractError(f"there is no dump format {format!r}", hint=FORMATS.hint(format))
+    if not path.exists():
+        raise ContractError(f"there is no {str(path)!r}", hint="name the folder of the dump")
+    folder = path if path.is_dir() else path.parent
+    names = FORMATS if format is None else [format]
+    found = [f for name in names if (f := _of(FORMATS[name].sniff(folder), path)) is not None]
+    sure = [f for f in found if f.sure] or found
+    if not sure:
+        raise ContractError(_nothing(path, list(names)), hint="see docs/how-to/dumps.md")
+    if len(sure) > 1:
+        kinds = ", ".join(f"{len(f.files)} of {f.format}" for f in sure)
+        raise ContractError(
+            f"{str(path)!r} holds dumps of more than one format: {kinds}",
+            hint=f"name one: servanda import {quote(str(path))} --as {sure[0].format}",
+        )
+    if not sure[0].sure:
+        raise ContractError(
+            f"{str(path)!r} has files named as {FORMATS[sure[0].format].framework} names them, "
+            f"and {sure[0].why}",
+            hint="a dump needs token ids, a loss mask and the logprobs of both sides",
+        )
+    if FORMATS[sure[0].format].pickled and not unsafe_pickles:
+        raise ContractError(
+            f"{sure[0].files[0].name} is a Python pickle ({FORMATS[sure[0].format].framework}), "
+            "which can hold a program",
+            hint=f"if you trust who wrote it: servanda import {quote(str(path))} --unsafe-pickles "
+            "(it is read in a process of its own, and anything but tensors and plain data is "
+            "refused)",
+        )
+    _one_run(sure[0])
+    return Dump(sure[0])
+
+
+def _of(found: Found | None, path: Path) -> Found | None:
+    """What was found, or only the file that was named."""
+    if found is None or path.is_dir():
+        return found
+    files = tuple(file for file in found.files if file.path == path)
+    return Found(**{**vars(found), "files": files}) if files else None
+
+
+def _nothing(path: Path, names: list[str]) -> str:
+    looked = "; ".join(f"{FORMATS[n].looks_for} ({FORMATS[n].framework})" for n in names)
+    if not path.is_dir():
+        return f"{str(path)!r} is no file of a dump; looked for {looked}"
+    seen = sorted(entry.name for entry in path.iterdir())
+    rest = f", and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
+    return (
+        f"{str(path)!r} holds no dump; looked for {looked}; "
+        f"it holds {', '.join(seen[:_SHOWN]) or 'nothing'}{rest}"
+    )
+
+
+def _one_run(found: Found) -> None:
+    """A step that two folders have is of two runs."""
+    folders: dict[tuple[int, str], File] = {}
+    for file in found.files:
+        other = folders.setdefault((file.step, file.path.name), file)
+        if other is not file:
+            raise ContractError(
+                f"step {file.step} is there twice: {other.name} and {file.name}",
+                hint="name the folder of one run",
+            )

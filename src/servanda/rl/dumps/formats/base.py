@@ -1,0 +1,296 @@
+# What every importer shares: what was found in a folder, the rows of a dump, what was refused.
+#
+# A row is one sequence.  A row that cannot be trusted is refused, counted, and the first place
+# it happened at is kept; nothing is repaired, and no number is made up in its stead.
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from servanda.errors import EvidenceError
+from servanda.registry import Registry
+from servanda.traces.rollouts import REMOVED, Array, Rollouts
+
+CHUNK_TOKENS = 1 << 20  # what a reader holds at once, prompts included
+_LEAST_NATS = -1e4  # no softmax gives less: float types' smallest numbers stand for "nothing"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a dump, and the step it is of."""
+
+    path: Path
+    step: int
+    name: str  # as messages write it, relative to the dump
+
+    @property
+    def bytes(self) -> int:
+        return self.path.stat().st_size
+
+
+@dataclass(frozen=True)
+class Found:
+    """A dump of one format in a folder.
+
+    Args:
+        files: in the order of their steps.
+        sure: whether the head of a file was what the format says, and not only the names.
+        why: in words, for messages.
+        notes: what a reader should know: files that were left out, columns that are not read.
+    """
+
+    format: str
+    folder: Path
+    files: tuple[File, ...]
+    sure: bool
+    why: str
+    notes: tuple[str, ...] = ()
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence as a file has it; index i of a column speaks of token i.
+
+    Args:
+        token: ids, [T].
+        mask: whether the trainer learns from the token, [T].
+        prompt: tokens before the first that a policy drew.
+        group: of the prompt; "" takes the prompt's own tokens as its name.
+    """
+
+    token: Array
+    mask: Array
+    logp_train: Array
+    logp_infer: Array
+    prompt: int
+    group: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    per_sequence: Mapping[str, float] = field(default_factory=dict)
+    per_token: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass
+class Refusal:
+    """Rows refused for one reason."""
+
+    reason: str
+    first: str
+    count: int = 0
+
+
+class Refused(Mapping[str, Refusal]):
+    """What was refused while a dump was read, by reason, in the order it was met."""
+
+    def __init__(self) -> None:
+        self._by_reason: dict[str, Refusal] = {}
+        self.truncated: list[str] = []
+        self.accepted = 0
+
+    def add(self, reason: str, place: str) -> None:
+        self._by_reason.setdefault(reason, Refusal(reason, place)).count += 1
+
+    def cut(self, place: str) -> None:
+        """A file that ends in the middle of a row."""
+        self.add("the file ends in the middle of a row", place)
+        self.truncated.append(place)
+
+    @property
+    def rows(self) -> int:
+        return sum(refusal.count for refusal in self.values())
+
+    def __getitem__(self, reason: str) -> Refusal:
+        return self._by_reason[reason]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_reason)
+
+    def __len__(self) -> int:
+        return len(self._by_reason)
+
+    def __str__(self) -> str:
+        return "; ".join(f"{r.count:,} x {r.reason} (first: {r.first})" for r in self.values())
+
+    def settle(self, what: str) -> None:
+        """Called when all was read.
+
+        Raises:
+            EvidenceError: no row could be taken, or a file was cut off.
+        """
+        if not self.accepted:
+            raise EvidenceError(
+                f"no sequence of {what} can be used: {self or 'there is none'}",
+                hint="the first place of each reason shows what the writer left out",
+            )
+        if self.truncated:
+            raise EvidenceError(
+                f"{self.truncated[0]}: the file ends in the middle of a row; {self.accepted:,} "
+                f"sequences of {what} were read, refused: {self}",
+                hint="wait until it is written, copy it again, or leave the step out: --steps",
+            )
+
+
+class Importer(Protocol):
+    """A dump format: how it is recognised, and how it is read."""
+
+    framework: str
+    looks_for: str
+    pickled: bool  # whether reading it may run what is in it
+
+    def sniff(self, folder: Path) -> Found | None:
+        """From names and the head of one file, whether the folder holds such a dump."""
+        ...
+
+    def rows(self, files: Sequence[File], refused: Refused) -> Iterator[tuple[str, Row]]:
+        """The rows of one step's files with their places, in the order of the files."""
+        ...
+
+
+FORMATS: Registry[Importer] = Registry("dump format")
+
+
+def importer(name: str):  # noqa: ANN201 - a class decorator
+    """Register a class under the name of its format."""
+
+    def register(cls: type[Importer]) -> type[Importer]:
+        FORMATS.add(name, cls())
+        return cls
+
+    return register
+
+
+def with_removed(row: Row) -> Row:
+    """The row with the tokens that a filter removed, where it has no other.
+
+    A row without a trained token whose tokens both sides scored was removed as a whole; zeros are
+    tokens that no policy drew.  A side that is 0 on everything that was removed did not score it.
+    """
+    if row.mask.any():
+        return row
+    if REMOVED in row.per_token:
+        drawn_T = row.per_token[REMOVED] == 1
+    else:
+        drawn_T = np.isfinite(row.logp_train) & np.isfinite(row.logp_infer)
+        drawn_T &= (row.logp_infer != 0) & (row.logp_train != 0)
+    if not drawn_T.any():
+        return row
+
+    def scored(logp_T: Array) -> Array:
+        return logp_T if logp_T[drawn_T].any() else np.where(drawn_T, np.nan, logp_T)
+
+    return replace(
+        row,
+        logp_train=scored(row.logp_train),
+        logp_infer=scored(row.logp_infer),
+        per_token={**row.per_token, REMOVED: drawn_T.astype(np.float64)},
+    )
+
+
+def group_of(prompt_T: Array) -> str:
+    """A name for a prompt: sequences that begin alike share it, in every step.
+
+    >>> group_of(np.array([1, 2])) == group_of(np.array([1, 2], dtype=np.int32))
+    True
+    """
+    data = np.ascontiguousarray(prompt_T, dtype="<i8").tobytes()
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def flaw(row: Row) -> str:
+    """Why a row cannot be used; "" where it can."""
+    tokens = len(row.token)
+    columns = {
+        "the loss mask": row.mask,
+        "the trainer's logprobs": row.logp_train,
+        "the sampler's logprobs": row.logp_infer,
+        **row.per_token,
+    }
+    for name, column in columns.items():
+        if len(column) != tokens:
+            return f"{name} and the token ids are not equally long"
+    if not tokens:
+        return "it has no tokens"
+    if row.token.min() < 0:
+        return "a token id is negative"
+    train, infer = row.logp_train[row.mask], row.logp_infer[row.mask]
+    if len(train):
+        if not np.any(np.isfinite(train) & np.isfinite(infer)):
+            return "none of its trained tokens has both logprobs"
+        if not train.any():
+            return "the trainer's logprobs are all zero, which says they were not computed"
+        if not infer.any():
+            return "the sampler's logprobs are all zero, which says they were not recorded"
+    return ""
+
+
+class Collector:
+    """Rows of one step, until there are enough of them for a chunk."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self._rows: list[tuple[str, Row]] = []
+        self._tokens = 0
+
+    def add(self, place: str, row: Row) -> Iterator[Rollouts]:
+        """Takes a row; gives the chunk that it does not fit into any more."""
+        if self._rows and self._tokens + len(row.token) > CHUNK_TOKENS:
+            yield from self.flush()
+        self._rows.append((place, row))
+        self._tokens += len(row.token)
+
+    def flush(self) -> Iterator[Rollouts]:
+        """What is left, if anything is."""
+        if self._rows:
+            rows, self._rows, self._tokens = self._rows, [], 0
+            yield joined(self.step, rows)
+
+
+def joined(step: int, rows: list[tuple[str, Row]]) -> Rollouts:
+    """Rows as columns; what a row does not have is NaN, or "" of a label."""
+    only = [row for _, row in rows]
+
+    def names(columns: list[Mapping]) -> list[str]:
+        return list(dict.fromkeys(name for column in columns for name in column))
+
+    def lengthened(row: Row, name: str) -> Array:
+        column = row.per_token.get(name)
+        return np.full(len(row.token), np.nan) if column is None else column
+
+    return Rollouts(
+        step=step,
+        length_S=np.array([len(row.token) for row in only], dtype=np.int64),
+        token_N=np.concatenate([row.token for row in only]),
+        mask_N=np.concatenate([row.mask for row in only]),
+        logp_train_N=_possible(np.concatenate([row.logp_train for row in only])),
+        logp_infer_N=_possible(np.concatenate([row.logp_infer for row in only])),
+        group_S=tuple(row.group or group_of(row.token[: row.prompt]) for row in only),
+        source_S=tuple(place for place, _ in rows),
+        labels={
+            name: tuple(row.labels.get(name, "") for row in only)
+            for name in names([row.labels for row in only])
+        },
+        per_sequence={
+            name: np.array([row.per_sequence.get(name, np.nan) for row in only])
+            for name in names([row.per_sequence for row in only])
+        },
+        per_token={
+            name: np.concatenate([lengthened(row, name) for row in only])
+            for name in names([row.per_token for row in only])
+        },
+    )
+
+
+def _possible(logp_N: Array) -> Array:
+    """A number that stands for "no probability" as -inf, so that no sum is made of it."""
+    return np.where(logp_N < _LEAST_NATS, -np.inf, logp_N)
+
+
+def drawn_only(logp_T: Array, mask_T: Array) -> Array:
+    """A sampler's column whose zeros outside the mask stand for tokens that it did not draw."""
+    return np.where(mask_T | (logp_T != 0), logp_T, np.nan)

@@ -1,0 +1,114 @@
+# Arrays as a trainer holds them, padded or ragged, as one array a sequence.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from servanda.errors import EvidenceError
+from servanda.traces.rollouts import Array
+
+
+def plain(value: Any) -> Array:
+    """NumPy's view of an array, or of a tensor of torch, which need not be installed."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":  # numpy has none
+            value = value.float()
+        return value.numpy()
+    return np.asarray(value)
+
+
+def split(values: Any, name: str) -> list[Array]:
+    """A column as one array a sequence."""
+    sequences = _parts(values, name)
+    if any(part.ndim != 1 for part in sequences):
+        raise EvidenceError(f"{name} is neither [S, T] nor one list a sequence")
+    return sequences
+
+
+def _parts(values: Any, name: str) -> list[Array]:
+    """One array a sequence, of whatever holds them."""
+    parts = values if isinstance(values, list | tuple) else plain(values)
+    if not isinstance(parts, list | tuple) and parts.ndim == 0:
+        raise EvidenceError(f"{name} is neither [S, T] nor one list a sequence")
+    return [plain(part) for part in parts]
+
+
+def cells(token_S: list[Array], lengths: Any, present: Any) -> list[Array]:
+    """Which cells of each sequence hold a token."""
+    for token_T in token_S:
+        if len(token_T) and token_T.dtype.kind not in "iu":
+            raise EvidenceError("token_ids are not integers")
+    if lengths is not None and present is not None:
+        raise EvidenceError("lengths and present say the same", hint="give one of them")
+    if present is not None:
+        cells_S = [flags(part) for part in split(present, "present")]
+    elif lengths is not None:
+        length_S = plain(lengths).reshape(-1).tolist()
+        _same("lengths", length_S, token_S)
+        for at, (token_T, length) in enumerate(zip(token_S, length_S, strict=True)):
+            if not 0 <= length <= len(token_T):
+                raise EvidenceError(f"lengths[{at}] is {length}, of {len(token_T)} tokens")
+        cells_S = [np.arange(len(t)) < length for t, length in zip(token_S, length_S, strict=True)]
+    else:
+        cells_S = [np.ones(len(token_T), dtype=bool) for token_T in token_S]
+    _same("present", cells_S, token_S)
+    for token_T, cells_T in zip(token_S, cells_S, strict=True):
+        if len(token_T) != len(cells_T):
+            raise EvidenceError(f"present has {len(cells_T)} cells of {len(token_T)} tokens")
+        if len(token_T) and token_T[cells_T].min(initial=0) < 0:
+            raise EvidenceError("a token id is negative", hint="say which cells are `present`")
+    return cells_S
+
+
+def aligned(name: str, values: Any, token_S: list[Array]) -> list[Array]:
+    """A column over all tokens of each sequence: what it does not reach is NaN, or no."""
+    sequences = _parts(values, name)
+    _same(name, sequences, token_S)
+    aligned = []
+    for at, (part, token_T) in enumerate(zip(sequences, token_S, strict=True)):
+        if part.ndim == 0 and name.startswith("token."):
+            aligned.append(np.full(len(token_T), float(part)))
+            continue
+        if part.ndim != 1 or len(part) > len(token_T):
+            raise EvidenceError(
+                f"{name} of sequence {at} has shape {list(part.shape)}, and the sequence "
+                f"{len(token_T)} tokens"
+            )
+        absent = 0.0 if name == "mask" else np.nan
+        whole = np.full(len(token_T), absent)
+        try:
+            whole[len(token_T) - len(part) :] = part
+        except (TypeError, ValueError):
+            raise EvidenceError(f"{name} of sequence {at} holds what is no number") from None
+        aligned.append(whole)
+    return aligned
+
+
+def _same(name: str, column: Sequence[Any], token_S: Sequence[Array]) -> None:
+    if len(column) != len(token_S):
+        raise EvidenceError(f"{len(token_S)} sequences, and {len(column)} of {name}")
+
+
+def kept(column_S: Sequence[Array], cells_S: Sequence[Array]) -> list[Array]:
+    return [column[cells] for column, cells in zip(column_S, cells_S, strict=True)]
+
+
+def flags(values: Array) -> Array:
+    if not np.isin(values, (0, 1)).all():
+        raise EvidenceError("a mask is neither 0 nor 1 everywhere")
+    return values.astype(bool)
+
+
+def texts(name: str, values: Any, sequences: int) -> list[str]:
+    """A text for each sequence; tensors are named by their numbers."""
+    if values is None:
+        return [""] * sequences
+    values = plain(values).tolist() if hasattr(values, "detach") else values
+    texts = [str(value.item() if hasattr(value, "detach") else value) for value in values]
+    if len(texts) != sequences:
+        raise EvidenceError(f"{sequences} sequences, and {len(texts)} of {name}")
+    return texts

@@ -1,0 +1,191 @@
+# SkyRL: dumped_data/global_step_<N>_training_input.pkl, a pickled batch of padded tensors.
+#
+# A pickle is a program, so it is never read in this process: `unpickle.py` reads it in a child
+# under limits, admits the batch class and plain data alone, and hands back bytes of numbers.
+# Sequences are padded on the left.  Columns of the response are as wide as the longest response
+# and speak of the last tokens.
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from servanda.errors import MeasurementError
+from servanda.rl.dumps.formats.base import File, Found, Refused, Row, importer
+from servanda.rl.dumps.formats.json_arrays import Unusable
+from servanda.rl.dumps.formats.padding import plain
+from servanda.traces.rollouts import Array
+
+_FILE = re.compile(r"global_step_(\d+)_training_input\.pkl")
+_NEEDED = (
+    "sequences",
+    "attention_mask",
+    "loss_mask",
+    "response_mask",
+    "action_log_probs",
+    "rollout_logprobs",
+)
+_OPTIONAL = ("advantages", "rewards")
+_HINTS = {
+    "rollout_logprobs": "the trainer must keep the sampler's logprobs: off_policy_correction",
+    "action_log_probs": "the trainer skipped its own pass over the batch: let it compute the "
+    "policy's logprobs before the update",
+}
+_KINDS = {"float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"}
+_TIMEOUT_S = 900
+
+
+@importer("skyrl")
+class SkyImporter:
+    framework = "SkyRL"
+    looks_for = "dumped_data/global_step_<N>_training_input.pkl"
+    pickled = True
+
+    def sniff(self, folder: Path) -> Found | None:
+        found = [
+            File(path, int(match[1]), path.relative_to(folder).as_posix())
+            for path in folder.rglob("global_step_*.pkl")
+            if (match := _FILE.fullmatch(path.name)) and path.is_file()
+        ]
+        if not found:
+            return None
+        files = tuple(sorted(found, key=lambda file: (file.step, file.name)))
+        return Found("skyrl", folder, files, True, "names; a pickle is not opened to look")
+
+    def rows(self, files: Sequence[File], refused: Refused) -> Iterator[tuple[str, Row]]:
+        for file in files:
+            columns, padding = _unpickled(file)
+            sequences = len(columns["sequences"])
+            for at in range(sequences - padding):  # the last ones are copies that fill a batch
+                place = f"{file.name}:{at + 1}"
+                try:
+                    yield place, _row({name: column[at] for name, column in columns.items()})
+                except Unusable as unusable:
+                    refused.add(str(unusable), place)
+
+
+def _unpickled(file: File) -> tuple[dict[str, Array], int]:
+    """The columns of a batch, [S, ...], and how many rows at its end are padding."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
+        child = [sys.executable, "-I", "-S", str(Path(__file__).with_name("unpickle.py"))]
+        wanted = ",".join((*_NEEDED, *_OPTIONAL))
+        try:
+            with open(file.path, "rb") as pickle:
+                ended = subprocess.run(
+                    [*child, wanted, str(file.bytes)],
+                    stdin=pickle,
+                    stdout=out,
+                    stderr=said,
+                    env={"PATH": os.defpath},
+                    cwd="/",
+                    timeout=_TIMEOUT_S,
+                    check=False,
+                )
+        except subprocess.TimeoutExpired:
+            raise MeasurementError(
+                f"{file.name} was not read within {_TIMEOUT_S} s", hint="leave the file out"
+            ) from None
+        except OSError as error:
+            raise MeasurementError(f"{file.name} cannot be read: {error}") from None
+        if ended.returncode:
+            said.seek(0)
+            last = said.read(1 << 16).decode(errors="replace").strip().splitlines()[-1:]
+            why = last[0] if ended.returncode == 3 and last else f"exit {ended.returncode}"
+            raise MeasurementError(
+                f"{file.name} was refused while it was unpickled: {why}",
+                hint="nothing of it was run; export the step in another format",
+            )
+        out.seek(0)
+        return _received(out, file)
+
+
+def _received(stream: BinaryIO, file: File) -> tuple[dict[str, Array], int]:
+    """What the child hands back, which is believed in nothing but its bytes."""
+    try:
+        head = json.loads(stream.readline(1 << 20))
+        columns = {c["name"]: _array(c, stream) for c in head["columns"]}
+        padding = int(head["padding"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MeasurementError(f"{file.name} does not hold a batch of tensors: {error}") from None
+    for name in _NEEDED:
+        if name not in columns:
+            raise MeasurementError(
+                f"{file.name} has no {name}",
+                hint=_HINTS.get(name, "the writer of the batch left it out"),
+            )
+    width, response = columns["sequences"].shape[-1], columns["loss_mask"].shape[-1]
+    for name, column in columns.items():
+        over = width if name in ("sequences", "attention_mask") else response
+        if column.shape != (len(columns["sequences"]), over) or over > width:
+            raise MeasurementError(f"{file.name} has {name} of shape {list(column.shape)}")
+    if not 0 <= padding <= len(columns["sequences"]):
+        raise MeasurementError(f"{file.name} has pad_size {padding}")
+    return columns, padding
+
+
+def _array(column: dict[str, Any], stream: BinaryIO) -> Array:
+    data = stream.read(int(column["bytes"]))
+    if column["format"] == "torch":
+        return _tensor(data)
+    if column["dtype"] not in _KINDS:
+        raise ValueError(f"{column['name']} of {column['dtype']}")
+    dtype, shape = np.dtype(column["dtype"]), tuple(int(size) for size in column["shape"])
+    if math.prod(shape) * dtype.itemsize != len(data) or min(shape, default=0) < 0:
+        raise ValueError(f"{column['name']} is not as long as its shape says")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _tensor(data: bytes) -> Array:
+    """A tensor that numpy has no type for, as torch wrote it."""
+    try:
+        import torch
+    except ImportError:
+        raise ValueError("a tensor needs torch: pip install torch") from None
+    try:
+        return plain(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+    except Exception as error:  # a broken or hostile file fails in a dozen ways
+        raise ValueError(f"no tensor ({type(error).__name__})") from None
+
+
+def _row(values: dict[str, Array]) -> Row:
+    for name in ("attention_mask", "loss_mask", "response_mask"):
+        if not np.isin(values[name], (0, 1)).all():
+            raise Unusable(f"{name} is neither 0 nor 1 everywhere")
+    if values["sequences"].dtype.kind not in "iu":
+        raise Unusable("sequences are not integers")
+    cells = values["attention_mask"] == 1
+    width, response = len(cells), len(values["loss_mask"])
+
+    def whole(name: str, where: Array) -> Array:
+        column = np.full(width, np.nan)
+        column[width - response :] = np.where(where, values[name], np.nan)
+        return column[cells]
+
+    loss = values["loss_mask"] == 1
+    scored = values["response_mask"] == 1
+    mask = np.zeros(width, dtype=bool)
+    mask[width - response :] = loss
+    token = values["sequences"][cells].astype(np.int64)
+    rewards = values.get("rewards")
+    reward = None if rewards is None else float(np.where(scored, rewards, 0.0).sum())
+    return Row(
+        token=token,
+        mask=mask[cells],
+        logp_train=whole("action_log_probs", scored),
+        # a sequence that the loss leaves out as a whole was drawn all the same
+        logp_infer=whole("rollout_logprobs", loss if loss.any() else scored),
+        prompt=max(len(token) - int(scored.sum()), 0),
+        per_sequence={} if reward is None else {"reward": reward},
+        per_token={"advantage": whole("advantages", scored)} if "advantages" in values else {},
+    )

@@ -1,0 +1,191 @@
+# slime and miles: train_data/<rollout>.pt, written by --dump-details with torch.save.
+#
+# slime (format 2) keeps `samples`, one dict each; miles keeps one file per rank with columns in
+# `rollout_data`, and ranks that split tensors write the same samples again.  Tokens are whole
+# sequences; masks, logprobs and advantages cover the response, the last tokens of it.
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servanda.errors import MeasurementError
+from servanda.rl.dumps.formats.base import File, Found, Refused, Row, drawn_only, importer
+from servanda.rl.dumps.formats.json_arrays import Unusable
+from servanda.rl.dumps.formats.padding import plain
+from servanda.traces.rollouts import Array
+
+_FILE = re.compile(r"(\d+)(?:_(\d+))?\.pt")
+_NEEDED = ("tokens", "loss_masks", "log_probs", "rollout_log_probs")
+_HEAD = 1 << 16  # bytes of a file's index that are looked at
+
+
+@importer("slime")
+class SlimeImporter:
+    framework = "slime or miles"
+    looks_for = "train_data/<N>.pt"
+    pickled = False  # torch.load admits tensors and plain data only
+
+    def sniff(self, folder: Path) -> Found | None:
+        found = []
+        for path in folder.rglob("*.pt"):
+            match = _FILE.fullmatch(path.name)
+            if match and path.parent.name == "train_data" and path.is_file():
+                name = path.relative_to(folder).as_posix()
+                found.append((int(match[1]), int(match[2] or 0), File(path, int(match[1]), name)))
+        if not found:
+            return None
+        files = tuple(file for *_, file in sorted(found, key=lambda e: (e[0], e[1], e[2].name)))
+        sure = any(_is_dump(file.path) for file in dict.fromkeys((files[0], files[-1])))
+        return Found(
+            format="slime",
+            folder=folder,
+            files=files,
+            sure=sure,
+            why="names and the head of a file" if sure else f"{files[0].name} holds no rollout_id",
+        )
+
+    def rows(self, files: Sequence[File], refused: Refused) -> Iterator[tuple[str, Row]]:
+        seen: set[tuple[str, bytes]] = set()
+        loaded = [(file, _samples(_loaded(file), file)) for file in files]
+        # of a step: miles counts updates since its process began, and a rollout's number goes on
+        newest = max((v for _, many in loaded for s in many for v in _versions(s)), default=0)
+        for file, samples in loaded:
+            for at, sample in enumerate(samples):
+                place = f"{file.name}:{at + 1}"
+                try:
+                    row = _row(sample, newest)
+                except Unusable as unusable:
+                    refused.add(str(unusable), place)
+                    continue
+                if len(files) > 1:  # ranks that split tensors hold the same samples
+                    data = row.token.tobytes() + row.logp_infer.tobytes()
+                    key = (str(sample.get("sample_index")), hashlib.blake2b(data).digest())
+                    if key in seen:
+                        continue
+                    seen.add(key)
+                yield place, row
+
+
+def _is_dump(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            index = next(n for n in archive.namelist() if n.endswith("/data.pkl"))
+            with archive.open(index) as stream:
+                return b"rollout_id" in stream.read(_HEAD)
+    except (OSError, zipfile.BadZipFile, StopIteration, RuntimeError):
+        return False
+
+
+def _loaded(file: File) -> Mapping[str, Any]:
+    try:
+        import torch
+    except ImportError:
+        raise MeasurementError(
+            f"{file.name} was written by torch, which is not installed here",
+            hint="pip install torch --index-url https://download.pytorch.org/whl/cpu",
+        ) from None
+    try:
+        payload = torch.load(file.path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # a broken or hostile file fails in a dozen ways
+        raise MeasurementError(
+            f"{file.name} cannot be read as tensors and plain data: {_first_line(error)}",
+            hint="it is cut off, or holds objects that only the trainer can read",
+        ) from None
+    if not isinstance(payload, dict):
+        raise MeasurementError(f"{file.name} holds no dict", hint="write it by --dump-details")
+    return payload
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _samples(payload: Mapping[str, Any], file: File) -> list[Mapping[str, Any]]:
+    """One mapping a sequence, whichever of the two layouts the file has."""
+    samples, columns = payload.get("samples"), payload.get("rollout_data")
+    raw = payload.get("raw_reward")
+    if isinstance(samples, list) and all(isinstance(sample, dict) for sample in samples):
+        known = raw if isinstance(raw, list) and len(raw) == len(samples) else [None] * len(samples)
+        return [
+            {**sample, "raw_reward": reward} for sample, reward in zip(samples, known, strict=True)
+        ]
+    if not isinstance(columns, dict) or not isinstance(columns.get("tokens"), list):
+        raise MeasurementError(
+            f"{file.name} has neither samples nor rollout_data",
+            hint="write it by --dump-details",
+        )
+    count = len(columns["tokens"])
+    shard = payload.get("cp_size", 1) not in (1, None)
+    own = {str(k): v for k, v in columns.items() if isinstance(v, list) and len(v) == count}
+    own["sample_index"] = own.get("sample_indices", [None] * count)
+    return [
+        {"shard": shard, **{key: column[at] for key, column in own.items()}} for at in range(count)
+    ]
+
+
+def _row(sample: Mapping[str, Any], newest: int) -> Row:
+    if sample.get("shard"):
+        raise Unusable("its columns are parts of a context-parallel rank, which are not joined")
+    for name in _NEEDED:
+        if sample.get(name) is None:
+            raise Unusable(f"{name} is missing")
+    token = _column(sample["tokens"], "tokens", "iu").astype(np.int64)
+    loss = _column(sample["loss_masks"], "loss_masks", "iufb").astype(np.float64)
+    response = len(loss)
+    said = sample.get("response_lengths", response)
+    if said != response or response > len(token):
+        raise Unusable("loss_masks and the response are not equally long")
+    if not np.isin(loss, (0.0, 1.0)).all():
+        raise Unusable("loss_masks is neither 0 nor 1 everywhere")
+    prompt = len(token) - response
+    mask = np.concatenate([np.zeros(prompt, dtype=bool), loss == 1.0])
+
+    def whole(name: str) -> Array:
+        column = _column(sample[name], name, "fiu").astype(np.float64)
+        if len(column) != response:
+            raise Unusable(f"{name} and loss_masks are not equally long")
+        return np.concatenate([np.full(prompt, np.nan), column])
+
+    optional = {"advantage": "advantages", "entropy_nats": "entropy"}
+    per_token = {n: whole(key) for n, key in optional.items() if sample.get(key) is not None}
+    if versions := _versions(sample):
+        per_token["staleness"] = np.full(len(token), float(newest - min(versions)))
+    reward = sample.get("raw_reward")
+    plain_reward = isinstance(reward, int | float) and not isinstance(reward, bool)
+    source = sample.get("source_names")
+    return Row(
+        token=token,
+        mask=mask,
+        logp_train=whole("log_probs"),
+        logp_infer=drawn_only(whole("rollout_log_probs"), mask),
+        prompt=prompt,
+        labels={"env": source} if isinstance(source, str) and source else {},
+        per_sequence={"reward": float(reward)} if plain_reward else {},  # pyright: ignore
+        per_token=per_token,
+    )
+
+
+def _column(value: Any, name: str, kinds: str) -> Array:
+    try:
+        array = plain(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise Unusable(f"{name} are not numbers") from None
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in kinds):
+        raise Unusable(f"{name} are not a list of numbers")
+    return array
+
+
+def _versions(sample: Mapping[str, Any]) -> list[int]:
+    """The weights that drew for a sequence, as miles counts them; [] where that is not known."""
+    versions = sample.get("weight_versions")
+    if not isinstance(versions, list):
+        return []
+    numbers = [int(v) for v in versions if str(v).isdecimal() and len(str(v)) < 10]
+    return numbers if len(numbers) == len(versions) else []

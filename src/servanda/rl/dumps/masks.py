@@ -1,0 +1,62 @@
+# Masks: the tokens of slices that are beyond their limit, for a trainer to leave out.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from servanda.errors import MeasurementError
+from servanda.judgement.slices.rules import Cut
+from servanda.rl.dumps.blocks import blocks, paired
+from servanda.rl.dumps.statistics import masks_of
+from servanda.traces.rollouts import Rollouts
+
+
+def write_masks(chunks: Iterable[Rollouts], cuts: Sequence[Cut], folder: Path) -> int:
+    """One file a step, step_N.npz: which tokens lie in any of the slices (at least one).
+
+    Each has `source` (where the sequence stands), `sequence` (its index in `source`) and
+    `token` (its index in the sequence, prompt included), the last two of equal length.
+
+    Returns:
+        How many tokens were named.
+
+    Raises:
+        MeasurementError: a file cannot be written.
+    """
+    total, step = 0, None
+    source: list[str] = []
+    sequence: list[np.ndarray] = []
+    token: list[np.ndarray] = []
+
+    def flush() -> None:
+        if step is None:
+            return
+        sequence_M, token_M = np.concatenate(sequence), np.concatenate(token)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            np.savez_compressed(
+                folder / f"step_{step}.npz",
+                source=np.array(source),
+                sequence=sequence_M,
+                token=token_M,
+            )
+        except OSError as error:
+            message = f"{folder} cannot be written: {error.strerror or error}"
+            raise MeasurementError(message, hint="name another folder") from None
+
+    for block in blocks(chunks):
+        if block.step != step:
+            flush()
+            step, source, sequence, token = block.step, [], [], []
+        inside_K = np.logical_or.reduce([*masks_of(cuts, paired(block, 0)).values()])
+        at_N = np.flatnonzero(block.mask_N.astype(bool))[inside_K]
+        of_N = block.sequence_N[at_N]
+        sequence.append(of_N + len(source))
+        token.append(at_N - block.start_S[of_N])
+        source += block.source_S
+        total += len(at_N)
+    flush()
+    return total

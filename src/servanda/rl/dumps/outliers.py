@@ -1,0 +1,112 @@
+# Outliers: the sequences on which the two sides are furthest apart.
+#
+# Each is asked by itself whether its tokens are beyond the limit on mean (1 - w)^+: by an e-value
+# of its own, at a price that grows with the sequences so far, so that a long healthy dump names
+# none.  An average over the dump cannot show one bad sequence in twenty; this does.
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from servanda.contract.model import Contract
+from servanda.judgement.breakdown import SequenceRow
+from servanda.theory.divergence import sampled
+from servanda.theory.stats import step_alpha
+from servanda.traces.rollouts import Rollouts
+from servanda.traces.trace import TracePair
+
+KEPT = 12
+_BETS = np.array([3.0, 30.0])  # of the e-value: for many small deviations, and for few large ones
+_LIMIT = 0.025  # of a contract without one: as the presets have it (5 % of the gradient)
+
+
+def tv_limit(contract: Contract) -> float:
+    """The limit on the mean of (1 - w)^+, which twice is the share of the gradient."""
+    limits = [
+        float(clause.at_most)
+        for clause in contract.statistical
+        if clause.metric == "tv" and clause.enforced and isinstance(clause.at_most, float | int)
+    ]
+    return min(limits, default=_LIMIT)
+
+
+@dataclass
+class Outliers:
+    """The sequences with the largest sum of (1 - w)^+ above the limit, and how many are beyond.
+
+    Args:
+        alpha: the chance that any sequence of a dump that is within its limit is called beyond.
+    """
+
+    limit: float
+    alpha: float = 0.01
+    sequences: int = 0
+    beyond: int = 0
+    total: float = 0.0
+    _worst: list[tuple[float, int, SequenceRow]] = field(default_factory=list)
+
+    def add(self, block: Rollouts, pair: TracePair, *, removed: np.ndarray | None = None) -> None:
+        """See a block; `removed`: sequences that a filter took out, [S]."""
+        size = len(block)
+        usable_N = pair.usable_N
+        at_K = np.repeat(np.arange(size), pair.infer.length_S)[usable_N]
+        train_K = pair.train.columns["logp"][usable_N]
+        infer_K = pair.infer.columns["logp"][usable_N]
+        tv_K = sampled("tv", {"logp_train": train_K, "logp_infer": infer_K})
+        n_S = np.bincount(at_K, minlength=size)
+        tv_S = np.bincount(at_K, tv_K, minlength=size)
+        self.total += float(tv_S.sum())
+        excess_S = tv_S - self.limit * n_S
+        suspects = np.flatnonzero((n_S > 0) & (excess_S > 0))
+        log_e = dict.fromkeys(suspects.tolist(), 0.0)
+        ends_S = np.cumsum(n_S)
+        for s in suspects.tolist():
+            x = tv_K[ends_S[s] - n_S[s] : ends_S[s]]
+            growth = [
+                float(np.log1p(bet * x).sum() - len(x) * math.log1p(bet * self.limit))
+                for bet in _BETS
+            ]
+            log_e[s] = float(np.logaddexp.reduce(growth) - math.log(len(growth)))
+        beyond = {
+            s
+            for s, value in log_e.items()
+            if value >= -math.log(step_alpha(self.alpha, self.sequences + s + 1))
+        }
+        self.beyond += len(beyond)
+        with np.errstate(over="ignore"):
+            ratio_K = train_K - infer_K
+            sum_S = np.bincount(at_K, ratio_K, minlength=size)
+            exp_S = np.bincount(at_K, np.exp(np.abs(ratio_K)), minlength=size)
+        # evidence before size: a few tokens can be far off by chance
+        for s in np.argsort(-excess_S, kind="stable")[: 4 * KEPT].tolist():
+            if not n_S[s]:
+                continue
+            rank = float(excess_S[s]) + (1e6 if s in beyond else 0.0)
+            if len(self._worst) == KEPT and rank <= self._worst[0][0]:
+                continue
+            row = SequenceRow(
+                block.step,
+                block.source_S[s],
+                block.group_S[s],
+                int(n_S[s]),
+                float(sum_S[s]),
+                float(exp_S[s] / n_S[s]),
+                float(tv_S[s] / n_S[s]),
+                float(tv_S[s]),
+                s in beyond,
+                bool(removed is not None and removed[s]),
+            )
+            push = heapq.heappush if len(self._worst) < KEPT else heapq.heappushpop
+            push(self._worst, (rank, -(self.sequences + s), row))
+        self.sequences += size
+
+    def rows(self) -> tuple[SequenceRow, ...]:
+        """The worst ones, worst first, each with its share of the whole sum."""
+        ordered = [row for *_, row in sorted(self._worst, key=lambda e: (-e[0], -e[1]))]
+        return tuple(
+            replace(row, share=row.share / self.total if self.total else 0.0) for row in ordered
+        )

@@ -1,0 +1,127 @@
+# Presetting: which limits a dump is held to, and the contract that comes of them.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from servanda.contract.model import Contract, SliceRule
+from servanda.contract.presets import PRESETS, preset_text
+from servanda.errors import ContractError
+from servanda.judgement.contract_text import of_trainer
+from servanda.registry import did_you_mean
+from servanda.runner import load
+from servanda.theory.stats import units_at_best
+
+# nothing holds before one prompt group, and a dump ends where it ends
+_SIZES = (1, 10_000_000)
+_AMPLE = 4  # times the tokens that identical kernels would need
+_OF_FORMAT: Mapping[str, str] = {
+    "nemo": "nemo-grpo",
+    "prime-rl": "prime-rl",
+    "slime": "slime",
+    "miles": "slime",
+    "skyrl": "verl-sync",
+}
+_OF_FRAMEWORK: Mapping[str, str] = {
+    "trl": "trl",
+    "verl": "verl-sync",
+    "nemo": "nemo-grpo",
+    "prime": "prime-rl",
+    "slime": "slime",
+    "miles": "slime",
+}
+
+
+def guessed(format_: str, framework: str, *, stale: bool) -> tuple[str, str]:
+    """The preset that fits a dump, and why.
+
+    Args:
+        stale: whether any token is older than its step.
+
+    >>> guessed("nemo", "NeMo-RL", stale=False)
+    ('nemo-grpo', 'as the format suggests')
+    >>> guessed("own", "my TRL fork", stale=False)
+    ('trl', 'by what the dump says of itself')
+    """
+    named = (p for word, p in _OF_FRAMEWORK.items() if word in framework.lower())
+    if format_ in _OF_FORMAT:
+        preset, why = _OF_FORMAT[format_], "as the format suggests"
+    elif (preset := next(named, "")) != "":
+        why = "by what the dump says of itself"
+    else:
+        preset, why = "verl-sync", "for the dump does not name its trainer"
+    if preset == "verl-sync" and stale:
+        return "verl-async", "for its tokens are some updates old"
+    return preset, why
+
+
+def preset_of(name: str) -> str:
+    """A preset that a dump can be held to.
+
+    Raises:
+        ContractError: there is none of that name, or it is one of serving.
+    """
+    fitting = [n for n, of in PRESETS.items() if of == "reinforcement learning"]
+    if name not in fitting:
+        what = "is for serving" if name in PRESETS else "is none"
+        raise ContractError(
+            f"a dump is held to the limits of a trainer, and {name!r} {what}",
+            hint=did_you_mean(name, fitting),
+        )
+    return name
+
+
+def needed(preset: str) -> int:
+    """Tokens that a slice must have to be worth a cell."""
+    contract = load.contract_of(_text(preset, "dump", ()), preset)
+    limit = min(
+        float(c.at_most)
+        for c in contract.statistical
+        if c.metric == "tv" and c.enforced and isinstance(c.at_most, float)
+    )
+    units = units_at_best(limit, 1 - contract.confidence)
+    assert units is not None  # no preset has a limit of 0
+    return _AMPLE * units
+
+
+def contract_of(
+    preset: str,
+    name: str,
+    slices: Sequence[SliceRule],
+    *,
+    filtered: bool = False,
+    bitwise: bool = False,
+) -> tuple[str, Contract]:
+    """The contract of a dump, and its text for keeping.
+
+    Args:
+        filtered: whether the source says what a filter of the trainer removed.
+        bitwise: whether both kernels are declared to compute the same bits.
+    """
+    text = _text(preset, name, slices, filtered=filtered, bitwise=bitwise)
+    return text, load.contract_of(text, f"{name}.kernelcontract.yaml")
+
+
+def frame() -> Contract:
+    """A contract whose kernels a trainer runs; what is not a promise in it fits any other."""
+    return contract_of("verl-sync", "frame", ())[1]
+
+
+def _text(
+    preset: str,
+    name: str,
+    slices: Sequence[SliceRule],
+    *,
+    filtered: bool = False,
+    bitwise: bool = False,
+) -> str:
+    return of_trainer(
+        preset_text(preset),
+        name=name,
+        titles=("trainer", "rollout engine"),
+        slices=slices,
+        sizes=_SIZES,
+        head=(f"Of a trainer's dump, held to the preset {preset}.",),
+        filtered=filtered,
+        bitwise=bitwise,
+    )

@@ -1,0 +1,311 @@
+# Telling: the answer about a dump as people read it.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from servanda.contract.model import WHOLE
+from servanda.judgement.breakdown import Breakdown, StepRow
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.field_thresholds import quantile_shown
+from servanda.judgement.token_profile import Portrait
+from servanda.report.breakdown import count_of, digits, sequence_row, step_row, worst_steps
+from servanda.report.format import excess, line, percent
+from servanda.report.text import not_examined
+from servanda.rl.dumps import format
+from servanda.rl.dumps.diagnosis import DOUBLED, GROWS
+from servanda.rl.dumps.filters import ONLY_FILTERED
+from servanda.rl.dumps.judge import Answer
+from servanda.rl.dumps.step_verdicts import is_step
+
+_GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓"}
+_LEVEL = {"error": "✗", "warning": "!", "fine": "✓"}
+_WORST = 6  # red slices that are shown
+_WORST_STEPS, _WORST_SEQUENCES = 3, 3  # that are shown
+_MOST = 0.9  # of the tokens: where more are red, no slice explains it
+_NAME, _VALUE = 46, 26  # widths
+
+
+def tell(answer: Answer) -> str:
+    """What was found, whether it is sound, whether to go on, where not, and what next."""
+    return "\n".join(text.rstrip() for text in _lines(answer))
+
+
+def _lines(answer: Answer) -> Iterator[str]:
+    verdict, weighing = answer.verdict, answer.weighing
+    yield from _found(answer)
+    yield ""
+    yield "Is the data sound?"
+    for told in answer.told:
+        yield f"  {_LEVEL[told.level]} {told.text}"
+    for cell in verdict.cells:
+        # of the mean weight a finding has said it
+        if cell.section == "observability" and cell.metric != "coherence":
+            yield from _guard(cell)
+    yield f"{'May I go on?'.ljust(_NAME + _VALUE)}limit"
+    if verdict.outcome == "error":
+        yield "  ! no answer: what the data says cannot be trusted"
+    else:
+        yield from _clauses(answer)
+        yield from _steps(verdict.breakdown)
+        yield from _sequences(verdict.breakdown)
+        yield from _trend(answer)
+        if weighing.largest_staleness:
+            yield (
+                "  ! kernel and staleness, mixed: tokens are up to "
+                f"{weighing.largest_staleness:g} updates old"
+            )
+    if answer.cause:
+        yield f"Likely cause   {answer.cause}"
+    if verdict.outcome != "error":
+        yield from _panel(answer)
+    yield from _answer(answer)
+    if verdict.outcome != "error":
+        yield from not_examined(verdict)
+    yield from _next(answer)
+
+
+def _found(answer: Answer) -> Iterator[str]:
+    dump, weighing = answer.dump, answer.weighing
+    steps = [*weighing.steps]
+    files, low, high = len(dump.files), min(steps), max(steps)
+    framework = line(dump.about.get("framework", dump.format))
+    parts = [
+        f"{files:,} file{'s' if files > 1 else ''} of {framework}",
+        f"steps {low} to {high}" if high > low else f"step {low}",
+        f"{weighing.sequences:,} sequences",
+        f"{weighing.trained:,} trained tokens",
+    ]
+    parts += [f"up to {weighing.turns} turns"] if weighing.turns > 1 else []
+    yield f"found    {' · '.join(parts)}"
+    for note in dump.found.notes:
+        yield f"         {line(note)}"
+    yield f"preset   {answer.preset}, {answer.why}   (servanda presets --show {answer.preset})"
+    names = [line(cut.name) for cut in weighing.cuts]
+    yield f"slices   {', '.join(names) if names else 'none: too few tokens, or all alike'}"
+    if answer.partly:
+        yield "         chosen from the first tokens; later labels are judged with the whole"
+    yield "floor    unknown: nothing was scored twice, so red means beyond the limit alone"
+
+
+def _guard(cell: CellVerdict) -> Iterator[str]:
+    """What a guard of the contract adds to the findings: only where it is not met."""
+    if cell.outcome in ("violated", "error"):
+        glyph = _GLYPH[cell.outcome if cell.enforced else "error"]
+        yield f"  {glyph} {cell.note}"
+
+
+def _clauses(answer: Answer) -> Iterator[str]:
+    cells = [c for c in answer.verdict.cells if c.section == "statistical"]
+    for cell in cells:
+        if cell.slice != WHOLE or not _shown(cell):
+            continue
+        yield _row(cell, format.clause(cell), answer)
+        own = [c for c in cells if c.clause == cell.clause and c.slice != WHOLE]
+        red = sorted((c for c in own if c.outcome == "violated"), key=excess, reverse=True)
+        for part in red[:_WORST]:
+            yield _row(part, f"  … {format.place(part.slice)}", answer)
+        if len(red) > _WORST:
+            yield f"      and {len(red) - _WORST} more slices"
+        sliced = [c for c in own if not is_step(c)]
+        still = sum(c.outcome == "inconclusive" for c in sliced)
+        holds = sum(c.outcome == "holds" for c in sliced)
+        if sliced:
+            open_ = f", {still} not decided" if still else ""
+            yield f"      {holds} of {len(sliced)} slices hold{open_}"
+
+
+def _shown(cell: CellVerdict) -> bool:
+    """What is not enforced is shown only where it is beyond its limit."""
+    return cell.enforced or cell.outcome == "violated"
+
+
+def _row(cell: CellVerdict, name: str, answer: Answer) -> str:
+    glyph = _GLYPH.get(cell.outcome, "–") if cell.enforced else "!"
+    value = format.number(cell, cell.value)
+    if cell.interval:
+        low, high = (format.number(cell, end).removesuffix(" %") for end in cell.interval)
+        value += f"  [{low}, {high}]"
+    step = answer.since.get(f"{cell.clause}[{cell.slice}]")
+    tail = f"   since step {step}" if step is not None else ""
+    tail += "" if cell.enforced else "   shown, not enforced"
+    return f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}{format.limit(cell)}{tail}"
+
+
+def _steps(found: Breakdown | None) -> Iterator[str]:
+    """Each step by itself: how many hold, and the worst."""
+    if found is None or len(found.steps) < 2:
+        return
+    red = [row for row in found.steps if row.outcome == "violated"]
+    held = any(row.outcome == "holds" for row in found.steps)
+    glyph = "✗" if red else "✓" if held else "?"
+    named = f" (step{'s' if len(red) > 1 else ''} {_numbers(r.step for r in red)})" if red else ""
+    yield f"  {glyph} each step alone: {count_of(found.steps)}{named}"
+    for row in worst_steps(found.steps)[: max(1, min(len(red), _WORST_STEPS))]:
+        step, _, _, tokens, share, *numbers = step_row(row)
+        if not row.tokens:
+            yield f"      step {step}: no token was trained on"
+            continue
+        told = [f"{share} of the gradient" if share else "", f"{tokens} tokens"]
+        names = ("mean |Δ logp|", "TME", "k3")
+        told += [f"{name} {n or 'infinite'}" for name, n in zip(names, numbers, strict=True)]
+        yield f"      step {step}: {', '.join(filter(None, told))}"
+
+
+def _sequences(found: Breakdown | None) -> Iterator[str]:
+    """The sequences that are beyond the limit by themselves."""
+    if found is None or not found.beyond:
+        return
+    for row in [row for row in found.sequences if row.beyond][:_WORST_SEQUENCES]:
+        _, place, group, tokens, total, mean, share, part, _ = sequence_row(row)
+        removed = ", removed by a filter" if row.removed else ""
+        yield (
+            f"  ! {place} (step {row.step}, group {group}): {share} of its gradient, sum Δ logp "
+            f"{total}, mean exp |Δ logp| {mean}, {tokens} tokens, {part} of all mismatch{removed}"
+        )
+
+
+def _numbers(steps: Iterable[int]) -> str:
+    """Step numbers, consecutive ones as a range."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][1] + 1:
+            runs[-1][1] = step
+        else:
+            runs.append([step, step])
+    shown = [f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in runs]
+    more = f" and {len(shown) - _WORST} more" if len(shown) > _WORST else ""
+    return f"{', '.join(shown[:_WORST])}{more}"
+
+
+def _panel(answer: Answer) -> Iterator[str]:
+    """The numbers of a trainer's own panel, by its names."""
+    portrait = answer.verdict.portraits.get("infer", Portrait())
+    total, ends = portrait.total, portrait.quantile(0.99)
+    if not total.n or ends is None:
+        return
+    largest = portrait.worst[0].abs_log_ratio if portrait.worst else None
+    parts = [
+        f"mean |Δ logp| {digits(total.mean('abs_log_ratio'))}",
+        f"TME {digits(total.mean('exp_abs'))}",
+        f"k3 {digits(total.mean('k3'))}",
+        f"p99 |Δ logp| {quantile_shown(ends)[1]}",
+        f"max {digits(largest)}",
+    ]
+    if (weight := answer.mean_weight) is not None:
+        # |w - 1| = 2 (1 - w)^+ + (w - 1)
+        apart = 2 * (total.mean("tv") or 0.0) + weight - 1
+        parts += [f"mean w {weight:.5f}", f"mean |w - 1| {percent(apart)}"]
+    yield f"panel    {' · '.join(parts)}"
+
+
+def _trend(answer: Answer) -> Iterator[str]:
+    found = answer.trend
+    if found is None:
+        return
+    low, high = found.interval
+    sure = low > 1
+    glyph = "!" if sure and found.ratio >= GROWS else "✓"
+    word = ""
+    if sure and found.ratio >= GROWS:
+        word = "   it has doubled" if found.ratio >= DOUBLED else "   it grows"
+    value = f"x{found.ratio:.2f}  [{low:.2f}, {high:.2f}]"
+    name = f"trend: last {found.steps} steps against first {found.steps}"
+    yield f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}x2   an estimate{word}"
+
+
+def _answer(answer: Answer) -> Iterator[str]:
+    verdict = answer.verdict
+    word = verdict.outcome.upper()
+    if verdict.outcome == "error":
+        unsound = [t.text for t in answer.told if t.level == "error"]
+        notes = [c.note for c in verdict.cells if c.outcome == "error" and c.note]
+        yield f"UNSOUND: {[*unsound, *notes][0]}"
+    elif verdict.outcome == "holds":
+        yield f"HOLDS at confidence {verdict.confidence:g}: go on."
+    elif verdict.outcome == "violated" and _at_steps(answer):
+        red = [row.step for row in _rows(answer) if row.outcome == "violated"]
+        yield (
+            f"VIOLATED at step{'s' if len(red) > 1 else ''} {_numbers(red)}, judged alone; the "
+            f"average over all {len(_rows(answer)):,} steps does not show it."
+        )
+    elif verdict.outcome == "violated" and _parted(answer):
+        yield (
+            f"VIOLATED on slices with {percent(answer.share)} of the tokens. "
+            f"Without them {words_of_left(answer)} of the gradient may be wrong."
+        )
+        if names := _only(answer):
+            yield f"         those of {names};"
+            yield "         the other slices are red for sharing tokens with them"
+    elif verdict.outcome == "violated":
+        yield "VIOLATED on the whole: no slice explains it."
+    elif hidden := [c for c in verdict.cells if c.enforced and c.note.startswith(ONLY_FILTERED)]:
+        broken = any(c.note.endswith("violated") for c in hidden)
+        yield f"{word}: it {ONLY_FILTERED}; before the filter it is " + (
+            "violated." if broken else "not decided."
+        )
+    else:
+        more = f" About {verdict.more:,} more prompt groups would decide." if verdict.more else ""
+        yield f"{word}: too few tokens to tell.{more}"
+
+
+def _rows(answer: Answer) -> Sequence[StepRow]:
+    found = answer.verdict.breakdown
+    return found.steps if found is not None else ()
+
+
+def _at_steps(answer: Answer) -> bool:
+    """Whether nothing but single steps is violated."""
+    cells = [c for c in answer.verdict.cells if c.enforced and c.outcome == "violated"]
+    return all(is_step(c) for c in cells)
+
+
+def _parted(answer: Answer) -> bool:
+    """Whether leaving slices out leaves most of the tokens."""
+    return 0 < answer.share <= _MOST
+
+
+def _only(answer: Answer) -> str:
+    """The slices to leave out, where others are red as well."""
+    cells = [c for c in answer.verdict.cells if not is_step(c)]
+    red = {c.slice for c in cells if c.enforced and c.outcome == "violated"}
+    if red <= {*answer.out, WHOLE}:
+        return ""
+    return ", ".join(format.place(name) for name in answer.out)
+
+
+def words_of_left(answer: Answer) -> str:
+    """Twice the mean TV of what masking leaves."""
+    return percent(None if answer.left is None else 2 * answer.left) or "nothing"
+
+
+def _next(answer: Answer) -> Iterator[str]:
+    verdict, path, weighing = answer.verdict, answer.asked.path, answer.weighing
+    if answer.masked is not None:
+        yield f"masks    {answer.masked:,} tokens in {answer.asked.mask}/step_*.npz"
+    elif verdict.outcome == "violated" and _at_steps(answer):
+        worst = worst_steps(_rows(answer))[0].step
+        yield f"next     servanda import {path} --steps {worst}    (this step alone)"
+    elif verdict.outcome == "violated" and _parted(answer):
+        yield f"next     servanda import {path} --mask masks    (names these tokens, step by step)"
+    elif verdict.outcome == "holds":
+        yield f"next     servanda import {path} --save rollout.kernelcontract.yaml    (keep it)"
+    yield (
+        f"{verdict.tokens:,} tokens, claim realised · contract {verdict.key.contract[:8]} · "
+        f"evidence {verdict.evidence[:8]}"
+    )
+    rate = weighing.tokens / max(answer.seconds, 1e-9)
+    yield f"exit {verdict.exit_code} · {answer.seconds:.0f} s · {_rate(rate)} tokens/s"
+
+
+def _rate(per_s: float) -> str:
+    """Tokens a second, to two digits.
+
+    >>> _rate(432_100), _rate(1_510_000), _rate(74)
+    ('430,000', '1.5 M', '74')
+    """
+    if per_s >= 1e6:
+        return f"{per_s / 1e6:.1f} M"
+    digits = 1 - math.floor(math.log10(max(per_s, 1.0)))
+    return f"{round(per_s, digits):,.0f}"

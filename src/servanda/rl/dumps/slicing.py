@@ -1,0 +1,194 @@
+# Structure: which slices a dump is cut into, decided from counts alone, no logprob looked at.
+#
+# Counted are the first tokens of the dump (HEAD_TOKENS, or all of it where it is smaller).  A
+# slice of too few tokens is joined to its neighbour, or left out: it could decide nothing.
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from servanda.contract.model import SliceRule
+from servanda.judgement.slice_choice import apart, named
+from servanda.judgement.slices.rules import LABEL
+from servanda.judgement.workload_coverage import listed
+from servanda.traces.trace import TracePair
+
+HEAD_TOKENS = 2_000_000  # that are held in memory at once, prompts included
+FIRST_OF_TURN = 3
+_TURNS = 4  # the last one is "and later"
+_POSITIONS = (16, 64, 256, 1024, 4096, 16384)
+_LENGTHS = (256, 1024, 4096, 16384, 65536)
+_STALE = 2  # the last one is "and more"
+_MOST = 8  # values of a label that become slices
+_POOLED = 256  # values of a label that one slice may pool
+SLICED = ("env", "replica")  # labels whose values become slices
+
+
+@dataclass
+class Counts:
+    """What the head of a dump looks like.
+
+    Args:
+        starts: tokens among the first FIRST_OF_TURN of turn k, by k; turns: all of turn k.
+        positions, lengths: tokens by their bucket; staleness: by its value.
+        labels: name -> tokens of each value.
+    """
+
+    turns: Counter[int] = field(default_factory=Counter)
+    starts: Counter[int] = field(default_factory=Counter)
+    positions: Counter[int] = field(default_factory=Counter)
+    lengths: Counter[int] = field(default_factory=Counter)
+    staleness: Counter[int] = field(default_factory=Counter)
+    labels: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def join(self, other: Counts) -> None:
+        """Add what another part of the head looks like."""
+        for name in ("turns", "starts", "positions", "lengths", "staleness"):
+            getattr(self, name).update(getattr(other, name))
+        for name, values in other.labels.items():
+            self.labels.setdefault(name, Counter()).update(values)
+
+    def add(self, pair: TracePair) -> None:
+        """Count the tokens of a pair."""
+        columns = pair.infer.columns
+        turn_N = np.minimum(columns["turn"], _TURNS)
+        _count(self.turns, turn_N)
+        _count(self.starts, turn_N[columns["turn_position"] < FIRST_OF_TURN])
+        _count(self.positions, np.searchsorted(_POSITIONS, pair.position_N, side="right"))
+        _count(self.lengths, np.searchsorted(_LENGTHS, columns["length"], side="right"))
+        if "staleness" in columns:
+            known_N = columns["staleness"][~np.isnan(columns["staleness"])]
+            _count(self.staleness, np.clip(known_N, 0, _STALE))
+        for name in SLICED:
+            if name in pair.labels:
+                counted = self.labels.setdefault(name, Counter())
+                length_S = pair.infer.length_S.tolist()
+                for value, n in zip(pair.labels[name], length_S, strict=True):
+                    if value:  # "" is no value
+                        counted[value] += n
+
+
+def _count(counter: Counter[int], values_N: np.ndarray) -> None:
+    found, n = np.unique(values_N.astype(np.int64), return_counts=True)
+    counter.update(dict(zip(found.tolist(), n.tolist(), strict=True)))
+
+
+def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[str, ...]]:
+    """The slices of a dump, and what has no slice of its own and why.
+
+    Args:
+        needed: tokens that a slice must have.
+    """
+    rules: list[SliceRule] = []
+    notes: list[str] = []
+    if len(counts.turns) > 1:
+        spans = _joined(counts.turns, needed, open_at=_TURNS)
+        rules += [_rule(f"turn-{_span(turns, _TURNS)}", _turns(turns)) for turns in spans]
+        later = Counter({turn: n for turn, n in counts.starts.items() if turn > 1})
+        # those of turn 1 follow a prompt and no tool: they are never joined with later ones
+        first = [(1, 1)] if counts.starts[1] >= needed else []
+        starts = _joined(later, needed, open_at=_TURNS, alone=True)
+        for turns in [*first, *starts]:
+            start = {**_turns(turns), "context.turn_position": {"lt": FIRST_OF_TURN}}
+            rules.append(_rule(f"start-{_span(turns, _TURNS)}", start))
+        if not spans:
+            n = counts.turns.total() - counts.turns[1]
+            notes.append(f"no slice by turn: those after the first have {n:,} tokens")
+        if not starts:
+            notes.append(
+                f"the first tokens of later turns are {later.total():,}, fewer than {needed:,}: no "
+                "slice shows tool boundaries"
+            )
+    for name, edges, found in (
+        ("position", _POSITIONS, counts.positions),
+        ("length", _LENGTHS, counts.lengths),
+    ):
+        at = _edges(edges, found, needed)
+        if at:
+            rules.append(SliceRule(name=name, split=f"context.{name}", at=at))  # type: ignore[call-arg]
+    if any(counts.staleness[k] for k in counts.staleness if k):
+        for stale in _joined(counts.staleness, needed, open_at=_STALE):
+            low, high = stale
+            terms = {"gte": low} if high >= _STALE else {"gte": low, "lte": high}
+            rules.append(_rule(f"stale-{_span(stale, _STALE)}", {"outcome.staleness": terms}))
+    for name, values in counts.labels.items():
+        if len(values) < 2:
+            continue
+        ranked = sorted(values, key=lambda v: (-values[v], v))
+        own = [value for value in ranked if values[value] >= needed][:_MOST]
+        rules += [_rule(f"{name}-{named(v)}", {f"{LABEL}{name}": {"in": [v]}}) for v in own]
+        rest = [value for value in ranked if value not in own]
+        if not rest:
+            continue
+        pooled = own and sum(values[v] for v in rest) >= needed and len(rest) <= _POOLED
+        if pooled:
+            rules.append(_rule(f"{name}-other", {f"{LABEL}{name}": {"in": sorted(rest)}}))
+        few = f"{len(rest):,} of {len(values):,} values of {name} ({listed(map(repr, rest))})"
+        how = f"together, as {name}-other" if pooled else "with the whole alone"
+        why = f"fewer than {needed:,} tokens each"
+        if len(own) == _MOST:
+            why = f"{why}, or are not among the {_MOST} largest"
+        notes.append(f"{few} have {why}: they are judged {how}")
+    return apart(rules), tuple(notes)
+
+
+def _rule(name: str, match: Mapping[str, Mapping[str, object]]) -> SliceRule:
+    return SliceRule(name=name, match=match)  # type: ignore[call-arg,arg-type]
+
+
+def _turns(turns: tuple[int, int]) -> dict[str, dict[str, object]]:
+    low, high = turns
+    terms: dict[str, object] = {"gte": low} if high >= _TURNS else {"gte": low, "lte": high}
+    return {"context.turn": terms}
+
+
+def _joined(
+    counts: Counter[int], needed: int, *, open_at: int, alone: bool = False
+) -> list[tuple[int, int]]:
+    """Spans of consecutive keys with enough tokens each; the rest joins the span before.
+
+    Args:
+        alone: whether one span is worth a slice, since there are tokens besides these keys.
+    """
+    spans: list[tuple[int, int]] = []
+    low, held = min(counts, default=0), 0
+    last = max(counts, default=0)
+    for key in range(low, last + 1):
+        held += counts[key]
+        if held >= needed:
+            spans.append((low, key))
+            low, held = key + 1, 0
+    if held and spans:
+        spans[-1] = (spans[-1][0], last)
+    if len(spans) == 1 and not alone:
+        return []  # the whole once more
+    # later steps may go further than the head did
+    return [*spans[:-1], (spans[-1][0], max(spans[-1][1], open_at))] if spans else []
+
+
+def _span(span: tuple[int, int], last: int) -> str:
+    """
+    >>> _span((2, 2), 4), _span((2, 3), 4), _span((3, 4), 4)
+    ('2', '2-to-3', '3-on')
+    """
+    low, high = span
+    if high >= last:
+        return f"{low}-on"
+    return f"{low}" if low == high else f"{low}-to-{high}"
+
+
+def _edges(edges: Sequence[int], counts: Counter[int], needed: int) -> tuple[float, ...]:
+    """Edges that leave every bucket enough tokens."""
+    kept: list[float] = []
+    below = 0
+    for i, edge in enumerate(edges):
+        below += counts[i]
+        above = sum(counts[j] for j in range(i + 1, len(edges) + 1))
+        if below >= needed and above >= needed:
+            kept.append(float(edge))
+            below = 0
+    return tuple(kept)

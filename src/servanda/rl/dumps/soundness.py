@@ -1,0 +1,121 @@
+# Sound: whether what was read can be evidence at all.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from servanda.contract.model import Contract
+from servanda.judgement.bitwise import objection
+from servanda.judgement.breakdown import Removed
+from servanda.report.breakdown import removed_line
+from servanda.rl.dumps.checks import Finding
+from servanda.rl.dumps.formats import Refused
+from servanda.rl.dumps.outliers import Outliers
+from servanda.rl.dumps.statistics import Weighing
+from servanda.theory.stats.agreement import MIXED, Agreement
+
+_SHARE = 0.001  # of the sequences may be refused; more is no sample of the run
+_ZERO = "all zero"
+_SHOWN = 6  # steps that a line names
+_ENOUGH, _WORSE = 200, 1.5  # tokens that were removed, and how much worse they are than others
+_ORDER = ("error", "warning", "fine")
+_LEVELS = {"unsound": "error", "warning": "warning", "ok": "fine"}
+
+
+@dataclass(frozen=True)
+class Told:
+    """One line about the data; an error keeps any verdict from being given."""
+
+    level: Literal["error", "warning", "fine"]
+    text: str
+
+
+def told(
+    findings: Sequence[Finding],
+    refused: Refused,
+    taken: int,
+    empty: Mapping[int, str] | None = None,
+    weighing: Weighing | None = None,
+) -> tuple[Told, ...]:
+    """Everything that was found about the data, worst first.
+
+    Args:
+        taken: sequences that were read and not refused.
+        empty: steps without a sequence -> their first file.
+        weighing: of the whole dump.
+    """
+    lines = [*of_refused(refused, taken), *of_empty(empty or {}), *map(_of, findings)]
+    if weighing is not None:
+        lines += [*of_outliers(weighing.outliers), *of_filter(weighing.removed)]
+    return tuple(sorted(lines, key=lambda line: _ORDER.index(line.level)))
+
+
+def errors_of(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Why data can be no evidence; empty where it can."""
+    return tuple(line.text for line in map(_of, findings) if line.level == "error")
+
+
+def sides(contract: Contract, agreement: Agreement) -> tuple[Finding, ...]:
+    """Why the two columns could not have disagreed; nothing where they could."""
+    if not (copied := objection(contract, agreement)):
+        return ()
+    numbers = {"tokens": float(agreement.tokens), "equal": float(agreement.equal)}
+    odd = None if agreement.everywhere else (*alike(agreement), MIXED)
+    return (Finding("sides", "unsound", copied, numbers, odd=odd),)
+
+
+def alike(agreement: Agreement) -> tuple[int, int]:
+    """Sequences that one side may have of the other, and all of them."""
+    return max(agreement.copies, agreement.close), agreement.sequences
+
+
+def of_refused(refused: Refused, taken: int) -> list[Told]:
+    """Sequences that could not be read: few are left out, more are no sample of the run."""
+    if not refused.rows:
+        return [Told("fine", "no sequence was left out")]
+    lines = []
+    for found in refused.values():
+        share = found.count / (taken + refused.rows)
+        bad = share > _SHARE or _ZERO in found.reason
+        text = f"{found.count:,} sequences left out: {found.reason} (first: {found.first})"
+        lines.append(Told("error" if bad else "warning", text))
+    return lines
+
+
+def of_empty(empty: Mapping[int, str]) -> list[Told]:
+    """Steps that have a file and no sequence: nothing was judged of them."""
+    if not empty:
+        return []
+    steps = ", ".join(map(str, [*empty][:_SHOWN])) + (" …" if len(empty) > _SHOWN else "")
+    one = len(empty) == 1
+    text = f"step{'' if one else 's'} {steps} {'has' if one else 'have'} no sequence that can be "
+    return [Told("warning", f"{text}used (first: {next(iter(empty.values()))})")]
+
+
+def of_outliers(outliers: Outliers) -> list[Told]:
+    """Single sequences that are beyond the limit, which an average over the dump does not show."""
+    if not outliers.beyond:
+        return []
+    worst = outliers.rows()[0]
+    count = f"{outliers.beyond:,} of {outliers.sequences:,} sequences"
+    text = (
+        f"{count} {'is' if outliers.beyond == 1 else 'are'} beyond the limit on their own tokens "
+        f"(worst: {worst.source}, {100 * 2 * worst.tv:.1f} %)"
+    )
+    return [Told("warning", text)]
+
+
+def of_filter(removed: Removed | None) -> list[Told]:
+    """What a filter of the trainer removed: a warning where it removed what disagrees."""
+    if removed is None:
+        return []
+    telling = removed.tokens >= _ENOUGH and removed.tv is not None and removed.kept is not None
+    worse = telling and (removed.tv or 0.0) > _WORSE * (removed.kept or 0.0)
+    return [Told("warning" if worse else "fine", removed_line(removed))]
+
+
+def _of(finding: Finding) -> Told:
+    place = f" (first: {finding.first})" if finding.first and finding.state != "ok" else ""
+    return Told(_LEVELS[finding.state], finding.text + place)  # type: ignore[arg-type]

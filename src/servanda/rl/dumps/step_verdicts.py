@@ -1,0 +1,160 @@
+# Judged steps: what `check DIR` says of each training step, and what of it joins the verdict.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from servanda.contract.model import WHOLE
+from servanda.judgement.breakdown import StepRow
+from servanda.judgement.clauses import CellVerdict, Certificate, worst
+from servanda.judgement.verdict import Verdict
+from servanda.report.format import excess
+from servanda.rl.dumps.checks import Finding, Soundness, of_step
+from servanda.rl.dumps.soundness import Told, errors_of, sides
+from servanda.rl.dumps.statistics import WORKLOAD, Weighing
+from servanda.rl.dumps.window import Window
+from servanda.theory.stats import interval
+from servanda.traces.rollouts import Rollouts
+
+SHOWN = 6  # cells of single steps that a verdict has
+_TOLD = 3  # steps whose data is unsound, with the reason of each
+_STEP = "step-"
+
+
+@dataclass
+class JudgedSteps:
+    """Every step of a dump, judged when the next one begins.
+
+    Args:
+        alone: whether the dump has one step, whose data is looked at as that of the dump.
+    """
+
+    window: Window
+    alone: bool = False
+    rows: list[StepRow] = field(default_factory=list)
+    red: list[CellVerdict] = field(default_factory=list)
+    unsound: dict[int, str] = field(default_factory=dict)  # step -> why it can be no evidence
+    _sound: Soundness = field(default_factory=Soundness)
+
+    def add(self, block: Rollouts) -> None:
+        """See a block of the step that is weighed."""
+        if not self.alone:
+            self._sound.add(block)
+
+    def close(self, weighing: Weighing) -> None:
+        """Judge the last step that was weighed."""
+        if not weighing.steps:
+            return
+        step = next(reversed(weighing.steps.values()))
+        plan, kept, drawn = weighing.of_step()
+        weighed = kept.rounds[WORKLOAD, 0]
+        found: tuple[Finding, ...] = ()
+        if not self.alone:
+            found = (*self._sound.findings(), *sides(plan.contract, weighed.agreement))
+            found = tuple(map(of_step, found))
+            self._sound = Soundness(self._sound)
+        errors, atoms = errors_of(found), weighing.step_atoms
+        judged = self.window.judge(
+            len(self.rows) + 1, step.step, plan, kept, drawn, atoms, errors, intervals=False
+        )
+        # tokens that a step lacks are counted over the whole dump, which may lack a few
+        wrong = errors_of([f for f in found if f.check != "coverage"])
+        if wrong and judged.errors:
+            self.unsound[step.step] = wrong[0]
+        violated = [c for c in judged.cells if c.enforced and c.outcome == "violated"]
+        for cell, planned, statistic in zip(
+            judged.cells, plan.cells, weighed.statistics, strict=True
+        ):
+            if cell not in violated:
+                continue
+            first = judged.together.get(cell.slice, step.step)
+            own = cell.but(slice=step_slice(first, step.step, cell.slice))
+            if cell.slice not in judged.together and isinstance(planned.kind, Certificate):
+                feed = planned.kind.feed
+                low, high = interval(statistic.process, plan.alpha)
+                own = own.but(interval=(feed.value(low), feed.value(high)))
+            self.red.append(own)
+        sums = weighing.step_sums
+        self.rows.append(
+            StepRow(
+                step.step,
+                judged.outcome,
+                step.sequences,
+                step.tokens,
+                _finite(sums.mean("tv")),
+                _finite(sums.mean("abs_log_ratio")),
+                _finite(sums.mean("exp_abs")),
+                _finite(sums.mean("k3")),
+                tuple(f"{c.clause}[{c.slice}]" for c in violated),
+            )
+        )
+
+    def told(self) -> tuple[Told, ...]:
+        """Steps whose data can be no evidence, which the whole dump need not show."""
+        if len(self.rows) < 2:
+            return ()
+        lines = [Told("error", f"step {n}: {why}") for n, why in self.unsound.items()]
+        more = len(lines) - _TOLD
+        if more > 0:
+            lines[_TOLD:] = [Told("error", f"{more:,} more steps whose data is not sound")]
+        return tuple(lines)
+
+    def joined(self, verdict: Verdict) -> Verdict:
+        """The verdict of the whole, violated where any step is.
+
+        The worst red cells of steps are added, of clauses and slices that the whole does not show
+        red already.  A dump of one step has no step to tell apart from the whole.
+        """
+        if len(self.rows) < 2:
+            return verdict
+        known = {(c.clause, c.slice) for c in verdict.cells if c.outcome == "violated"}
+        fresh = [c for c in self.red if (c.clause, slice_of(c.slice)) not in known]
+        shown = _spread(fresh)
+        outcome = worst([verdict.outcome, "violated"]) if self.red else verdict.outcome
+        return replace(verdict, outcome=outcome, cells=(*verdict.cells, *shown))
+
+
+def _spread(cells: Sequence[CellVerdict]) -> list[CellVerdict]:
+    """The worst cells: of a step that is red as a whole, its slices add nothing."""
+    whole = {c.slice for c in cells if " " not in c.slice}
+    best: dict[tuple[str, str], CellVerdict] = {}
+    for cell in cells:
+        step, _, slice_ = cell.slice.partition(" ")
+        if slice_ and step in whole:
+            continue
+        key = (step, "" if slice_ else cell.clause)
+        if key not in best or excess(cell) > excess(best[key]):
+            best[key] = cell
+    return sorted(best.values(), key=lambda c: -excess(c))[:SHOWN]
+
+
+def step_slice(first: int, step: int, slice_: str) -> str:
+    """The name of a cell of one step, or of some steps together.
+
+    >>> step_slice(6, 6, "all"), step_slice(4, 6, "start-2-on")
+    ('step-6', 'step-4-to-6 start-2-on')
+    """
+    steps = f"{_STEP}{step}" if first == step else f"{_STEP}{first}-to-{step}"
+    return steps if slice_ == WHOLE else f"{steps} {slice_}"
+
+
+def slice_of(name: str) -> str:
+    """The slice that a cell of a step is of; any other name as it is.
+
+    >>> slice_of("step-6"), slice_of("step-4-to-6 start-2-on"), slice_of("turn-2")
+    ('all', 'start-2-on', 'turn-2')
+    """
+    if not name.startswith(_STEP):
+        return name
+    return name.partition(" ")[2] or WHOLE
+
+
+def is_step(cell: CellVerdict) -> bool:
+    """Whether a cell is of single steps."""
+    return cell.slice.startswith(_STEP)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

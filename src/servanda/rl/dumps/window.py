@@ -1,0 +1,175 @@
+# A step is judged alone, and a slice that it does not decide on the last few steps together.
+#
+# Both `check DIR` and `watch` judge steps by this rule.  A dump is one attempt of its contract and
+# spends half of 1 - confidence on the whole (`stats.attempt_alpha`).  The other half is for its
+# steps: the t-th may spend 2 / ((t + 1)(t + 2)) of it, which adds up to 1 however many there are.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from servanda.contract.model import WHOLE
+from servanda.judgement.clauses import CellVerdict, Outcome, worst
+from servanda.judgement.evidence import Evidence, Weighed
+from servanda.judgement.plan import Plan
+from servanda.judgement.verdict import Verdict, judge, unsound
+from servanda.rl.dumps.filters import ONLY_FILTERED, bracketed
+from servanda.rl.dumps.statistics import WORKLOAD, added
+
+_PARTS = 20  # a slice with one part in so many of the tokens should be decided
+MOST_STEPS = 12  # that a slice is judged on
+
+
+def step_part(number: int) -> float:
+    """Of what all steps may spend, the share of the number-th step, from 1.
+
+    >>> round(sum(step_part(t) for t in range(1, 10_000)), 3)
+    1.0
+    """
+    return 2 / ((number + 1) * (number + 2))
+
+
+def window_of(needed: int, steps: int, trained: int) -> int:
+    """Steps that a slice is judged on together.
+
+    Args:
+        needed: tokens that a slice must have; trained: those of the first `steps` steps.
+    """
+    return min(max(math.ceil(_PARTS * needed * steps / max(trained, 1)), 1), MOST_STEPS)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A step: its sums, those with what a filter removed of it, and what its cells speak of."""
+
+    step: int
+    kept: Weighed
+    drawn: Weighed | None
+    atoms: Mapping[int, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The answer about one step.
+
+    Args:
+        cells: its cells, slices with the steps before it.
+        together: slices that are judged with earlier steps -> the first of those.
+        atoms: of the tokens that its cells speak of.
+        errors: why its data can be no evidence; of such a step nothing is judged.
+        needs_tokens: about how many tokens such a step needs to be decided, where it is not.
+    """
+
+    cells: tuple[CellVerdict, ...]
+    together: Mapping[str, int]
+    atoms: Mapping[int, Sequence[float]]
+    errors: tuple[str, ...] = ()
+    needs_tokens: int | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.errors:
+            return "error"
+        enforced: list[Outcome] = [
+            c.outcome for c in self.cells if c.enforced and c.outcome != "not applicable"
+        ]
+        return worst(enforced)
+
+
+class Window:
+    """The last steps of a run.
+
+    Args:
+        size: steps that a slice is judged on together.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._parts: list[_Part] = []
+
+    def judge(
+        self,
+        number: int,
+        step: int,
+        plan: Plan,
+        kept: Evidence,
+        drawn: Evidence | None,
+        atoms: Mapping[int, Sequence[float]],
+        errors: Sequence[str] = (),
+        *,
+        intervals: bool = True,
+    ) -> Judged:
+        """The number-th step, from 1: by itself, and its slices with the steps before it.
+
+        Args:
+            kept: of the tokens that were trained on; drawn: with those that a filter removed,
+                None where it removed none.
+            atoms: of the step's tokens; errors: why they can be no evidence.
+        """
+        # a step is looked at twice: alone, and with those before it
+        part = step_part(number) / (2 if self.size > 1 else 1)
+
+        def verdict(kept: Evidence, drawn: Evidence | None) -> Verdict:
+            found = judge(plan, kept, intervals=intervals, part=part)
+            if drawn is None:
+                return found
+            return bracketed(found, judge(plan, drawn, intervals=intervals, part=part))
+
+        alone = verdict(kept, drawn)
+        failed = [c.note for c in alone.cells if c.enforced and c.outcome == "error"]
+        if not kept.rounds[WORKLOAD, 0].tokens:
+            errors = ()  # a step that was filtered empty has no data that could be wrong
+        if errors := (*errors, *failed):
+            pairs = zip(alone.cells, unsound(alone, errors[0]).cells, strict=True)
+            # a guard that failed is what says so
+            cells = tuple(c if c.outcome == "error" else other for c, other in pairs)
+            return Judged(cells, {}, atoms, errors, alone.needs_tokens)
+        if self.size == 1:
+            return Judged(alone.cells, {}, atoms, (), alone.needs_tokens)
+        sums = kept.rounds[WORKLOAD, 0]
+        others = [known for known in self._parts if known.step != step]
+        both = None if drawn is None else drawn.rounds[WORKLOAD, 0]
+        self._parts = [*others, _Part(step, sums, both, atoms)][-self.size :]
+        decided = ("holds", "violated", "not applicable")
+        if all(c.slice == WHOLE or c.outcome in decided for c in alone.cells):
+            return Judged(alone.cells, {}, self._atoms(), (), alone.needs_tokens)
+        joint = verdict(*self._together(kept))
+        full = len(self._parts) == self.size
+        cells = tuple(
+            _chosen(own, other, full) for own, other in zip(alone.cells, joint.cells, strict=True)
+        )
+        pairs = zip(cells, alone.cells, strict=True)
+        first = self._parts[0].step
+        together = {c.slice: first for c, own in pairs if c is not own}
+        return Judged(cells, together, self._atoms(), (), alone.needs_tokens)
+
+    def _together(self, kept: Evidence) -> tuple[Evidence, Evidence | None]:
+        """The evidence of all steps of the window, and that with what a filter removed."""
+        every = replace(kept, rounds={(WORKLOAD, 0): reduce(added, (p.kept for p in self._parts))})
+        if all(part.drawn is None for part in self._parts):
+            return every, None
+        drawn = reduce(added, (part.drawn or part.kept for part in self._parts))
+        return every, replace(kept, rounds={(WORKLOAD, 0): drawn})
+
+    def _atoms(self) -> Mapping[int, Sequence[float]]:
+        sums: dict[int, list[float]] = {}
+        for part in self._parts:
+            for key, (n, tv) in part.atoms.items():
+                had = sums.get(key, [0.0, 0.0])
+                sums[key] = [had[0] + n, had[1] + tv]
+        return sums
+
+
+def _chosen(own: CellVerdict, joint: CellVerdict, full: bool) -> CellVerdict:
+    """The cell of a step alone, or of the window where that is what decides its slice."""
+    # what a step shows by itself is not undone by the steps before it, nor is what a filter hid
+    if own.slice == WHOLE or own.outcome in ("holds", "violated"):
+        return own
+    if own.note.startswith(ONLY_FILTERED):
+        return own
+    if joint.outcome == "inconclusive" and not full:
+        return joint.but(outcome="not applicable", note="too few steps yet")
+    return joint

@@ -1,0 +1,1 @@
+# The monitor of a training run: every step's own tokens, judged.

@@ -1,0 +1,201 @@
+# Terms: the contract that a run is held to, and which of its clauses a step can answer.
+#
+# A contract is completed as that of a dump is: both kernels run in a trainer, its claim is
+# realised, and where it has no slices it gets those that the first step's counts bear.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from servanda.contract.model import EXTERNAL, Clause, Contract, Kernel, SliceRule
+from servanda.contract.presets import PRESETS
+from servanda.errors import ContractError
+from servanda.judgement import plan as planning
+from servanda.judgement.clauses import Cell, Certificate, Kind, RelativeCertificate, UsableRatio
+from servanda.judgement.clauses.gradient import AnswerGap, Gap
+from servanda.judgement.clauses.guards import Coherent
+from servanda.judgement.clauses.not_applicable import NotHere
+from servanda.judgement.plan import Plan
+from servanda.judgement.slices.rules import LABEL
+from servanda.rl.dumps import preset as dump_preset
+from servanda.rl.dumps.slicing import SLICED, Counts, rules_of
+from servanda.rl.monitor.slice_atoms import COLUMNS
+from servanda.rl.monitor.state_file import Kinds
+from servanda.rl.monitor.statistics import RATIO_METRICS
+from servanda.runner.load import load
+from servanda.traces.corpus import Corpus, Prompt
+
+WORKLOAD = "workload"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a user asked for, before the first step is seen.
+
+    Args:
+        preset: its name; "" where a contract of the user's own was given.
+        contract: as it is without slices of the monitor's choice.
+    """
+
+    preset: str
+    contract: Contract
+
+    @classmethod
+    def of(cls, given: str | Path | Contract, *, bitwise: bool = False) -> Terms:
+        """Of a contract, the path of one, or the name of a preset of trainers.
+
+        Args:
+            bitwise: whether both kernels are declared to compute the same bits.
+
+        Raises:
+            ContractError: there is no such preset or file, or its text is wrong.
+        """
+        if isinstance(given, Contract):
+            return cls("", _declared(_in_a_trainer(given), bitwise))
+        if not isinstance(given, str | Path):
+            raise ContractError(
+                f"the contract of a monitor is a {type(given).__name__}",
+                hint="give a Contract, the path of one, or a preset's name, such as 'verl-sync'",
+            )
+        name = str(given)
+        if name in PRESETS or (Path(name).name == name and not Path(name).suffix):
+            preset = dump_preset.preset_of(name)
+            return cls(preset, dump_preset.contract_of(preset, preset, (), bitwise=bitwise)[1])
+        return cls("", _declared(_in_a_trainer(load(given)), bitwise))
+
+    @property
+    def slices_itself(self) -> bool:
+        """Whether the slices are the monitor's choice."""
+        return bool(self.preset) or not self.contract.slices
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of sequences that slices may ask for."""
+        if self.slices_itself:
+            return SLICED
+        fields = {f for rule in self.contract.slices for f in (*(rule.match or {}), rule.split)}
+        return tuple(sorted(f.removeprefix(LABEL) for f in fields if f and f.startswith(LABEL)))
+
+    @property
+    def split_labels(self) -> tuple[str, ...]:
+        """Labels each of whose values is to have a slice."""
+        if self.slices_itself:
+            return SLICED
+        splits = (rule.split or "" for rule in self.contract.slices)
+        return tuple(f.removeprefix(LABEL) for f in splits if f.startswith(LABEL))
+
+    def unsliced(self, labels: Mapping[str, Sequence[str]], kinds: Kinds) -> tuple[str, ...]:
+        """What labels of a later step say and no slice shows, for the slices are decided.
+
+        Args:
+            kinds: labels of the first step.
+        """
+        notes = []
+        for name in self.split_labels:
+            known = {value for kind in kinds for field, value in kind if field == name}
+            new = [v for v in dict.fromkeys(labels.get(name, ())) if v and v not in known]
+            if new:
+                more = f" and {len(new) - 3} more values" if len(new) > 3 else ""
+                what = f"{', '.join(map(repr, new[:3]))}{more} of label {name!r}"
+                notes.append(f"{what} came after the first step, and no slice shows it")
+        return tuple(notes)
+
+    def rules(self, counts: Counts) -> tuple[tuple[SliceRule, ...], tuple[str, ...]]:
+        """The slices of a run that begins so, and what was left out and why."""
+        if not self.slices_itself:
+            return self.contract.slices, ()
+        return rules_of(counts, dump_preset.needed(self.preset or "verl-sync"))
+
+    def complete(self, rules: Sequence[SliceRule]) -> Contract:
+        """The contract with its slices."""
+        if self.preset:
+            declared = self.contract.bitwise
+            return dump_preset.contract_of(self.preset, self.preset, rules, bitwise=declared)[1]
+        return self.contract.model_copy(update={"slices": tuple(rules)})
+
+
+def _declared(contract: Contract, bitwise: bool) -> Contract:
+    return contract.model_copy(update={"bitwise": True}) if bitwise else contract
+
+
+def _in_a_trainer(contract: Contract) -> Contract:
+    """A contract as its clauses are asked of a trainer's steps."""
+    sides = {"train": contract.kernels.train, "infer": contract.kernels.infer}
+    kernels = {
+        side: k if k.engine == EXTERNAL else Kernel(engine=EXTERNAL, title=str(k))  # type: ignore[call-arg]
+        for side, k in sides.items()
+    }
+    frame = dump_preset.frame()
+    one = {"workload": None, "claim": None}
+    return contract.model_copy(
+        update={
+            "kernels": contract.kernels.model_copy(update=kernels),
+            "stable": None,
+            "weights": frame.weights,
+            "workload": frame.workload,
+            "workloads": None,
+            "claim": frame.claim,
+            "promotion": frame.promotion,
+            "statistical": tuple(c.model_copy(update=one) for c in contract.statistical),
+            "observability": contract.observability.model_copy(
+                update={
+                    "clauses": tuple(
+                        c.model_copy(update=one) for c in contract.observability.clauses
+                    )
+                }
+            ),
+        }
+    )
+
+
+def plan_of(contract: Contract, kinds: Kinds) -> Plan:
+    """The cells of a run, fixed at its first step.
+
+    Args:
+        kinds: labels of the first step's sequences.
+
+    Raises:
+        ContractError: a slice asks for a label that the first step does not have.
+    """
+    prompts = tuple(Prompt(row + 1, labels=dict(kind)) for row, kind in enumerate(kinds))
+    corpus = Corpus("the first step", prompts or (Prompt(1),), "")
+    plan = planning.make_plan(contract, {WORKLOAD: corpus}, None)
+    cells = tuple(replace(cell, kind=_kind(cell)) for cell in plan.cells)
+    return replace(plan, cells=cells)
+
+
+def _kind(cell: Cell) -> Kind:
+    """How a cell is judged by a step's log ratios; not at all where they do not tell."""
+    kind = cell.kind
+    if isinstance(kind, NotHere):
+        return kind
+    reason = _untold(kind, cell.clause)
+    if not reason:
+        fields = sorted(f for f in cell.cut.fields if not (f in COLUMNS or f.startswith(LABEL)))
+        reason = f"a training step does not tell {', '.join(fields)}" if fields else ""
+    return NotHere(reason, bool(cell.clause.required)) if reason else kind
+
+
+def _untold(kind: Kind, clause: Clause) -> str:
+    """Why a step cannot answer a kind of clause; "" where it can."""
+    if isinstance(kind, UsableRatio | Coherent):
+        return ""
+    if isinstance(kind, RelativeCertificate):
+        return "a training step has no self-noise and no stable kernel to be compared with"
+    if isinstance(kind, AnswerGap):
+        return "a step is judged token by token: this contract's loss makes it a matter of answers"
+    if isinstance(kind, Gap):
+        return ""
+    if type(kind) is Certificate and clause.metric in RATIO_METRICS:
+        return ""
+    return f"a training step's logprobs do not tell {clause.metric}"
+
+
+def labels_of(batch_labels: Mapping[str, Sequence[str]], names: Sequence[str]) -> Kinds:
+    """The combinations of some labels, in the order in which sequences have them first."""
+    named = [name for name in names if name in batch_labels]
+    rows = zip(*(batch_labels[name] for name in named), strict=True) if named else [()]
+    kinds = (tuple((n, v) for n, v in zip(named, row, strict=True) if v) for row in rows)
+    return tuple(dict.fromkeys(kinds))

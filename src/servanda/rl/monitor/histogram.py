@@ -1,0 +1,115 @@
+# The tally of a training step: how many tokens of each atom have which log ratio.
+#
+# All that certificates of a step need of its tokens, at the price of a subtraction and a
+# count.  An atom is one combination of slices that a token lies in, so that every slice is a
+# sum of atoms.  Tallies of parts of a step, or of ranks, add up with +.
+#
+# Axes: B sequences, T tokens, A atoms, N tokens of a block.
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from servanda.errors import EvidenceError
+from servanda.theory.stats.histogram import BINS, bin_of
+
+Array = NDArray[Any]
+
+# what is made of a block stays in a core's cache; counts are as wide as all bins, so that many
+# tokens are counted at once
+_BLOCK_BYTES = 1 << 18
+_COUNT = 1 << 19
+
+
+def tally(
+    logp_train_BT: ArrayLike,
+    logp_infer_BT: ArrayLike,
+    mask_BT: ArrayLike,
+    atom_BT: ArrayLike | None = None,
+    atoms: int = 1,
+) -> NDArray[np.int64]:
+    """Count the trained tokens of each atom by the bin of their log ratio.
+
+    float32 logprobs are subtracted in float32, as `stats.histogram.edges` allows for; all others
+    in float64.  Nothing is read of a token that the mask leaves out: it may hold anything.
+
+    Args:
+        logp_train_BT, logp_infer_BT: [B, T], nats; no copy is made of float32 or float64.
+        mask_BT: of the same shape; whether the trainer learns from the token.
+        atom_BT: of the same shape, 0..atoms - 1; default all in one.
+
+    Returns:
+        [atoms, BINS + 1].  The last column counts tokens without a usable ratio: a NaN or
+        +inf on either side, or -inf on infer.  -inf on train alone is evidence, in bin 0.
+
+    Raises:
+        EvidenceError: shapes differ, or a trained token lies in no such atom.
+
+    >>> count = tally([[-1.0, -2.0, 0.0]], [[-1.0, float("nan"), 0.0]], [[1, 1, 0]])
+    >>> int(count.sum()), int(count[0, BINS])
+    (2, 1)
+    """
+    train, infer = _floats(logp_train_BT), _floats(logp_infer_BT)
+    given = {"logp_infer": infer, "mask": np.asarray(mask_BT)}
+    if atom_BT is not None:
+        given["atom"] = np.asarray(atom_BT)
+    for name, array in given.items():
+        if array.shape != train.shape:
+            raise EvidenceError(f"{name} has shape {array.shape}, and logp_train {train.shape}")
+    train_N, infer_N = train.reshape(-1), infer.reshape(-1)
+    mask_N = given["mask"].reshape(-1)
+    atom_N = given["atom"].reshape(-1) if atom_BT is not None else None
+    wide = BINS + 1
+    out = atoms * wide  # where the tokens go that the mask leaves out
+    count_W = np.zeros(out + 1, dtype=np.int64)
+    place_N = np.empty(min(_COUNT, train_N.size), dtype=np.int64)
+    step = _BLOCK_BYTES // train_N.itemsize
+    for begin in range(0, train_N.size, _COUNT):
+        end = min(begin + _COUNT, train_N.size)
+        for first in range(begin, end, step):
+            block = slice(first, min(first + step, end))
+            left_out_N = ~mask_N[block].astype(bool, copy=False)
+            at_N = place_N[first - begin : block.stop - begin]
+            at_N[:] = _bins(train_N[block], infer_N[block], left_out_N)
+            if atom_N is not None:
+                at_N += _starts(atom_N[block], left_out_N, atoms)
+            np.copyto(at_N, out, where=left_out_N)
+        count_W += np.bincount(place_N[: end - begin], minlength=out + 1)
+    return count_W[:out].reshape(atoms, wide)
+
+
+def _floats(values: ArrayLike) -> Array:
+    array = np.asarray(values)
+    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
+
+
+def _bins(train_N: Array, infer_N: Array, left_out_N: Array) -> Array:
+    """The bin of each token; anything where it is left out."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        bin_N = bin_of(train_N - infer_N)
+    odd_N = (bin_N == 0) | (bin_N == BINS)
+    odd_N &= ~left_out_N
+    if odd_N.any():
+        # train - inf reads as -inf, and a difference may leave the range of float32
+        bin_N[odd_N] = _exactly(train_N[odd_N], infer_N[odd_N])
+    return bin_N
+
+
+def _exactly(train_N: Array, infer_N: Array) -> Array:
+    train_N, infer_N = train_N.astype(np.float64), infer_N.astype(np.float64)
+    usable_N = np.isfinite(infer_N) & (train_N < np.inf)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bin_of(np.where(usable_N, train_N - infer_N, np.nan))
+
+
+def _starts(atom_N: Array, left_out_N: Array, atoms: int) -> NDArray[np.int64]:
+    """Where the counts of each token's atom begin; anything where it is left out."""
+    if atom_N.size and not (atom_N.min() >= 0 and atom_N.max() < atoms):
+        wrong_N = atom_N[~((atom_N >= 0) & (atom_N < atoms)) & ~left_out_N]
+        if wrong_N.size:
+            raise EvidenceError(f"a token lies in atom {wrong_N[0]}, and there are {atoms} from 0")
+        atom_N = np.where(left_out_N, 0, atom_N)
+    return np.multiply(atom_N, BINS + 1, dtype=np.int64, casting="unsafe")

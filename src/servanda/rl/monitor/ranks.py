@@ -1,0 +1,166 @@
+# Ranks: what each process of a trainer says of a step, and how they are made one.
+#
+# Every rank sends one value and receives all of them, so all reach the same answer.  A rank that
+# cannot read its own arrays says so in the same place: were it to stop alone, the others would
+# wait for it for ever.
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from servanda.errors import EvidenceError
+from servanda.rl.dumps.slicing import Counts
+from servanda.rl.dumps.steps import GroupSums
+from servanda.theory.stats.agreement import Agreement
+
+Gather = Callable[[Any], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What every message begins with.
+
+    Args:
+        member: of the process that sends it, unlike any other.
+        contract: digest of what it is held to; weights: its step, -1 where it has none.
+        refused: why it cannot take part in the step.
+    """
+
+    member: str
+    contract: str
+    weights: int
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Opening(Said):
+    """Before the first step: what the slices of the run are decided from.
+
+    Args:
+        kinds: combinations of labels, in the order of the sequences.
+        memory: of an earlier run that is continued, as the first rank has it.
+    """
+
+    counts: Counts = field(default_factory=Counts)
+    kinds: tuple[tuple[tuple[str, str], ...], ...] = ()
+    memory: Any = None
+
+
+@dataclass(frozen=True)
+class Part(Said):
+    """A rank's share of a step.
+
+    Args:
+        statistics: of each cell.
+        groups: of each prompt group, sum of |log ratio| and usable tokens.
+        tokens, usable: that are trained; of those with both logprobs.
+        staleness: (sum, tokens, largest) where it is known.
+        contributions: see `statistics.contributions`.
+        unsound: what is wrong with its data.
+        agreement: whether its two columns could have disagreed.
+    """
+
+    statistics: tuple[Any, ...] = ()
+    groups: tuple[tuple[str, GroupSums], ...] = ()
+    sequences: int = 0
+    tokens: int = 0
+    usable: int = 0
+    staleness: tuple[float, int, float] = (0.0, 0, 0.0)
+    contributions: tuple[float, float, int] = (0.0, 0.0, 0)
+    unsound: tuple[str, ...] = ()
+    agreement: Agreement = field(default_factory=Agreement)
+
+
+@dataclass(frozen=True)
+class Overlaps(Said):
+    """Where a step is red: which slices its tokens share, see `statistics.overlaps`."""
+
+    atoms: tuple[tuple[int, int, float], ...] = ()
+
+
+S = TypeVar("S", bound=Said)
+
+
+def alone(message: Any) -> Sequence[Any]:
+    """A gather of one rank."""
+    return [message]
+
+
+def name_of_member() -> str:
+    """Of this process: a fork is another one."""
+    return f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex}"
+
+
+def gathered(gather: Gather, mine: S) -> tuple[list[S], int]:
+    """What all ranks say, in their order, and which of them this one is.
+
+    Raises:
+        EvidenceError: a rank cannot take part, ranks speak of different steps or contracts, or
+            one is there twice or not at all.
+    """
+    said: list[S] = list(gather(mine))
+    if not all(type(s) is type(mine) for s in said):
+        odd = next(i for i, s in enumerate(said) if type(s) is not type(mine))
+        raise EvidenceError(
+            f"rank {odd} sent {type(said[odd]).__name__}, and this one {type(mine).__name__}",
+            hint="every rank observes every step, with a gather of its own",
+        )
+    refused = [f"rank {i}: {s.refused}" for i, s in enumerate(said) if s.refused]
+    if refused:
+        raise EvidenceError(refused[0] if len(said) > 1 else said[0].refused)
+    first: dict[str, int] = {}
+    for i, s in enumerate(said):
+        if s.member in first:
+            raise EvidenceError(
+                f"ranks {first[s.member]} and {i} are the same process: its tokens would count "
+                "twice",
+                hint="gather once from each rank, in the group that shares a step",
+            )
+        first[s.member] = i
+    for what, values in (
+        ("step", [s.weights for s in said]),
+        ("contract", [s.contract[:8] for s in said]),
+    ):
+        other = next((i for i, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
+            raise EvidenceError(
+                f"rank 0 speaks of {what} {values[0]} and rank {other} of {values[other]}",
+                hint="a verdict is of one step and one contract on all ranks",
+            )
+    if mine.member not in first:
+        raise EvidenceError(
+            f"what was gathered from {len(said)} ranks leaves this one out",
+            hint="return what every rank sent, this one included",
+        )
+    return said, first[mine.member]
+
+
+def groups_of(parts: Sequence[Part]) -> dict[str, GroupSums]:
+    """Prompt groups of all ranks, in an order that the ranks' own does not change."""
+    found: dict[str, list[GroupSums]] = {}
+    for part in parts:
+        for name, sums in part.groups:
+            found.setdefault(name, []).append(sums)
+    added = [
+        (name, GroupSums(math.fsum(s.total for s in some), sum(s.n for s in some)))
+        for name, some in found.items()
+    ]
+    return dict(sorted(added, key=lambda item: (item[1].n, item[1].total)))
+
+
+def added(parts: Sequence[Overlaps]) -> dict[int, tuple[int, float]]:
+    """The overlaps of all ranks: bits -> tokens, and the sum of their (1 - w)^+."""
+    found: dict[int, list[tuple[int, float]]] = {}
+    for part in parts:
+        for bits, n, tv in part.atoms:
+            found.setdefault(bits, []).append((n, tv))
+    return {
+        bits: (sum(n for n, _ in some), math.fsum(tv for _, tv in some))
+        for bits, some in sorted(found.items())
+    }

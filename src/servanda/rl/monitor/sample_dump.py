@@ -1,0 +1,82 @@
+# The sampled share: sequences that are kept whole, for `servanda check DIR` to judge again.
+#
+# Which ones is decided from the step and their index alone, before anything of them is looked at.
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from servanda.errors import EvidenceError
+from servanda.rl.monitor.batch import Batch
+from servanda.theory.sampling import uniforms
+
+
+class Keeper:
+    """Writes a share of each step's sequences.
+
+    Args:
+        share: of the sequences, above 0 and at most 1.
+
+    Raises:
+        EvidenceError: there is no such share.
+    """
+
+    def __init__(self, folder: Path, share: float, seed: int) -> None:
+        if not 0 < share <= 1:
+            raise EvidenceError(f"sample is {share!r}", hint="a share above 0 and at most 1")
+        self.folder = folder
+        self.share = share
+        self.seed = seed
+        self.next_share: float | None = None  # of the next step alone, where a rule asks for more
+
+    def needed(self, batch: Batch) -> None:
+        """Refuse a step that cannot be kept.
+
+        Raises:
+            EvidenceError: there are no token ids.
+        """
+        if batch.token_BT is None:
+            raise EvidenceError(
+                f"step {batch.weights} has no token ids, and a dump is of sequences",
+                hint="give tokens=, or leave dump= out",
+            )
+
+    def keep(self, batch: Batch, rank: int) -> Path | None:
+        """The file that was written; None where no sequence of this step is in the share."""
+        share = max(self.share, self.next_share or 0.0)
+        drawn_B = uniforms(self.seed, f"keep.{rank}", batch.weights, batch.sequences)
+        at = np.flatnonzero(drawn_B < share)
+        if not len(at):
+            return None
+        # readers of dumps cost more to import than a monitor does
+        from servanda.rl.dumps.formats.parquet import Writer
+
+        token_BT = batch.token_BT
+        assert token_BT is not None  # `needed` refuses a step without
+        width = batch.mask_BT.shape[1]
+        last_B = width - batch.mask_BT[:, ::-1].argmax(axis=1)  # what comes after is padding
+        before = token_BT.shape[1] - width
+        present_BT = (np.arange(token_BT.shape[1]) < before + last_B[:, None]) & (token_BT >= 0)
+        groups = batch.group_B or tuple(f"{rank}.{b}" for b in range(batch.sequences))
+        beside = {
+            "staleness": batch.staleness_BT,
+            "advantages": batch.advantage_BT,
+        }
+        wide = {
+            name: None if values is None else np.broadcast_to(values, batch.mask_BT.shape)[at]
+            for name, values in beside.items()
+        }
+        return Writer(self.folder, rank).step(
+            batch.weights,
+            token_BT[at],
+            batch.mask_BT[at],
+            batch.logp_train_BT[at],
+            batch.logp_infer_BT[at],
+            present=present_BT[at],
+            groups=[groups[b] for b in at],
+            labels={name: [values[b] for b in at] for name, values in batch.labels.items()},
+            staleness=wide["staleness"],
+            advantages=wide["advantages"],
+        )

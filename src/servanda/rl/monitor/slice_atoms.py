@@ -1,0 +1,263 @@
+# Atoms: the tokens of a step by which slices they lie in.
+#
+# A slice asks of a token whether numbers of it are below or above edges, so all that counts is
+# between which edges they lie.  Tokens that no slice tells apart are one atom: an atom has a few
+# of its tokens' numbers stand for all, and slices are asked of those.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.judgement.slices.rules import LABEL, Cut
+from servanda.rl.monitor.batch import Batch
+
+Array = NDArray[Any]
+
+_MOST = 4096  # codes before those that no token has are closed up
+
+
+@dataclass(frozen=True)
+class Atoms:
+    """Which atom each token is of, and which slices each atom lies in.
+
+    Args:
+        atom_BT: index of each token's atom, [B, T], of masked tokens and others.
+        inside_CA: whether an atom lies in a slice, in the order of the slices.
+        maybe_CA: whether it may, where a number of it is not known.
+    """
+
+    atom_BT: Array
+    inside_CA: Array
+    maybe_CA: Array
+
+    def __len__(self) -> int:
+        return self.inside_CA.shape[1]
+
+    def times(self, other: Atoms) -> Atoms:
+        """Atoms of both: each of these with each of those."""
+        mine, theirs = len(self), len(other)
+        code_BT = self.atom_BT * np.int32(theirs) + other.atom_BT
+        both = (
+            np.vstack([np.repeat(of, theirs, axis=1), np.tile(more, (1, mine))])
+            for of, more in (
+                (self.inside_CA, other.inside_CA),
+                (self.maybe_CA, other.maybe_CA),
+            )
+        )
+        return Atoms(code_BT, *both)
+
+    @property
+    def bits_A(self) -> list[int]:
+        """The slices of each atom as one number: bit i for slice i."""
+        rows = np.packbits(self.inside_CA.T, axis=1, bitorder="little")
+        return [int.from_bytes(row.tobytes(), "little") for row in rows]
+
+
+def families(cuts: Sequence[Cut]) -> list[list[int]]:
+    """Slices by index, together where they ask of the same numbers; no slice is in two."""
+    found: list[tuple[set[str], list[int]]] = []
+    for i, cut in enumerate(cuts):
+        fields, members = set(cut.fields), [i]
+        for other in [pair for pair in found if pair[0] & fields]:
+            found.remove(other)
+            fields |= other[0]
+            members = [*other[1], *members]
+        found.append((fields, members))
+    return [sorted(members) for _, members in found]
+
+
+def crossed(parts: Sequence[Atoms], most: int) -> list[tuple[Atoms, list[int]]]:
+    """Atoms of families, crossed where few come of it; each with the indexes of its parts.
+
+    Args:
+        most: atoms that may come of it.
+    """
+    found: list[tuple[Atoms, list[int]]] = []
+    for i, part in sorted(enumerate(parts), key=lambda pair: len(pair[1])):
+        if found and len(found[-1][0]) * len(part) <= most:
+            atoms, members = found[-1]
+            found[-1] = (atoms.times(part), [*members, i])
+        else:
+            found.append((part, [i]))
+    return found
+
+
+def atoms_of(cuts: Sequence[Cut], batch: Batch) -> Atoms:
+    """The atoms of a batch.
+
+    Args:
+        cuts: slices by fields of COLUMNS or by labels.
+    """
+    fields = sorted({field for cut in cuts for field in cut.fields})
+    labels = [field for field in fields if field.startswith(LABEL)]
+    parts = [_labelled(batch, labels)] if labels else []
+    parts += [_numbered(batch, field, cuts) for field in fields if field not in labels]
+    # rows and columns first: what they give needs no look at each token
+    parts.sort(key=lambda part: part.code_BT.size)
+    columns: dict[str, Array] = {}
+    code_BT, size = np.zeros((1, 1), dtype=np.int32), 1
+    for part in parts:
+        code_BT = code_BT * np.int32(part.size) + part.code_BT
+        at = np.arange(size * part.size)
+        columns = {name: column[at // part.size] for name, column in columns.items()}
+        columns |= {name: column[at % part.size] for name, column in part.columns.items()}
+        size *= part.size
+        if size > _MOST:
+            code_BT, size, columns = _closed_up(code_BT, size, columns)
+    inside, maybe = (
+        np.array([cut.mask(columns, size, unknown=unknown) for cut in cuts], dtype=bool)
+        for unknown in (False, True)
+    )
+    # codes that no slice tells apart are one atom
+    sides = np.vstack([inside.reshape(-1, size), maybe.reshape(-1, size)])
+    apart, atom_S = np.unique(sides, axis=1, return_inverse=True)
+    atom_BT = atom_S.astype(np.int32).reshape(-1).take(code_BT, mode="clip")
+    return Atoms(
+        np.broadcast_to(atom_BT, batch.mask_BT.shape), apart[: len(cuts)], apart[len(cuts) :]
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One field: a code of each token, [B, 1], [1, T] or [B, T], and what each code stands for."""
+
+    code_BT: Array
+    size: int
+    columns: dict[str, Array]
+
+
+def _closed_up(
+    code_BT: Array, size: int, columns: dict[str, Array]
+) -> tuple[Array, int, dict[str, Array]]:
+    """Codes that no token has left out."""
+    there = np.flatnonzero(np.bincount(code_BT.ravel(), minlength=size))
+    dense = np.zeros(size, dtype=np.int32)
+    dense[there] = np.arange(len(there))
+    code_BT = dense.take(code_BT, mode="clip")
+    return code_BT, len(there), {name: column[there] for name, column in columns.items()}
+
+
+def _labelled(batch: Batch, fields: Sequence[str]) -> _Part:
+    names = [field.removeprefix(LABEL) for field in fields]
+    none = ("",) * batch.sequences
+    rows = [*zip(*(batch.labels.get(name, none) for name in names), strict=True)]
+    kinds = {kind: i for i, kind in enumerate(dict.fromkeys(rows or [("",) * len(names)]))}
+    code_B = np.array([kinds[row] for row in rows], dtype=np.int32)
+    columns = {}
+    for at, field in enumerate(fields):
+        column = np.empty(len(kinds), dtype=object)
+        column[:] = [kind[at] or None for kind in kinds]  # "" is no value
+        columns[field] = column
+    return _Part(code_B[:, None], len(kinds), columns)
+
+
+def _numbered(batch: Batch, field: str, cuts: Iterable[Cut]) -> _Part:
+    edges = _edges(field, cuts)
+    stand_ins = _stand_ins(edges)
+    size = len(stand_ins)
+    if field in _FROM_START and batch.one_turn:
+        code_BT, size = _shifted(_table(batch, edges), batch), size - 1
+    else:
+        values = COLUMNS[field](batch)
+        if values is None:
+            code_BT = np.full((1, 1), size - 1, dtype=np.int32)
+        elif values.dtype.kind == "i":  # never NaN, the last class
+            code_BT, size = _table(batch, edges).take(values, mode="clip"), size - 1
+        else:
+            code_BT = _class_of(values, edges)
+    columns = {field: stand_ins[:size]}
+    if min(code_BT.shape, default=0) == 1:
+        code_BT, size, columns = _closed_up(code_BT, size, columns)
+    return _Part(code_BT, size, columns)
+
+
+def _table(batch: Batch, edges: Array) -> Array:
+    """The class of each number that columns can be counted to."""
+    return _class_of(np.arange(batch.mask_BT.shape[1] + 1), edges)
+
+
+def _edges(field: str, cuts: Iterable[Cut]) -> Array:
+    """Every number that a slice compares the field with, ascending."""
+    found: set[float] = set()
+    for term in (term for cut in cuts for term in cut.terms if term.field == field):
+        if term.op in ("in", "not_in"):
+            found.update(float(value) for value in term.value)
+        elif term.op != "exists":
+            found.add(float(term.value))
+    return np.array(sorted(found))
+
+
+def _stand_ins(edges: Array) -> Array:
+    """A number of each class: below the first edge, on it, between it and the next, ..., NaN."""
+    if not len(edges):
+        return np.array([0.0, np.nan])
+    ends = np.r_[edges[0] - 1, edges, edges[-1] + 1]
+    found = np.empty(2 * len(edges) + 2)
+    found[0:-1:2] = (ends[:-1] + ends[1:]) / 2
+    found[1:-1:2] = edges
+    found[-1] = np.nan
+    return found
+
+
+def _class_of(values: Array, edges: Array) -> Array:
+    """The class of each number, as _stand_ins counts them."""
+    at = np.searchsorted(edges, values, side="left") + np.searchsorted(edges, values, side="right")
+    if values.dtype.kind == "f":
+        at = np.where(np.isnan(values), 2 * len(edges) + 1, at)
+    return at.astype(np.int32)
+
+
+def _shifted(table: Array, batch: Batch) -> Array:
+    """A table read from the first trained column of each row on, [B, T] or [1, T].
+
+    So it is for numbers that count the columns of one turn: rows are copied whole.
+    """
+    width = batch.mask_BT.shape[1]
+    start_B = batch.start_B[batch.start_B < width]
+    if not len(start_B) or (start_B == start_B[0]).all():
+        at_T = np.arange(width) - (start_B[0] if len(start_B) else 0)
+        return table.take(at_T, mode="clip")[None]
+    padded = np.concatenate([np.repeat(table[:1], width), table])
+    return np.lib.stride_tricks.sliding_window_view(padded, width)[width - batch.start_B]
+
+
+def _before(batch: Batch) -> Array:
+    """Trained tokens of the sequence before each, [B, T]; of trained tokens alone."""
+    return np.cumsum(batch.mask_BT, axis=1, dtype=np.int32) - np.int32(1)
+
+
+def _starts(batch: Batch) -> Array:
+    """Where a turn begins, [B, T]."""
+    starts_BT = batch.mask_BT.copy()
+    starts_BT[:, 1:] &= ~batch.mask_BT[:, :-1]
+    return starts_BT
+
+
+def _turn(batch: Batch) -> Array:
+    if batch.one_turn:
+        return np.ones((1, 1), dtype=np.int32)
+    return np.cumsum(_starts(batch), axis=1, dtype=np.int32)
+
+
+def _in_turn(batch: Batch) -> Array:
+    before_BT = _before(batch)
+    opens_BT = np.where(_starts(batch), before_BT, np.int32(0))
+    return before_BT - np.maximum.accumulate(opens_BT, axis=1)
+
+
+# where a sequence has one turn, these count its columns from the first trained one on
+_FROM_START = ("context.position", "context.turn_position")
+# what a trainer's step tells of its tokens, [B, 1], [1, T] or [B, T]; None: not this time
+COLUMNS: dict[str, Callable[[Batch], Array | None]] = {
+    "request.prompt_tokens": lambda batch: batch.start_B.astype(np.int32)[:, None],
+    "context.position": _before,
+    "context.length": lambda batch: np.arange(batch.mask_BT.shape[1], dtype=np.int32)[None],
+    "context.turn": _turn,
+    "context.turn_position": _in_turn,
+    "outcome.staleness": lambda batch: batch.staleness_BT,
+}

@@ -1,0 +1,100 @@
+# Sound: what no logprob of a step can be, looked for before anything is judged.
+
+from __future__ import annotations
+
+import numpy as np
+
+from servanda.rl.dumps.checks.copies import UNSOUND
+from servanda.rl.dumps.checks.valid_logprobs import Values
+from servanda.rl.dumps.checks.zeros import FAR_NATS, Zeros
+from servanda.rl.monitor.batch import Batch
+from servanda.theory.stats.agreement import Agreement
+from servanda.traces.rollouts import Rollouts
+
+_RARE_NATS = -14.0  # of a whole answer: one in a million
+# verl's bypass mode, for one, takes the rollout engine's for the trainer's
+_COPY = "logp_train and logp_infer are one array: the trainer's own logprobs were not computed"
+
+
+def rollouts_of(batch: Batch) -> Rollouts:
+    """A step as a dump would hold it; every column of the arrays is a token of its sequence."""
+    size, width = batch.mask_BT.shape
+    own = tuple(map(str, range(size)))
+    stale = {}
+    if batch.staleness_BT is not None:
+        stale_BT = np.broadcast_to(batch.staleness_BT, (size, width))
+        stale["staleness"] = stale_BT.ravel().astype(np.float64)
+    return Rollouts(
+        batch.weights,
+        np.full(size, width),
+        np.full(size * width, -1),
+        batch.mask_BT.ravel(),
+        batch.logp_train_BT.ravel(),
+        batch.logp_infer_BT.ravel(),
+        batch.group_B or own,
+        tuple(f"sequence {b}" for b in range(size)),
+        batch.labels,
+        {},
+        stale,
+    )
+
+
+def agreement_of(batch: Batch) -> Agreement:
+    """Whether the two columns of a step could have disagreed, and did."""
+    return Agreement.of_rows(batch.logp_train_BT, batch.logp_infer_BT, batch.mask_BT)
+
+
+def problems(batch: Batch) -> tuple[str, ...]:
+    """Why a step can be no evidence: both logprobs are one array, some are above 0, or missing
+    ones were filled with 0."""
+    found = [_COPY] if batch.one_array else []
+    found += _repeated(batch)
+    if not _suspicious(batch):
+        return tuple(found)
+    rollouts = rollouts_of(batch)
+    for check in (Values(), Zeros()):
+        check.add(rollouts)
+        finding = check.finding()
+        if finding.state == "unsound":
+            found.append(f"{finding.text} (first: {finding.first})")
+    return tuple(found)
+
+
+def _repeated(batch: Batch) -> list[str]:
+    """Answers that are there several times, though chance would not have drawn them twice.
+
+    Two draws with the same logprobs to the last bit are one answer.  How likely it was to be
+    drawn again is its own probability, so an answer that is nearly certain may repeat.
+    """
+    infer_BT = np.where(batch.mask_BT, batch.logp_infer_BT, 0.0)
+    sum_B = infer_BT.sum(axis=1, dtype=np.float64)
+    rare_R = np.flatnonzero(sum_B < _RARE_NATS)  # -inf and NaN are no answers that were drawn
+    rare_R = rare_R[np.isfinite(sum_B[rare_R])]
+    if len(rare_R) == len(np.unique(sum_B[rare_R])):
+        return []
+    firsts: dict[bytes, int] = {}
+    repeated, elsewhere = 0, 0
+    for row in rare_R.tolist():
+        first = firsts.setdefault(infer_BT[row][batch.mask_BT[row]].tobytes(), row)
+        if first != row:
+            repeated += 1
+            elsewhere += batch.group_B is not None and batch.group_B[first] != batch.group_B[row]
+    if repeated <= UNSOUND * len(rare_R):
+        return []
+    return [
+        f"{repeated:,} of {batch.sequences:,} sequences repeat the logprobs of another to the last "
+        f"bit ({elsewhere:,} under another prompt group), and none was likely to be drawn twice: "
+        "the sampler repeats itself (deterministic, or seeded alike for every sample of a prompt), "
+        "or rows were copied; they are no independent draws"
+    ]
+
+
+def _suspicious(batch: Batch) -> bool:
+    """Whether a closer look is worth its time; tokens that are not trained may be the reason."""
+    train_BT, infer_BT = batch.logp_train_BT, batch.logp_infer_BT
+    highest = (np.fmax.reduce(logp, axis=None, initial=0.0) for logp in (train_BT, infer_BT))
+    filled = (
+        ((one == 0) & (other < FAR_NATS)).any()
+        for one, other in ((train_BT, infer_BT), (infer_BT, train_BT))
+    )
+    return any(high > 0 for high in highest) or any(filled)

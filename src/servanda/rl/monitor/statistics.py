@@ -1,0 +1,290 @@
+# Weighing a step: log ratios in bins by atom -> the statistics of every cell, which ranks then
+# add up.  No token is looked at twice: a slice's histogram is the sum of its atoms'.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.judgement.clauses import Cell, Certificate, UsableRatio
+from servanda.judgement.clauses.gradient import Gap
+from servanda.judgement.clauses.guards import Coherent, Counts
+from servanda.judgement.clauses.statistical import Grown
+from servanda.judgement.evidence import Weighed
+from servanda.judgement.plan import Plan
+from servanda.judgement.slices.rules import Cut
+from servanda.rl.monitor.batch import Batch
+from servanda.rl.monitor.histogram import tally
+from servanda.rl.monitor.slice_atoms import atoms_of, crossed, families
+from servanda.theory.bounds import Psi, weight_gap
+from servanda.theory.divergence import sampled
+from servanda.theory.divergence.precision import captured, errors
+from servanda.theory.stats import Coherence, LogMoment
+from servanda.theory.stats.agreement import Agreement
+from servanda.theory.stats.histogram import BINS, Binned, edges, ends
+
+Array = NDArray[Any]
+
+# divergences of a sampled token that know of it nothing but log p - log q
+RATIO_METRICS = (
+    *("tv", "k1_nats", "k2_nats", "k3_nats", "kl_reverse_nats"),
+    *("chi2", "le_cam", "abs_log_ratio_nats"),
+)
+_FAR_NATS = -100.0  # less is no logprob that a sampler drew
+_LOOKED_AT = 4096  # logprobs that tell how coarse a record is: a coarser guess only weakens a guard
+_MOST_ATOMS = 64  # that one tally tells apart: its counts are then 16 MB
+_TOKENS_AN_ATOM = 1 << 15  # with fewer, counts of another atom cost more than another tally
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What one rank's tokens weigh.
+
+    Args:
+        statistics: of each cell of the plan; None where a step does not tell it.
+        usable: tokens with both logprobs.
+        drift_B: sum of |log ratio| over the tokens of each sequence that have one, nats;
+            known_B: their number.
+    """
+
+    statistics: tuple[Any, ...]
+    usable: int
+    drift_B: Array
+    known_B: Array
+
+
+class Scales:
+    """Weighs batches: the bins' values under each clause are worked out once for a run.
+
+    Args:
+        cells: of the plan.
+        cuts: every slice of a cell but the whole.
+    """
+
+    def __init__(self, cells: Sequence[Cell], cuts: Sequence[Cut]) -> None:
+        self._cells, self._cuts = cells, cuts
+        self._families = families(cuts)
+        row = {cut: i + 1 for i, cut in enumerate(cuts)}  # the whole is row 0
+        self._rows = [row.get(cell.cut, 0) for cell in cells]
+        alike: dict[Any, list[int]] = {}
+        for i, cell in enumerate(cells):
+            if isinstance(cell.kind, Certificate):
+                alike.setdefault(_same_x(cell), []).append(i)
+        self._binned = [(Binned(*_ends(cells[of[0]])), of) for of in alike.values()]
+        self._least_K = edges()[0]
+
+    def weigh(self, batch: Batch) -> Weights:
+        """The statistics of a batch."""
+        count_CK, lost_C, missing_C = self._counted(batch)
+        usable_C = count_CK.sum(axis=1).astype(np.int64)
+        used = np.flatnonzero(count_CK[0])
+        found: list[Any] = [None] * len(self._cells)
+        for binned, of in self._binned:
+            rows = [self._rows[i] for i in of]
+            moments = binned.moments(count_CK[rows], missing_C[rows].tolist())
+            for i, moment in zip(of, moments, strict=True):
+                found[i] = moment
+        for i, (cell, c) in enumerate(zip(self._cells, self._rows, strict=True)):
+            usable, lost = int(usable_C[c]), int(lost_C[c])
+            if isinstance(cell.kind, UsableRatio):
+                found[i] = Counts(usable, usable + lost)
+            elif isinstance(cell.kind, Coherent):
+                found[i] = Coherence.of(
+                    self._least_K[used], lost, _rounding(batch), count_CK[c, used]
+                )
+        return Weights(
+            tuple(found), int(usable_C[0]), *_by_sequence(batch, all_usable=not lost_C[0])
+        )
+
+    def _counted(self, batch: Batch) -> tuple[Array, Array, Array]:
+        """Of the whole and each slice: tokens in each bin, without a ratio, and missing.
+
+        Missing are the latter, and tokens of which nobody knows whether they lie in the slice.
+        """
+        size = len(self._cuts) + 1
+        count_CK = np.zeros((size, BINS))
+        lost_C, missing_C = (np.zeros(size, dtype=np.int64) for _ in range(2))
+        parts = [atoms_of([self._cuts[i] for i in of], batch) for of in self._families]
+        most = min(_MOST_ATOMS, batch.mask_BT.size // _TOKENS_AN_ATOM)
+        for atoms, members in crossed(parts, most) or [(atoms_of([], batch), [])]:
+            count_AK = tally(
+                batch.logp_train_BT, batch.logp_infer_BT, batch.mask_BT, atoms.atom_BT, len(atoms)
+            )
+            rows = [0, *(i + 1 for m in members for i in self._families[m])]
+            inside_CA, maybe_CA = (
+                np.vstack([np.ones(len(atoms), dtype=bool), of]).astype(np.float64)
+                for of in (atoms.inside_CA, atoms.maybe_CA)
+            )
+            n_A, lost_A = count_AK[:, :BINS].sum(axis=1), count_AK[:, BINS]
+            used = np.flatnonzero(count_AK[:, :BINS].any(axis=0))
+            # whole numbers, far below 2^53
+            count_CK[np.array(rows)[:, None], used] = inside_CA @ count_AK[:, used]
+            lost_C[rows] = inside_CA @ lost_A
+            missing_C[rows] = maybe_CA @ (n_A + lost_A) - inside_CA @ n_A
+        return count_CK, lost_C, missing_C
+
+
+def overlaps(cuts: Sequence[Cut], batch: Batch) -> tuple[tuple[int, int, float], ...]:
+    """Which slices the usable tokens lie in: bits, tokens, and the sum of their (1 - w)^+."""
+    atoms = atoms_of(cuts, batch)
+    usable_N = usable(batch)[batch.mask_BT]
+    atom_U = atoms.atom_BT[batch.mask_BT][usable_N]
+    ratio_U = (
+        batch.logp_train_BT[batch.mask_BT][usable_N].astype(np.float64)
+        - batch.logp_infer_BT[batch.mask_BT][usable_N]
+    )
+    n_A = np.bincount(atom_U, minlength=len(atoms))
+    tv_A = np.bincount(atom_U, -np.expm1(np.minimum(ratio_U, 0.0)), minlength=len(atoms))
+    some = zip(atoms.bits_A, n_A.tolist(), tv_A.tolist(), strict=True)
+    return tuple(atom for atom in some if atom[1])
+
+
+def contributions(batch: Batch, psi: Psi) -> tuple[float, float, int]:
+    """What the loss has too much of by tokens to be learned, and by those to be unlearned.
+
+    The sums of (psi(w) - w) A over tokens whose advantage A is above and below 0, and the number
+    of tokens with a usable ratio and an advantage.  A loss with the right weights has neither.
+    """
+    if batch.advantage_BT is None:
+        return 0.0, 0.0, 0
+    advantage_BT = np.broadcast_to(batch.advantage_BT, batch.mask_BT.shape)
+    used_BT = batch.mask_BT & usable(batch) & np.isfinite(advantage_BT)
+    ratio_U = batch.logp_train_BT[used_BT].astype(np.float64) - batch.logp_infer_BT[used_BT]
+    with np.errstate(over="ignore", invalid="ignore"):
+        w_U = np.exp(ratio_U)
+        gap_U = (psi.weight(w_U) - w_U) * advantage_BT[used_BT]
+    above_U, below_U = advantage_BT[used_BT] > 0, advantage_BT[used_BT] < 0
+    return float(gap_U[above_U].sum()), float(gap_U[below_U].sum()), len(gap_U)
+
+
+def usable(batch: Batch) -> Array:
+    """Which tokens have both logprobs, trained or not, [B, T]; NaN compares false."""
+    return np.isfinite(batch.logp_infer_BT) & (batch.logp_train_BT < np.inf)
+
+
+def _by_sequence(batch: Batch, *, all_usable: bool) -> tuple[Array, Array]:
+    """Of each sequence, the sum of |log ratio| over its usable tokens, and their number, [B]."""
+    used_BT = batch.mask_BT
+    with np.errstate(invalid="ignore", over="ignore"):
+        drift_BT = np.abs(batch.logp_train_BT - batch.logp_infer_BT)
+        if not all_usable:
+            # a token that train gives no mass is evidence, and no number of nats
+            used_BT = used_BT & usable(batch) & (drift_BT < np.inf)
+        np.copyto(drift_BT, 0.0, where=~used_BT)
+        sum_B = drift_BT.sum(axis=1, dtype=np.float64)
+    if all_usable and not np.isfinite(sum_B).all():
+        return _by_sequence(batch, all_usable=False)
+    return sum_B, np.count_nonzero(used_BT, axis=1)
+
+
+def _rounding(batch: Batch) -> float:
+    """The most that recording moved any log ratio of a batch by, nats."""
+    most = 0.0
+    if not batch.tokens:
+        return most
+    first = int(batch.mask_BT.any(axis=1).argmax())
+    for logp_BT in (batch.logp_train_BT, batch.logp_infer_BT):
+        lowest = np.fmin.reduce(logp_BT, axis=None, initial=0.0)
+        if lowest < _FAR_NATS:  # of a token that is not trained, or has no mass
+            known_BT = batch.mask_BT & (logp_BT > -np.inf)
+            lowest = np.fmin.reduce(logp_BT, axis=None, where=known_BT, initial=0.0)
+        looked_at = logp_BT[first][batch.mask_BT[first]][:_LOOKED_AT]
+        kept = captured(looked_at.astype(np.float64))
+        most += float(errors(np.array([lowest], dtype=np.float64), kept)[0])
+    return most
+
+
+def told(cell: Cell) -> bool:
+    """Whether a step's log ratios answer a cell."""
+    return isinstance(cell.kind, Certificate | UsableRatio | Coherent)
+
+
+def x_of(cell: Cell) -> Callable[[Array], Array]:
+    """From log ratios, nats, to the x in [0, 1] whose mean the cell limits."""
+    kind = cell.kind
+    assert isinstance(kind, Certificate)
+    if isinstance(kind, Gap):
+        return lambda ratio_N: kind.feed.x(kind.factor * weight_gap(ratio_N, kind.psi))
+    metric = cell.clause.metric
+    return lambda ratio_N: kind.feed.x(
+        sampled(metric, {"logp_train": ratio_N, "logp_infer": np.zeros(len(ratio_N))})
+    )
+
+
+def _ends(cell: Cell) -> tuple[Array, Array]:
+    """The smallest and the largest x of each bin."""
+    assert isinstance(cell.kind, Certificate)
+    bends: list[float] = []
+    if isinstance(cell.kind, Gap):
+        # a slice of a line may rise and fall where psi bends; 0 is no weight that a bin ends at
+        bends = [math.log(at) for at in cell.kind.psi.bends if at > 0]
+    least_K, most_K = ends(x_of(cell), bends)
+    if cell.kind.feed.threshold is not None:  # x is 0 or 1, and nothing between
+        return least_K.round(), most_K.round()
+    return least_K, most_K
+
+
+def _same_x(cell: Cell) -> Any:
+    """Cells that differ in nothing but their limit and their slice share their x."""
+    assert isinstance(cell.kind, Certificate)
+    feed = cell.kind.feed
+    if isinstance(cell.kind, Gap):
+        return cell.place
+    return (cell.clause.metric, feed.scale, feed.low, feed.threshold)
+
+
+def joined(cells: Sequence[Cell], parts: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+    """The statistics of ranks as those of one; in whatever order they come."""
+    found = []
+    for cell, statistics in zip(cells, zip(*parts, strict=True), strict=True):
+        if isinstance(cell.kind, Certificate):
+            process, limit = _sum(statistics), cell.kind.feed.limit
+            found.append(Grown(process, process.below_growth(limit), process.above_growth(limit)))
+        elif isinstance(cell.kind, Coherent):
+            growth = zip(*(s.growth for s in statistics if s.growth), strict=True)
+            found.append(
+                Coherence(
+                    sum(s.n for s in statistics),
+                    tuple(map(math.fsum, growth)),
+                    sum(s.missing for s in statistics),
+                )
+            )
+        elif isinstance(cell.kind, UsableRatio):
+            found.append(sum(statistics, Counts()))
+        else:
+            found.append(None)
+    return tuple(found)
+
+
+def _sum(moments: Sequence[LogMoment]) -> LogMoment:
+    # the total is rounded once, so that the order of ranks does not move its last digit
+    whole = sum(moments, LogMoment())
+    return LogMoment(
+        whole.n, whole.below, whole.above, math.fsum(m.total for m in moments), whole.missing
+    )
+
+
+def as_round(
+    plan: Plan,
+    statistics: tuple[Any, ...],
+    *,
+    sequences: int,
+    tokens: int,
+    groups: int,
+    agreement: Agreement = Agreement(),  # noqa: B008 - frozen
+) -> Weighed:
+    """One closed round, which is all that a step's verdict speaks of."""
+    noise = ((),) * len(plan.cells)  # a step has no kernel that is run against itself
+    return Weighed(
+        statistics,
+        noise,
+        sequences=sequences,
+        tokens=tokens,
+        groups=groups,
+        agreement=agreement,
+    )

@@ -1,0 +1,144 @@
+# The outcome of a drill, from what was seen.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from servanda.judgement.verdict import BlindSpot
+from servanda.rl.sync_drill.diagnosis import CAUSES, cause_of
+from servanda.rl.sync_drill.result import AsFound, Outcome, Poisoned, Preflight, Response
+
+
+def concluded(
+    found: AsFound,
+    poison: Poisoned,
+    groups: Sequence[Response],
+    *,
+    returned: float,
+    back_late: int,
+    syncs: int,
+    tokens: int,
+    seconds: float,
+    unprobed: int | None,
+) -> Preflight:
+    """Judge what was seen; see Preflight for the arguments.
+
+    Args:
+        unprobed: ids of the vocabulary that no probe has; None where nobody knows its size.
+    """
+    layers = len({group.layer for group in groups if group.layer is not None})
+    adapted = any(group.kind == "adapter" for group in groups)
+    cause = cause_of(found, poison, groups, adapted=adapted, layers=layers)
+    back = returned <= found.near
+    if not cause and back_late:
+        cause = "dropped" if back else "not_returned"
+    unseen = [group.name for group in groups if group.mark == "unseen"]
+    shaky = [group.name for group in groups if group.mark == "warns"]
+    outcome: Outcome = "violated" if cause else "holds"
+    # noise that hardly moves the trainer says nothing, and takes nothing from groups that follow
+    if not cause and (unseen or shaky or poison.mark == "violated"):
+        outcome = "inconclusive"
+    return Preflight(
+        outcome=outcome,
+        cause=cause,
+        sentence=_sentence(outcome, cause, found, poison, groups, unseen, shaky, back_late),
+        found=found,
+        poison=poison,
+        groups=tuple(groups),
+        returned=returned,
+        back=back,
+        back_late=back_late,
+        syncs=syncs,
+        tokens=tokens,
+        seconds=seconds,
+        warnings=_warnings(found, groups, cause),
+        blind_spots=tuple(_blind(groups, unprobed)),
+    )
+
+
+def _sentence(
+    outcome: Outcome,
+    cause: str,
+    found: AsFound,
+    poison: Poisoned,
+    groups: Sequence[Response],
+    unseen: Sequence[str],
+    shaky: Sequence[str],
+    back_late: int,
+) -> str:
+    if outcome == "violated":
+        return _violated(cause, found, poison, groups, back_late)
+    if outcome == "inconclusive":
+        if unseen:
+            which = f"{len(unseen)} of {len(groups)} groups"
+            return f"{which} move nothing that could be seen: {_few(unseen)}"
+        if shaky:
+            return f"neither right nor wrong: {_few(shaky)}"
+        return "each group follows by itself, and all at once they do not"
+    return f"what the trainer updates reaches the engine: all {len(groups)} groups follow"
+
+
+def _violated(
+    cause: str,
+    found: AsFound,
+    poison: Poisoned,
+    groups: Sequence[Response],
+    back_late: int,
+) -> str:
+    wrong = [group for group in groups if group.mark == "violated"]
+    sentence = CAUSES[cause]
+    if cause in ("late", "dropped"):
+        late = max([poison.late, back_late, *(group.late for group in wrong)])
+        sentence += f" ({late} sync{'s' * (late > 1)} later)"
+    if cause == "scaled" and found.scale:
+        sentence += f": {found.scale}"
+    elif cause == "scaled":
+        scales = [group.scale for group in wrong if group.scale]
+        low, high = min(s.low for s in scales), max(s.high for s in scales)
+        mean = sum(s.factor for s in scales) / len(scales)
+        sentence += f": {mean:.3g} [{low:.3g}, {high:.3g}]"
+    if cause == "sync_moves":
+        sentence += f"; it was {found.distance:.2g} nats away, and is {found.idle:.2g}"
+    if wrong:
+        which = [group.name for group in wrong]
+        sentence += f" ({len(wrong)} of {len(groups)} groups: {_few(which)})"
+    return sentence
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _warnings(found: AsFound, groups: Sequence[Response], cause: str) -> tuple[str, ...]:
+    told = []
+    shaky = [group.name for group in groups if group.mark == "warns"]
+    if shaky and cause:
+        told.append(f"neither right nor wrong: {_few(shaky)}")
+    if found.distance > 2 * found.idle and not cause:
+        told.append("the engine had other weights before the first sync")
+    return tuple(told)
+
+
+def _blind(groups: Sequence[Response], unprobed: int | None) -> Iterator[BlindSpot]:
+    if unprobed is None:
+        text = "the size of the vocabulary is not known, so rows that no probe reads may be lost"
+        yield BlindSpot("rows", text)
+    elif unprobed > 0:
+        yield BlindSpot(
+            "rows",
+            f"{unprobed:,} ids of the vocabulary are in no probe: one of their rows alone, lost "
+            "between others that arrive, is not seen",
+        )
+    unseen = [
+        f"{part.name} of {group.name}"
+        for group in groups
+        if group.mark == "holds"
+        for part in group.parts
+        if part.unseen
+    ]
+    if unseen:
+        yield BlindSpot(
+            "sample",
+            "the trainer moves too little with some parts to tell each from the rest of its "
+            f"group: {_few(unseen)}",
+        )

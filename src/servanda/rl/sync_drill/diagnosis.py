@@ -1,0 +1,155 @@
+# What is wrong with a sync, told from which groups are deaf.
+#
+# A name is given where it explains what the engine did; else the answer is "unexplained".
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from servanda.rl.sync_drill.result import NEAR, AsFound, Part, Poisoned, Response
+
+# cause -> what it means, and where to look
+CAUSES: dict[str, str] = {
+    "never_synced": "the sync returns, and nothing reaches the engine",
+    "late": "what the trainer updates reaches the engine, but late: the sync returns before the "
+    "weights are there",
+    "dropped": "some of what is synced arrives only with a later sync, or some syncs are dropped",
+    "stopped": "syncs reach the engine at first, and then no more",
+    "stale_replicas": "some replicas of the engine have the new weights, and others still have "
+    "the old ones",
+    "stale_cache": "weights reach the engine, which answers known tokens from a cache of the old "
+    "ones: reset its prefix cache after a sync",
+    "adapter_ignored": "the adapters never reach the engine: rollouts come from the base model",
+    "tied_head_stale": "the embedding follows, and the head that is tied to it is an old copy",
+    "tied_embedding_stale": "the head follows, and the embedding that is tied to it is an old copy",
+    "rows_stale": "some rows of the vocabulary never reach the engine",
+    "one_layer": "one layer never reaches the engine",
+    "one_mlp": "the MLP of one layer never reaches the engine",
+    "one_attention": "the attention of one layer never reaches the engine",
+    "norms_stale": "the scales of norms never reach the engine",
+    "scaled": "weights reach the engine times a factor",
+    "wrong_cast": "weights lose digits on their way to the engine",
+    "deaf": "part of the weights never reaches the engine",
+    "sync_moves": "a sync of unchanged weights moves the engine away from the trainer: look for "
+    "shape, order or names of tensors",
+    "unfaithful": "the engine changes with the weights, not as the trainer does, and no fault "
+    "that was tried explains it",
+    "not_returned": "the engine does not score as before the drill, though the weights are back",
+}
+
+
+def cause_of(
+    found: AsFound,
+    poison: Poisoned,
+    groups: Sequence[Response],
+    *,
+    adapted: bool,
+    layers: int,
+) -> str:
+    """The one cause that explains what was seen; "" where nothing is wrong.
+
+    Args:
+        adapted: the module has adapters that are trained.
+        layers: how many layers were drilled.
+    """
+    seen = [group for group in groups if group.mark != "unseen"]
+    wrong = [group for group in seen if group.mark == "violated"]
+    if wrong or found.mixed or poison.mark == "violated":
+        by_deafness = _of_the_sync(found, poison, seen, wrong) or _by_the_deaf(
+            seen, [group for group in wrong if not group.late], poison, adapted, layers
+        )
+        if by_deafness:
+            return by_deafness
+    if found.cast:
+        return "wrong_cast"
+    if found.scale or (wrong and all(group.scale for group in wrong) and not found.damaged):
+        return "scaled"
+    if found.damaged:
+        return "sync_moves"
+    return "unfaithful" if wrong else ""
+
+
+def _of_the_sync(
+    found: AsFound, poison: Poisoned, seen: Sequence[Response], wrong: Sequence[Response]
+) -> str:
+    """What is wrong with all of a sync, or with when it arrives."""
+    if found.mixed or poison.mixed or any(group.mixed for group in wrong):
+        return "stale_replicas"
+    if poison.cached:
+        return "stale_cache"
+    late = [group for group in wrong if group.late]
+    if late and len(late) == len(wrong):
+        return "dropped" if len(late) < len(seen) else "late"
+    if poison.late and not wrong:
+        return "dropped"
+    return "stopped" if wrong and all(group.stopped for group in wrong) else ""
+
+
+def _by_the_deaf(
+    seen: Sequence[Response],
+    wrong: Sequence[Response],
+    poison: Poisoned,
+    adapted: bool,
+    layers: int,
+) -> str:
+    deaf = [group for group in wrong if _is_lost(group)]
+    adapters = [group for group in seen if group.kind == "adapter"]
+    adapters_only = adapted and len(adapters) == len(seen)
+    if adapted and adapters and all(g in deaf for g in adapters) and len(wrong) == len(adapters):
+        return "adapter_ignored"
+    if len(deaf) == len(seen) and (seen or poison.follow < NEAR):
+        return "adapter_ignored" if adapters_only else "never_synced"
+    if any(not _is_lost(group) and not group.lost for group in wrong):
+        return ""  # something else is wrong as well, and no name explains all
+    stale = _stale_use(wrong)
+    if stale:
+        return stale
+    if deaf and all(group.kind == "norms" for group in wrong) and len(deaf) == len(wrong):
+        return "norms_stale"
+    lost = {group.layer for group in deaf if group.layer is not None}
+    if len(lost) == 1 and layers > 1 and _all_within(wrong, lost):
+        kinds = {group.kind for group in deaf}
+        here = {group.kind for group in seen if group.layer in lost}
+        if kinds >= here and (len(here) > 1 or here == {"adapter"}):
+            return "one_layer"
+        if kinds == {"mlp"}:
+            return "one_mlp"
+        if kinds == {"attn"}:
+            return "one_attention"
+    if wrong and all(is_rows(name) for group in wrong for name in group.lost or (group.name,)):
+        return "rows_stale"
+    return "deaf" if wrong else ""
+
+
+def _is_lost(group: Response) -> bool:
+    """Whether nothing of a group reaches the engine."""
+    tensors = [part for part in group.parts if not is_rows(part.name)]
+    return group.deaf_as_a_whole or bool(group.lost and len(group.lost) == len(tensors))
+
+
+def is_rows(name: str) -> bool:
+    """Whether a part is of rows of the vocabulary."""
+    return name.startswith(("row ", "rows "))
+
+
+def _all_within(wrong: Sequence[Response], layers: set[int]) -> bool:
+    """Whether what is wrong lies in these layers; the norms of a layer are judged with all."""
+    names = {f"layers.{layer}" for layer in layers}
+    for group in wrong:
+        if group.kind == "norms":
+            if not {*group.lost} <= names:
+                return False
+        elif group.layer not in layers:
+            return False
+    return True
+
+
+def _stale_use(wrong: Sequence[Response]) -> str:
+    """A tied tensor that follows in one of its uses only."""
+    if len(wrong) != 1 or wrong[0].kind != "tied":
+        return ""
+    uses: list[Part] = [part for part in wrong[0].parts if not is_rows(part.name)]
+    lost = [part.name for part in uses if part.name in wrong[0].lost]
+    if len(lost) != 1 or len(uses) < 2:
+        return ""
+    return "tied_head_stale" if "head" in lost[0] or "out" in lost[0] else "tied_embedding_stale"

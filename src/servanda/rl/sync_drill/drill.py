@@ -1,0 +1,341 @@
+# The drill: what is done to the weights, in which order, and how all of it is undone.
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+from itertools import chain, combinations
+from pathlib import Path
+
+import numpy as np
+
+from servanda.errors import Interrupted, MeasurementError
+from servanda.rl.sync_drill.conclusion import concluded
+from servanda.rl.sync_drill.explanation import classes, scaled_by
+from servanda.rl.sync_drill.perturbation import LATEST, Nudges
+from servanda.rl.sync_drill.plan import plan_of
+from servanda.rl.sync_drill.poison import poisoned
+from servanda.rl.sync_drill.response_slope import distance
+from servanda.rl.sync_drill.result import (
+    EXPLAINED,
+    PLAIN,
+    AsFound,
+    Poisoned,
+    Preflight,
+    Response,
+    Scale,
+)
+from servanda.rl.sync_drill.sides import Sides, told
+from servanda.rl.sync_drill.signals import (
+    TIMEOUT_S,
+    Alarm,
+    Signals,
+    Terminated,
+    TimedOut,
+    TimeLimit,
+)
+from servanda.rl.sync_drill.trainee import Trainee, modes_kept, probes
+from servanda.rl.sync_drill.trainer_response import Trials, cast_of
+from servanda.rl.sync_drill.vocabulary import ranges_of, size_of
+from servanda.rl.sync_drill.weight_groups import blocks, grouped
+from servanda.rl.sync_drill.weight_snapshot import (
+    Weights,
+    put_back,
+    read_journal,
+    refuse_journal,
+    write_journal,
+)
+from servanda.runner.measurement import Watch, unwatched
+from servanda.theory.sampling import Floats
+
+# no two kernels are said to be nearer than this, nats: logprobs of -10 in float32 are not finer
+RESOLUTION = 1e-5
+_MOST = 0.7  # of the distance at equal weights, that a factor on the adapters may leave
+
+
+def preflight(
+    trainee: Trainee,
+    *,
+    journal: str | Path | None = None,
+    seed: int = 0,
+    timeout_s: float | None = TIMEOUT_S,
+    alarm: Alarm | None = None,
+    watch: Watch | None = None,
+) -> Preflight:
+    """Find out whether what the trainer updates reaches its engine.
+
+    The weights are changed in place, and are back bit for bit when this returns or raises, also
+    after Ctrl-C and SIGTERM.  A kill that cannot be caught leaves the journal.
+
+    Args:
+        trainee: the trainer's module, its sync, and what scores tokens on both sides.
+        journal: where the weights are kept on disk until they are back; None keeps them in
+            memory only.
+        seed: of the probe tokens and of the noise.
+        timeout_s: how long one sync or score may take; None for ever.  A call that hangs ends
+            the drill, and the weights are back.  See servanda.rl.sync_drill.signals.TimeLimit.
+        alarm: the timer of that; the process's own by default.
+        watch: is told how many syncs are done, of how many.
+
+    Raises:
+        MeasurementError: a side gives no usable logprobs, the sync throws or takes longer than
+            it may, a journal is there already, or nothing is trained; the message says what state
+            the engine is in.
+        Interrupted: somebody stopped it.
+    """
+    place = Path(journal) if journal is not None else None
+    limit = TimeLimit(timeout_s, alarm)
+    with modes_kept(trainee.module):
+        return _Drill(trainee, place, seed, watch or unwatched, limit).run()
+
+
+def restore(trainee: Trainee, journal: str | Path, *, timeout_s: float | None = TIMEOUT_S) -> None:
+    """Put back the weights that a killed drill left in its journal, sync once, remove it.
+
+    Raises:
+        MeasurementError: no such journal, it does not fit the module, or the sync throws; then
+            the journal is kept.
+    """
+    path = Path(journal)
+    put_back(trainee.module, read_journal(path))
+    try:
+        with modes_kept(trainee.module), TimeLimit(timeout_s)():
+            trainee.sync()
+    except (Exception, TimedOut) as error:
+        raise MeasurementError(
+            f"the weights are restored, and the sync threw {told(error)}",
+            hint=f"the engine is as the drill left it; {path} is kept until a sync succeeds",
+        ) from error
+    path.unlink()
+
+
+class _Drill:
+    """One drill: the state of its few minutes."""
+
+    def __init__(
+        self, trainee: Trainee, journal: Path | None, seed: int, watch: Watch, limit: TimeLimit
+    ) -> None:
+        self.trainee, self.journal = trainee, journal
+        self.weights = Weights(trainee.module, seed)
+        self.groups = grouped(self.weights.aliases)
+        rows = probes(trainee, seed)
+        self.sides = Sides(trainee, rows, plan_of(self.weights).least, watch, limit)
+        self.trials = Trials(self.weights, self.sides.train, ranges_of(trainee.module, rows))
+        # further syncs: that weights are known to take, and that are tried where they might
+        self.late, self.further = 0, 1
+        self.near = 0.0  # how near the engine has to come to where it was, nats
+        self.changed, self.whole, self.journals = False, False, False
+        self.signals = Signals()
+
+    def run(self) -> Preflight:
+        began = time.monotonic()
+        with self.signals:
+            try:
+                found, poison, groups, returned = self._there_and_back()
+            except (KeyboardInterrupt, Terminated) as error:
+                # between two lines of ours; no second one is raised until it waits no more
+                self._restored()
+                raise _stopped(error, self._state()) from error
+        return concluded(
+            found,
+            poison,
+            groups,
+            returned=returned[0],
+            back_late=returned[1],
+            syncs=self.sides.syncs,
+            tokens=sum(len(row) - 1 for row in self.sides.rows),
+            seconds=time.monotonic() - began,
+            unprobed=self._unprobed(),
+        )
+
+    def _unprobed(self) -> int | None:
+        size = size_of(self.trainee.module)
+        return None if size is None else size - len({*chain(*self.sides.rows)})
+
+    def _there_and_back(
+        self,
+    ) -> tuple[AsFound, Poisoned, tuple[Response, ...], tuple[float, int]]:
+        self._journalled()
+        try:
+            found, poison, groups, start_N = self._measured()
+        except BaseException as error:
+            stopped = self._abandoned(error)
+            if stopped is error:
+                raise
+            raise stopped from error
+        finally:
+            # whatever comes meanwhile: nobody leaves before the weights are back
+            self._restored()
+        return found, poison, groups, self._returned(start_N)
+
+    # the order of it all
+
+    def _measured(self) -> tuple[AsFound, Poisoned, tuple[Response, ...], Floats]:
+        found, train_N, infer_N = self._as_found()
+        poison = poisoned(self.weights, self.sides, found, train_N, infer_N)
+        self.late = poison.late
+        self.further = poison.late if poison.mark == "violated" else 1
+        base_train_N, base_infer_N = self._anchored(train_N, infer_N)
+        gap = distance(base_train_N, base_infer_N)
+        if not found.scale and not poison.mixed and self.weights.anchored:
+            # what multiplies zeros shows once they are filled
+            far = gap > PLAIN * found.floor
+            limit = max(1.3 * found.floor, EXPLAINED * gap) if far else None
+            found = replace(found, scale=self._scale(base_infer_N, gap, limit, far=far))
+        groups = self._nudged(found, base_train_N, base_infer_N)
+        self.near = found.near
+        return found, poison, groups, infer_N
+
+    def _as_found(self) -> tuple[AsFound, Floats, Floats]:
+        train_N, again_N = self.sides.train(), self.sides.train()
+        before_N, repeated_N = self.sides.infer(), self.sides.infer()
+        self.sides.stage = "sync of unchanged weights"
+        self.sides.sync()
+        after_N = self.sides.infer()
+        train_noise, engine_noise = distance(train_N, again_N), distance(before_N, repeated_N)
+        mixed = engine_noise > RESOLUTION and self._two_answers(train_N, [before_N, repeated_N])
+        idle = distance(after_N, train_N)
+        self.changed = True
+        found = AsFound(
+            distance=distance(before_N, train_N),
+            idle=idle,
+            moved=distance(after_N, before_N),
+            engine_noise=engine_noise,
+            train_noise=train_noise,
+            floor=max(idle, train_noise, engine_noise, RESOLUTION),
+            cast=cast_of(self.weights, after_N - train_N, train_N, self.sides.train),
+            mixed=mixed,
+        )
+        excess = found.idle - found.distance
+        limit = found.distance + EXPLAINED * excess if found.moved_away else None
+        found = replace(found, scale=self._scale(after_N, idle, limit, far=found.moved_away))
+        return found, train_N, after_N
+
+    def _scale(
+        self, infer_N: Floats, gap: float, limit: float | None = None, *, far: bool
+    ) -> Scale | None:
+        """The factor on some tensors that explains what the engine scores, without a nudge.
+
+        Args:
+            gap: mean |engine - trainer|, nats; limit: of what may be left of it.
+            far: any tensors may have one, and not adapters alone: an engine that has one twice
+                is as far away as one that never had it, so it need not have moved.
+        """
+        names = [*self.weights.parameters]
+        second = tuple(name for name in names if "lora_B" in name)
+        if not far and not second:
+            return None
+        tensors = classes(names) if far else {"lora_B": second}
+        limit = limit or (EXPLAINED if far else _MOST) * gap
+        return scaled_by(partial(self.trials.without, {}, ()), tensors, infer_N, limit=limit)
+
+    def _two_answers(self, train_N: Floats, calls: list[Floats]) -> bool:
+        """Whether an engine that is not deterministic has one of two answers, as two copies of
+        it have that hold different weights: noise is not the same twice."""
+        calls += [self.sides.infer(), self.sides.infer()]
+        gaps = [distance(a, b) for a, b in combinations(calls, 2)]
+        far = [distance(call, train_N) for call in calls]
+        return min(gaps) < RESOLUTION / 10 and max(far) > 3 * min(far)
+
+    def _anchored(self, train_N: Floats, infer_N: Floats) -> tuple[Floats, Floats]:
+        """Both sides where nudges begin: the weights themselves, but for matrices of zeros."""
+        if not self.weights.anchor():
+            return train_N, infer_N
+        self.sides.stage = "filling matrices of zeros"
+        for _ in range(1 + self.late):
+            self.sides.sync()
+        return self.sides.train(), self.sides.infer()
+
+    def _nudged(self, found: AsFound, train_N: Floats, infer_N: Floats) -> tuple[Response, ...]:
+        nudges = Nudges(
+            self.trials,
+            self.sides,
+            train_N=train_N,
+            infer_N=infer_N,
+            floor=found.floor,
+            noise=found.engine_noise,
+            further=self.further,
+            scales=not found.moved_away and not found.scale,
+        )
+        responses = {r.name: r for block in blocks(self.groups) for r in nudges.answers(block)}
+        return tuple(responses[group.name] for group in self.groups)
+
+    # the way back
+
+    def _journalled(self) -> None:
+        if self.journal is None:
+            return
+        refuse_journal(self.journal)
+        self.journals = True  # from here on the file is ours, whole or not there
+        try:
+            write_journal(self.journal, self.weights.kept)
+        except FileExistsError:
+            self.journals = False
+            self._journalled()
+
+    def _restored(self) -> None:
+        if self.whole:
+            return
+        self.signals.shield()
+        self.weights.restore()
+        self.whole = True
+        if self.journal is not None and self.journals:
+            self.journal.unlink(missing_ok=True)
+
+    def _state(self) -> str:
+        if not self.changed:
+            return "no weight was changed"
+        return f"weights restored bit for bit; {_ENGINE_UNKNOWN}"
+
+    def _returned(self, start_N: Floats) -> tuple[float, int]:
+        """Sync the restored weights; how far the engine is from where it was, nats, and how many
+        more syncs that took.
+
+        An engine that takes them over late gets more syncs, so that it is left as it was.
+        """
+        self.sides.stage = "sync of the restored weights"
+        try:
+            self.signals.expose()
+            returned, late = np.inf, 0
+            while returned > self.near and late <= LATEST:
+                self.sides.sync()
+                returned = distance(self.sides.infer(), start_N)
+                late += 1
+            return float(returned), late - 1
+        except BaseException as error:
+            raise _stopped(error, self._state()) from error
+
+    def _abandoned(self, error: BaseException) -> BaseException:
+        """Weights back, one more sync, and an error that says what became of both."""
+        self._restored()
+        if not self.changed:
+            return _stopped(error, "no weight was changed")
+        try:
+            self.signals.expose()
+            with self.sides.limit():
+                self.trainee.sync()
+        except BaseException as again:
+            became = f"threw {told(again)}"
+            if isinstance(again, TimedOut):
+                became = f"did not return within {self.sides.limit.seconds:g} s"
+            return _stopped(
+                error,
+                f"weights restored bit for bit; the sync that followed {became}: {_ENGINE_UNKNOWN}",
+            )
+        return _stopped(error, "weights restored bit for bit, and synced to the engine once more")
+
+
+_ENGINE_UNKNOWN = (
+    "the engine may hold weights of the drill, so draw nothing from it before a sync succeeds"
+)
+
+
+def _stopped(error: BaseException, state: str) -> BaseException:
+    """The same error, which also says what state all is in."""
+    if isinstance(error, MeasurementError):
+        problem = error.problems[0]
+        return MeasurementError(f"{problem.message}\n  state: {state}", hint=problem.hint)
+    if isinstance(error, KeyboardInterrupt | Terminated):
+        return Interrupted(f"preflight was stopped\n  state: {state}")
+    return error

@@ -1,0 +1,194 @@
+# What explains a group that does not follow: the trainer itself is broken the same way, and has
+# to do what the engine does.  No sync is needed for it.
+#
+# Axes: N scored tokens.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from servanda.rl.sync_drill.response_slope import distance, following
+from servanda.rl.sync_drill.result import EXPLAINED, OFF, Response, Scale
+from servanda.rl.sync_drill.trainer_response import Look, Piece, Trials
+from servanda.rl.sync_drill.weight_groups import LAYER
+from servanda.theory.sampling import Floats
+
+_TRIED = 8  # parts that are left out by turns
+_BETTER = 0.8  # of what was left before, for another part to be left out
+_LIMIT = 2.5  # floors that an explanation may leave, as a sync that works does
+_STEP, _STEPS = 0.02, 6  # of the search for a factor
+_FACTORS = (0.02, 50.0)
+_SURE = 5.0  # standard errors of a factor from 1
+_SINGLES = 96  # tensors that are tried one by one
+_ALIKE = 1.05  # times what the best leaves: two explanations that cannot be told apart
+
+
+def explained(
+    trials: Trials,
+    look: Look,
+    response: Response,
+    *,
+    train_N: Floats,
+    infer_N: Floats,
+    change_N: Floats,
+    floor: float,
+    scales: bool,
+) -> Response:
+    """A response with the parts that were lost, or with the factor of one, if that explains it.
+
+    Args:
+        train_N, infer_N: both sides before the nudge; change_N: the engine's change by it.
+        scales: whether a factor is looked for.
+    """
+    lack = distance(change_N, look.own_N)
+    lost, left = _lost(trials, look, response, train_N, change_N, floor)
+    if lost:
+        return replace(response, lost=tuple(p.name for p in lost), left=left / floor)
+    scale = scales and scaled_by(
+        lambda names, factor: trials.without(look.sizes, (), names, factor),
+        _scalable(look),
+        infer_N + change_N,
+        limit=max(_LIMIT * floor, EXPLAINED * lack),
+    )
+    if scale:
+        return replace(response, scale=scale)
+    return replace(response, left=min(lack, left) / floor)
+
+
+def _lost(
+    trials: Trials,
+    look: Look,
+    response: Response,
+    train_N: Floats,
+    change_N: Floats,
+    floor: float,
+) -> tuple[list[Piece], float]:
+    """The parts without which the trainer does what the engine did, and what that leaves, nats;
+    none where no parts do."""
+    follow = {part.name: part for part in response.parts}
+    suspects = [p for p in look.pieces if follow[p.name].follow < 1 - 3 * follow[p.name].spread]
+    suspects.sort(key=lambda piece: follow[piece.name].follow)
+    lack = distance(change_N, look.own_N)
+    limit = max(_LIMIT * floor, EXPLAINED * lack)
+
+    def left_by(pieces: Sequence[Piece]) -> float:
+        own_N = trials.without(look.sizes, pieces) - train_N
+        return distance(change_N, own_N)
+
+    def enough(left: float) -> bool:
+        return left <= limit and left < _BETTER * lack
+
+    # all that are surely deaf; of a tied tensor one use, or rows, and not both
+    best, chosen = lack, []
+    for family in (("tensor", "use"), ("rows",)):
+        deaf = [p for p in suspects if follow[p.name].deaf and p.family in family]
+        if deaf and enough(left := left_by(deaf)) and left < best:
+            best, chosen = left, deaf
+    if chosen:
+        return chosen, best
+    for _ in range(_TRIED):
+        tried = [(left_by([*chosen, piece]), piece) for piece in suspects[:_TRIED]]
+        if not tried:
+            break
+        left, piece = min(tried, key=lambda pair: pair[0])
+        if left > _BETTER * best:
+            break
+        best, chosen = left, [*chosen, piece]
+        suspects.remove(piece)
+        if enough(best):
+            return chosen, best
+    return [], best
+
+
+def _scalable(look: Look) -> dict[str, tuple[str, ...]]:
+    """Tensors that may be scaled as one: an adapter's B's, all of a layer, and each by itself."""
+    tensors = look.group.tensors
+    found = {p.name: p.tensors for p in look.pieces if p.family == "tensor"}
+    if look.group.kind == "adapter":
+        second = tuple(name for name in tensors if "lora_B" in name)
+        return {"lora_B": second, **found} if second else found
+    return found or {look.group.name: tensors}
+
+
+def classes(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Tensors that may be scaled as one: of one kind in all layers, and, of few, of one module,
+    and each by itself.
+
+    >>> [*classes(["h.0.up.bias", "h.1.up.bias"])]
+    ['up.bias', 'h.0.up', 'h.1.up', 'h.0.up.bias', 'h.1.up.bias']
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        kind = LAYER.sub(r"\2", name)
+        found[kind] = (*found.get(kind, ()), name)
+    second = tuple(name for name in names if "lora_B" in name)
+    if second:
+        found = {"lora_B": second, **found}
+    if len(names) > _SINGLES:
+        return found
+    for name in names:
+        module = name.rpartition(".")[0] or name
+        found[module] = (*found.get(module, ()), name)
+    return {**found, **{name: (name,) for name in names}}
+
+
+def scaled_by(
+    scores: Callable[[Sequence[str], float], Floats],
+    candidates: Mapping[str, tuple[str, ...]],
+    infer_N: Floats,
+    *,
+    limit: float,
+) -> Scale | None:
+    """The factor on some tensors with which the trainer scores as the engine does; None where
+    there is none, or it is 1.
+
+    Args:
+        scores: the trainer's, with these tensors times a factor, [N], nats.
+        candidates: tensors that may be scaled as one, by what reports call them.
+        infer_N: the engine's scores.
+        limit: of what it may leave, mean |engine - trainer|, nats.
+    """
+    plain_N = scores((), 1.0)
+    screened: list[tuple[float, str, float]] = []
+    for name, tensors in candidates.items():
+        slope_N = (scores(tensors, 1 + _STEP) - plain_N) / _STEP
+        if slope_N.any():
+            fit = following(slope_N, infer_N - plain_N)
+            screened.append((fit.residual_nats, name, 1 + fit.follow))
+    found: list[tuple[float, Scale]] = []
+    for _, name, factor in sorted(screened)[:4]:
+        fitted = _factor(lambda c, of=candidates[name]: scores(of, c), factor, infer_N)
+        if fitted is None:
+            continue
+        left, factor, spread = fitted
+        if left <= limit and abs(factor - 1) > max(_SURE * spread, OFF):
+            found.append((left, Scale(name, factor, factor - 2 * spread, factor + 2 * spread)))
+    if not found:
+        return None
+    least = min(left for left, _ in found)
+    alike = [scale for left, scale in found if left <= _ALIKE * least]
+    best = next(scale for left, scale in found if left == least)
+    return replace(best, tensors=" or ".join(sorted(scale.tensors for scale in alike)))
+
+
+def _factor(
+    scores: Callable[[float], Floats], factor: float, infer_N: Floats
+) -> tuple[float, float, float] | None:
+    """(what it leaves, factor, standard error): Gauss and Newton's, from a first guess."""
+    spread = np.inf
+    for _ in range(_STEPS):
+        factor = float(np.clip(factor, *_FACTORS))
+        here_N = scores(factor)
+        slope_N = (scores(factor * (1 + _STEP)) - here_N) / (factor * _STEP)
+        if not np.isfinite(slope_N).all() or not slope_N.any():
+            return None
+        fit = following(slope_N, infer_N - here_N)
+        spread = fit.spread
+        step = float(np.clip(fit.follow, -0.5 * factor, factor))
+        factor += step
+        if abs(step) < 0.1 * spread:
+            break
+    return distance(scores(factor), infer_N), factor, spread

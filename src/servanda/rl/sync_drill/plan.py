@@ -1,0 +1,57 @@
+# What a drill will do, told before it begins.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from servanda.rl.sync_drill.perturbation import LATEST
+from servanda.rl.sync_drill.trainee import Trainee, probes
+from servanda.rl.sync_drill.weight_groups import blocks, grouped
+from servanda.rl.sync_drill.weight_snapshot import Weights
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a drill will do.
+
+    Args:
+        groups: names, in the order of the drill.
+        tensors, values: how much is trained, and so kept in host memory.
+        least, most: how often the sync runs; the most where every block has to be taken apart,
+            and whatever is wrong is looked at once more.
+    """
+
+    groups: tuple[str, ...]
+    tensors: int
+    values: int
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.groups)} groups in {self.tensors} tensors of {self.values:,} values; "
+            f"{self.least} syncs, and at most {self.most} where something is wrong"
+        )
+
+
+def planned(trainee: Trainee) -> Plan:
+    """What `preflight` will do; nothing is run.
+
+    Raises:
+        MeasurementError: nothing is trained, or the probe tokens are too few.
+    """
+    probes(trainee, 0)
+    return plan_of(Weights(trainee.module, copy=False))
+
+
+def plan_of(weights: Weights) -> Plan:
+    """What a drill of these weights will do."""
+    groups = grouped(weights.aliases)
+    taken = blocks(groups)
+    least = 3 + weights.has_zeros() + len(taken)
+    values = sum(parameter.numel() for parameter in weights.parameters.values())
+    apart = sum(len(block) for block in taken if len(block) > 1)
+    again = LATEST * (len(taken) + apart) + 1  # of each nudge, and the one that shifts the order
+    most = least + apart + again + 2 * LATEST + LATEST * weights.has_zeros()
+    names = tuple(group.name for group in groups)
+    return Plan(names, len(weights.parameters), values, least, most)

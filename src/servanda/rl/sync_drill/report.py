@@ -1,0 +1,139 @@
+# The transcript of a drill.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from servanda.rl.sync_drill.result import Mark, Preflight, Response
+
+_MARKS: dict[Mark, str] = {"holds": "✓", "warns": "!", "violated": "✗", "unseen": "?"}
+_WORST: tuple[Mark, ...] = ("violated", "unseen", "warns", "holds")
+_WIDTH = 96
+_CLOSER = 6  # groups of which more is said
+_ALIKE = 0.5  # nats between two sides at equal weights; what is farther apart does not look healthy
+# cause -> the next experiment
+_NEXT = {
+    "sync_moves": "read back one tensor of each kind from the engine after a sync, and compare its "
+    "name, shape and first values with the trainer's",
+    "unfaithful": "sync the groups above one at a time, and read their tensors back from the "
+    "engine; or give longer rows as tokens=, for the slopes of single tensors",
+    "late": "wait for the transfer before the sync returns, or call it so often before drawing",
+    "stale_replicas": "score the same rows on each replica by itself after a sync",
+}
+
+
+def told(result: Preflight) -> str:
+    """What was done, what was seen, and what follows, in a dozen lines."""
+    return "\n".join(_lines(result))
+
+
+def _lines(result: Preflight) -> Iterator[str]:
+    found, poison = result.found, result.poison
+    yield (
+        f"found    mean |d| {_nats(found.distance)} nats on {result.tokens:,} probe tokens; "
+        f"after a sync of unchanged weights {_nats(found.idle)}"
+    )
+    if found.cast:
+        yield f"         what is left is what rounding weights to {found.cast} does"
+    yield (
+        f"poison   all trained weights randomised, one sync: mean |d| {_nats(poison.distance)} "
+        f"nats, limit {_nats(poison.limit)} (floor {_nats(found.floor)})  {_MARKS[poison.mark]}"
+    )
+    if poison.fresh is not None:
+        yield f"         on tokens that were not scored before: {_nats(poison.fresh)}"
+    label = "nudge"
+    for line in _table([_cell(r) for r in _shown(result)]):
+        yield f"{label:<9}{line}"
+        label = ""
+    unclear = [
+        response
+        for response in result.groups
+        if response.mark in ("warns", "violated")
+        and (response.explained or not response.deaf_as_a_whole)
+    ]
+    for response in unclear[:_CLOSER]:
+        yield f"         {_closer(response)}"
+    for warning in result.warnings:
+        yield f"warning  {warning}"
+    for spot in result.blind_spots:
+        yield f"unseen   {spot.text}"
+    yield f"{result.outcome.upper()}: {result.sentence}"
+    if result.cause in _NEXT:
+        yield f"next     {_NEXT[result.cause]}"
+    if result.outcome == "violated" and not found.moved_away and found.idle < _ALIKE:
+        yield (
+            "At equal weights nothing of it shows: after a sync of unchanged weights the two sides "
+            f"are {_nats(found.idle)} nats apart."
+        )
+    engine = f"engine within {_nats(result.returned)} nats of before"
+    if not result.back:
+        yield (
+            f"ENGINE NOT AS BEFORE: it scores {_nats(result.returned)} nats from before the drill, "
+            "with weights of the drill in it: load its weights anew before anything is drawn"
+        )
+        engine = "engine not as before"
+    yield (
+        f"weights restored bit for bit, {engine} · "
+        f"{result.syncs} syncs · exit {result.exit_code} · {result.seconds:.0f} s"
+    )
+
+
+def _shown(result: Preflight) -> list[list[Response]]:
+    """Groups one by one, and those that shared a sync as one."""
+    blocks: dict[str, list[Response]] = {}
+    for response in result.groups:
+        blocks.setdefault(response.block, []).append(response)
+    return [*blocks.values()]
+
+
+def _cell(responses: list[Response]) -> str:
+    name = responses[0].block
+    marks: list[Mark] = [response.mark for response in responses]
+    worst: Mark = next(mark for mark in _WORST if mark in marks)
+    follows = [r.follow for r in responses if not math.isnan(r.follow)]
+    if not follows:
+        return f"{name} {_MARKS['unseen']} not visible"
+    low, high = min(follows), max(follows)
+    span = f"{low:.2f}" if len(responses) == 1 else f"{low:.2f}..{high:.2f}"
+    lost = all(r.deaf_as_a_whole and not r.explained for r in responses)
+    deaf = "  ← never reaches the engine" if lost else ""
+    return f"{name} {_MARKS[worst]} {span}{deaf}"
+
+
+def _closer(response: Response) -> str:
+    told = (
+        f"{response.name}: follows {response.follow:.2f}, residual {response.residual:.1f} floors"
+    )
+    if response.mixed:
+        return f"{told}; some rows or calls have these weights, and others the old ones"
+    if response.late:
+        return f"{told}; {response.late} more sync{'s' * (response.late > 1)}, and it follows"
+    if response.stopped:
+        return f"{told}; the engine is as after the sync before"
+    if response.lost:
+        return f"{told}; lost: {', '.join(response.lost[:4])}"
+    if response.scale:
+        return f"{told}; explained by {response.scale}"
+    low = sorted(response.parts, key=lambda part: part.follow)[:3]
+    parts = ", ".join(f"{p.name} {p.follow:.2f} ± {2 * p.spread:.2f}" for p in low)
+    told += f"; unexplained, {response.left:.1f} floors are left"
+    return f"{told}; {parts}" if parts else told
+
+
+def _table(cells: list[str]) -> Iterator[str]:
+    """Cells in columns; what points at something ends its line."""
+    width = max(len(cell.partition("  ←")[0]) for cell in cells) + 3
+    columns = max(1, _WIDTH // width)
+    line: list[str] = []
+    for cell in cells:
+        line.append(f"{cell:<{width}}")
+        if "←" in cell or len(line) == columns:
+            yield "".join(line).rstrip()
+            line = []
+    if line:
+        yield "".join(line).rstrip()
+
+
+def _nats(value: float) -> str:
+    return f"{value:.2g}" if value else "0"

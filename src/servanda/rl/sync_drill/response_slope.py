@@ -1,0 +1,100 @@
+# How far the engine follows the trainer: one slope, and what it leaves over.
+#
+# Axes: N scored tokens, P parts that were changed together.
+# A change is logp after minus logp before, of one side, on the same tokens, in nats.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from servanda.theory.sampling import Floats
+
+
+@dataclass(frozen=True)
+class Following:
+    """How the engine's change answers the trainer's.
+
+    Args:
+        follow: the slope of engine on trainer: 1 follows, 0 is deaf.
+        spread: the standard error of it, tokens taken as independent; the larger of the usual
+            one and White's, for noise that grows with a token's change.
+        residual_nats: mean distance of the engine's change from slope times the trainer's.
+    """
+
+    follow: float
+    spread: float
+    residual_nats: float
+
+
+def distance(logp_a_N: Floats, logp_b_N: Floats) -> float:
+    """Mean |a - b|, nats.
+
+    >>> distance(np.array([-1.0, -2.0]), np.array([-1.5, -2.5]))
+    0.5
+    """
+    return float(np.abs(logp_a_N - logp_b_N).mean())
+
+
+def following(train_N: Floats, infer_N: Floats) -> Following:
+    """The least-squares slope through zero of the engine's change on the trainer's.
+
+    Args:
+        train_N: change of the trainer's logprobs, [N], nats; not all zero.
+        infer_N: change of the engine's, same tokens.
+
+    >>> following(np.array([1.0, -2.0, 1.0]), np.array([0.5, -1.0, 0.5])).follow
+    0.5
+    """
+    square = float(train_N @ train_N)
+    slope = float(train_N @ infer_N) / square
+    rest_N = infer_N - slope * train_N
+    even = rest_N @ rest_N / max(rest_N.size - 1, 1) / square
+    uneven = (rest_N * train_N) @ (rest_N * train_N) / square**2
+    return Following(slope, float(np.sqrt(max(even, uneven))), float(np.abs(rest_N).mean()))
+
+
+def apart(
+    parts_PN: Sequence[Floats], train_N: Floats, infer_N: Floats
+) -> tuple[tuple[float, float], ...]:
+    """How far the engine follows each of several parts that were changed at once.
+
+    What it lacks of the whole, infer - train, is fitted on what each part does by itself: a
+    part that it follows explains nothing of that, a deaf one explains all it does.  Written so,
+    parts that act on each other cost precision only where the engine is deaf to one.
+
+    Args:
+        parts_PN: the trainer's change with only that part changed.
+        train_N: the trainer's change with all of them changed.
+        infer_N: the engine's.
+
+    Returns:
+        (follow, its standard error, as of Following) of each part; (nan, inf) where parts cannot
+        be told apart.
+
+    Source:
+        H. White, A heteroskedasticity-consistent covariance matrix estimator, 1980.
+
+    >>> x, y = np.array([1.0, 0.0, 2.0, 1.0]), np.array([0.0, 3.0, 1.0, -1.0])
+    >>> [round(follow, 6) for follow, _ in apart([x, y], x + y, x)]
+    [1.0, 0.0]
+    """
+    parts_NP = np.stack(parts_PN, axis=1)
+    lack_N = infer_N - train_N
+    norm_P = np.sqrt((parts_NP**2).sum(axis=0))
+    known = norm_P > 0
+    unit_NP = parts_NP[:, known] / norm_P[known]
+    slope_P, _, rank, _ = np.linalg.lstsq(unit_NP, lack_N, rcond=1e-8)
+    if rank < unit_NP.shape[1]:
+        return tuple((float("nan"), float("inf")) for _ in parts_PN)
+    rest_N = lack_N - unit_NP @ slope_P
+    inverse_PP = np.linalg.inv(unit_NP.T @ unit_NP)
+    even_P = rest_N @ rest_N / max(rest_N.size - unit_NP.shape[1], 1) * np.diag(inverse_PP)
+    uneven_P = (((unit_NP @ inverse_PP) * rest_N[:, None]) ** 2).sum(axis=0)
+    follow_P = np.full(len(parts_PN), np.nan)
+    spread_P = np.full(len(parts_PN), np.inf)
+    follow_P[known] = 1 + slope_P / norm_P[known]
+    spread_P[known] = np.sqrt(np.maximum(even_P, uneven_P)) / norm_P[known]
+    return tuple((float(f), float(s)) for f, s in zip(follow_P, spread_P, strict=True))

@@ -1,0 +1,279 @@
+# What came of a drill.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from servanda.judgement.verdict import BlindSpot
+from servanda.traces.serialization import to_plain
+
+Outcome = Literal["holds", "violated", "inconclusive"]
+Mark = Literal["holds", "warns", "violated", "unseen"]
+
+EXIT_CODES: dict[str, int] = {"holds": 0, "violated": 1, "inconclusive": 3}
+
+# Limits.  FOLLOW and RESIDUAL are what a group is judged by; the rest says what can be judged.
+DEAF = 0.5  # follow below it, or above 1 / DEAF: an error
+# by which follow may differ from 1: two sides that are a floor apart at equal weights tell the
+# slope of a change of m floors to 1 / m, but no better than this
+OFF, PART_OFF = 0.04, 0.15
+SURE = 4.0  # standard errors by which one tensor of many has to be beyond a limit
+RESIDUAL_ERROR, RESIDUAL_WARNS = 5.0, 3.0  # floors
+# the poison: floors, and the share of what the trainer itself moved; noise all through a network
+# is felt more by two kernels than weights that were trained
+POISON_FLOORS, POISON_SHARE = 8.0, 1 / 8
+POISON_NATS = 0.1  # by which the trainer has to move for an engine to be called deaf as a whole
+PLAIN = 3.0  # floors; a deaf group that leaves less is deaf as a whole
+NEAR = 0.02  # from 0: deaf as a whole
+EXPLAINED = 0.25  # share of what the engine lacks that an explanation may leave, or PLAIN floors
+# a sync of unchanged weights: times a side's own noise by which it has to move the engine; times
+# farther from the trainer, and nats, from which it is damage
+_BEYOND, _FARTHER, _LEAST = 3.0, 2.0, 1e-4
+SEEN = 2.0  # floors by which the trainer's own scores have to move, for a group to be judged
+# by which a nudge is meant to move them: floors, but no more nats than that, if it is enough floors
+AIM, AIM_LEAST, AIM_NATS = 12.0, 3.0, 1.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A factor by which the engine has some tensors: it explains what follow is not 1 by.
+
+    Args:
+        tensors: in the words of the group's parts.
+        factor, low, high: the best fit, and its interval of two standard errors.
+    """
+
+    tensors: str
+    factor: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.tensors} times {self.factor:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+
+@dataclass(frozen=True)
+class AsFound:
+    """Both sides before anything was changed, and after a sync of unchanged weights; nats.
+
+    Args:
+        distance: mean |engine - trainer| as found.
+        idle: the same after one sync.
+        moved: mean |engine after the sync - engine as found|.
+        engine_noise, train_noise: a side against itself, scored twice.
+        floor: what the two sides differ by at equal weights: no less is asked of any group.
+        cast: the format in which weights seem to travel, where their rounding explains what
+            the two sides differ by; "" for none.
+        scale: the tensors that the engine has times a factor, where that explains it.
+        mixed: the same tokens get one of two answers, one of them far from the trainer's.
+    """
+
+    distance: float
+    idle: float
+    moved: float
+    engine_noise: float
+    train_noise: float
+    floor: float
+    cast: str = ""
+    scale: Scale | None = None
+    mixed: bool = False
+
+    @property
+    def moved_away(self) -> bool:
+        """Whether a sync of unchanged weights took the engine away from the trainer at all."""
+        return self.moved > max(_BEYOND * self._noise, _LEAST) and self.idle > 1.1 * self.distance
+
+    @property
+    def damaged(self) -> bool:
+        """Whether it took it far away."""
+        return (
+            min(self.moved, self.idle) > _BEYOND * self._noise
+            and self.idle > _FARTHER * self.distance
+            and self.idle - self.distance > _LEAST
+        )
+
+    @property
+    def near(self) -> float:
+        """How near an engine has to come to where it was, nats, to have come back."""
+        return max(_BEYOND * self.engine_noise, self.floor / 4)
+
+    @property
+    def _noise(self) -> float:
+        return max(self.engine_noise, self.train_noise)
+
+
+@dataclass(frozen=True)
+class Poisoned:
+    """Both sides after all weights were replaced by noise and synced; nats.
+
+    Args:
+        distance: mean |engine - trainer|.
+        moved: mean change of the trainer's own scores.
+        follow: the engine's change by the trainer's, a slope.
+        limit: of the distance.
+        fresh: the distance on tokens that were not scored before, where it was looked at.
+        late: after how many more syncs of the same weights they were there; 0 for none.
+        mixed: some rows or calls were answered with these weights, and others with the old ones.
+    """
+
+    distance: float
+    moved: float
+    follow: float
+    limit: float
+    mark: Mark
+    fresh: float | None = None
+    late: int = 0
+    mixed: bool = False
+
+    @property
+    def cached(self) -> bool:
+        """Whether tokens that were not scored before are answered by other weights."""
+        return self.fresh is not None and self.fresh < self.distance / 4
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a group, told from the others by what it does to the trainer's scores.
+
+    Args:
+        name: of a tensor of the group, of a use of a tied one, or of rows of the vocabulary.
+        follow: as of a Response.
+        spread: its standard error; it holds for tokens of unequal noise.
+        moved: by how many floors it moves the tokens that it moves.
+    """
+
+    name: str
+    follow: float
+    spread: float
+    moved: float = math.inf
+
+    @property
+    def deaf(self) -> bool:
+        # surely: of two parts that multiply each other, a large nudge tells little of either
+        return self.follow + SURE * self.spread < DEAF
+
+    @property
+    def partly_deaf(self) -> bool:
+        return self.follow + SURE * self.spread < 1 - max(PART_OFF, 1 / self.moved)
+
+    @property
+    def unseen(self) -> bool:
+        """It moves the trainer's scores too little for its slope to be known."""
+        return not SURE * self.spread < DEAF
+
+
+@dataclass(frozen=True)
+class Response:
+    """How the engine answered when one group of weights was nudged.
+
+    Args:
+        name: of the group, such as layers.1.mlp.
+        kind: embed, head, tied, norms, attn, mlp, other, adapter or rest.
+        follow: slope of the engine's change on the trainer's: 1 follows, 0 is deaf; NaN where
+            the trainer's own scores did not move enough to tell.
+        spread: its standard error.
+        residual: what the slope leaves over, in floors.
+        moved: how far the trainer's own scores moved, in floors.
+        size: of the nudge, in spreads of the tensors.
+        block: the groups that shared its sync; its own name where it had one to itself.
+        parts: each tensor of it, use of a tied one, and range of rows of a vocabulary.
+        late: after how many more syncs of the same weights it followed; 0 for none.
+        mixed: some rows or calls were answered with these weights, and others with the old ones.
+        lost: the parts without which the trainer does what the engine does.
+        scale: the factor with which it does.
+        stopped: the sync moved the engine not at all, though others before it did.
+        left: what the best explanation leaves of the engine's change, in floors.
+    """
+
+    name: str
+    kind: str
+    layer: int | None
+    follow: float
+    spread: float
+    residual: float
+    moved: float
+    size: float
+    block: str
+    parts: tuple[Part, ...] = ()
+    late: int = 0
+    mixed: bool = False
+    lost: tuple[str, ...] = ()
+    scale: Scale | None = None
+    stopped: bool = False
+    left: float = 0.0
+
+    @property
+    def mark(self) -> Mark:
+        if math.isnan(self.follow):
+            return "unseen"
+        if self.explained or any(part.deaf or part.partly_deaf for part in self.parts):
+            return "violated"
+        if not DEAF <= self.follow <= 1 / DEAF or self.residual >= RESIDUAL_ERROR:
+            return "violated"
+        off = max(OFF, 1 / max(self.moved, SEEN)) + 2 * self.spread
+        beyond = not 1 - off <= self.follow <= 1 / (1 - min(off, DEAF))
+        return "warns" if beyond or self.residual >= RESIDUAL_WARNS else "holds"
+
+    @property
+    def explained(self) -> bool:
+        """Whether a fault was found that does to the trainer what the sync did to the engine."""
+        return bool(self.late or self.mixed or self.lost or self.scale or self.stopped)
+
+    @property
+    def deaf(self) -> bool:
+        return self.follow < DEAF
+
+    @property
+    def deaf_as_a_whole(self) -> bool:
+        """Nothing of it reaches the engine, so there is no part to tell from the others."""
+        return abs(self.follow) < NEAR + 3 * self.spread and self.residual < PLAIN
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What came of a drill; `str` is its transcript.
+
+    Args:
+        outcome: violated where anything of the sync is wrong; inconclusive where nothing is,
+            and a group could not be seen.
+        cause: what is wrong, as `diagnosis.CAUSES` names it; "" where nothing is.
+        sentence: the outcome in words.
+        groups: one response a group, in the order of the module.
+        returned: mean |engine - engine before the drill|, nats, after the last sync.
+        back: whether that is within the engine's own noise; where it is not, the engine holds
+            weights of the drill, and the outcome is violated.
+        back_late: how many syncs of the restored weights that took, beyond one.
+        syncs: how often the sync ran.
+        tokens: that were scored by each side each time.
+        blind_spots: what the drill did not look at, or was too small to see.
+    """
+
+    outcome: Outcome
+    cause: str
+    sentence: str
+    found: AsFound
+    poison: Poisoned
+    groups: tuple[Response, ...]
+    returned: float
+    back: bool
+    back_late: int
+    syncs: int
+    tokens: int
+    seconds: float
+    warnings: tuple[str, ...] = field(default=())
+    blind_spots: tuple[BlindSpot, ...] = field(default=())
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.outcome]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: what JSON can hold."""
+        return {"schema": 1, **to_plain(self), "exit_code": self.exit_code}
+
+    def __str__(self) -> str:
+        from servanda.rl.sync_drill.report import told
+
+        return told(self)

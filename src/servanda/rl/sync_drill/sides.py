@@ -1,0 +1,85 @@
+# The trainer, its engine and the sync between them, as the drill calls them.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from servanda.errors import MeasurementError
+from servanda.rl.sync_drill.signals import TimedOut, TimeLimit
+from servanda.rl.sync_drill.trainee import Rows, Trainee, flat, train_scores
+from servanda.runner.measurement import Progress, Watch
+from servanda.theory.sampling import Floats
+
+_CALLED = "sync is called as sync(), score and logprobs with a list of rows of token ids"
+
+
+class Sides:
+    """Both sides; every failure names the stage of the drill.
+
+    Args:
+        rows: the probe tokens.
+        total: how many syncs there will be, for whoever watches.
+        limit: of each call.
+    """
+
+    def __init__(
+        self, trainee: Trainee, rows: Rows, total: int, watch: Watch, limit: TimeLimit
+    ) -> None:
+        self.limit = limit
+        self.trainee, self.rows, self.total, self.watch = trainee, rows, total, watch
+        self.stage = "as found"
+        self.syncs = 0
+
+    def train(self, rows: Rows | None = None) -> Floats:
+        """The trainer's scores, [N], nats.
+
+        Raises:
+            MeasurementError: it throws, or gives no usable logprobs.
+        """
+        rows = rows or self.rows
+        answer = self._called(lambda: train_scores(self.trainee, rows), "the trainer's logprobs")
+        return flat(answer, rows, "the trainer", self.stage)
+
+    def infer(self, rows: Rows | None = None) -> Floats:
+        """The engine's scores, [N], nats.
+
+        Raises:
+            MeasurementError: it throws, or gives no usable logprobs.
+        """
+        rows = rows or self.rows
+        # a copy: whoever scores may keep or change what it was given
+        asked = [[*row] for row in rows]
+        answer = self._called(lambda: self.trainee.score(asked), "score")
+        return flat(answer, rows, "the engine", self.stage)
+
+    def sync(self) -> None:
+        """The trainer's sync, once.
+
+        Raises:
+            MeasurementError: it throws.
+        """
+        self.total = max(self.total, self.syncs + 1)
+        self.watch(Progress("preflight", self.syncs, self.total))
+        self._called(self.trainee.sync, "the sync")
+        self.syncs += 1
+        self.watch(Progress("preflight", self.syncs, self.total))
+
+    def _called(self, call: Callable[[], object], what: str) -> object:
+        try:
+            with self.limit():
+                return call()
+        except TimedOut as error:
+            raise MeasurementError(
+                f"{self.stage}: {what} did not return within {self.limit.seconds:g} s",
+                hint="see whether the engine is alive; a slow one gets more by --timeout SECONDS, "
+                "or timeout_s=",
+            ) from error
+        except Exception as error:
+            hint = _CALLED if isinstance(error, TypeError) else ""
+            message = f"{self.stage}: {what} threw {told(error)}"
+            raise MeasurementError(message, hint=hint) from error
+
+
+def told(error: BaseException) -> str:
+    """An error in a line."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,194 @@
+# What is drilled: a trainer's module, its sync, and the two sides that score tokens.
+#
+# Rows are token ids; a score is the logprob, in nats, of each token of a row but the first.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from servanda.errors import MeasurementError
+from servanda.rl.sync_drill.vocabulary import drawn, named_ids, size_of
+from servanda.theory.sampling import Floats
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Rows = list[list[int]]
+Score = Callable[[Rows], Sequence[Any]]
+
+ROWS, TOKENS = 16, 41  # of the probes that are drawn where none are given: 640 scored tokens
+FEWEST = 64  # scored tokens; a slope of fewer says little
+_FED = 1024  # tokens of a forward pass of the default `logprobs`
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """A trainer and its engine, as the drill sees them.
+
+    Args:
+        module: the torch module whose parameters with requires_grad the trainer updates.
+        sync: what the trainer calls after an update, so that the engine has its weights.
+        score: rows of token ids -> the engine's logprobs of each row's tokens but the first,
+            at temperature 1, over the whole vocabulary.
+        tokens: rows to score; None draws some from the vocabulary, its ends several times.
+        logprobs: as `score`, by the trainer; None is the module's own forward pass.
+    """
+
+    module: nn.Module
+    sync: Callable[[], Any]
+    score: Score
+    tokens: Sequence[Sequence[int]] | None = None
+    logprobs: Score | None = None
+
+
+def probes(trainee: Trainee, seed: int) -> Rows:
+    """The rows that both sides score.
+
+    Raises:
+        MeasurementError: too few tokens, one that the vocabulary lacks, or none given and no
+            vocabulary to draw from.
+    """
+    known = size_of(trainee.module)
+    if trainee.tokens is None:
+        if known is None:
+            raise MeasurementError(
+                f"the vocabulary of {type(trainee.module).__name__} is not known, so no probe "
+                "can be drawn",
+                hint="give Trainee(tokens=...): some rows of token ids",
+            )
+        return drawn(known, named_ids(trainee.module, known), ROWS, TOKENS, seed)
+    rows = [[int(token) for token in row] for row in trainee.tokens]
+    for number, row in enumerate(rows, 1):
+        strange = [token for token in row if token < 0 or (known is not None and token >= known)]
+        if strange:
+            raise MeasurementError(
+                f"row {number} of the probe tokens has token {strange[0]}"
+                + (f", and the vocabulary has {known:,}" if known is not None else ""),
+                hint="give ids of the module's own tokenizer, without padding such as -100",
+            )
+        if len(row) < 2:
+            raise MeasurementError(
+                f"row {number} of the probe tokens has {len(row)}: the first token of a row is "
+                "not scored",
+                hint="give rows of two tokens or more",
+            )
+    scored = sum(len(row) - 1 for row in rows)
+    if scored < FEWEST:
+        raise MeasurementError(
+            f"the probe tokens are too short: {scored} are scored, and it takes {FEWEST}",
+            hint=f"give more rows, or longer ones; {ROWS} of {TOKENS} are plenty",
+        )
+    return rows
+
+
+def forward_logprobs(module: Any, rows: Rows) -> list[Floats]:
+    """Logprobs of each row's tokens but the first, by a causal model's own forward pass.
+
+    Rows of one length go together and nothing is padded.  The softmax is taken in float32, or
+    in the logits' own float64.
+    """
+    import torch
+
+    device = next(module.parameters()).device
+    found: dict[int, Floats] = {}
+    for at in _chunks(rows):
+        ids = torch.tensor([rows[i] for i in at], device=device)
+        with torch.no_grad():
+            answer = module(ids)
+        logits = answer if isinstance(answer, torch.Tensor) else answer.logits
+        logits = logits.detach()
+        for i, logits_TV in zip(at, logits, strict=True):
+            wide = logits_TV[:-1].to(torch.promote_types(logits_TV.dtype, torch.float32))
+            next_T1 = torch.tensor(rows[i][1:], device=device)[:, None]
+            logp_T = wide.log_softmax(dim=-1).gather(1, next_T1)[:, 0]
+            found[i] = logp_T.double().cpu().numpy()
+    return [found[i] for i in range(len(rows))]
+
+
+def _chunks(rows: Rows) -> Iterator[list[int]]:
+    """Numbers of rows of one length, not too many tokens at a time."""
+    lengths: dict[int, list[int]] = {}
+    for number, row in enumerate(rows):
+        lengths.setdefault(len(row), []).append(number)
+    for length, at in lengths.items():
+        most = max(1, _FED // length)
+        yield from (at[i : i + most] for i in range(0, len(at), most))
+
+
+def train_scores(trainee: Trainee, rows: Rows) -> Sequence[Any]:
+    """The trainer's side: without dropout and without a graph."""
+    import torch
+
+    with modes_kept(trainee.module), torch.no_grad():
+        trainee.module.eval()
+        if trainee.logprobs is not None:
+            return trainee.logprobs(rows)
+        return forward_logprobs(trainee.module, rows)
+
+
+@contextmanager
+def modes_kept(module: nn.Module) -> Iterator[None]:
+    """Afterwards torch records gradients as before, and each part is in the mode it was in.
+
+    An interrupt between two instructions can skip the end of a `with torch.no_grad()`.
+    """
+    import torch
+
+    recorded = torch.is_grad_enabled()
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(recorded)
+        for part, training in modes:
+            part.training = training
+
+
+def flat(answer: Any, rows: Rows, side: str, stage: str) -> Floats:
+    """Scores of all rows in one array, [N], nats.
+
+    Raises:
+        MeasurementError: rows or tokens are missing, or a score is no finite logprob.
+    """
+    place = f"{stage}: {side}"
+    answers = list(answer) if answer is not None else []
+    if len(answers) != len(rows):
+        raise MeasurementError(
+            f"{place} scored {len(answers)} rows, and was asked for {len(rows)}",
+            hint="score must return one array a row, in the rows' order",
+        )
+    parts = []
+    for number, (row, given) in enumerate(zip(rows, answers, strict=True), 1):
+        logp_T = _array(given, f"{place}, row {number}")
+        if logp_T.shape != (len(row) - 1,):
+            raise MeasurementError(
+                f"{place} gave row {number} logprobs of shape {logp_T.shape}, and it has "
+                f"{len(row)} tokens",
+                hint=f"give {len(row) - 1} of them: one for each token but the first",
+            )
+        bad = np.flatnonzero(~np.isfinite(logp_T) | (logp_T > 1e-3))
+        if bad.size:
+            raise MeasurementError(
+                f"{place} gave row {number}, token {bad[0] + 2} a logprob of {logp_T[bad[0]]:g}",
+                hint="a missing logprob is no evidence: score every token, over the whole "
+                "vocabulary, in nats",
+            )
+        parts.append(logp_T)
+    return np.concatenate(parts)
+
+
+def _array(given: Any, place: str) -> Floats:
+    if hasattr(given, "detach"):
+        given = given.detach().double().cpu().numpy()
+    try:
+        # None becomes NaN, which is refused by its place
+        return np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise MeasurementError(
+            f"{place}: these are no logprobs: {error}", hint="give an array of numbers, in nats"
+        ) from None

@@ -1,0 +1,321 @@
+# Weights that come back: what is drilled is copied first, and put back bit for bit.
+#
+# The copy lies in host memory, and in a journal where one is asked for: a safetensors file
+# that is whole or not there, for a process that is killed between the copy and the return.
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from servanda.errors import MeasurementError
+from servanda.rl.sync_drill.noise import filling, is_zero_matrix, moments, noise, poison
+
+_ABOUT = "servanda"  # the key of the journal's metadata
+_KIND = "preflight journal"
+
+
+class Weights:
+    """The parameters of a module that a trainer updates: changed in place, and put back.
+
+    Args:
+        module: its parameters with requires_grad are taken; buffers, gradients and modes are
+            never touched.
+        seed: of the noise.
+        copy: whether the values are copied; who only counts them needs no copy.
+
+    Raises:
+        MeasurementError: nothing is trained, or a parameter is not whole in this process.
+    """
+
+    def __init__(self, module: nn.Module, seed: int = 0, *, copy: bool = True) -> None:
+        named: dict[str, nn.Parameter] = {}
+        self.aliases: dict[str, list[str]] = {}
+        first: dict[int, str] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if not parameter.requires_grad:
+                continue
+            known = first.setdefault(id(parameter), name)
+            named.setdefault(known, parameter)
+            self.aliases.setdefault(known, []).append(name)
+        if not named:
+            raise MeasurementError(
+                f"no parameter of {type(module).__name__} has requires_grad, so nothing of it "
+                "reaches an engine by an update",
+                hint="give the module that the trainer updates",
+            )
+        for name, parameter in named.items():
+            _refuse_part(name, parameter)
+        self.module, self.seed = module, seed
+        self.parameters = named
+        self.kept = {name: _host(p) for name, p in named.items()} if copy else {}
+        self._anchors: dict[str, Tensor] = {}
+
+    # changing
+
+    def poison(self) -> None:
+        """Every tensor becomes noise of its own mean and spread."""
+        for name, parameter in self.parameters.items():
+            self._write(parameter, poison(parameter.detach(), self.seed, name))
+
+    def anchor(self) -> bool:
+        """Fill matrices of zeros, around which nothing else would be seen; whether there are."""
+        for name, kept in self.kept.items():
+            if is_zero_matrix(kept):
+                self._anchors[name] = filling(kept, self.seed, name).to(kept.dtype)
+        self.settle(self._anchors)
+        return bool(self._anchors)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether matrices of zeros are filled."""
+        return bool(self._anchors)
+
+    def nudge(self, names: Iterable[str], size: float) -> None:
+        """Add noise to some tensors: `size` times each one's own spread."""
+        for name in names:
+            parameter = self.parameters[name]
+            start = self.start(name).to(parameter.device)
+            step = size * moments(start)[1] * noise(start, self.seed, "nudge", name)
+            self._write(parameter, start.to(step.dtype) + step)
+
+    def settle(self, names: Iterable[str]) -> None:
+        """Some tensors as they were before they were nudged."""
+        for name in names:
+            self._write(self.parameters[name], self.start(name))
+
+    def settle_rows(self, name: str, low: int, high: int | None) -> None:
+        """Some rows of a tensor as they were before it was nudged."""
+        parameter = self.parameters[name]
+        self._write(parameter.detach()[low:high], self.start(name)[low:high])
+
+    def scale(self, names: Iterable[str], factor: float) -> None:
+        """Some tensors, as they are, times a factor."""
+        for name in names:
+            parameter = self.parameters[name]
+            self._write(parameter, factor * parameter.detach())
+
+    def has_zeros(self) -> bool:
+        """Whether there are matrices of zeros, such as an adapter's B at its start."""
+        return any(is_zero_matrix(parameter) for parameter in self.parameters.values())
+
+    def start(self, name: str) -> Tensor:
+        """A tensor as nudges begin from it, in host memory."""
+        return self._anchors.get(name, self.kept[name])
+
+    def pairs(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Each parameter, and its copy."""
+        return [(parameter, self.kept[name]) for name, parameter in self.parameters.items()]
+
+    def attach(self, alias: str, parameter: nn.Parameter) -> None:
+        """Let one use of a parameter be of this one."""
+        path, _, leaf = alias.rpartition(".")
+        self.module.get_submodule(path)._parameters[leaf] = parameter
+
+    def _write(self, parameter: Tensor, values: Tensor) -> None:
+        with torch.no_grad():
+            parameter.copy_(values)
+
+    # keeping
+
+    def restore(self) -> None:
+        """Every tensor as it was at the start, bit for bit.
+
+        Raises:
+            MeasurementError: a tensor does not read back as it was written.
+        """
+        for name, parameter in self.parameters.items():
+            self._write(parameter, self.kept[name])
+            for alias in self.aliases[name]:
+                self.attach(alias, parameter)
+        wrong = [name for name, p in self.parameters.items() if not same(p, self.kept[name])]
+        if wrong:
+            raise MeasurementError(
+                f"{wrong[0]} and {len(wrong) - 1} others do not read back as they were written",
+                hint="load the weights of the last checkpoint before training goes on",
+            )
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same bits: NaN is NaN, and -0.0 is not 0.0."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(_bits(a), _bits(b))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _host(parameter: Tensor) -> Tensor:
+    return parameter.detach().to("cpu", copy=True)
+
+
+def _refuse_part(name: str, parameter: Tensor) -> None:
+    hint = "gather the module first; the drill runs in one process, on whole tensors"
+    if parameter.device.type == "meta" or not parameter.numel():
+        raise MeasurementError(f"{name} has no values in this process", hint=hint)
+    if hasattr(parameter, "to_local"):
+        raise MeasurementError(f"{name} is a shard of a DTensor", hint=hint)
+    if not parameter.is_floating_point():
+        raise MeasurementError(
+            f"{name} is of {str(parameter.dtype).removeprefix('torch.')}, and the drill "
+            "adds noise to real numbers",
+            hint="freeze it with requires_grad_(False)",
+        )
+
+
+# the journal
+
+
+def refuse_journal(path: Path) -> None:
+    """Refuse to write over a journal.
+
+    Raises:
+        MeasurementError: one is there already, of a drill that was killed or that still runs.
+    """
+    if not path.exists():
+        return
+    back = f"servanda preflight FILE.py:NAME --restore {path}"
+    writer = _writer_of(path)
+    if writer is not None:
+        raise MeasurementError(
+            f"{path} is there already, and process {writer}, which wrote it, is alive",
+            hint="wait for its drill, or give this one a journal of its own; if that is another "
+            f"process by now, put the weights back: {back}",
+        )
+    raise MeasurementError(
+        f"{path} is there already: a drill that did not end left it, and with it the "
+        "weights from before it",
+        hint=f"put them back: {back}; or remove it, if the weights were loaded anew since",
+    )
+
+
+def _writer_of(path: Path) -> int | None:
+    """The other process that wrote a journal, where it is alive."""
+    if os.name != "posix":  # elsewhere there is no signal that only asks
+        return None
+    try:
+        process = int(_about(path)["process"])
+    except (MeasurementError, KeyError):
+        return None
+    if process == os.getpid():
+        return None
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return process  # of another user
+    except OSError:
+        return None
+    return process
+
+
+def write_journal(path: Path, kept: Mapping[str, Tensor]) -> None:
+    """Keep the weights on disk; the file is there when it is whole.
+
+    Raises:
+        MeasurementError: it cannot be written.
+        FileExistsError: another drill wrote one meanwhile; it is kept.
+    """
+    from safetensors.torch import save_file
+
+    about = {"kind": _KIND, "version": 1, "process": os.getpid()}
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        tensors = {name: tensor.contiguous() for name, tensor in kept.items()}
+        save_file(tensors, part, metadata={_ABOUT: json.dumps(about)})
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        _claim(part, path)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise MeasurementError(
+            f"the journal {path} cannot be written: {error.strerror or error}",
+            hint="no weight was changed; give a path with room for the trained weights",
+        ) from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _claim(part: Path, path: Path) -> None:
+    """Give a file its name, unless another has it."""
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        part.replace(path)
+    else:
+        part.unlink()  # here: Ctrl-C may come at any line, also at the one that tidies up
+
+
+def read_journal(path: Path) -> dict[str, Tensor]:
+    """The weights that a journal keeps.
+
+    Raises:
+        MeasurementError: there is none, or it is no journal.
+    """
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise MeasurementError(
+            f"there is no journal {path}",
+            hint="a drill that ended has put the weights back and removed it",
+        )
+    if _about(path).get("kind") != _KIND:
+        raise _no_journal(path, "another kind of file")
+    return load_file(path)
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """What a journal says of itself.
+
+    Raises:
+        MeasurementError: it is no such file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            return json.loads((file.metadata() or {}).get(_ABOUT, "{}"))
+    except (SafetensorError, ValueError, OSError) as error:
+        raise _no_journal(path, error) from None
+
+
+def _no_journal(path: Path, why: object) -> MeasurementError:
+    return MeasurementError(
+        f"{path} is no journal of a drill: {why}", hint="give the file that --journal named"
+    )
+
+
+def put_back(module: Any, kept: Mapping[str, Tensor]) -> None:
+    """The weights of a journal into a module, bit for bit.
+
+    Raises:
+        MeasurementError: a tensor is missing on one side, or is of another shape or dtype; then
+            nothing was changed.
+    """
+    parameters = dict(module.named_parameters())
+    for name, tensor in kept.items():
+        mine = parameters.get(name)
+        if mine is None or mine.shape != tensor.shape or mine.dtype != tensor.dtype:
+            found = "no such parameter" if mine is None else f"{mine.dtype} {tuple(mine.shape)}"
+            raise MeasurementError(
+                f"the journal has {name} as {tensor.dtype} {tuple(tensor.shape)}, and the module "
+                f"has {found}".replace("torch.", ""),
+                hint="build the module as it was for the drill; no weight was changed",
+            )
+    with torch.no_grad():
+        for name, tensor in kept.items():
+            parameters[name].copy_(tensor)
+    wrong = [name for name, tensor in kept.items() if not same(parameters[name], tensor)]
+    if wrong:
+        raise MeasurementError(
+            f"{wrong[0]} does not read back as it was written",
+            hint="load the weights of the last checkpoint before training goes on",
+        )

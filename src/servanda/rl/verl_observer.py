@@ -1,0 +1,193 @@
+# verl: what a process of it observes, and what it says of steps that cannot be compared.
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from servanda.errors import ContractError, MeasurementError, ServandaError
+from servanda.rl.verl_batch import about, chosen, fetched, labels_of, padded, scored
+
+CONTRACT, STATE, DUMP, STOP, RECOMPUTE = (
+    f"SERVANDA_VERL{name}" for name in ("", "_STATE", "_DUMP", "_STOP", "_RECOMPUTE")
+)
+ACTIVE = "servanda/active"
+_ASKED = "actor_rollout_ref.rollout.calculate_log_probs=True"
+
+
+class Halted(ServandaError):  # noqa: N818 - the contract says so, and nothing went wrong
+    """The contract says that the run stops; verl stops by an exception alone."""
+
+
+class Watch:
+    """What this process observes: one monitor, and the batch that is being worked on.
+
+    Args:
+        monitor: default: as the environment says, made when it is first needed.
+        recompute: in bypass mode, the share of sequences that the trainer scores.
+    """
+
+    def __init__(self, monitor: Any = None, recompute: float | None = None) -> None:
+        self._given = (monitor, recompute)
+        self._known: dict[str, Any] = {}  # of the batch, from the trainer
+        self._measured: tuple[Any, Any] | None = None  # (logprobs, step)
+        self._steps = 0
+        self._told: set[str] = set()
+
+    # read when first needed: verl swallows what is raised while plug-ins are loaded
+
+    @cached_property
+    def monitor(self) -> Any:
+        if self._given[0] is not None:
+            return self._given[0]
+        from servanda.rl.monitor.monitor import Monitor
+
+        return Monitor(
+            os.environ[CONTRACT],
+            state=os.environ.get(STATE) or None,
+            dump=os.environ.get(DUMP) or None,
+            stop=os.environ.get(STOP) == "1",
+        )
+
+    @cached_property
+    def recompute(self) -> float:
+        return _share() if self._given[1] is None else self._given[1]
+
+    @contextmanager
+    def working_on(self, trainer: Any, batch: Any) -> Iterator[None]:
+        """Know of a batch what verl's trainer knows of it, while its logprobs are computed."""
+        self._known, self._measured = about(trainer, batch), None
+        try:
+            yield
+        finally:
+            self._known = {}
+
+    def observe(self, data: Any) -> dict[str, float]:
+        """Judge a batch that has both logprobs: a DataProto, as verl measures it.
+
+        Returns:
+            Metrics for verl's log.
+
+        Raises:
+            ContractError: the contract wants something done that verl takes no batch back for.
+            Halted: the contract says so.
+        """
+        if self._measured is not None:  # and nothing took it back
+            _check_hands_back(self._measured[1].action)
+        train_BT = data.batch["old_log_probs"]
+        step = self._judged(data, train_BT)
+        self._measured = (train_BT, step)
+        if self._known.get("hands_back") is False:
+            _check_hands_back(step.action)
+        return self._metrics(step, 1.0)
+
+    def without_train(self, data: Any) -> dict[str, float]:
+        """Judge a batch that has no logprobs of the trainer: none, and not those of the rollout."""
+        infer_BT = data.batch["rollout_log_probs"]
+        step = self._judged(data, infer_BT.new_full(infer_BT.shape, float("nan")))
+        self.tell(
+            "verl runs in bypass mode, where old_log_probs are those of the rollout: there are no "
+            "train logprobs, and nothing is compared.\n"
+            f"  hint: {RECOMPUTE}=0.05 has the trainer score a twentieth of the sequences"
+        )
+        return self._metrics(step, 0.0)
+
+    def of_bypass(self, trainer: Any, batch: Any) -> dict[str, float]:
+        """Judge a batch for which verl's trainer computed no logprobs.
+
+        Raises:
+            ContractError: the rollout computed none either.
+        """
+        if not trainer.config.actor_rollout_ref.rollout.calculate_log_probs:
+            raise ContractError(
+                "verl does not ask its rollout for logprobs: nothing can be compared",
+                hint=f"set {_ASKED}",
+            )
+        part = chosen(trainer, batch, self.recompute) if self.recompute else None
+        if part is None:
+            fields = ["responses", "response_mask", "rollout_log_probs"]
+            return self.without_train(padded(fetched(batch, fields)))
+        self._known = about(trainer, part)
+        metrics = self.observe(padded(scored(trainer, part)))
+        return {**metrics, "servanda/share": len(part) / len(batch)}
+
+    def corrected(self, data: Any) -> Any:
+        """A batch as the contract says: its mask, and the weights of its tokens.
+
+        Raises:
+            MeasurementError: it is not the batch that was measured last.
+        """
+        measured, self._measured = self._measured, None
+        if measured is None or not _same(measured[0], data.batch["old_log_probs"]):
+            raise MeasurementError(
+                "verl corrects a batch that the monitor has not measured",
+                hint=f"set {_ASKED}: verl then hands over each batch with both logprobs",
+            )
+        step, mask_BT = measured[1], data.batch["response_mask"]
+        if {"mask", "correct"} & {*step.action}:
+            weight_BT = mask_BT.new_tensor(step.token_weights, dtype=measured[0].dtype)
+            if "mask" in step.action:
+                data.batch["response_mask"] = mask_BT * (weight_BT > 0)
+            if "correct" in step.action:
+                data.batch["rollout_is_weights"] = weight_BT
+        return data
+
+    def tell(self, text: str) -> None:
+        """Say something to a person, once."""
+        if text not in self._told:
+            self._told.add(text)
+            print(f"servanda: {text}", file=sys.stderr, flush=True)
+
+    def _judged(self, data: Any, train_BT: Any) -> Any:
+        known, infer_BT = self._known, data.batch["rollout_log_probs"]
+        weights = known.get("weights", self._steps)
+        self._steps = weights + 1
+        return self.monitor.observe(
+            train_BT,
+            infer_BT,
+            data.batch["response_mask"][:, -infer_BT.shape[1] :],
+            groups=known.get("groups", data.non_tensor_batch.get("uid")),
+            labels=known.get("labels", labels_of(data.non_tensor_batch)),
+            staleness=known.get("staleness"),
+            weights=weights,
+            tokens=data.batch.get("responses", None),
+        )
+
+    def _metrics(self, step: Any, compared: float) -> dict[str, float]:
+        if "halt" in step.action:
+            raise Halted(f"the contract says halt at step {step.weights}:\n{step}")
+        own = {ACTIVE: 1.0, "servanda/compared": compared}
+        return {**{name: float(value) for name, value in step.metrics.items()}, **own}
+
+
+def _share() -> float:
+    """SERVANDA_VERL_RECOMPUTE as a number."""
+    text = os.environ.get(RECOMPUTE, "0")
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ContractError(f"{RECOMPUTE} is {text!r}", hint="a share of sequences, such as 0.05")
+    return share
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one.shape == other.shape and bool(
+        one.isclose(other, rtol=0, atol=0, equal_nan=True).all()
+    )
+
+
+def _check_hands_back(action: tuple[str, ...]) -> None:
+    wanted = [name for name in action if name in ("mask", "correct")]
+    if wanted:
+        raise ContractError(
+            f"the contract says {wanted[0]}, and verl takes no batch back: rollout correction is "
+            "off, or in bypass mode",
+            hint="set algorithm.rollout_correction, and not its bypass_mode, or take "
+            f"{wanted[0]} out of the contract",
+        )

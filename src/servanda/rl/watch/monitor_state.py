@@ -1,0 +1,245 @@
+# A monitor's state as it grows: JSON lines, one a step; what the monitor judged is followed.
+#
+# A line counts once it ends.  The trend is worked from the prompt groups of the lines, as the
+# monitor works its own.
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from servanda.errors import ContractError
+from servanda.judgement.clauses import GUARDS, CellVerdict
+from servanda.rl.dumps.steps import GroupSums, trend
+from servanda.rl.monitor.state_file import SCHEMA, Memory
+from servanda.rl.watch.first_last import plain, steps_of
+from servanda.rl.watch.step import Seen
+
+_KEPT = ("bytes", "lines", "begin", "step", "furthest")
+_HEAD = 1 << 16  # bytes of a file's first line that are looked at
+
+Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"]
+Number = float | str | None  # texts are inf and -inf
+
+
+class _Cell(msgspec.Struct):
+    clause: str
+    slice: str
+    metric: str
+    outcome: Outcome
+    enforced: bool
+    value: Number = None
+    low: Number = None
+    high: Number = None
+    limit: Number = None
+    n: int = 0
+    missing: int = 0
+    threshold: Number = None
+    aggregate: str = ""
+
+
+class _Line(msgspec.Struct):
+    schema: int
+    weights: int
+    outcome: Outcome
+    cells: list[_Cell]
+    name: str = ""
+    action: list[str] = []
+    would: list[str] = []
+    cause: str = ""
+    tokens: int = 0
+    needs_tokens: int | None = None
+    sequences: int = 0
+    metrics: dict[str, Number] = {}
+    groups: list[tuple[float, int]] = []  # sum of |log ratio| and tokens
+
+
+class MonitorSource:
+    """The steps that a monitor wrote down."""
+
+    kind = "monitor"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.missing = self.left = ""
+        self._file: Path | None = None
+        self._name = ""
+        self._bytes = 0  # that were read, up to the end of a line
+        self._lines = 0
+        self._begin = ""  # of the file: another one is another run
+        self._step: int | None = None
+        self._furthest = -1
+        self._ends = Memory()
+
+    def look(self, *, final: bool) -> Iterator[Seen]:
+        files = states_in(self.path)
+        if len(files) > 1:
+            names = ", ".join(file.name for file in files[:4])
+            raise ContractError(
+                f"{self.path} holds {len(files)} states: {names}",
+                hint="name the one to follow",
+            )
+        if not files:
+            self.missing = nothing(self.path)
+            return
+        self._file, self.missing = files[0], ""
+        data = self._unread()
+        if data is None:
+            return
+        whole = data.rfind(b"\n") + 1
+        cut = len(data) - whole
+        self.left = f"the last line of {files[0].name} is not whole and is left out" if cut else ""
+        for line in data[:whole].splitlines(keepends=True):
+            self._lines += 1
+            self._bytes += len(line)
+            if line.strip():
+                yield self._seen(line)
+
+    def _unread(self) -> bytes | None:
+        """What the file has grown by; all of it where it is another file than before."""
+        assert self._file is not None
+        try:
+            with self._file.open("rb") as stream:
+                begin = blake2b(stream.readline(_HEAD), digest_size=16).hexdigest()
+                if stream.seek(0, 2) < self._bytes or (self._bytes and begin != self._begin):
+                    self._bytes = self._lines = 0
+                    self._furthest, self._ends = -1, Memory()
+                self._begin = begin
+                stream.seek(self._bytes)
+                return stream.read()
+        except FileNotFoundError:
+            return None  # it was moved while it was looked at
+
+    def _seen(self, data: bytes) -> Seen:
+        assert self._file is not None
+        place = f"{self._file.name}:{self._lines}"
+        try:
+            line = _read(data, place)
+        except _Unreadable as unreadable:
+            step = 0 if self._step is None else self._step
+            return Seen(step, "error", why=f"{place}: {unreadable}")
+        again = line.weights <= self._furthest
+        self._name, self._step = line.name, line.weights
+        self._furthest = max(self._furthest, line.weights)
+        cells = tuple(map(_cell, line.cells))
+        if line.tokens:
+            self._ends.resumed = True  # a run that went back takes its steps anew
+            groups = {str(i): GroupSums(*sums) for i, sums in enumerate(line.groups)}
+            self._ends.add(line.weights, groups)
+        return Seen(
+            line.weights,
+            line.outcome,
+            cells,
+            line.tokens,
+            line.sequences,
+            why=line.cause or "the monitor gave no cause" if line.outcome == "error" else "",
+            cause=line.cause,
+            trend=trend(self._ends.first, self._ends.last),
+            staleness=_number(line.metrics.get("servanda/staleness/max")),
+            actions=tuple(dict.fromkeys((*line.action, *line.would))),
+            again=again,
+            needs_tokens=line.needs_tokens,
+        )
+
+    def head(self) -> tuple[str, ...]:
+        if self._file is None:
+            return ()
+        named = f": {self._name}" if self._name else ""
+        return (f"found    a monitor's state in {self._file}{named}",)
+
+    def kept(self) -> dict[str, Any]:
+        ends = {"first": self._ends.first, "last": self._ends.last}
+        return {
+            **{name: getattr(self, f"_{name}") for name in _KEPT},
+            **{name: [plain(step) for step in steps] for name, steps in ends.items()},
+        }
+
+    def resume(self, kept: Mapping[str, Any]) -> None:
+        for name in _KEPT:
+            setattr(self, f"_{name}", kept[name])
+        self._ends = Memory(first=steps_of(kept["first"]), last=steps_of(kept["last"]))
+
+
+def states_in(path: Path) -> list[Path]:
+    """The monitor's state files of a folder, or the file itself."""
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    return [file for file in files if file.is_file() and _is_state(file)]
+
+
+def nothing(path: Path) -> str:
+    """Why there is no state to read."""
+    if not path.exists():
+        return f"there is no {str(path)!r}"
+    return f"{str(path)!r} holds no monitor's state"
+
+
+def _is_state(path: Path) -> bool:
+    try:
+        with path.open("rb") as stream:
+            first = json.loads(stream.readline(1 << 24))
+    except (OSError, ValueError):
+        return False
+    return isinstance(first, dict) and {"schema", "weights"} <= set(first)
+
+
+class _Unreadable(Exception):  # noqa: N818 - a line, not a failure of the program
+    pass
+
+
+def _read(data: bytes, place: str) -> _Line:
+    """One line.
+
+    Raises:
+        _Unreadable: it is no line of a state.
+        ContractError: it is one of another version.
+    """
+    try:
+        plain = json.loads(data)  # NaN and Infinity as Python writes them
+    except ValueError:
+        raise _Unreadable("the line is no JSON") from None
+    schema = plain.get("schema") if isinstance(plain, dict) else None
+    if isinstance(schema, int) and schema != SCHEMA:
+        raise ContractError(
+            f"{place} is of schema {schema}, and this servanda reads schema {SCHEMA}",
+            hint="watch with the servanda that the trainer has: pip install -U servanda",
+        )
+    try:
+        return msgspec.convert(plain, _Line)
+    except msgspec.ValidationError as error:
+        raise _Unreadable(f"the line is no step of a monitor: {error}") from None
+
+
+def _cell(cell: _Cell) -> CellVerdict:
+    low, high = _number(cell.low), _number(cell.high)
+    return CellVerdict(
+        cell.clause,
+        "observability" if cell.metric in GUARDS else "statistical",
+        cell.metric,
+        cell.aggregate,
+        cell.slice,
+        cell.outcome,
+        kind="certificate",
+        claim="realised",
+        enforced=cell.enforced,
+        value=_number(cell.value),
+        interval=None if low is None or high is None else (low, high),
+        limit=_number(cell.limit),
+        n=cell.n,
+        missing=cell.missing,
+        threshold=_number(cell.threshold),
+    )
+
+
+def _number(value: Number) -> float | None:
+    """A number that exists, or None: NaN and a text that is none are not there."""
+    try:
+        found = math.nan if value is None else float(value)
+    except ValueError:
+        return None
+    return None if math.isnan(found) else found

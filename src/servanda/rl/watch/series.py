@@ -1,0 +1,68 @@
+# Series: the few numbers of a step that are worth a plot.
+#
+# At most MOST, for a page that is full is not read.  What a step does not say is left out: a
+# plot with a gap tells more than a zero.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from servanda.contract.model import WHOLE
+from servanda.judgement.verdict import EXIT_CODES
+from servanda.report.format import excess
+from servanda.rl.dumps.format import is_gradient
+from servanda.rl.watch.step import Seen
+
+MOST = 12
+_AT_FIRST, _LATER = 2, 2  # slices with a series: the worst at first, then those that redden
+
+# name -> what it is
+WHOLES: Mapping[str, str] = {
+    "outcome": "0 holds, 1 violated, 3 inconclusive, 4 error",
+    "tokens": "trained tokens of the step",
+    "coverage": "share of the trained tokens with both logprobs",
+    "gradient_share": "share of the gradient that may be wrong, whole",
+    "clipped_share": "share of tokens clipped before any update, whole",
+    "worst": "the largest value of any slice, in units of its limit",
+    "trend": "mean |log ratio| of the last five steps over that of the first five",
+    "staleness": "updates that the oldest token is behind",
+}
+assert len(WHOLES) + _AT_FIRST + _LATER == MOST
+
+
+def placed(places: tuple[str, ...], seen: Seen) -> tuple[str, ...]:
+    """The slices that have a series of their own, after a step.
+
+    The worst two of the first step that has any, and the first two others that become red:
+    once given, a place is kept, so that a run has no more than MOST series in all.
+    """
+    cells = {name: seen.worst(name) for name in seen.slices}
+    known = {name: cell for name, cell in cells.items() if cell is not None}
+    if not places:
+        worst = sorted(known, key=lambda name: -excess(known[name]))
+        places = tuple(worst[:_AT_FIRST])
+    red = [n for n, c in known.items() if c.outcome == "violated" and n not in places]
+    return (*places, *sorted(red, key=lambda n: -excess(known[n])))[: _AT_FIRST + _LATER]
+
+
+def series(seen: Seen, places: tuple[str, ...]) -> dict[str, float]:
+    """Name -> number of a step; what it does not say is not there."""
+    found: dict[str, float | None] = {"outcome": float(EXIT_CODES[seen.outcome])}
+    found["tokens"] = float(seen.tokens)
+    found["coverage"] = seen.coverage.value if seen.coverage else None
+    gradient = next((c for c in seen.cells if c.slice == WHOLE and is_gradient(c)), None)
+    gap = seen.of_whole("weight_gap")  # already twice a TV where nothing corrects
+    if gap is not None:
+        found["gradient_share"] = gap.value
+    elif gradient is not None and gradient.value is not None:
+        found["gradient_share"] = 2 * gradient.value
+    clipped = seen.of_whole("abs_log_ratio_nats")
+    found["clipped_share"] = clipped.value if clipped else None
+    worst = seen.worst()
+    found["worst"] = excess(worst) if worst else None
+    found["trend"] = seen.trend.ratio if seen.trend else None
+    found["staleness"] = seen.staleness
+    for name in places:
+        cell = seen.worst(name)
+        found[f"slice/{name}"] = excess(cell) if cell else None
+    return {f"servanda/{name}": value for name, value in found.items() if value is not None}

@@ -1,0 +1,259 @@
+# Sinks: where series and alerts go besides the terminal.  One class each, and an option of its
+# name; libraries are imported when they are asked for.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+from servanda.errors import ContractError, MeasurementError
+from servanda.promotion.notify.http_post import Hook, insist
+from servanda.promotion.notify.slack import section
+from servanda.registry import Registry
+from servanda.rl.watch.transitions import Alert
+from servanda.traces.serialization import to_plain
+
+SCHEMA = 1
+
+
+class Sink:
+    """Takes the series of every step, every alert, or both.
+
+    `takes` names what its option takes, `summary` says what it does.
+
+    Args:
+        where: what the option was given.
+        wait: seconds, between two tries.
+
+    Raises:
+        ContractError: a library is not installed, or `where` is none.
+    """
+
+    takes: ClassVar[str]
+    summary: ClassVar[str]
+
+    def __init__(self, where: str, wait: Callable[[float], None]) -> None:
+        """Open it."""
+
+    def series(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        """The numbers of a step; at: unix seconds."""
+
+    def alert(self, alert: Alert, at: float, watched: str) -> None:
+        """One transition; watched: the path that is followed."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+SINKS: Registry[type[Sink]] = Registry("sink")
+
+
+@SINKS.register("series")
+class Lines(Sink):
+    takes = "FILE"
+    summary = "Append the series of each step to FILE, as JSON lines."
+
+    def __init__(self, where: str, wait: Callable[[float], None]) -> None:
+        self._path = Path(where)
+        try:
+            self._path.open("a").close()
+        except OSError as error:
+            raise ContractError(
+                f"--series {where} cannot be written: {error.strerror or error}"
+            ) from None
+
+    def series(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        data = {"step": step, "at": at, "series": to_plain(values)}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(data) + "\n")
+
+
+@SINKS.register("webhook")
+class Webhook(Sink):
+    takes = "URL"
+    summary = "POST every alert to URL, as JSON."
+
+    def __init__(self, where: str, wait: Callable[[float], None]) -> None:
+        self._hook, self._wait = Hook(where, "--webhook"), wait
+
+    def alert(self, alert: Alert, at: float, watched: str) -> None:
+        insist(lambda: self._hook.post(body(alert, at, watched)), self._wait)
+
+
+@SINKS.register("slack")
+class Slack(Sink):
+    takes = "URL"
+    summary = "POST every alert to an incoming webhook of Slack."
+
+    def __init__(self, where: str, wait: Callable[[float], None]) -> None:
+        self._hook, self._wait = Hook(where, "--slack"), wait
+
+    def alert(self, alert: Alert, at: float, watched: str) -> None:
+        message = section(alert.level, alert.lines(), watched)
+        insist(lambda: self._hook.post(message), self._wait)
+
+
+@SINKS.register("wandb")
+class Wandb(Sink):
+    takes = "PROJECT[/RUN]"
+    summary = "Series and alerts to Weights & Biases; ENTITY/PROJECT/RUN names the entity too."
+
+    def __init__(self, where: str, wait: Callable[[float], None]) -> None:
+        self._wandb = _library("wandb", "wandb")
+        entity, project, run = _names(where, "--wandb", entity=True)
+        # its own series of the machine would drown ours
+        settings = self._wandb.Settings(console="off", x_disable_stats=True)
+        self._run = self._wandb.init(
+            entity=entity, project=project, id=run, name=run, resume="allow", settings=settings
+        )
+        self._run.define_metric("servanda/step")
+        # a step of its own: those of the trainer's run go on as they are
+        self._run.define_metric("servanda/*", step_metric="servanda/step")
+
+    def series(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        self._run.log({"servanda/step": step, **values})
+
+    def alert(self, alert: Alert, at: float, watched: str) -> None:
+        levels = {"error": "ERROR", "warning": "WARN"}
+        level = getattr(self._wandb.AlertLevel, levels.get(alert.level, "INFO"))
+        head, *rest = alert.lines()
+        self._run.alert(title=head, text="\n".join([*rest, watched]), level=level)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+@SINKS.register("trackio")
+class Trackio(Sink):
+    takes = "PROJECT[/RUN]"
+    summary = "Series and alerts to Trackio."
+
+    def __init__(self, where: str, wait: Callable[[float], None]) -> None:
+        self._trackio = _library("trackio", "trackio")
+        _, project, run = _names(where, "--trackio")
+        self._trackio.init(
+            project=project, name=run, resume="allow", auto_log_gpu=False, auto_log_cpu=False
+        )
+
+    def series(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        self._trackio.log(dict(values), step=step)
+
+    def alert(self, alert: Alert, at: float, watched: str) -> None:
+        levels = {"error": "ERROR", "warning": "WARN"}
+        level = getattr(self._trackio.AlertLevel, levels.get(alert.level, "INFO"))
+        head, *rest = alert.lines()
+        self._trackio.alert(title=head, text="\n".join([*rest, watched]), level=level)
+
+    def close(self) -> None:
+        self._trackio.finish()
+
+
+@SINKS.register("tensorboard")
+class TensorBoard(Sink):
+    takes = "DIR"
+    summary = "Series and alerts as event files of TensorBoard, into DIR."
+
+    def __init__(self, where: str, wait: Callable[[float], None]) -> None:
+        files = _library("tensorboard.summary.writer.event_file_writer", "tensorboard")
+        compat = "tensorboard.compat.proto"
+        parts = ("event_pb2", "summary_pb2", "tensor_pb2", "tensor_shape_pb2")
+        self._event, self._summary, self._tensor, self._shape = (
+            import_module(f"{compat}.{part}") for part in parts
+        )
+        self._text = import_module("tensorboard.plugins.text.metadata")
+        self._writer = files.EventFileWriter(where)
+
+    def series(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        value = self._summary.Summary.Value
+        self._add(step, at, [value(tag=name, simple_value=v) for name, v in values.items()])
+
+    def alert(self, alert: Alert, at: float, watched: str) -> None:
+        text = "\n\n".join([*alert.lines(), watched])
+        shape = self._shape.TensorShapeProto
+        tensor = self._tensor.TensorProto(
+            dtype="DT_STRING",
+            string_val=[text.encode()],
+            tensor_shape=shape(dim=[shape.Dim(size=1)]),
+        )
+        metadata = self._text.create_summary_metadata("servanda/alerts", "")
+        value = self._summary.Summary.Value
+        self._add(alert.step, at, [value(tag="servanda/alerts", metadata=metadata, tensor=tensor)])
+
+    def _add(self, step: int, at: float, values: list[Any]) -> None:
+        summary = self._summary.Summary(value=values)
+        self._writer.add_event(self._event.Event(wall_time=at, step=step, summary=summary))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def body(alert: Alert, at: float, watched: str) -> dict[str, Any]:
+    """An alert as a webhook gets it; a number that does not exist is null."""
+    return {
+        "servanda": "watch",
+        "schema": SCHEMA,
+        "kind": alert.kind,
+        "level": alert.level,
+        "watched": watched,
+        "step": alert.step,
+        "at": at,
+        "text": alert.text,
+        "slice": alert.slice or None,
+        "clause": alert.clause or None,
+        "value": to_plain(alert.value),
+        "interval": to_plain(alert.interval),
+        "limit": to_plain(alert.limit),
+        "n": alert.n,
+        "cause": alert.cause or None,
+        "command": alert.command or None,
+        "would_have_stopped_at": alert.stop,
+    }
+
+
+class Safely:
+    """A sink whose failure is told once and ends nothing; a success makes the next one news."""
+
+    def __init__(self, name: str, sink: Sink, say: Callable[[str], None]) -> None:
+        self.name, self._sink, self._say = name, sink, say
+        self._failed: set[str] = set()
+
+    def __call__(self, what: str, *values: Any) -> None:
+        """Call `series`, `alert` or `close`."""
+        try:
+            getattr(self._sink, what)(*values)
+        except Exception as error:
+            if what not in self._failed:
+                self._say(f"! --{self.name} failed, and the watch goes on: {_reason(error)}")
+            self._failed.add(what)
+        else:
+            self._failed.discard(what)
+
+
+def _reason(error: Exception) -> str:
+    """What may be printed of it: a text of a library may hold a URL, and URLs secrets."""
+    return str(error) if isinstance(error, MeasurementError) else type(error).__name__
+
+
+def _library(module: str, package: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        raise ContractError(
+            f"--{package} needs {package}, which is not installed here",
+            hint=f"pip install {package}",
+        ) from None
+
+
+def _names(where: str, option: str, *, entity: bool = False) -> tuple[str | None, str, str | None]:
+    """(entity, project, run) of PROJECT, PROJECT/RUN or ENTITY/PROJECT/RUN."""
+    parts = where.split("/")
+    if not all(parts) or len(parts) > 2 + entity:
+        shape = "PROJECT, PROJECT/RUN" + (" or ENTITY/PROJECT/RUN" if entity else "")
+        raise ContractError(f"{option} takes {shape}, and not {where!r}")
+    if len(parts) == 3:
+        return parts[0], parts[1], parts[2]
+    return None, parts[0], parts[1] if len(parts) == 2 else None

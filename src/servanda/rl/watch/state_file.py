@@ -1,0 +1,114 @@
+# Kept: the small file by which a watch that is started again goes on where it was.
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from servanda.errors import ContractError, MeasurementError
+from servanda.rl.watch.step import Source
+from servanda.rl.watch.transitions import Memory
+
+SCHEMA = 1
+
+
+class Kept:
+    """A state file, or none.
+
+    Args:
+        path: None keeps nothing.
+        watched: what is followed; a state speaks of one.
+    """
+
+    def __init__(self, path: Path | None, watched: Path) -> None:
+        self.path = path
+        self.watched = str(watched.resolve())
+
+    def load(self, source: Source) -> Memory:
+        """What is remembered, with the source set to go on; a new memory where nothing is.
+
+        Raises:
+            ContractError: the file is no state, of another schema or another watch.
+        """
+        if self.path is None or not self.path.exists() or not self.path.stat().st_size:
+            return Memory()
+        hint = "name another --state, or remove the file to begin anew"
+        try:
+            data = json.loads(self.path.read_bytes())
+            schema = data["schema"] if data["servanda"] == "watch" else None
+        except (ValueError, KeyError, TypeError):
+            raise ContractError(f"{self.path} is no state of a watch", hint=hint) from None
+        if schema != SCHEMA:
+            raise ContractError(
+                f"{self.path} is of schema {schema}, and this servanda keeps {SCHEMA}", hint=hint
+            )
+        try:
+            if data["watched"] != self.watched:
+                raise ContractError(
+                    f"{self.path} is the state of another watch, of {data['watched']}", hint=hint
+                )
+            memory = Memory.from_dict(data["memory"])
+            if data["kind"]:
+                source.resume(data["source"])
+        except (KeyError, TypeError, ValueError):
+            raise ContractError(f"{self.path} is no state of a watch", hint=hint) from None
+        return memory
+
+    def save(self, memory: Memory, source: Source) -> None:
+        """Write it anew, so that whoever reads sees a whole file.
+
+        Raises:
+            MeasurementError: it cannot be written.
+        """
+        if self.path is None:
+            return
+        data = {
+            "servanda": "watch",
+            "schema": SCHEMA,
+            "watched": self.watched,
+            "kind": source.kind,
+            "memory": memory.to_dict(),
+            "source": source.kept(),
+        }
+        part = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            part.write_text(json.dumps(data), encoding="utf-8")
+            part.replace(self.path)
+        except OSError as error:
+            raise _unwritable(self.path, error) from None
+        finally:
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path | None) -> Iterator[None]:
+    """The state file for one watch alone; the lock goes with the process.
+
+    Raises:
+        MeasurementError: another watch has it, or it cannot be written.
+    """
+    if path is None:
+        yield
+        return
+    try:
+        lock = path.with_name(f".{path.name}.lock").open("a+")
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MeasurementError(
+                f"another watch keeps its state in {path}",
+                hint="stop it, or give this one a --state of its own",
+            ) from None
+        yield
+
+
+def _unwritable(path: Path, error: OSError) -> MeasurementError:
+    message = f"{path} cannot be written: {error.strerror or error}"
+    return MeasurementError(message, hint="name another --state")

@@ -1,0 +1,321 @@
+# Two kernels and no YAML: what is compared, on what, against which limits, as a contract.
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from servanda.contract import presets
+from servanda.contract.identity import digest_of
+from servanda.contract.model import Claim, Contract, Kernel, WorkloadSampling
+from servanda.engines import BUILTIN
+from servanda.errors import ContractError, MeasurementError
+from servanda.judgement import plan as planning
+from servanda.judgement.contract_text import Parts, completed
+from servanda.judgement.cost import Cost, cost_of
+from servanda.judgement.plan import Plan
+from servanda.judgement.slice_choice import starting_slices
+from servanda.judgement.verdict import Verdict
+from servanda.runner import load, run
+from servanda.runner.compare import lengths
+from servanda.runner.compare.prompts import SHIPPED, golden_of, prompts_of, read_corpus, shipped
+from servanda.runner.compare.sides import Sides, fitting_preset, roles, sides_of, who
+from servanda.runner.measurement import Watch, unwatched
+from servanda.runner.probe import Engines, probe
+from servanda.theory.stats import units_at_best
+from servanda.traces.corpus import Corpus
+
+CONTRACT = "contract.kernelcontract.yaml"
+_FIRST = 256  # prompt groups before which nothing holds, where a run has more
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asks of `compare`; None: decided by what is compared."""
+
+    a: str
+    b: str
+    prompts: Path | None = None
+    golden: Path | None = None
+    preset: str | None = None
+    referee: str | None = None
+    claim: Claim = "realised"
+    sequences: int | None = None
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    bitwise: bool = False
+    run_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A contract for two kernels, before anything is measured.
+
+    Args:
+        said: what is compared, on what and why, line by line.
+        folder: the run directory.
+    """
+
+    asked: Asked
+    sides: Sides
+    parts: Parts
+    preset: str
+    prompts: Corpus
+    golden: Corpus | None
+    folder: Path
+    said: tuple[str, ...]
+
+    def text(self, place: Path) -> str:
+        """The contract as a file of a folder says it: its paths start from there."""
+
+        def beside(path: str) -> str:
+            return Path(os.path.relpath(path, place)).as_posix()
+
+        def kernel(k: Kernel | None) -> Kernel | None:
+            places = {"model": k.model, "python": k.python} if k else {}
+            return k and k.model_copy(update={n: beside(p) for n, p in places.items() if p})
+
+        parts = self.parts
+        train, infer = kernel(parts.train), kernel(parts.infer)
+        assert train is not None and infer is not None
+        return completed(
+            presets.preset_text(self.preset),
+            replace(
+                parts,
+                train=train,
+                infer=infer,
+                stable=kernel(parts.stable),
+                prompts=beside(parts.prompts),
+                golden=parts.golden and beside(parts.golden),
+            ),
+        )
+
+    def contract(self) -> Contract:
+        """The contract, with its paths from the current folder; nothing has to be there yet."""
+        here = Path()
+        found = load.contract_of(self.text(here), str(self.folder / CONTRACT))
+        return load.beside(found, here)
+
+    def save(self, path: Path) -> None:
+        """Write the contract, and the texts of a pack beside it where no file has them."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if self.sides.pack is not None:
+                given = (
+                    (self.asked.prompts, self.parts.prompts, self.prompts),
+                    (self.asked.golden, self.parts.golden, self.golden),
+                )
+                for asked, name, corpus in given:
+                    if asked is None and name and corpus:
+                        Path(name).parent.mkdir(parents=True, exist_ok=True)
+                        Path(name).write_bytes(corpus.text.encode())
+            path.write_text(self.text(path.parent), encoding="utf-8")
+        except OSError as error:
+            raise MeasurementError(
+                f"{path} cannot be written: {error.strerror or error}", hint="choose another place"
+            ) from None
+
+
+def prepare(asked: Asked, engines: Engines) -> Comparison:
+    """What a comparison is of; B is opened, to count the tokens of the prompts.
+
+    Raises:
+        ContractError: a kernel string, a file or a preset that is none; sizes that decide nothing.
+        MeasurementError: a pack that cannot be read.
+    """
+    sides = sides_of(asked.a, asked.b, asked.referee)
+    drawn_by_pack = sides.pack.workload if sides.pack else None
+    name, why = (asked.preset, "as asked") if asked.preset else fitting_preset(sides)
+    template = load.contract_of(presets.preset_text(name), name)
+    if presets.PRESETS[name] == "serving":
+        sides = sides.as_served
+    corpus, told = prompts_of(asked.prompts, sides)
+    sampling = _sampling(asked, template, sides)
+    sizes = _sizes(asked, template, sides)
+    limits = {clause.slices: clause.at_most for clause in template.statistical if clause.enforced}
+    whole = min(v for s, v in limits.items() if s and "all" in s and isinstance(v, float))
+    sliced = [v for s, v in limits.items() if s and "depth" in s and isinstance(v, float)]
+    template, claimed = _claimed(template, asked, sizes[1], whole, sampling.max_new_tokens, sides)
+    key = [asked.a, asked.b, asked.referee, name, corpus.digest, sampling.model_dump()]
+    key += [_golden_digest(asked)]
+    slug = f"{_slug(asked.b)}-vs-{_slug(asked.a)}"[:60].strip("-.") + f"-{digest_of(key)[:6]}"
+    folder = asked.run_dir or run.RUNS / slug
+    ids = lengths.prompts(corpus, sides, engines)
+    answers = lengths.answers(folder / CONTRACT, ids, sampling, sides, engines)
+    rules, left_out = starting_slices(
+        corpus,
+        [len(of) for of in ids],
+        width=sampling.max_new_tokens,
+        groups=sizes[1],
+        limit=min(sliced),
+        contract=template,
+        answers=answers,
+    )
+    own = asked.prompts or (folder / "prompts.jsonl" if sides.pack else shipped(SHIPPED))
+    sliced_by = ", ".join(["all", *(rule.name for rule in rules)])
+    said = (
+        *who(sides),
+        f"on        {told}; temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, up to "
+        f"{sampling.max_new_tokens} new tokens",
+        f"limits    preset {name}: {why}  (servanda presets --show {name})",
+        f"slices    {sliced_by}",
+        *(f"          {note}" for note in left_out),
+        *claimed,
+    )
+    no_golden = "no golden texts were given (--golden)"
+    if sides.pack is not None:
+        no_golden = "the pack was made without golden texts"
+    golden = golden_of(asked.golden, sides)
+    if golden is not None and not template.numerical:
+        no_golden = f"preset {name} has none"
+        said += (f"          golden: left out, preset {name} has no clause on golden texts",)
+        golden = None
+    own_golden = asked.golden or folder / "golden.jsonl"
+    expected = "as asked" if asked.bitwise else ""
+    if sides.one_kernel:
+        expected = "A and B are one kernel: equal bits are expected, and show nothing"
+        said += (f"bitwise   {expected}",)
+    parts = Parts(
+        name=slug,
+        train=sides.train,
+        infer=sides.infer,
+        stable=sides.stable,
+        prompts=str(own),
+        golden=str(own_golden) if golden else None,
+        golden_path=sides.pack.golden_path if sides.pack else None,
+        sampling=sampling,
+        slices=rules,
+        claim=template.claim,
+        sizes=sizes,
+        round=drawn_by_pack.round if drawn_by_pack else None,
+        samples=drawn_by_pack.samples if drawn_by_pack else None,
+        no_golden=no_golden,
+        head=(
+            f"servanda compare {asked.a} {asked.b}: written by it, for keeping.",
+            f"Limits and their reasons are those of preset {name}; {why}.",
+            *(line.replace("  ", " ").strip() for line in roles(sides)),
+            f"{lengths.DREW} {' '.join(map(str, answers))}",
+        ),
+        # how many sequences an engine of another package runs together is for it to say
+        unrecorded=() if {k.engine for k in sides.kernels} <= {*BUILTIN} else ("batch_size",),
+        bitwise=expected,
+    )
+    return Comparison(asked, sides, parts, name, corpus, golden, folder, said)
+
+
+def _golden_digest(asked: Asked) -> str:
+    return read_corpus(asked.golden).digest if asked.golden else ""
+
+
+def _sampling(asked: Asked, template: Contract, sides: Sides) -> WorkloadSampling:
+    assert template.workload is not None
+    given = {
+        name: getattr(asked, name)
+        for name in ("temperature", "top_p", "max_new_tokens")
+        if getattr(asked, name) is not None
+    }
+    if sides.pack is None:
+        return template.workload.sampling.model_copy(update=given)
+    own = sides.pack.workload.sampling
+    for name, value in given.items():
+        if value != getattr(own, name):
+            raise ContractError(
+                f"the pack was drawn with {name} {getattr(own, name):g}, not {value:g}",
+                hint="leave the option out, or write a new pack with it",
+            )
+    return own
+
+
+def _sizes(asked: Asked, template: Contract, sides: Sides) -> tuple[int, int]:
+    last = asked.sequences or template.promotion.offline.sequences[1]
+    if sides.pack is not None:
+        if (asked.sequences or 0) > sides.pack.groups:
+            raise ContractError(
+                f"the pack holds {sides.pack.groups:,} prompt groups, and --sequences asks for "
+                f"{asked.sequences:,}",
+                hint="write a larger pack: servanda measure ... --sequences N -o",
+            )
+        last = min(last, sides.pack.groups)
+    return min(_FIRST, last), last
+
+
+def _claimed(
+    template: Contract, asked: Asked, groups: int, limit: float, width: int, sides: Sides
+) -> tuple[Contract, tuple[str, ...]]:
+    """The preset with the claim that was asked for, and what is said of it.
+
+    The tokens that are measured are decided in a fraction of the time that a claim about all
+    such prompts takes: that is what a first run is for.
+    """
+    needed = units_at_best(limit, 1 - template.confidence)
+    assert needed is not None  # no preset promises 0
+    larger = "a larger pack" if sides.pack is not None else f"--sequences {3 * needed}"
+    if asked.claim == "population":
+        if 2 * needed > groups:
+            raise ContractError(
+                f"{groups:,} prompt groups are too few to speak of all that such prompts bring "
+                f"forth at a limit of {limit:g}",
+                hint=f"use {larger}, or leave --claim out",
+            )
+        return template.model_copy(update={"claim": "population"}), ()
+    if needed > groups * width:
+        raise ContractError(
+            f"{groups:,} prompt groups of {width} new tokens cannot decide a limit of {limit:g}: "
+            f"even identical kernels need {needed:,} tokens",
+            hint=f"use {larger}, or a preset with wider limits",
+        )
+    told = (
+        "claim     realised, of the tokens that are measured; --claim population speaks of all",
+        "          that such prompts bring forth, and takes longer",
+    )
+    return template.model_copy(update={"claim": "realised"}), told
+
+
+def _slug(text: str) -> str:
+    """A kernel string as part of a folder's name.
+
+    >>> _slug("transformers:models/tiny-lm@bfloat16+w8a8,attention=sdpa")
+    'tiny-lm-bfloat16-w8a8'
+    """
+    last = text.split(",", 1)[0].rsplit("/", 1)[-1].split(":", 1)[-1].removesuffix(".pack")
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", last).strip("-.") or "kernel"
+
+
+def plan_of(comparison: Comparison) -> Plan:
+    """The plan of a comparison that nothing was written of yet."""
+    contract = comparison.contract()
+    return planning.make_plan(contract, {"workload": comparison.prompts}, comparison.golden)
+
+
+def costed(plan: Plan, engines: Engines, *, watch: Watch | None = None) -> Cost:
+    """The cost of a plan, by a few sequences on its kernels; they stay open for measuring.
+
+    Raises:
+        IdentityError, MeasurementError: as the probe does.
+    """
+    return cost_of(plan, *probe(plan, engines, watch or unwatched))
+
+
+def compare(
+    comparison: Comparison,
+    engines: Engines,
+    *,
+    watch: Watch | None = None,
+    deadline: Callable[[], bool] | None = None,
+    fresh: bool = False,
+) -> Verdict:
+    """Write the contract into the run directory, and check it there."""
+    path = comparison.folder / CONTRACT
+    comparison.save(path)
+    return run.check(
+        path,
+        run_dir=comparison.folder,
+        fresh=fresh,
+        open=engines.open,
+        watch=watch,
+        deadline=deadline,
+    )

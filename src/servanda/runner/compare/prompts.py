@@ -1,0 +1,77 @@
+# The texts of a comparison: a file, the shipped ones, or those of a pack.
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from servanda.contract import presets
+from servanda.errors import ContractError, MeasurementError
+from servanda.runner.compare.sides import Sides
+from servanda.traces.corpus import Corpus
+
+SHIPPED = "prompts.jsonl"
+
+
+def shipped(name: str) -> Path:
+    """A corpus that travels with the package, or lies in the repository it was cloned with."""
+    if path := presets.shipped(f"data/{name}"):
+        return path
+    raise MeasurementError(
+        "the shipped prompts are not here",
+        hint="install the wheel, or name your own with --prompts FILE",
+    )
+
+
+def prompts_of(file: Path | None, sides: Sides) -> tuple[Corpus, str]:
+    """The prompts, and what they are in words."""
+    if sides.pack is not None:
+        text = sides.pack.prompts
+        own = Corpus.parse(text, f"{sides.pack.file}:prompts.jsonl")
+        if file is not None and read_corpus(file).digest != own.digest:
+            raise ContractError(
+                f"{file} is not what the pack {sides.pack.file} was drawn on",
+                hint="leave --prompts out: the pack has its prompts",
+            )
+        return own, f"the pack's {len(own):,} prompts"
+    path = file or shipped(SHIPPED)
+    corpus = read_corpus(path)
+    whose = f"{path}" if file else "the shipped prompts (--prompts FILE for your own)"
+    return corpus, f"{len(corpus):,} prompts: {whose}"
+
+
+def plain_texts(file: Path | None) -> list[str]:
+    """The prompts of a comparison that are texts, in the order of the file."""
+    corpus = read_corpus(file or shipped(SHIPPED))
+    return [prompt.text for prompt in corpus.prompts if prompt.token_ids is None]
+
+
+def golden_of(file: Path | None, sides: Sides) -> Corpus | None:
+    """The golden texts: those of the file, or those that a pack was made with."""
+    if sides.pack is None:
+        return read_corpus(file) if file is not None else None
+    text = sides.pack.golden
+    own = None if text is None else Corpus.parse(text, f"{sides.pack.file}:golden.jsonl")
+    if file is not None and (own is None or read_corpus(file).digest != own.digest):
+        raise ContractError(
+            f"{file} is not what the pack {sides.pack.file} was made with",
+            hint="leave --golden out: a pack has its golden texts, or none",
+        )
+    return own
+
+
+def read_corpus(path: Path) -> Corpus:
+    """A corpus file.
+
+    Raises:
+        ContractError: it cannot be read, or holds lines that are no prompts.
+    """
+    try:
+        return Corpus.parse(path.read_bytes().decode("utf-8-sig"), str(path))
+    except FileNotFoundError:
+        raise ContractError(
+            f"there is no file {path}", hint='name a file of lines such as {"prompt": "..."}'
+        ) from None
+    except OSError as error:
+        raise ContractError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ContractError(f"{path} is not UTF-8 text: {error.reason}") from None

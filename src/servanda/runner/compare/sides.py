@@ -1,0 +1,144 @@
+# Who is who in a comparison: who draws, who re-scores, who is shown beside.
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+
+from servanda.contract import presets
+from servanda.contract.kernel_string import parse_kernel, shown
+from servanda.contract.model import Kernel
+from servanda.engines import engine_names
+from servanda.engines.foreign_code import refuse_code_of_kernel
+from servanda.engines.pack_file import Pack, read_pack
+from servanda.errors import ContractError, Where
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Who draws, who re-scores, who is shown beside; and the pack, if one draws."""
+
+    train: Kernel
+    infer: Kernel
+    stable: Kernel | None = None
+    pack: Pack | None = None
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """All that run."""
+        return tuple(k for k in (self.train, self.infer, self.stable) if k is not None)
+
+    @property
+    def one_kernel(self) -> bool:
+        """Whether A and B are one kernel: equal bits are then expected, and show nothing."""
+        if self.stable is not None:
+            return False
+        first = self.train if self.pack is None else self.pack.kernel
+        second = self.infer if self.pack is None else self.train
+        there = self.pack is not None
+        return _plain(first, elsewhere=there) == _plain(second, elsewhere=there)
+
+    @property
+    def as_served(self) -> Sides:
+        """A re-scores as it serves, by decoding: prefill is another path (law 7).
+
+        A server scores by the paths that it has.
+        """
+        if self.stable is not None or self.train.path is not None or self.train.url is not None:
+            return self
+        return replace(self, train=self.train.model_copy(update={"path": "decode"}))
+
+
+def _plain(kernel: Kernel, *, elsewhere: bool) -> Kernel:
+    """What decides a kernel's numbers; a pack's model lay elsewhere when it was made."""
+    model = kernel.model and (PurePath(kernel.model).name if elsewhere else kernel.model)
+    return kernel.model_copy(update={"title": "", "path": None, "model": model})
+
+
+def sides_of(a_text: str, b_text: str, referee_text: str | None = None) -> Sides:
+    """Who draws and who re-scores, of the kernel strings of a command line.
+
+    Raises:
+        ContractError: a string that is none, a model that is not there, a pack out of place.
+        MeasurementError: a pack that cannot be read.
+    """
+    named = ((a_text, "A"), (b_text, "B"))
+    a, b = (parse_kernel(text, engines=engine_names(), name=name) for text, name in named)
+    for kernel, text, name in ((a, a_text, "A"), (b, b_text, "B")):
+        refuse_missing(kernel, text, name)
+    if b.engine == "pack":
+        raise ContractError(
+            "B is the kernel under test, and a pack only holds what was drawn before",
+            where=Where("B", 1, 1, b_text),
+            hint="give the pack first: servanda compare reference.pack KERNEL",
+        )
+    if referee_text is None:
+        if a.engine != "pack":
+            return Sides(train=a, infer=b)
+        pack = read_pack(a.model or "")
+        candidate = b.model_copy(
+            update={
+                "path": b.path or "decode",
+                "title": b.title or f"candidate {b} (re-scores)",
+            }
+        )
+        reference = a.model_copy(update={"title": f"{shown(a)}: {pack.kernel} (drew)"})
+        return Sides(train=candidate, infer=reference, pack=pack)
+    referee = parse_kernel(referee_text, engines=engine_names(), name="--referee")
+    refuse_missing(referee, referee_text, "--referee")
+    if "pack" in (a.engine, referee.engine):
+        raise ContractError(
+            "with a referee all three kernels run, and a pack does not",
+            hint="compare reference.pack KERNEL: a pack is its own referee",
+        )
+    return Sides(train=referee, infer=b, stable=a)
+
+
+def refuse_missing(kernel: Kernel, text: str, name: str) -> None:
+    refuse_code_of_kernel(kernel, name)
+    if kernel.url is not None:
+        return  # whether anybody answers there is seen when it is asked
+    model = kernel.model
+    if model is not None and not Path(model).exists():
+        at = max(text.find(model), 0)
+        raise ContractError(
+            f"there is no {model}",
+            where=Where(name, 1, at + 1, text),
+            hint="models are local files or folders; nothing is downloaded",
+        )
+
+
+def fitting_preset(sides: Sides) -> tuple[str, str]:
+    if sides.pack is not None:
+        return presets.fitting(sides.pack.kernel, sides.train)
+    return presets.fitting(sides.stable or sides.train, sides.infer)
+
+
+def who(sides: Sides) -> tuple[str, ...]:
+    train, infer = shown(sides.train), shown(sides.infer)
+    if sides.pack is not None:
+        return (f"compare   {train}  (B) against  {infer}  (A)", *roles(sides))
+    if sides.stable is not None:
+        first = f"compare   {infer}  (B) and  {shown(sides.stable)}  (A, today), by  {train}"
+        return (first, *roles(sides))
+    return (f"compare   {infer}  (B) against  {train}  (A, today)", *roles(sides))
+
+
+def roles(sides: Sides) -> tuple[str, ...]:
+    """Who draws the tokens and who re-scores them, in words."""
+    if sides.pack is not None:
+        return (
+            "          the pack's reference drew the tokens, B re-scores them on its own decode "
+            "path:",
+            "          the numbers speak of tokens that the reference brings forth, and B's own "
+            "sampler is not looked at",
+        )
+    if sides.stable is not None:
+        return (
+            "          A and B each draw, the referee re-scores both; limits are on B, A is shown "
+            "beside it",
+        )
+    how = (
+        "by decoding, as it serves" if sides.train.path == "decode" else "by prefill, as a trainer"
+    )
+    return (f"          B draws, A re-scores the same tokens {how}",)

@@ -1,0 +1,143 @@
+# Looking: two servers on the same texts and chats, layer by layer, before any statistics.
+#
+# Token ids on both sides step around tokenizers, templates and parsers, so a comparison of
+# kernels cannot see what most upgrades of a server break.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from servanda.runner.compare.surface.cases import CONVERSATIONS, TEXTS, TOOL_PROMPTS, Conversation
+from servanda.runner.compare.surface.dialects import Called, Door, Rendered
+from servanda.runner.compare.surface.difference import Finding, Layer
+
+T = TypeVar("T")
+
+_HEAD = 6  # token ids of each side that a first difference shows
+
+
+def look(a: Door, b: Door, texts: Sequence[str] = ()) -> Iterator[Finding]:
+    """Every layer above the kernel, one finding each, the lowest first.
+
+    Args:
+        texts: of the workload, besides our own.
+
+    Raises:
+        MeasurementError: a server that does not answer, or not as its kind does.
+    """
+    yield Finding("servers", "same", f"{a.shown} · {b.shown}")
+    yield _defaults(a, b)
+    plain = [*TEXTS, *texts]
+    yield _same_ids("tokenizer", "texts", plain, Door.encoded, (a, b), repr)
+    yield _same_ids("chat template", "chats", CONVERSATIONS, Door.rendered, (a, b), _named)
+    yield _tool_calls(a, b)
+
+
+def _named(chat: Conversation) -> str:
+    return chat.name
+
+
+def _defaults(a: Door, b: Door) -> Finding:
+    """What a request that names no parameters would be sampled with."""
+    told = {door.name: door.defaults() for door in (a, b)}
+    silent = [name for name, found in told.items() if found is None]
+    if silent:
+        who = f"{silent[0]} tells" if len(silent) == 1 else "A and B tell"
+        text = f"{who} no sampling defaults; all are sent here"
+        return Finding("defaults", "unknown", text, fails=False)
+    mine, theirs = told[a.name] or {}, told[b.name] or {}
+    odd = [key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key)]
+    if not odd:
+        return Finding("defaults", "same", "equal sampling defaults; every one is sent here")
+    shown = "; ".join(f"{key} {mine.get(key, 'none')} and {theirs.get(key, 'none')}" for key in odd)
+    text = f"other sampling defaults: {shown}. Clients that name none are served otherwise"
+    return Finding("defaults", "differs", text, fails=False)
+
+
+def _same_ids(
+    layer: Layer,
+    what: str,
+    cases: Sequence[T],
+    ask: Callable[[Door, T], Rendered],
+    doors: tuple[Door, Door],
+    shown: Callable[[T], str],
+) -> Finding:
+    """Whether both servers make the same prompt ids of each case."""
+    same = counted = 0
+    refused: dict[str, str] = {}
+    first = ""
+    for case in cases:
+        mine, theirs = (ask(door, case) for door in doors)
+        for door, found in zip(doors, (mine, theirs), strict=True):
+            if found.refused:
+                refused.setdefault(door.name, f"{shown(case)}: {found.refused}")
+        if mine.refused and theirs.refused:
+            continue  # neither can: nobody is served otherwise
+        alike = mine.count == theirs.count
+        if mine.ids is not None and theirs.ids is not None:
+            counted += 1
+            alike = mine.ids == theirs.ids
+        if alike and not mine.refused and not theirs.refused:
+            same += 1
+        elif not first:
+            first = _difference(shown(case), mine, theirs, doors)
+    asked = len(cases)
+    if len(refused) == 2 and not first and not same:
+        text = "; ".join(f"{name} refuses {said}" for name, said in refused.items())
+        return Finding(layer, "unknown", text)
+    how = "prompt ids" if counted else "numbers of prompt tokens (ids are not told)"
+    if first:
+        return Finding(layer, "differs", f"{how} of {same} of {asked} {what} are equal", first)
+    both = asked - same
+    besides = f", {both} refused by both" if both else ""
+    return Finding(layer, "same", f"{how} of {same} of {asked} {what} are equal{besides}")
+
+
+def _difference(case: str, mine: Rendered, theirs: Rendered, doors: tuple[Door, Door]) -> str:
+    """The first place at which two renderings part."""
+    sides = zip(doors, (mine, theirs), strict=True)
+    if mine.refused or theirs.refused:
+        told = (f"{d.name} refuses it ({r.refused})" if r.refused else "" for d, r in sides)
+        return f"{case}: {', '.join(filter(None, told))}"
+    if mine.ids is None or theirs.ids is None:
+        return f"{case}: {mine.count} tokens and {theirs.count}"
+    pairs = enumerate(zip(mine.ids, theirs.ids, strict=False))
+    at = next((i for i, (x, y) in pairs if x != y), min(len(mine.ids), len(theirs.ids)))
+    heads = (f"{d.name} {[*(r.ids or ())][at : at + _HEAD]} of {r.count}" for d, r in sides)
+    return f"{case}: from token {at} on, {', '.join(heads)}"
+
+
+def _tool_calls(a: Door, b: Door) -> Finding:
+    """Whether a client finds calls that it can run in the answers of both."""
+    found = {door.name: [door.called(chat) for chat in TOOL_PROMPTS] for door in (a, b)}
+    refused = {name: _refusal(answers) for name, answers in found.items()}
+    asked = len(TOOL_PROMPTS)
+    if all(refused.values()):
+        return Finding("tool calls", "unknown", f"both refuse tools: {refused[a.name]}")
+    shown = [
+        f"{name} {'refuses tools' if refused[name] else f'{_sound(answers)} of {asked}'}"
+        for name, answers in found.items()
+    ]
+    text = f"answers with calls that parse: {', '.join(shown)}"
+    if any(refused.values()):
+        first = next(said for said in refused.values() if said)
+        return Finding("tool calls", "differs", text, first)
+    odd = [w for answers in found.values() for answer in answers for w in answer.wrong]
+    pairs = [(bool(x.calls), bool(y.calls)) for x, y in zip(*found.values(), strict=True)]
+    if not any(x or y for x, y in pairs) and not odd:
+        return Finding("tool calls", "unknown", "the model calls no tool on either server")
+    if all(x == y for x, y in pairs) and not odd:
+        return Finding("tool calls", "same", text)
+    at = next((i for i, (x, y) in enumerate(pairs) if x != y), 0)
+    first = odd[0] if odd else f"{TOOL_PROMPTS[at].name}: only one of them calls a tool"
+    return Finding("tool calls", "differs", text, first)
+
+
+def _refusal(answers: Sequence[Called]) -> str:
+    """The words of a server that takes no tools at all."""
+    return answers[0].refused if all(answer.refused for answer in answers) else ""
+
+
+def _sound(answers: Sequence[Called]) -> int:
+    return sum(answer.calls > 0 for answer in answers)

@@ -1,0 +1,165 @@
+# Doors: how each kind of server renders a chat, calls a tool, and tells its defaults.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from servanda.engines.http import HTTPEngine
+from servanda.engines.http.responses import Part
+from servanda.engines.http.transport import Refused
+from servanda.errors import MeasurementError
+from servanda.runner.compare.surface.cases import Conversation
+
+_CALL_TOKENS = 128  # new tokens that an answer with a tool call may have
+# what may be set by a server's own defaults and changes a draw
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repeat_penalty")
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A chat as a server reads it.
+
+    Args:
+        ids: token ids; None where only their number is told.
+        count: how many there are; refused: why there are none, in the server's words.
+    """
+
+    ids: tuple[int, ...] | None = None
+    count: int | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Called:
+    """An answer to a question with tools: calls that are sound, and what was wrong with others."""
+
+    calls: int = 0
+    wrong: tuple[str, ...] = ()
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Door:
+    """One server as a client of its API meets it."""
+
+    name: str
+    engine: HTTPEngine
+
+    @property
+    def shown(self) -> str:
+        server = self.engine.server
+        context = f", context {server.context:,}" if server.context else ""
+        version = f" {server.version}" if server.version else ""
+        return f"{self.name}: {self.engine.dialect.name}{version}, {server.served}{context}"
+
+    def encoded(self, text: str) -> Rendered:
+        """The ids of a plain text, without special tokens."""
+        if not self.engine.dialect.encodes:
+            return Rendered(refused="it has no tokenizer to ask")
+        try:
+            (ids,) = self.engine.encode([text])
+        except Refused as refused:
+            return _refusal(refused)
+        return Rendered(tuple(ids), len(ids))
+
+    def rendered(self, chat: Conversation) -> Rendered:
+        """A chat by the server's template, as the model is fed it."""
+        kind = self.engine.dialect.name
+        try:
+            if kind == "llamacpp":
+                asked = {"messages": [*chat.messages], **_tools(chat)}
+                text = self._ask("/apply-template", asked)["prompt"].text()
+                body = {"content": text, "add_special": True, "parse_special": True}
+                return _ids(self._ask("/tokenize", body)["tokens"])
+            if kind == "vllm":
+                body = {
+                    "model": self.engine.server.served,
+                    "messages": [*chat.messages],
+                    "add_generation_prompt": True,
+                    **_tools(chat),
+                }
+                return _ids(self._ask("/tokenize", body)["tokens"])
+            # others only tell how many tokens the prompt of an answer had
+            usage = self._chat(chat, max_tokens=1)["usage"]
+            return Rendered(count=usage["prompt_tokens"].whole())
+        except Refused as refused:
+            return _refusal(refused)
+
+    def called(self, chat: Conversation) -> Called:
+        """The tools that the model calls, greedily, as the server's parser reads them."""
+        try:
+            reply = self._chat(chat, max_tokens=_CALL_TOKENS)
+        except Refused as refused:
+            return Called(refused=refused.text or f"status {refused.status}")
+        message = reply["choices"].items()[0]["message"]
+        found = message.get("tool_calls")
+        calls = found.items() if found is not None else []
+        wrong = tuple(filter(None, (_wrong(call, chat) for call in calls)))
+        return Called(len(calls) - len(wrong), wrong)
+
+    def defaults(self) -> Mapping[str, float] | None:
+        """The sampling parameters of a request that names none; None where they are not told."""
+        kind = self.engine.dialect.name
+        if kind == "llamacpp":
+            props = self.engine.transport.maybe("/props")
+            found = props and props.get("default_generation_settings")
+            found = found and (found.get("params") or found)
+        else:
+            told = self.engine.transport.maybe("/servanda/describe")
+            found = told and told.get("defaults")
+        if not isinstance(found, Part):
+            return None
+        return {k: v.value for k, v in found.fields() if k in SAMPLING and _is_number(v.value)}
+
+    def _chat(self, chat: Conversation, max_tokens: int) -> Part:
+        body = {
+            "model": self.engine.server.served,
+            "messages": [*chat.messages],
+            "max_tokens": max_tokens,
+            "temperature": 1.0,
+            "top_k": 1,  # greedy, in words that every server takes
+            "seed": 0,
+            **_tools(chat),
+        }
+        return self._ask("/v1/chat/completions", body)
+
+    def _ask(self, endpoint: str, body: Mapping[str, Any]) -> Part:
+        return self.engine.transport.ask(endpoint, body)
+
+
+def _refusal(refused: Refused) -> Rendered:
+    return Rendered(refused=refused.text or f"status {refused.status}")
+
+
+def _tools(chat: Conversation) -> dict[str, Any]:
+    return {"tools": [*chat.tools]} if chat.tools else {}
+
+
+def _ids(found: Part) -> Rendered:
+    ids = tuple(part.whole() for part in found.items())
+    return Rendered(ids, len(ids))
+
+
+def _wrong(call: Part, chat: Conversation) -> str:
+    """What is wrong with a call; "" where a client could run it."""
+    declared = {tool["function"]["name"]: tool["function"]["parameters"] for tool in chat.tools}
+    try:
+        name = call["function"]["name"].text()
+        arguments = json.loads(call["function"]["arguments"].text())
+    except (MeasurementError, ValueError, RecursionError):
+        return f"{chat.name}: no name, or arguments that are no JSON"
+    if name not in declared:
+        return f"{chat.name}: calls {name!r}, which was not offered"
+    lacking = [
+        key
+        for key in declared[name]["required"]
+        if not isinstance(arguments, dict) or key not in arguments
+    ]
+    return f"{chat.name}: {name} without {lacking[0]!r}" if lacking else ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,237 @@
+# Re-reading a finished run: its contract, its plan and what was measured; no engine is opened.
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from servanda.contract.identity import digest_of
+from servanda.contract.model import Contract, Place
+from servanda.contract.text_file import content
+from servanda.errors import EvidenceError
+from servanda.judgement.evidence import Evidence, GoldenRun, Round, weigh, weigh_golden
+from servanda.judgement.plan import Plan
+from servanda.judgement.verdict import Verdict
+from servanda.runner import load
+from servanda.runner.golden import read_golden
+from servanda.runner.load import compile
+from servanda.runner.round_files import SIDES, read_rounds
+from servanda.runner.run_directory import ATTEMPT, opened
+
+_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*\.[A-Za-z0-9_/-]+|[A-Za-z_./-]*/[A-Za-z0-9_-]+")
+_NAME_IT = "name it: --contract FILE"
+_FILE = "verdict.json"
+_LARGEST = 64 << 20  # bytes of a verdict
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that reached its verdict.
+
+    Args:
+        text, path: of its contract; the files that it names start from the path's folder.
+        rounds: the closed ones, in order.
+    """
+
+    verdict: Verdict
+    text: str
+    path: Path
+    plan: Plan
+    golden: GoldenRun | None
+    rounds: tuple[Round, ...]
+
+    def planned(self, text: str) -> Plan:
+        """The plan of another text of the contract, on the same prompts and draws.
+
+        Raises:
+            ContractError: as reading and compiling a contract do.
+        """
+        contract = load.read(text.encode(), str(self.path), self.path.parent)
+        return compile(contract, attempt=self.plan.attempt)
+
+    def weighed(self, plan: Plan) -> Evidence:
+        """The run as evidence of another plan on the same prompts and draws."""
+        evidence = weigh(plan, self.verdict.key, self.rounds)
+        if self.golden is None or plan.golden is None:
+            return evidence
+        return evidence + weigh_golden(plan, self.verdict.key, self.golden)
+
+
+@contextmanager
+def reread(root: Path, verdict: Verdict, contract: Path | None = None) -> Iterator[Finished]:
+    """A finished run of a run directory, which is locked meanwhile.
+
+    Args:
+        root: the run directory; verdict: of one of its attempts.
+        contract: the file, where the run does not know it or it lies elsewhere now.
+
+    Raises:
+        EvidenceError: the contract or its prompts are not there, or not those of the run; or
+            records that its verdict counted are not there.
+        ContractError: as reading and compiling a contract do.
+        MeasurementError: another process measures in the folder, or a file is damaged.
+    """
+    text, path = _contract(root, verdict, contract)
+    with _finished(root, verdict, text, path, named=contract is not None) as run:
+        yield run
+
+
+@contextmanager
+def reread_as_measured(root: Path, verdict: Verdict, folder: Path) -> Iterator[Finished]:
+    """A finished run by the text that it keeps, whatever became of the file since.
+
+    Args:
+        folder: where the files that the text names are looked for, if its own is gone.
+
+    Raises:
+        EvidenceError, ContractError, MeasurementError: as `reread` does.
+    """
+    text = verdict.circumstances.contract_text
+    place = next((cell.where for cell in verdict.cells if cell.where), None)
+    if not text or place is None:
+        raise EvidenceError(
+            f"{root} keeps no text of its contract",
+            hint="`servanda check FILE` keeps it; a run by other doors does not",
+        )
+    path = Path(place.file)
+    path = path if path.parent.is_dir() else folder / path.name
+    with _finished(root, verdict, text, path, named=True) as run:
+        yield run
+
+
+@contextmanager
+def _finished(
+    root: Path, verdict: Verdict, text: str, path: Path, *, named: bool
+) -> Iterator[Finished]:
+    found = load.read(text.encode(), str(path), path.parent)
+    if found.digest != verdict.key.contract:
+        hint = "name the contract that `servanda check` measured there"
+        if not named:
+            hint = "it changed since: restore it, measure again with --fresh, or "
+            hint += "name the one that was measured: --contract FILE"
+        raise EvidenceError(
+            f"{path} is not the contract of this run: its digest is {found.digest[:8]}, and "
+            f"{root} was measured for {verdict.key.contract[:8]}",
+            hint=hint,
+        )
+    plan = compile(found, attempt=verdict.key.attempt)
+    corpora = [corpus.digest for corpus in plan.corpora.values()]
+    if digest_of([*corpora, plan.golden.digest if plan.golden else ""]) != verdict.key.corpus:
+        raise EvidenceError(
+            f"the prompts or golden texts of {path} changed since {root} was measured",
+            hint="restore them, or measure again with --fresh",
+        )
+    with opened(root, attempt=verdict.key.attempt) as run:
+        rounds = tuple(read_rounds(plan, run))
+        there = sum(len({unit.group for unit in one.units}) for one in rounds)
+        if there < verdict.groups:
+            raise EvidenceError(
+                f"{run.path} has the records of {there:,} prompt groups, and its verdict counted "
+                f"{verdict.groups:,}: a file of a round is lost or damaged",
+                hint="the same `servanda check` measures it again, with the same draws",
+            )
+        yield Finished(verdict, text, path, plan, read_golden(run), rounds)
+
+
+def _contract(root: Path, verdict: Verdict, named: Path | None) -> tuple[str, Path]:
+    """Text and path of a run's contract."""
+    if named is not None:
+        return _read(named), named
+    text = verdict.circumstances.contract_text
+    place = next((cell.where for cell in verdict.cells if cell.where), None)
+    if not text or place is None:
+        raise EvidenceError(f"{root} keeps no text of its contract", hint=_NAME_IT)
+    path = Path(place.file)
+    if not path.is_file():
+        raise EvidenceError(
+            f"{root} was measured for {path}, which is not there from here",
+            hint=f"go to the folder that `servanda check` was called in, or {_NAME_IT}",
+        )
+    return _read(path), path  # as it is now: what it says may have changed since
+
+
+def _read(path: Path) -> str:
+    load.load(path)  # says what is wrong with it
+    return path.read_text(encoding="utf-8-sig")
+
+
+def moved(contract: Contract, old: Path, new: Path) -> dict[Place, str]:
+    """The files that a contract names, as YAML, where its text moves from old to new.
+
+    Args:
+        contract: with its paths as they were read; old, new: folders.
+    """
+    if old.resolve() == new.resolve():
+        return {}
+    return {
+        place: _written(Path(os.path.relpath(path, new)).as_posix())
+        for place, path in _files(contract)
+        if path
+    }
+
+
+def _files(contract: Contract) -> Iterator[tuple[Place, str | None]]:
+    for side in SIDES:
+        yield ("kernels", side, "model"), getattr(contract.kernels, side).model
+    if contract.stable is not None:
+        yield ("stable", "model"), contract.stable.model
+    if contract.workload is not None:
+        yield ("workload", "prompts"), contract.workload.prompts
+    if contract.golden is not None:
+        yield ("golden", "prompts"), contract.golden.prompts
+    given = contract.workloads or {}
+    for name, workload in given.items() if isinstance(given, Mapping) else enumerate(given):
+        yield ("workloads", name, "prompts"), workload.prompts
+
+
+def _written(path: str) -> str:
+    """A path as YAML: bare where nothing in it could be read as something else."""
+    return path if _PLAIN.fullmatch(path) else json.dumps(path, ensure_ascii=False)
+
+
+def read(path: Path) -> Verdict:
+    """The verdict of a run directory, of one attempt, or of a file.
+
+    Raises:
+        EvidenceError: there is none, or it is not a verdict of this version.
+    """
+    file = _latest(path) if path.is_dir() else path
+    try:
+        data = json.loads(content(file, _LARGEST).decode())
+        if not isinstance(data, dict):
+            raise ValueError("it is not an object")
+    except OSError as error:
+        raise EvidenceError(
+            f"{file} cannot be read: {error.strerror or error}",
+            hint="give a run directory, or a file that `servanda check --format json` printed",
+        ) from None
+    except ValueError as error:
+        hint = "give a run directory, or a file that `servanda check --format json` printed"
+        if file.name == _FILE:
+            hint = "the same `servanda check` writes it again, from what was measured"
+        raise EvidenceError(f"{file} is not JSON of a verdict: {error}", hint=hint) from None
+    try:
+        return Verdict.from_dict(data)
+    except EvidenceError as error:
+        problem = error.problems[0]
+        raise EvidenceError(f"{file}: {problem.message}", hint=problem.hint) from None
+
+
+def _latest(folder: Path) -> Path:
+    found = [p for p in folder.glob(f"{ATTEMPT}*/{_FILE}") if _number(p).isdecimal()]
+    last = max(found, key=lambda p: int(_number(p)), default=folder / _FILE)
+    if last.is_file():
+        return last
+    raise EvidenceError(
+        f"{folder} holds no verdict",
+        hint="`servanda check` with this --run-dir measures, or finishes what was begun",
+    )
+
+
+def _number(path: Path) -> str:
+    return path.parent.name.removeprefix(ATTEMPT)

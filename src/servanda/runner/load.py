@@ -1,0 +1,272 @@
+# Loading: contracts and corpora from files, and the plan that follows from them.  Nothing here
+# knows an engine but by its name, so reading a contract costs no more than its language.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TypeVar
+
+from servanda.contract import parser
+from servanda.contract.model import Contract, Golden, Kernel, NamedWorkload, Workload
+from servanda.contract.stages import Leg
+from servanda.contract.text_file import content
+from servanda.contract.yaml_reader import MAX_BYTES
+from servanda.engines import engine_names
+from servanda.engines.faults import FAULTS
+from servanda.engines.foreign_code import refuse_code
+from servanda.errors import ContractError, Problem
+from servanda.judgement import lint
+from servanda.judgement import plan as planning
+from servanda.judgement.plan import Plan
+from servanda.judgement.rewards import file_and_function
+from servanda.judgement.traffic import Traffic
+from servanda.traces.corpus import Corpus
+
+_SHORT = 1 << 16  # characters of a text that is kept
+T = TypeVar("T", Workload, NamedWorkload, Golden)
+
+
+def load(path: str | Path) -> Contract:
+    """Read a contract; the files it names are found beside it.
+
+    Raises:
+        ContractError: every problem of the text at once, each with its place.
+    """
+    path = Path(path)
+    return read(bytes_of(path), str(path), path.parent)
+
+
+def bytes_of(path: Path) -> bytes:
+    """What a contract's file holds.
+
+    Raises:
+        ContractError: it cannot be read.
+    """
+    try:
+        return content(path, MAX_BYTES)
+    except OSError as error:
+        raise ContractError(
+            f"{path} cannot be read: {error.strerror or error}",
+            hint="of servers: `servanda compare A B`, `servanda selftest URL`"
+            if str(path).startswith(("http:", "https:"))
+            else "give the path of a .kernelcontract.yaml file",
+        ) from None
+
+
+def read(data: bytes, name: str, folder: Path) -> Contract:
+    """A contract from its bytes; the files it names are found in the folder.
+
+    Raises:
+        ContractError: every problem of the text at once, each with its place.
+    """
+    contract = beside(parse(data, name), folder)
+    refuse_code(contract)
+    missing = [
+        Problem(
+            f"there is no {name}",
+            contract.where(*place),
+            "paths of a contract start from the contract's own folder",
+        )
+        for place, name in [*_corpora(contract), *_models(contract), *_reward_file(contract)]
+        if not Path(name).exists()
+    ]
+    missing += _fault_values(contract)
+    if missing:
+        raise ContractError.all(missing)
+    return contract
+
+
+def parse(data: bytes, name: str) -> Contract:
+    """A contract from its bytes alone, as it is written: no file that it names is looked for.
+
+    Raises:
+        ContractError: every problem of the text at once, each with its place.
+    """
+    if len(data) > MAX_BYTES:  # of standard input
+        raise ContractError(
+            f"{name} has more than the {MAX_BYTES:,} bytes that are read at most",
+            hint="give one contract, and not what it was measured on",
+        )
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ContractError(
+            f"{name} is not UTF-8 text: {error.reason} at byte {error.start}",
+            hint="save it as UTF-8",
+        ) from None
+    return contract_of(text, name)
+
+
+def contract_of(text: str, name: str) -> Contract:
+    """The contract of a text that may use the engines and faults that are installed.
+
+    Raises:
+        ContractError: every problem of the text at once, each with its place.
+    """
+    parsed = _parsed if len(text) < _SHORT else _parsed.__wrapped__
+    return parsed(text, name, tuple(engine_names()), (*FAULTS,))
+
+
+@lru_cache(maxsize=32)  # one run reads its contract several times
+def _parsed(text: str, name: str, engines: tuple[str, ...], faults: tuple[str, ...]) -> Contract:
+    rules = partial(lint.check, engines=engines, faults=faults)
+    return parser.parse(text, name, rules=rules)[0]
+
+
+def _fault_values(contract: Contract) -> Iterator[Problem]:
+    """A fault's value is checked here: lint knows the names of faults, and no more."""
+    kernels = {("kernels", side): getattr(contract.kernels, side) for side in ("train", "infer")}
+    for place, kernel in (*kernels.items(), (("stable",), contract.stable)):
+        for name, value in ((kernel and kernel.fault) or {}).items():
+            problem = FAULTS[name].problem(value)
+            if problem is not None:
+                yield replace(problem, where=contract.where(*place, "fault", name))
+
+
+def _corpora(contract: Contract) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Place and name of every file of texts; a trainer's workload has none."""
+    given = contract.workloads or {}
+    named = given.items() if isinstance(given, Mapping) else enumerate(given)
+    parts: list[tuple[tuple[str | int, ...], Workload | Golden | None]] = [
+        (("workload",), contract.workload),
+        *((("workloads", name), workload) for name, workload in named),
+        (("golden",), contract.golden),
+    ]
+    yield from (
+        ((*place, "prompts"), part.prompts) for place, part in parts if part and part.prompts
+    )
+
+
+def _models(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
+    for side in ("train", "infer"):
+        kernel: Kernel = getattr(contract.kernels, side)
+        # an engine without a model is for the engine to refuse
+        for name, place in (("model", kernel.model), ("python", kernel.python)):
+            if place is not None:
+                yield ("kernels", side, name), place
+
+
+def _reward_file(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
+    parts = file_and_function((contract.reward and contract.reward.of) or "")
+    if parts is not None:
+        yield ("reward", "of"), parts[0]
+
+
+def beside(contract: Contract, folder: Path) -> Contract:
+    """The contract with its paths resolved against its own folder."""
+
+    def kernel(k: Kernel) -> Kernel:
+        places = {"model": k.model, "python": k.python}
+        return k.model_copy(update={n: str(folder / p) for n, p in places.items() if p})
+
+    changes: dict[str, object] = {
+        "kernels": contract.kernels.model_copy(
+            update={s: kernel(getattr(contract.kernels, s)) for s in ("train", "infer")}
+        )
+    }
+    if contract.stable:
+        changes["stable"] = kernel(contract.stable)
+
+    for _, file in _reward_file(contract):
+        assert contract.reward is not None and contract.reward.of is not None
+        of = f"{folder / file}{contract.reward.of.removeprefix(file)}"
+        changes["reward"] = contract.reward.model_copy(update={"of": of})
+
+    def texts(part: T) -> T:
+        prompts = str(folder / part.prompts) if part.prompts else ""
+        return part.model_copy(update={"prompts": prompts})
+
+    if contract.workload:
+        changes["workload"] = texts(contract.workload)
+    if contract.golden:
+        changes["golden"] = texts(contract.golden)
+    if isinstance(contract.workloads, Mapping):
+        changes["workloads"] = {name: texts(w) for name, w in contract.workloads.items()}
+    elif contract.workloads:
+        changes["workloads"] = tuple(map(texts, contract.workloads))
+    return contract.model_copy(update=changes)
+
+
+def compile(  # noqa: A001 - the field's word
+    contract: Contract,
+    *,
+    attempt: int = 1,
+    leg: Leg | None = None,
+    traffic: Traffic | None = None,
+) -> Plan:
+    """Fix everything that is decided before the first token: cells, prompts, seeds, alpha.
+
+    Args:
+        leg: of a promotion; None for a check by itself.
+        traffic: what infer was sent on a live leg; None: nothing yet.
+
+    Raises:
+        ContractError: an empty slice, a limit out of reach, a corpus that is none, or tokens
+            that only a trainer has.
+    """
+    source = reward_source(contract)
+    return planning.make_plan(
+        contract,
+        *corpora(contract),
+        attempt=attempt,
+        reward_source=source,
+        leg=leg,
+        traffic=traffic,
+    )
+
+
+def reward_source(contract: Contract) -> str:
+    """The text of the file that holds the contract's own reward; "" where there is none.
+
+    Raises:
+        ContractError: it cannot be read.
+    """
+    for place, name in _reward_file(contract):
+        try:
+            return content(Path(name), MAX_BYTES).decode("utf-8-sig")
+        except OSError as error:
+            message = f"{name} cannot be read: {error.strerror or error}"
+            raise ContractError(message, where=contract.where(*place)) from None
+        except UnicodeDecodeError as error:
+            message = f"{name} is not UTF-8 text: {error.reason}"
+            raise ContractError(message, where=contract.where(*place)) from None
+    return ""
+
+
+def corpora(contract: Contract) -> tuple[dict[str, Corpus], Corpus | None]:
+    """The texts of each workload, and the golden ones.
+
+    Raises:
+        ContractError: a corpus that is none, or tokens that only a trainer has.
+    """
+    if problem := not_measured_here(contract):
+        raise ContractError.all([problem])
+    found = {name: _corpus(w.prompts) for name, w in contract.all_workloads.items() if w.prompts}
+    return found, _corpus(contract.golden.prompts) if contract.golden else None
+
+
+def not_measured_here(contract: Contract) -> Problem | None:
+    """Why a contract that reads well cannot be measured offline."""
+    for name, workload in contract.all_workloads.items():
+        if workload.source == "trainer":
+            place = ("workload",) if contract.workload is not None else ("workloads", name)
+            return Problem(
+                "the tokens of this contract come from a trainer as it runs: there is nothing "
+                "to measure offline",
+                contract.where(*place),
+                "judge what the trainer dumped: servanda import DIR; or name engines and prompts "
+                "to measure the kernels here",
+            )
+    return None
+
+
+def _corpus(name: str) -> Corpus:
+    try:
+        return Corpus.parse(Path(name).read_bytes().decode("utf-8-sig"), name)
+    except OSError as error:
+        raise ContractError(f"{name} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ContractError(f"{name} is not UTF-8 text: {error.reason}") from None

@@ -1,0 +1,150 @@
+# Timing: blocks of requests, served one block after another while nothing else runs.
+#
+# A block is timed as it is served (no logprobs), and once more while they are recorded, which
+# is what the rest of a run does (law 10); where a limit is relative to the stable kernel, on
+# that one too.  Every second block runs in the opposite order, A B C | C B A: what drifts
+# evenly then weighs on all alike.  The first block of a session warms up and is thrown away.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from servanda.contract.identity import digest_of
+from servanda.engines.base import Engine
+from servanda.errors import MeasurementError
+from servanda.judgement.clauses.base import Look
+from servanda.judgement.clauses.service_level import (
+    LOOKS,
+    RECORDED,
+    SERVED,
+    STABLE,
+    LoadOf,
+    LoadRun,
+    ServiceLevel,
+)
+from servanda.judgement.plan import Plan
+from servanda.judgement.schedule import Schedule
+from servanda.runner.run_directory import RunDirectory
+from servanda.theory.sampling import Sampling, uniforms
+from servanda.traces.corpus import joined
+from servanda.traces.latency import Timing
+from servanda.traces.trace import Batch
+
+Ids = tuple[int, ...]
+
+
+def measure_timing(
+    plan: Plan,
+    run: RunDirectory,
+    engines: Mapping[str, Engine],
+    prompts: Mapping[str, Sequence[Ids]],
+    watch: Callable[[int, int], None],
+) -> dict[LoadOf, LoadRun]:
+    """Timed blocks of every load, until its cells are decided or the last look is reached.
+
+    Args:
+        engines: by side; nobody else may be computing.
+        prompts: token ids of each workload's lines.
+    """
+    descriptions = {side: engine.describe() for side, engine in engines.items()}
+    schedules = {s.name: s for s in plan.schedules}
+    runs = {}
+    for load, beside in plan.loads.items():
+        sides = [SERVED, RECORDED, *([STABLE] if beside else [])]
+        needed = ["infer", *([STABLE] if beside else [])]
+        deaf = [side for side in needed if not descriptions[side].timed]
+        if deaf:
+            name = descriptions[deaf[0]].fingerprint.get("engine", "of that name")
+            runs[load] = LoadRun(absent=f"the {deaf[0]} engine {name} cannot be timed")
+            continue
+        session = _Session(load, schedules[load.workload], prompts[load.workload], engines, sides)
+        runs[load] = _until_decided(plan, run, session, watch)
+    return runs
+
+
+def _until_decided(
+    plan: Plan, run: RunDirectory, session: _Session, watch: Callable[[int, int], None]
+) -> LoadRun:
+    blocks: list[Mapping[str, Timing]] = []
+    found = LoadRun()
+    for look in LOOKS:
+        while len(blocks) < look:
+            watch(len(blocks), look)
+            number = len(blocks)
+            name = f"timing/{session.load}/{number:06d}"
+            data = run.kept_data(name, lambda: session.block(number))  # noqa: B023 - called now
+            blocks.append({side: _timing(timed) for side, timed in data.items()})
+        found = LoadRun(tuple(blocks))
+        if not _open(plan, session.load, found):
+            break
+    watch(len(blocks), len(blocks))
+    return found
+
+
+def _open(plan: Plan, load: LoadOf, found: LoadRun) -> bool:
+    """Whether a cell of this load is undecided, and counts."""
+    look = Look(plan.alpha, plan.price_cells, 0, 0, part=plan.part)
+    return any(
+        cell.kind.judge(cell, [cell.kind.weigh(cell, {load: found})], None, look).open
+        for cell in plan.cells
+        if isinstance(cell.kind, ServiceLevel) and cell.kind.load == load and cell.clause.enforced
+    )
+
+
+class _Session:
+    """One load being timed by engines that are awake."""
+
+    def __init__(
+        self,
+        load: LoadOf,
+        schedule: Schedule,
+        ids: Sequence[Ids],
+        engines: Mapping[str, Engine],
+        sides: Sequence[str],
+    ) -> None:
+        self.load, self._schedule, self._ids = load, schedule, ids
+        self._engines, self._sides = engines, sides
+        self._sampling: Sampling = schedule.workload.sampling.transform
+        self._seed = int(digest_of(["timing", schedule.seed])[:15], 16)
+        self._warm = False
+
+    def block(self, number: int) -> dict[str, Any]:
+        """One block on every side, as plain data."""
+        batch = self._batch(number)
+        if not self._warm:
+            for side in self._sides:
+                self._timed(side, batch)
+            self._warm = True
+        order = self._sides if number % 2 == 0 else self._sides[::-1]
+        timed = {side: asdict(self._timed(side, batch)) for side in order}
+        return {side: timed[side] for side in self._sides}
+
+    def _timed(self, side: str, batch: Batch) -> Timing:
+        name = STABLE if side == STABLE else "infer"
+        timing = self._engines[name].time(batch, self._sampling, self._seed, side == RECORDED)
+        seconds = (*timing.first_S, *timing.gap_N)
+        sound = all(math.isfinite(s) and s >= 0 for s in seconds) and timing.wall >= 0
+        if not sound or len(timing.first_S) != len(batch):
+            raise MeasurementError(
+                f"the {name} engine timed {len(timing.first_S)} of {len(batch)} requests, and its "
+                f"seconds begin {seconds[:3]}",
+                hint="Engine.time gives finite seconds >= 0, and a first token for each request",
+            )
+        return timing
+
+    def _batch(self, number: int) -> Batch:
+        """The requests of a block: prompts at random with replacement, decided by the seed."""
+        load, ids = self.load, self._ids
+        start = number * load.concurrency
+        draws = range(start, start + load.concurrency)
+        rows = [int(uniforms(self._seed, "prompt", d, 1)[0] * len(ids)) for d in draws]
+        n = load.prompt_tokens
+        prompts = tuple(joined(ids, row, n) if n else ids[row] for row in rows)
+        return Batch(tuple(draws), prompts, load.new_tokens)
+
+
+def _timing(data: Mapping[str, Any]) -> Timing:
+    return Timing(tuple(data["first_S"]), tuple(data["gap_N"]), data["wall"])

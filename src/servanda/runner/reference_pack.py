@@ -1,0 +1,201 @@
+# Making a reference pack: one kernel draws on a schedule, and is recorded.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from servanda.contract.model import Kernel
+from servanda.contract.model import Path as Scoring
+from servanda.engines.base import Engine
+from servanda.engines.pack_file import GOLDEN_PATH, Pack, parquet, write_pack
+from servanda.errors import ContractError, MeasurementError, Where
+from servanda.judgement.plan import Plan
+from servanda.judgement.schedule import Schedule, Unit
+from servanda.runner.measurement import Open, Progress, Watch
+from servanda.runner.probe import encoded
+from servanda.runner.round_files import in_order
+from servanda.theory.sampling import log_softmax
+from servanda.traces.corpus import Corpus
+from servanda.traces.trace import Batch, Trace
+
+TOP = 64  # best tokens of a golden position that are kept
+
+
+def make_pack(plan: Plan, kernel: Kernel, out: Path, *, open: Open, watch: Watch) -> Pack:
+    """Draw every round of a plan's workload with one kernel, and write the pack.
+
+    The rounds are those that `check` would launch at the same sizes, so that a candidate
+    re-scores the very sequences of the schedule.
+
+    Raises:
+        ContractError: the plan has no workload, or more than one.
+        MeasurementError: the engine failed, or the file cannot be written.
+    """
+    if len(plan.schedules) != 1:
+        raise ContractError(
+            f"a pack holds one workload, and the contract has {len(plan.schedules)}",
+            hint="write a contract with one workload",
+        )
+    if kernel.sampling is not None:
+        raise ContractError(
+            "a pack is drawn as workload.sampling says, and this kernel has a sampling of its own",
+            hint="remove kernels.train.sampling",
+        )
+    schedule = plan.schedules[0]
+    watch(Progress("loading the kernel", 0, 1))
+    engine = open(kernel, "reference")
+    try:
+        description = engine.describe()
+        watch(Progress("loading the kernel", 1, 1))
+        tokens = {"prompts": encoded(schedule.corpus, engine)}
+        others = {"prompts.jsonl": schedule.corpus.text.encode()}
+        drawn, again = _drawn(schedule, kernel, engine, tokens["prompts"], watch)
+        if plan.golden is not None:
+            tokens["golden"] = encoded(plan.golden, engine)
+            others["golden.jsonl"] = plan.golden.text.encode()
+            watch(Progress("golden texts", 0, len(plan.golden)))
+            assert plan.contract.golden is not None
+            path = kernel.path or plan.contract.golden.path
+            others["golden.parquet"] = parquet(
+                _golden(kernel, engine, plan.golden, tokens["golden"], path)
+            )
+        others["tokens.json"] = json.dumps(tokens, separators=(",", ":")).encode()
+        others["vocabulary.json"] = json.dumps(engine.vocabulary()).encode()
+    finally:
+        engine.close()
+    return write_pack(
+        out,
+        kernel=kernel,
+        description=description,
+        workload=schedule.workload,
+        seed=schedule.seed,
+        groups=schedule.rounds * schedule.workload.round,
+        traces={"drawn": drawn, "again": again},
+        others=others,
+    )
+
+
+def _drawn(
+    schedule: Schedule,
+    kernel: Kernel,
+    engine: Engine,
+    ids: Sequence[tuple[int, ...]],
+    watch: Watch,
+) -> tuple[Trace, Trace]:
+    """Every sequence, and a tenth of them scored again in other batches."""
+    sampling, drawn, again = schedule.workload.sampling.transform, [], []
+    for index in range(schedule.rounds):
+        watch(Progress("prompt groups", index * schedule.workload.round, schedule.last))
+        units = tuple(schedule.units(index))
+        batch = _batch(units, ids, schedule.width)
+        trace = in_order(batch, engine.generate, sampling, schedule.seed)
+        drawn.append(trace)
+        given = _batch(units, ids, schedule.width, trace.continuations)
+        rows = [row for row in schedule.noise_rows(len(units)) if not trace.lost_S[row]]
+        if rows:
+            path = kernel.path or "decode"
+            again.append(in_order(given.take(rows), engine.score, sampling, path))
+    watch(Progress("prompt groups", schedule.last, schedule.last))
+    return Trace.join(drawn), Trace.join(again or [_none_of(drawn[0])])
+
+
+def _batch(
+    units: Sequence[Unit],
+    ids: Sequence[tuple[int, ...]],
+    width: int,
+    continuations: tuple[tuple[int, ...], ...] = (),
+) -> Batch:
+    sequences = tuple(u.sequence for u in units)
+    return Batch(sequences, tuple(ids[u.row] for u in units), width, continuations)
+
+
+def _none_of(trace: Trace) -> Trace:
+    none = np.zeros(0, dtype=np.int64)
+    columns = {name: np.zeros(0) for name in trace.columns}
+    return Trace(none, none, none.astype(bool), none, none, columns, trace.about)
+
+
+def _golden(
+    kernel: Kernel,
+    engine: Engine,
+    golden: Corpus,
+    ids: Sequence[tuple[int, ...]],
+    path: Scoring,
+) -> pa.Table:
+    """What bounds every divergence at a golden position once a candidate's best are known.
+
+    One row a position: text, token, its raw logprob and the log-sum-exp of the logits in
+    float64, and the best TOP ids with their raw logprobs in float32.
+    """
+    if not engine.describe().full_logits:
+        raise MeasurementError(
+            f"engine {kernel.engine!r} cannot give full logits, which golden texts need",
+            hint="leave out the golden texts",
+        )
+    for prompt, tokens in zip(golden.prompts, ids, strict=True):
+        if len(tokens) < 2:
+            raise ContractError(
+                "a golden text needs at least two tokens: the first is only context",
+                where=Where(golden.file, prompt.line, 1),
+            )
+    order = sorted(range(len(ids)), key=lambda row: (len(ids[row]), row))
+    text_N = np.array([row for row in order for _ in ids[row][1:]], dtype=np.int32)
+    token_N = np.array([token for row in order for token in ids[row][1:]], dtype=np.int64)
+    parts: list[tuple[NDArray[Any], ...]] = []
+    at = 0
+    for logits_RV in _logits(kernel, engine, order, ids, path):
+        parts.append(_reduced(logits_RV, token_N[at : at + len(logits_RV)]))
+        at += len(logits_RV)
+    logp_N, lse_N, top_NK, top_logp_NK = (np.concatenate(p) for p in zip(*parts, strict=True))
+    table = pa.table(
+        {
+            "text": pa.array(text_N),
+            "token": pa.array(token_N.astype(np.int32)),
+            "logp": pa.array(logp_N),
+            "log_sum_exp": pa.array(lse_N),
+            "top_ids": _rows(top_NK.astype(np.int32)),
+            "top_logp": _rows(top_logp_NK.astype(np.float32)),
+        }
+    )
+    return table.replace_schema_metadata({GOLDEN_PATH: path})
+
+
+def _logits(
+    kernel: Kernel,
+    engine: Engine,
+    order: Sequence[int],
+    ids: Sequence[tuple[int, ...]],
+    path: Scoring,
+) -> Iterator[NDArray[np.floating]]:
+    for start in range(0, len(order), kernel.batch_size):
+        texts = [ids[row] for row in order[start : start + kernel.batch_size]]
+        batch = Batch(
+            tuple(order[start : start + kernel.batch_size]),
+            tuple(text[:1] for text in texts),
+            max(map(len, texts)) - 1,
+            tuple(text[1:] for text in texts),
+        )
+        yield from engine.logits(batch, path)
+
+
+def _reduced(
+    logits_RV: NDArray[np.floating], token_R: NDArray[np.int64]
+) -> tuple[NDArray[Any], ...]:
+    logp_RV = log_softmax(logits_RV)
+    rows_R1 = np.arange(len(token_R))[:, None]
+    best_RK = np.argsort(-logp_RV, axis=-1, kind="stable")[:, :TOP]
+    # at the best token, which always has mass: logit - logprob is the normaliser
+    logit_R1 = np.asarray(logits_RV, dtype=np.float64)[rows_R1, best_RK[:, :1]]
+    lse_R = (logit_R1 - logp_RV[rows_R1, best_RK[:, :1]])[:, 0]
+    return logp_RV[rows_R1[:, 0], token_R], lse_R, best_RK, logp_RV[rows_R1, best_RK]
+
+
+def _rows(values_NK: NDArray[Any]) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(values_NK.reshape(-1)), values_NK.shape[1])

@@ -1,0 +1,146 @@
+# Scoring: the reward of an answer, by a rule of the house or a function of the contract's own.
+#
+# A function of the contract's own is compiled from the very text that the evidence is keyed
+# by, so what was judged by another version of the file expires with it.  What it prints goes
+# to stderr: stdout is the report's.
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import math
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from numbers import Real
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from servanda.contract.identity import digest_of
+from servanda.engines.foreign_code import refuse_code
+from servanda.errors import MeasurementError, Where
+from servanda.judgement.plan import Plan
+from servanda.judgement.rewards import REWARDS, file_and_function
+from servanda.registry import did_you_mean
+from servanda.traces.corpus import Corpus
+
+_SHOWN = 60  # characters of an answer that a message repeats
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """The reward of a contract, held to its range.
+
+    Args:
+        of: as the contract names it.
+        span: smallest and largest reward.
+        file: that holds the function; "" where it is one of ours.
+    """
+
+    of: str
+    score: Callable[[dict[str, Any], str], Any]
+    span: tuple[float, float]
+    file: str = ""
+    # both kernels' threads score, and a function of the contract's own may count on one
+    _one: threading.Lock = field(default_factory=threading.Lock, compare=False)
+
+    def __call__(self, corpus: Corpus, row: int, answer: str, side: str) -> float:
+        """The reward of a side's answer to a line.
+
+        Raises:
+            MeasurementError: the function raised, or gave no number within the range.
+        """
+        line = f"{corpus.file}:{corpus.prompts[row].line}"
+        said = f"{side}'s answer {_short(answer)} to {line}"
+        try:
+            with self._one, contextlib.redirect_stdout(sys.stderr):
+                found = self.score(corpus.given(row), answer)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # exit(0) in it would read as "holds"
+            raise MeasurementError(
+                f"the reward {self.of} failed on {said}: {_told(error)}",
+                where=_place(error, self.file),
+                hint="mend the function; what was measured with another text of it expires",
+            ) from error
+        if not isinstance(found, Real | np.bool_) or math.isnan(found):
+            raise MeasurementError(
+                f"the reward {self.of} of {said} is {_short(found)}, and a number is wanted",
+                hint="return a number for every answer: 0 for a wrong one",
+            )
+        low, high = self.span
+        if not low <= (reward := float(found)) <= high:
+            raise MeasurementError(
+                f"the reward {self.of} of {said} is {reward:g}, outside of the declared "
+                f"range {low:g} to {high:g}",
+                hint="declare the range that the reward has under reward.range",
+            )
+        return reward
+
+
+def scorer_of(plan: Plan) -> Scorer | None:
+    """What scores a plan's answers; None where no clause asks for rewards.
+
+    Raises:
+        MeasurementError: the contract's own function cannot be loaded.
+    """
+    reward = plan.contract.reward
+    if not plan.reward or reward is None or reward.of is None:
+        return None
+    parts = file_and_function(reward.of)
+    if parts is None:
+        return Scorer(reward.of, REWARDS[reward.of].score, reward.range)
+    file, function = parts
+    refuse_code(plan.contract)
+    return Scorer(reward.of, _loaded(file, function, plan.reward_source), reward.range, file)
+
+
+def _loaded(file: str, function: str, source: str) -> Callable[[dict[str, Any], str], Any]:
+    """The function of a Python file; the text that is run is the one that was read."""
+    module = ModuleType(f"servanda_reward_{digest_of(source)}")
+    module.__file__ = file
+    sys.modules[module.__name__] = module  # where dataclasses look for what they decorate
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise MeasurementError(
+            f"the reward's file cannot be run: {_told(error)}",
+            where=_place(error, file),
+            hint="it is run by itself: it may import what is installed, and no file beside it",
+        ) from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        tree = ast.parse(source)
+        known = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        raise MeasurementError(
+            f"{file} has no function {function!r}",
+            hint=did_you_mean(function, known) if known else f"define {function}(prompt, answer)",
+        )
+    return found
+
+
+def _told(error: BaseException) -> str:
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def _place(error: BaseException, file: str) -> Where | None:
+    """The last line of a file that an error passed through."""
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return Where(file, error.lineno or 1, error.offset or 1, (error.text or "").rstrip())
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+    if not frames or not file:
+        return None
+    return Where(file, frames[-1].lineno or 1, 1, frames[-1].line or "")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

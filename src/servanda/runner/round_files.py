@@ -1,0 +1,91 @@
+# Rounds on disk: the names of their files, and how traces become a closed round.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from servanda.errors import EvidenceError
+from servanda.judgement.clauses import DRAWS
+from servanda.judgement.evidence import Round
+from servanda.judgement.plan import Plan
+from servanda.judgement.schedule import Schedule
+from servanda.runner.run_directory import RunDirectory
+from servanda.traces.trace import Batch, Trace, TracePair, align, some
+
+SIDES = ("train", "infer")
+STABLE = ("stable", "stable_train")  # what the stable kernel drew, and train's scores of it
+
+
+def read_rounds(plan: Plan, run: RunDirectory) -> Iterator[Round]:
+    """The closed rounds of a run directory; no engine is needed.
+
+    Raises:
+        EvidenceError: a file holds other sequences than the plan launched.
+    """
+    for schedule in plan.schedules:
+        for index in range(schedule.rounds):
+            found = _read_round(plan, run, schedule, index)
+            if found is None:
+                break
+            yield found
+
+
+def _read_round(plan: Plan, run: RunDirectory, schedule: Schedule, index: int) -> Round | None:
+    units = tuple(schedule.units(index))
+    names = [round_name(schedule, index, what) for what in ("infer", "train")]
+    if not all(map(run.has, names)):
+        return None
+    infer, train = map(run.read, names)
+    if infer.sequence_S.tolist() != [u.sequence for u in units]:
+        raise EvidenceError(
+            f"{run.path / names[0]}.parquet holds other sequences than round {index} launched",
+            hint="it belongs to another run; measure in a run directory of its own",
+        )
+    again = any(not infer.lost_S[r] for r in schedule.noise_rows(len(units)))
+    wanted = [f"self_{side}" for side in SIDES] * again + [*STABLE] * plan.stable_rounds
+    wanted += [DRAWS] * bool(plan.scored(schedule.name))
+    paths = {what: round_name(schedule, index, what) for what in wanted}
+    if not all(map(run.has, paths.values())):
+        return None
+    others = {what: run.read(path) for what, path in paths.items()}
+    return Round(schedule.name, index, units, align(train, infer), peers(infer, train, others))
+
+
+def round_name(schedule: Schedule, index: int, what: str) -> str:
+    return f"{schedule.folder}/{index:06d}.{what}"
+
+
+def peers(infer: Trace, train: Trace, others: Mapping[str, Trace]) -> dict[str, TracePair]:
+    """What a round is compared with, from the traces beside it."""
+    found = {}
+    for name, side in (("self_train", train), ("self_infer", infer)):
+        if name in others and len(others[name].sequence_S):
+            again = others[name]
+            rows = again.sequence_S.tolist()
+            own, drawn = some(side, rows), some(infer, rows)
+            # scores carry no classes of tokens: those of the draw, for it is the same tokens
+            own = replace(own, columns={**drawn.columns, **own.columns})
+            found[name] = align(again, own)
+    if "stable" in others:
+        found["stable"] = align(others["stable_train"], others["stable"])
+    if DRAWS in others:
+        own = others[DRAWS]
+        if not np.array_equal(own.sequence_S, infer.sequence_S):
+            raise EvidenceError(
+                "train answered other prompts than infer did: their rewards are no pairs",
+                hint="measure in a run directory of its own",
+            )
+        found[DRAWS] = align(own, own)
+    return found
+
+
+def in_order(batch: Batch, verb: Callable[..., Trace], *options: object) -> Trace:
+    """Run a batch with prompts of like length side by side, and return it in launch order.
+
+    Lengths of prompts are known at launch, so the composition does not depend on an outcome.
+    """
+    rows = sorted(range(len(batch)), key=lambda row: len(batch.prompts[row]))
+    return some(verb(batch.take(rows), *options), list(batch.sequence_S))

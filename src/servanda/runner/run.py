@@ -1,0 +1,159 @@
+# The chain, from files to a verdict: contract -> plan -> pairs -> evidence -> verdict.
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from servanda.contract.identity import EvidenceKey
+from servanda.contract.model import Contract, Kernel
+from servanda.engines import open_engine
+from servanda.engines.base import Engine
+from servanda.engines.recorded import Recorder
+from servanda.engines.recorded_file import Recording
+from servanda.engines.worker import spawn
+from servanda.errors import MeasurementError
+from servanda.judgement.evidence import Evidence, GoldenRun, Once, Round, weigh_golden, weigh_once
+from servanda.judgement.evidence import weigh as weigh_rounds
+from servanda.judgement.plan import Plan
+from servanda.judgement.verdict import Circumstances, Verdict, judge
+from servanda.runner.load import compile, load
+from servanda.runner.measurement import Open, Watch
+from servanda.runner.round_files import read_rounds
+from servanda.runner.run_directory import opened
+from servanda.runner.sequential import concluded, gather
+
+RUNS = Path("runs")
+
+
+def in_process(kernel: Kernel, _: str) -> Engine:
+    """Open an engine without a worker; for engines that are pure Python, and for tests."""
+    return open_engine(kernel)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What was measured: the golden texts, and rounds that are read from disk one by one.
+
+    Args:
+        once: timed requests, batches, corners of the envelope, by their source.
+    """
+
+    key: EvidenceKey
+    golden: GoldenRun | None
+    rounds: Callable[[], Iterator[Round]]
+    once: Once = field(default_factory=dict)
+
+
+def measure(
+    plan: Plan, run_dir: str | Path, *, open: Open = spawn, watch: Watch | None = None
+) -> Pairs:
+    """Measure a plan until all is decided or its size is reached; resumes what is there.
+
+    Raises:
+        MeasurementError: an engine, a worker or the disk failed, or identity was refused.
+        Interrupted: Ctrl-C; what was measured is kept.
+    """
+    with opened(Path(run_dir), attempt=plan.attempt) as run:
+        found = gather(plan, run, open, watch)
+    return Pairs(found.key, found.golden, lambda: read_rounds(plan, run), found.once)
+
+
+def weigh(plan: Plan, pairs: Pairs) -> Evidence:
+    """Everything that was measured, as evidence."""
+    evidence = weigh_rounds(plan, pairs.key, pairs.rounds())
+    evidence += weigh_once(plan, pairs.key, pairs.once)
+    return evidence + weigh_golden(plan, pairs.key, pairs.golden) if pairs.golden else evidence
+
+
+def check(
+    contract: str | Path | Contract,
+    *,
+    run_dir: str | Path | None = None,
+    fresh: bool = False,
+    open: Open = spawn,
+    watch: Watch | None = None,
+    deadline: Callable[[], bool] | None = None,
+    record: str | Path | None = None,
+    record_side: str = "infer",
+) -> Verdict:
+    """Measure and judge a contract at the offline stage.
+
+    Args:
+        run_dir: where to measure; default runs/NAME.  An attempt there is continued.
+        fresh: open a new attempt instead, judged at a smaller alpha; an attempt that was
+            interrupted is finished first.
+        watch: called with Progress.
+        deadline: whether the time is over; no round starts after that.
+        record: a file for all that one kernel answers, which engine `recorded` replays; it is
+            there once the verdict is, and needs an attempt that nothing was measured in yet.
+        record_side: which kernel: infer, train or stable.
+
+    Raises:
+        ContractError, MeasurementError, Interrupted: as load, compile and measure do.
+    """
+    text = ""
+    if not isinstance(contract, Contract):
+        path, contract = Path(contract), load(contract)
+        text = path.read_text(encoding="utf-8-sig")
+    root = Path(run_dir) if run_dir is not None else RUNS / contract.metadata.name
+    plan = compile(contract)  # what is wrong with the text is said before anything is touched
+    if record is not None and record_side == "stable" and plan.stable is None:
+        raise MeasurementError(
+            "the contract measures no stable kernel, so there is nothing to record of it",
+            hint="record infer or train",
+        )
+    opening = open
+    with opened(root, fresh=fresh) as run, ExitStack() as stack:
+        plan = replace(plan, attempt=run.attempt)
+        if record is not None:
+            if run.begun is not None:
+                raise MeasurementError(
+                    f"{run.path} was begun before: a recording of the rest would lack its rounds",
+                    hint="record in another --run-dir, or in a new attempt: --fresh",
+                )
+            opening = stack.enter_context(_recording(Path(record), record_side, open))
+        resumed, began = run.begun is not None, time.monotonic()
+        found = gather(plan, run, opening, watch, deadline)
+        circumstances = Circumstances(
+            found.fingerprints,
+            # what an earlier process took is not known
+            seconds=None if resumed else time.monotonic() - began,
+            contract_text=text,
+            differences=found.differences,
+        )
+        verdict = concluded(plan, found.evidence, circumstances, deadline)
+        run.finish(json.dumps(verdict.to_dict(), indent=1))
+    return verdict
+
+
+@contextmanager
+def _recording(path: Path, side: str, open_: Open) -> Iterator[Open]:
+    """Open kernels, and keep what one side answers; the file is there if all went well."""
+    recording = Recording(path)
+
+    def opened_(kernel: Kernel, named: str) -> Engine:
+        engine = open_(kernel, named)
+        return Recorder(engine, recording) if named == side else engine
+
+    try:
+        yield opened_
+        recording.finish()
+    finally:
+        recording.discard()
+
+
+__all__ = [
+    "Pairs",
+    "check",
+    "compile",
+    "in_process",
+    "judge",
+    "load",
+    "measure",
+    "weigh",
+]

@@ -1,0 +1,187 @@
+# The run directory: what was measured, file by file, so that nothing is ever lost or doubled.
+#
+#   runs/NAME/attempt-1/plan.json                 the key of the evidence, and the contract
+#                       verdict.json              the answer, once there was one
+#                       expired.json              or what changed before there was
+#                       golden/NAME.parquet       the golden texts
+#                       corners/NAME.parquet      and at the corners of the envelope
+#                       batches/NAME.parquet      and alone, where batch invariance is promised
+#                       timing/LOAD/000003.json   blocks of requests, timed
+#                       rounds/000012.infer.parquet   and .train, .self_infer, .self_train
+#                       rounds/000012.train_draws.parquet   where rewards are compared
+#
+# A file is written beside its place, flushed, and renamed into it: it is there whole or not
+# at all, whatever kills the process.  A round is closed when all of its files are there.
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from servanda.contract.identity import EvidenceKey
+from servanda.engines.arrow import from_table, to_table
+from servanda.errors import EvidenceError, MeasurementError
+from servanda.traces.trace import Trace
+
+ATTEMPT = "attempt-"
+_PARTIAL = ".partial"
+
+
+class Occupied(MeasurementError):  # noqa: N818 - nothing failed
+    """Another process measures in this folder: it will say what there is to say."""
+
+
+class RunDirectory:
+    """One attempt of one contract on disk.  Use through `opened`, which holds the lock."""
+
+    def __init__(self, root: Path, attempt: int) -> None:
+        self.root, self.attempt = root, attempt
+        self.path = root / f"{ATTEMPT}{attempt}"
+
+    @property
+    def begun(self) -> tuple[EvidenceKey, dict[str, Any]] | None:
+        """The key and the contract that the attempt began with; None where it has not."""
+        try:
+            data = json.loads((self.path / "plan.json").read_text(encoding="utf-8"))
+            return EvidenceKey(**data["key"]), dict(data["contract"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise MeasurementError(
+                f"{self.path / 'plan.json'} is damaged: {error}",
+                hint="restore the file, or move the run directory away and measure again",
+            ) from None
+
+    def begin(self, key: EvidenceKey, contract: dict[str, Any]) -> None:
+        data = json.dumps({"key": asdict(key), "contract": contract}, indent=1)
+        self._write("plan.json", data.encode())
+
+    @property
+    def finished(self) -> bool:
+        """Whether a verdict was reached, or the key changed; else `--fresh` goes on with it."""
+        return any((self.path / name).exists() for name in ("verdict.json", "expired.json"))
+
+    def finish(self, verdict: str) -> None:
+        self._write("verdict.json", verdict.encode())
+
+    def expire(self, changed: str) -> None:
+        """Let `--fresh` open the next attempt though this one reached no verdict."""
+        self._write("expired.json", json.dumps({"changed": changed}).encode())
+
+    def kept(self, name: str, make: Callable[[], Trace]) -> Trace:
+        """A trace from disk, or made now and put there."""
+        if self.has(name):
+            return self.read(name)
+        trace = make()
+        self.write(name, trace)
+        return trace
+
+    def kept_data(self, name: str, make: Callable[[], Any]) -> Any:
+        """Plain data from disk, or made now and put there; floats come back bit for bit."""
+        path = self.path / f"{name}.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            data = make()
+            self._write(f"{name}.json", json.dumps(data).encode())
+            return data
+        except (OSError, ValueError) as error:
+            raise MeasurementError(
+                f"{path} cannot be read: {error}",
+                hint="delete that one file: it will be measured again",
+            ) from None
+
+    def has(self, name: str) -> bool:
+        return (self.path / f"{name}.parquet").exists()
+
+    def read(self, name: str) -> Trace:
+        path = self.path / f"{name}.parquet"
+        try:
+            with pq.ParquetFile(path) as file:
+                return from_table(file.read(use_threads=False))
+        except (OSError, pa.ArrowException, KeyError, TypeError, EvidenceError) as error:
+            raise MeasurementError(
+                f"{path} cannot be read: {error}",
+                hint="delete that one file: it will be measured again, with the same draws",
+            ) from None
+
+    def write(self, name: str, trace: Trace) -> None:
+        sink = pa.BufferOutputStream()
+        pq.write_table(to_table(trace), sink, compression="zstd")
+        self._write(f"{name}.parquet", sink.getvalue())
+
+    def _write(self, name: str, data: bytes | pa.Buffer) -> None:
+        path = self.path / name
+        partial = path.with_name(path.name + _PARTIAL)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+            _sync(path.parent)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise MeasurementError(
+                f"{path} cannot be written: {error.strerror or error}",
+                hint="make room or choose another --run-dir; what was measured is kept, and the "
+                "same command goes on from there",
+            ) from None
+
+
+def _sync(folder: Path) -> None:
+    """Make a rename survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def latest(root: Path, *, fresh: bool) -> int:
+    """The attempt to go on with; a fresh one only after one that reached its verdict."""
+    found = [p.name.removeprefix(ATTEMPT) for p in root.glob(f"{ATTEMPT}*")]
+    last = max((int(name) for name in found if name.isascii() and name.isdigit()), default=1)
+    return last + 1 if fresh and RunDirectory(root, last).finished else last
+
+
+@contextmanager
+def opened(
+    root: Path, *, attempt: int | None = None, fresh: bool = False
+) -> Iterator[RunDirectory]:
+    """An attempt of a run directory, the latest or a fresh one, locked against a second process.
+
+    Raises:
+        MeasurementError: the folder cannot be used.
+        Occupied: another process measures in it.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = (root / ".lock").open("a+")
+    except OSError as error:
+        raise MeasurementError(
+            f"{root} cannot be used as a run directory: {error.strerror or error}",
+            hint="choose another --run-dir",
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Occupied(
+                f"another servanda is measuring in {root}",
+                hint="wait for it, or choose another --run-dir",
+            ) from None
+        run = RunDirectory(root, attempt or latest(root, fresh=fresh))
+        for partial in run.path.rglob(f"*{_PARTIAL}"):
+            partial.unlink()
+        yield run

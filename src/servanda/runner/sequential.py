@@ -1,0 +1,155 @@
+# Gathering: a plan measured until more could change nothing, and the verdict on what there is.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from servanda.contract.identity import EvidenceKey, differences
+from servanda.engines.faults import signatures
+from servanda.errors import Interrupted
+from servanda.judgement.evidence import Evidence, GoldenRun, Once, weigh, weigh_golden, weigh_once
+from servanda.judgement.plan import Plan
+from servanda.judgement.power import power
+from servanda.judgement.schedule import Schedule
+from servanda.judgement.verdict import Circumstances, Verdict, judge
+from servanda.runner.measurement import Measurement, Open, Progress, Watch, unwatched
+from servanda.runner.run_directory import RunDirectory
+
+Deadline = Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What was measured of a plan, and what it weighs.
+
+    Args:
+        once: timed requests, batches, corners of the envelope, by their source.
+        fingerprints: of each kernel by its side, key by key.
+        differences: what the sides' files say otherwise, one sentence each.
+    """
+
+    key: EvidenceKey
+    golden: GoldenRun | None
+    once: Once
+    evidence: Evidence
+    fingerprints: Mapping[str, Mapping[str, str]]
+    differences: tuple[str, ...] = ()
+
+
+def gather(
+    plan: Plan,
+    run: RunDirectory,
+    open_: Open,
+    watch: Watch | None,
+    deadline: Deadline | None = None,
+) -> Gathered:
+    """Measure round by round, and stop when no more rounds could change what counts.
+
+    Of a live leg every round that has closed is weighed: what users were answered happened,
+    and a guard speaks at every look.
+
+    Args:
+        deadline: whether the time is over; no round starts after that.
+
+    Raises:
+        MeasurementError: an engine, a worker or the disk failed, or identity was refused.
+        Interrupted: Ctrl-C; what was measured is kept.
+    """
+    watch = watch or unwatched
+    try:
+        with Measurement(plan, run, open_, watch) as measurement:
+            golden = measurement.golden()
+            once = measurement.once()
+            evidence = weigh_once(plan, measurement.key, once)
+            if golden:
+                evidence += weigh_golden(plan, measurement.key, golden)
+            for schedule in plan.schedules:
+                evidence += _until_decided(plan, measurement, evidence, schedule, watch, deadline)
+            found = measurement.descriptions
+            fingerprints = {side: d.fingerprint for side, d in found.items()}
+            odd = differences(found["train"], found["infer"])
+            return Gathered(measurement.key, golden, once, evidence, fingerprints, odd)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"stopped; what was measured is kept in {run.path}",
+            hint="the same command goes on from there",
+        ) from None
+
+
+def concluded(
+    plan: Plan,
+    evidence: Evidence,
+    circumstances: Circumstances = Circumstances(),  # noqa: B008 - frozen
+    deadline: Deadline | None = None,
+) -> Verdict:
+    """The verdict on evidence, with why it ended and which faults it would have caught."""
+    verdict = judge(plan, evidence)
+    verdict = replace(
+        verdict,
+        circumstances=replace(circumstances, stopped=_why_stopped(plan, evidence, verdict)),
+        power=power(plan, evidence, signatures.catalogue()),
+    )
+    return _out_of_time(verdict) if deadline is not None and deadline() else verdict
+
+
+def _why_stopped(plan: Plan, evidence: Evidence, verdict: Verdict) -> str:
+    """What ended a run that its time did not: see `Circumstances.stopped`."""
+    if verdict.decided:
+        return "decided"
+    short = [
+        schedule.name
+        for schedule in plan.schedules
+        if sum(part.groups for part in evidence.closed(schedule.name)) < schedule.last
+    ]
+    if plan.live:
+        return "traffic" if short else "size"
+    return "broken" if any(verdict.broken_on(name) for name in short) else "size"
+
+
+def _out_of_time(verdict: Verdict) -> Verdict:
+    """The verdict of a run that its time ended: what is open says so; stopping is valid (law 5)."""
+    if verdict.decided:
+        return verdict
+    over = "the time was over before this was decided"
+    cells = [
+        # where nothing was measured, what a cell says of its workload is not the reason
+        c.but(note=f"{over}; {c.note}" if c.note and c.n else over) if c.open else c
+        for c in verdict.cells
+    ]
+    circumstances = replace(verdict.circumstances, stopped="time")
+    return replace(verdict, cells=tuple(cells), circumstances=circumstances)
+
+
+def _until_decided(
+    plan: Plan,
+    measurement: Measurement,
+    before: Evidence,
+    schedule: Schedule,
+    watch: Watch,
+    deadline: Deadline | None,
+) -> Evidence:
+    """A workload's rounds, as many as it takes, and as the time allows."""
+    name = schedule.name
+    what = "prompt groups" if len(plan.schedules) == 1 else f"prompt groups of {name}"
+    found = Evidence(before.key, before.plan)
+    arrived = schedule.rounds * schedule.workload.round
+    watch(Progress(what, 0, arrived if plan.live else schedule.first))
+    if deadline is not None and deadline():
+        return found
+    for measured in measurement.rounds(schedule):
+        found += weigh(plan, before.key, [measured])
+        launched = sum(r.groups for r in found.closed(name))
+        if plan.live:
+            watch(Progress(what, launched, arrived))
+        else:
+            look = judge(plan, before + found, intervals=False)
+            total = min(launched + (look.more_of(name) or 0), schedule.last)
+            watch(Progress(what, launched, total))
+            if launched >= schedule.first and look.decided_on(name):
+                break
+            if launched >= max(schedule.first, schedule.last // 10) and look.broken_on(name):
+                break  # slices that are near their limits cannot mend it
+        if deadline is not None and deadline():
+            break
+    return found

@@ -1,0 +1,1 @@
+# Theory: divergences, bounds and sequential statistics.  Pure: numbers in, numbers out.

@@ -1,0 +1,204 @@
+# What a divergence is: one quantity, with the forms in which it can be known.
+#
+# One sign everywhere: log_ratio = logp_train - logp_infer, and the tokens came from the
+# infer kernel.  Axes: N sampled tokens, R positions, V vocabulary.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.errors import EvidenceError
+from servanda.registry import Registry
+from servanda.theory.divergence.pairs import Floats, Pairs
+from servanda.theory.sampling import log_softmax
+
+Form = Literal["logprob", "top1", "logits", "topk"]
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A quantity and its forms.
+
+    Args:
+        unit: "nat", or "" for a pure number.
+        outcome: whether it is defined on a slice of outcomes, by what was sampled.
+        forms: "logprob" works on the sampled token's two logprobs, "top1" on the two best
+            tokens, "logits" on whole rows (exact), "topk" on the likeliest tokens (an
+            interval that holds the exact value).
+        spans: smallest and largest value that each form can give.
+        sources: where each form comes from.
+    """
+
+    name: str
+    unit: str
+    outcome: bool = False
+    forms: dict[Form, Callable[..., Floats]] = field(default_factory=dict)
+    spans: dict[Form, Span] = field(default_factory=dict)
+    sources: dict[Form, str] = field(default_factory=dict)
+
+    @property
+    def sampled_form(self) -> Form | None:
+        """The form on sampled tokens; None where full rows are needed."""
+        return next((form for form in ("logprob", "top1") if form in self.forms), None)
+
+    def span_of(self, form: Form) -> Span:
+        """Smallest and largest value that a form can give."""
+        return self.spans[form]
+
+    @property
+    def span(self) -> Span:
+        """Of one sampled token; of a whole row where there is no sampled form."""
+        return self.span_of(self.sampled_form or "logits")
+
+    @property
+    def bounded(self) -> bool:
+        return bool(np.isfinite(self.span).all())
+
+    @property
+    def signed(self) -> bool:
+        """Whether a value may be negative."""
+        return self.span[0] < 0
+
+
+DIVERGENCES: Registry[Divergence] = Registry("metric")
+
+
+def divergence(
+    name: str, *, needs: Form, unit: str, span: Span, source: str, outcome: bool = False
+) -> Callable[[Callable[..., Floats]], Callable[..., Floats]]:
+    """Register one form of a quantity; a second form of the same name joins the first."""
+
+    def decorate(function: Callable[..., Floats]) -> Callable[..., Floats]:
+        if name not in DIVERGENCES:
+            DIVERGENCES.add(name, Divergence(name, unit, outcome))
+        metric = DIVERGENCES[name]
+        if (metric.unit, metric.outcome) != (unit, outcome):
+            raise ValueError(f"two forms of metric {name!r} differ in unit or outcome")
+        if needs in metric.forms:
+            raise ValueError(f"metric {name!r} has its {needs!r} form already")
+        metric.forms[needs] = function
+        metric.spans[needs] = span
+        metric.sources[needs] = source
+        return function
+
+    return decorate
+
+
+def log_ratio(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
+    """log(p_train / p_infer) of sampled tokens in float64, [N], nats.
+
+    -inf where the train kernel gives a token no mass: that is evidence, not a gap.
+
+    Raises:
+        EvidenceError: shapes differ, or a logprob is NaN, +inf, or -inf on infer: a token
+            that was drawn had mass, so such a record is broken and counts as missing.
+    """
+    train_N = np.asarray(logp_train_N, dtype=np.float64)
+    infer_N = np.asarray(logp_infer_N, dtype=np.float64)
+    if train_N.shape != infer_N.shape:
+        raise EvidenceError(f"{train_N.shape} train logprobs for {infer_N.shape} infer logprobs")
+    if not np.isfinite(infer_N).all() or np.isnan(train_N).any() or np.isposinf(train_N).any():
+        raise EvidenceError(
+            "a sampled token has no usable logprob", hint="drop unusable tokens as missing first"
+        )
+    return train_N - infer_N
+
+
+class LogitRows:
+    """Two kernels' raw logits at the same positions, and what is computed from them once.
+
+    Rows are worked in float64.  The difference of logits is formed before any normaliser
+    is taken off it, so that two nearly equal rows do not lose their digits.
+
+    Args:
+        train_RV, infer_RV: raw logits, [R, V]; -inf marks a token without mass.
+    """
+
+    def __init__(self, train_RV: NDArray[np.floating], infer_RV: NDArray[np.floating]) -> None:
+        if train_RV.shape != infer_RV.shape:
+            raise EvidenceError(f"{train_RV.shape} train logits for {infer_RV.shape} infer logits")
+        self.train_RV = np.asarray(train_RV, dtype=np.float64)
+        self.infer_RV = np.asarray(infer_RV, dtype=np.float64)
+
+    @cached_property
+    def usable_R(self) -> NDArray[np.bool_]:
+        """Rows without NaN or +inf, and with some mass on both sides."""
+        usable_R = np.ones(len(self.train_RV), dtype=bool)
+        for side_RV in (self.train_RV, self.infer_RV):
+            top_R = side_RV.max(axis=-1)  # NaN propagates through max
+            usable_R &= np.isfinite(top_R)
+        return usable_R
+
+    @cached_property
+    def train_logp_RV(self) -> Floats:
+        return log_softmax(self.train_RV)
+
+    @cached_property
+    def infer_logp_RV(self) -> Floats:
+        return log_softmax(self.infer_RV)
+
+    @cached_property
+    def neither_RV(self) -> NDArray[np.bool_]:
+        """Tokens to which neither side gives mass."""
+        return np.isneginf(self.train_RV) & np.isneginf(self.infer_RV)
+
+    @cached_property
+    def drift_RV(self) -> Floats:
+        """train - infer logits; 0 where neither side has mass, +-inf where one has none."""
+        with np.errstate(invalid="ignore"):
+            return np.where(self.neither_RV, 0.0, self.train_RV - self.infer_RV)
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """p, q and what divergences share, [R, V]."""
+        return Pairs(self.train_logp_RV, self.infer_logp_RV, self.log_weight_RV)
+
+    @cached_property
+    def log_weight_RV(self) -> Floats:
+        """log(p_train / p_infer) of every token, exact to the last digits near 0.
+
+        The shift between the two normalisers is log E_infer exp(drift), taken around a
+        drift of the row's own size so that expm1 and log1p keep the small digits.  0 where
+        neither side has mass.
+        """
+        q_RV = np.exp(self.infer_logp_RV)
+        finite_RV = np.isfinite(self.drift_RV)
+        drift_RV = np.where(finite_RV, self.drift_RV, 0.0)
+        middle_R1 = (q_RV * drift_RV).sum(axis=-1, keepdims=True)
+        centred_RV = np.where(self.neither_RV, 0.0, drift_RV - middle_R1)
+        # row by row: a row that differs grossly must not cost its neighbours their digits
+        near_R1 = (finite_RV & (np.abs(centred_RV) < 1.0)).all(axis=-1, keepdims=True)
+        small_RV = np.where(near_R1, centred_RV, 0.0)
+        shift_R1 = np.log1p((q_RV * np.expm1(small_RV)).sum(axis=-1, keepdims=True))
+        with np.errstate(invalid="ignore"):
+            weight_RV = np.where(
+                near_R1, small_RV - shift_R1, self.train_logp_RV - self.infer_logp_RV
+            )
+        return np.where(self.neither_RV, 0.0, weight_RV)
+
+
+def exact(name: str, rows: LogitRows) -> Floats:
+    """The exact value of a metric at each position, [R]; NaN where a row is unusable."""
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        values_R = DIVERGENCES[name].forms["logits"](rows)
+    return np.where(rows.usable_R, values_R, np.nan)
+
+
+def sampled(name: str, columns: Mapping[str, Floats]) -> Floats:
+    """The value of a metric at each sampled token, [N].
+
+    Args:
+        columns: "logp_train", "logp_infer", and for flips "top1_train", "top1_infer".
+    """
+    forms = DIVERGENCES[name].forms
+    if "logprob" in forms:
+        with np.errstate(over="ignore"):  # a weight beyond the range of floats is infinite
+            return forms["logprob"](columns["logp_train"], columns["logp_infer"])
+    return forms["top1"](columns["top1_train"], columns["top1_infer"])

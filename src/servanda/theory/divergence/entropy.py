@@ -1,0 +1,34 @@
+# Entropy: whether one kernel is surer of its next token than the other.
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from servanda.theory.divergence.base import LogitRows, divergence
+from servanda.theory.divergence.pairs import Floats
+
+
+@divergence(
+    "entropy_nats",
+    needs="logits",
+    unit="nat",
+    span=(0.0, math.inf),
+    source="|H(train) - H(infer)|, Shannon 1948",
+)
+def entropy_gap(rows: LogitRows) -> Floats:
+    """|H(train) - H(infer)| of each row, [R], nats.
+
+    Worked as sum (p - q) log q + p log(p/q), so that it is not the difference of two large
+    numbers.  Finite also where the supports differ; 0 does not mean that the rows agree.
+    """
+    pairs = rows.pairs
+    p_RV = pairs.larger + np.minimum(pairs.difference, 0.0)
+    only_train_RV = np.isposinf(pairs.log_weight)
+    only_infer_RV = np.isneginf(pairs.log_weight)
+    # where one side has no mass, the other adds its own p log p and nothing else
+    logq_RV = np.where(np.isneginf(pairs.infer_logp), 0.0, pairs.infer_logp)
+    weight_RV = np.where(only_infer_RV, 0.0, pairs.log_weight)
+    weight_RV = np.where(only_train_RV, pairs.train_logp, weight_RV)
+    return np.abs((pairs.difference * logq_RV + p_RV * weight_RV).sum(axis=-1))

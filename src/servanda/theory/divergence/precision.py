@@ -1,0 +1,87 @@
+# Capture: the precision that logprobs are recorded in, and what it costs (law 9).
+#
+# Rounding a logprob to t significand bits moves it by at most half a unit in its last place:
+# eta = 2^(k - t) for |logp| in [2^k, 2^(k+1)).  Two kernels that agree to the last bit then
+# read as if they diverged, and no limit below that can be held to.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from servanda.theory.divergence import DIVERGENCES, sampled
+from servanda.theory.sampling import Floats
+
+# significand bits, the hidden one included
+CAPTURES: Mapping[str, int] = MappingProxyType(
+    {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+)
+TYPICAL_NATS = 3.0  # a token of an open text: |logp| in [2, 4), where eta is 2^(1 - t)
+_GRID = 2049
+
+
+def eta(capture: str, nats: float = TYPICAL_NATS) -> float:
+    """The largest error of a recorded logprob of that size, nats.
+
+    >>> eta("bfloat16", 0.3) == 2**-10, eta("bfloat16", 5.0) == 2**-6
+    (True, True)
+    """
+    _, exponent = np.frexp(nats)
+    return float(2.0 ** (int(exponent) - 1 - CAPTURES[capture]))
+
+
+def errors(values: Floats, capture: str) -> Floats:
+    """eta of each recorded logprob, nats; 0 where it is not finite.
+
+    A value that was rounded up to a power of 2 has the larger eta, so this bounds it as well.
+    """
+    _, exponent = np.frexp(np.where(np.isfinite(values), values, 0.0))
+    return np.where(np.isfinite(values), np.ldexp(1.0, exponent - 1 - CAPTURES[capture]), 0.0)
+
+
+def rounded(values: Floats, capture: str) -> Floats:
+    """The values as a record of that precision returns them, in float64."""
+    if capture == "bfloat16":  # numpy has none: 8 bits of the float32 significand
+        part, exponent = np.frexp(values)
+        kept = np.ldexp(np.rint(np.ldexp(part, CAPTURES[capture])), exponent - CAPTURES[capture])
+        return np.where(np.isfinite(values), kept, values)
+    return values.astype(capture).astype(np.float64)
+
+
+def captured(values: Floats) -> str:
+    """The coarsest format in which every value is exact: what a record was kept in.
+
+    >>> captured(np.float32([-0.1, -2.7]).astype(float)), captured(np.array([-0.1, -2.7]))
+    ('float32', 'float64')
+    """
+    known = values[np.isfinite(values) & (values != 0)]
+    by_bits = sorted(CAPTURES, key=CAPTURES.__getitem__)
+    exact = (c for c in by_bits if len(known) and np.array_equal(rounded(known, c), known))
+    return next(exact, by_bits[-1])
+
+
+def capture_floor(metric: str, capture: str, aggregate: str = "mean") -> float:
+    """The smallest value of a sampled metric that such a record can resolve.
+
+    What two identical kernels read when the logprob of one is rounded: the error is spread
+    evenly over [-eta, eta] (its mean is the floor of a mean, its largest value that of a
+    percentile or a maximum).  For k3 that is eta^2 / 6, for tv eta / 4.
+
+    Args:
+        metric: a divergence; one without a form on logprobs has no such floor (0).
+        capture: the coarser side's.
+
+    Returns:
+        In units of the metric, for tokens of TYPICAL_NATS.
+    """
+    if metric not in DIVERGENCES or "logprob" not in DIVERGENCES[metric].forms:
+        return 0.0
+    error_N = np.linspace(-1.0, 1.0, _GRID) * eta(capture)
+    exact_N = np.full_like(error_N, -TYPICAL_NATS)
+    values_N = sampled(metric, {"logp_train": exact_N + error_N, "logp_infer": exact_N})
+    if aggregate != "mean":
+        return float(values_N.max())
+    # the errors of a signed metric average out
+    return 0.0 if DIVERGENCES[metric].signed else float(values_N.mean())

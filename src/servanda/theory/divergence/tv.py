@@ -1,0 +1,34 @@
+# Total variation: half the L1 distance of two next-token distributions.
+
+from __future__ import annotations
+
+import numpy as np
+
+from servanda.theory.divergence.base import LogitRows, divergence, log_ratio
+from servanda.theory.divergence.pairs import Floats, Pairs
+
+_SPAN = (0.0, 1.0)
+
+
+def tv_terms(pairs: Pairs) -> Floats:
+    """|p - q| / 2 of each token, which loses no digit where p and q are nearly equal."""
+    return -0.5 * pairs.larger * pairs.fall
+
+
+@divergence("tv", needs="logits", unit="", span=_SPAN, source="definition")
+def tv_exact(rows: LogitRows) -> Floats:
+    """TV(train, infer) of each row, [R], in [0, 1]."""
+    return np.minimum(tv_terms(rows.pairs).sum(axis=-1), 1.0)
+
+
+@divergence("tv", needs="logprob", unit="", span=_SPAN, source="TV = E_infer (1 - w)^+")
+def tv_sampled(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
+    """(1 - w)^+ of each sampled token, [N], in [0, 1]; its mean under infer is the TV.
+
+    Unbiased without any support assumption: mass that infer can never draw is counted,
+    because the drawn tokens then weigh less than 1 on average.
+
+    >>> tv_sampled(np.log([0.25]), np.log([0.5])).tolist()
+    [0.5]
+    """
+    return -np.expm1(np.minimum(log_ratio(logp_train_N, logp_infer_N), 0.0))

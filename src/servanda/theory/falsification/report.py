@@ -1,0 +1,239 @@
+# Findings: what the theorems and the procedures came to, for a person, a page or a program.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from servanda.theory.bounds import ASSUMPTIONS, THEOREMS
+from servanda.theory.falsification.base import Tightness, falsify
+from servanda.theory.falsification.procedures import Row, simulate
+from servanda.theory.falsification.scenarios import SCENARIOS
+from servanda.theory.falsification.simulation import ALPHA
+
+Tell = Callable[[str, int, int], None]
+_THEOREM_HEAD = (
+    "theorem",
+    "standing",
+    "sharp",
+    "assumes",
+    "cases",
+    "violations",
+    "tightest",
+    "typical",
+)
+_ROW_HEAD = ("scenario", "procedure", "", "wrong", "allowed", "times alpha", "which")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Every theorem under its challenge, and every procedure under every scenario."""
+
+    theorems: tuple[Tightness, ...]
+    procedures: tuple[Row, ...]
+    cases: int
+    runs: int
+    seed: int
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What must not be: a broken theorem, a procedure of ours beyond its margin."""
+        return (
+            *(
+                f"{t.theorem} is broken in {t.violations:,} of {t.cases:,} cases: {t.worst}"
+                for t in self.theorems
+                if t.violations
+            ),
+            *(
+                f"{r.procedure} ({r.scenario}) is wrong in {r.wrong:.1%} of {r.runs:,} runs, "
+                f"{r.allowed:.1%} are allowed"
+                for r in self.procedures
+                if r.ours and r.beyond
+            ),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "cases": self.cases,
+            "runs": self.runs,
+            "seed": self.seed,
+            "alpha": ALPHA,
+            "faults": list(self.faults),
+            "theorems": [_theorem_of(t) for t in self.theorems],
+            "procedures": [
+                asdict(r) | {"allowed": r.allowed, "ratio": r.ratio, "beyond": r.beyond}
+                for r in self.procedures
+            ],
+        }
+
+
+def find(cases: int, runs: int, seed: int, tell: Tell = lambda *_: None) -> Findings:
+    """Put every theorem and every procedure to the test.
+
+    Args:
+        cases: exact values of each theorem, about.
+        runs: of each scenario.
+        tell: called with (what, done, of how many) before each and at the end.
+    """
+    theorems: list[Tightness] = []
+    for i, name in enumerate(THEOREMS):
+        tell("theorems", i, len(THEOREMS))
+        rng = np.random.default_rng([seed, *name.encode()])
+        theorems.append(falsify(name, rng, cases))
+    tell("theorems", len(THEOREMS), len(THEOREMS))
+    rows: list[Row] = []
+    for i, name in enumerate(SCENARIOS):
+        tell("scenarios", i, len(SCENARIOS))
+        rows += simulate(name, runs, seed)
+    tell("scenarios", len(SCENARIOS), len(SCENARIOS))
+    return Findings(tuple(theorems), tuple(rows), cases, runs, seed)
+
+
+def text(found: Findings) -> str:
+    """For a terminal."""
+    return "\n\n".join(
+        [
+            _aligned([_THEOREM_HEAD, *map(_theorem_row, found.theorems)]),
+            _aligned([_ROW_HEAD, *map(_row, found.procedures)]),
+            *(f"fault: {fault}" for fault in found.faults),
+        ]
+    )
+
+
+_PAGE = """\
+# What tries to break the theorems and the procedures
+
+A verdict rests on theorems (from the drift of a kernel to rewards and gradients) and on procedures
+(from tokens to an answer while somebody watches). This page is written by `make theory`, which is
+
+```sh
+servanda bench theory --cases {cases} --runs {runs} --seed {seed} --format markdown
+```
+
+and exits 1 if a theorem is broken or a procedure of ours is wrong more often than it may be.
+
+{faults}
+
+## The theorems
+
+Each is held against exact values: kernels small enough to enumerate, drawn at random, and others
+made to come near the bound. Drifts are climbed towards the bounds in osc, rewards and groups
+towards those of the gradient of whole answers; elsewhere nothing is climbed. Nothing is estimated,
+so one value beyond its bound by more than rounding is a *violation*. *Tightest* is the largest
+exact value over its bound, 1 where a case attains it; *typical* is the median. Trials of a lemma or
+of a part count as cases, and for neither of the two. *Sharp* says that some kernels attain the
+bound or come as near to it as one likes, at any drift or as the drift vanishes, for answers of any
+length. A bound that is not sharp may be attained where answers are short, as its tightest value
+shows. *Standing* is what a number is once its inputs are certified.
+
+{theorems}
+
+What they assume beside their inputs. A test can only reject an assumption.
+
+{assumptions}
+
+## The procedures
+
+Each row is {runs} seeded runs. A procedure is asked about a limit that is exactly the truth, after
+every round, so every answer is wrong; *wrong* is the share of runs in which it ever gave one, for
+`holds` or for `violated`, *which* of the two is worse. Each may err in {alpha:.0%} of the runs; a
+simulated rate passes up to that plus the one-sided 99 % binomial margin of its number of runs
+(*allowed*). For e-BH and its neighbours it is the mean share of false discoveries when the first
+one is made. The gate `mean <= limit` is given a start: its limits lie 10 % beside the truth. "Once"
+is one look, at the end.
+
+Rows marked *ours* are what Servanda uses. The others are habits, on the same streams.
+
+{scenarios}
+
+{procedures}
+
+Ours stay far below what is allowed: a mixture over many bets is cautious, and its promise covers
+all looks that anybody will ever take, of which these are the first. How often whole verdicts are
+wrong is [another page](truth.md).
+"""
+
+
+def markdown(found: Findings) -> str:
+    """The page docs/explanation/falsification.md."""
+    assumed = {key for t in found.theorems for key in THEOREMS[t.theorem].assumes}
+    head = (*_THEOREM_HEAD, "what it says")
+    rows = [(*_theorem_row(t), THEOREMS[t.theorem].statement) for t in found.theorems]
+    rows = [(f"`{name}`", *rest) for name, *rest in rows]
+    broken = "\n".join(f"- **{fault}**" for fault in found.faults)
+    return _PAGE.format(
+        cases=found.cases,
+        runs=found.runs,
+        seed=found.seed,
+        alpha=ALPHA,
+        faults=broken or "It found no violation, and nothing of ours beyond its margin.",
+        theorems=_piped([head, *rows]),
+        assumptions="\n".join(
+            f"- **{key}**: {a.text}{_kept(a.tested_by, a.kept_by)}."
+            for key, a in ASSUMPTIONS.items()
+            if key in assumed
+        ),
+        scenarios="\n".join(f"- **{s.name}**: {s.about}." for s in SCENARIOS.values()),
+        procedures=_piped([_ROW_HEAD, *map(_row, found.procedures)]),
+    )
+
+
+def _kept(tested_by: tuple[str, ...], kept_by: str) -> str:
+    tested = f"; tested by {', '.join(f'`{name}`' for name in tested_by)}" if tested_by else ""
+    return tested + (f"; {kept_by}" if kept_by else "")
+
+
+def _theorem_of(t: Tightness) -> dict[str, Any]:
+    theorem = THEOREMS[t.theorem]
+    return asdict(t) | {
+        "standing": theorem.standing,
+        "sharp": theorem.sharp,
+        "assumes": list(theorem.assumes),
+        "source": theorem.source,
+        "statement": theorem.statement,
+    }
+
+
+def _theorem_row(t: Tightness) -> tuple[str, ...]:
+    theorem = THEOREMS[t.theorem]
+    return (
+        t.theorem,
+        theorem.standing,
+        "sharp" if theorem.sharp else "",
+        ", ".join(theorem.assumes),
+        f"{t.cases:,}",
+        f"{t.violations:,}",
+        f"{t.tightest:.4f}",
+        f"{t.typical:.3f}",
+    )
+
+
+def _row(r: Row) -> tuple[str, ...]:
+    ours = "ours" if r.ours else ""
+    return (
+        r.scenario,
+        r.procedure,
+        ours,
+        f"{r.wrong:.1%}",
+        f"{r.allowed:.1%}",
+        f"{r.ratio:.2f}",
+        r.answer,
+    )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _piped(rows: Sequence[Sequence[str]]) -> str:
+    head, *rest = rows
+    lines = [head, ["---"] * len(head), *rest]
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines
+    )

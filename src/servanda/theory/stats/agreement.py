@@ -1,0 +1,200 @@
+# Agreement: could the two logprobs of a token have disagreed, and did they ever?
+#
+# Two programs that evaluate one policy round differently.  Two columns that are equal in every
+# bit are one column: copied, or made by one program.  Equality tells only where it is unlikely
+# to come by chance: on tokens that neither side is nearly certain of.
+#
+# Logprobs that were stored in few digits coincide by chance.  Then those that do not coincide lie
+# a step of the storage apart, and sequences that are equal throughout stand beside others that
+# are equal but for a few tokens.  Copies have neither.
+#
+# Axes: S sequences, N tokens of all sequences one after another.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.theory.divergence.precision import CAPTURES, captured, errors
+
+Array = NDArray[Any]
+
+INFORMATIVE = 0.95  # probability below which a token's logprob is not rounded to that of others
+ENOUGH = 16  # informative tokens, or nothing is concluded
+MIXED = 0.01  # of the sequences: more identical ones among others are copies
+ROUNDING_NATS = 5e-6  # mean |log ratio|: float32 kernels of one program; bfloat16 makes 1e-3
+_CLOSE, _LONG = 0.5, 8  # of a sequence's tokens are equal, of so many at least
+_STEPS = 1.5  # of the storage: values that were rounded from neighbours are one apart
+_CHANCE = 1e-6  # that any one sequence is identical without a cause
+_COINCIDENCE = 0.01  # least share of tokens that are taken to coincide by chance
+_FIRST, _FAR = 16, 100  # sequences that are looked at first; times rounding that is far from it
+_DIGITS, _WRITTEN = 6, 1e-9  # decimals that a logprob may be stored in, and how exactly
+_FEW = 0.1  # sequences that are nearly equal, for each that is
+_BINS = 24  # identical sequences by the octave of their informative tokens
+_LIMIT_NATS = math.log(INFORMATIVE)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Counts over tokens that could have disagreed; `+` adds disjoint ones.
+
+    Args:
+        tokens: informative ones; equal: of those, with the same bits on both sides.
+        sequences: with an informative token.
+        identical: of those, the ones that are equal throughout, by octaves of their tokens.
+        identical_tokens: informative tokens in them.
+        distance: sum of |log ratio| over the informative tokens where it is finite, nats.
+        close: sequences of which most tokens are equal, and not all.
+        differing: informative tokens of those that are not equal; apart: of these, the ones that
+            rounding to what is stored does not explain.
+    """
+
+    tokens: int = 0
+    equal: int = 0
+    sequences: int = 0
+    identical: tuple[int, ...] = (0,) * _BINS
+    identical_tokens: int = 0
+    distance: float = 0.0
+    close: int = 0
+    differing: int = 0
+    apart: int = 0
+
+    @classmethod
+    def of(cls, logp_train_N: Array, logp_infer_N: Array, length_S: Array) -> Agreement:
+        """Of the judged tokens of some sequences, nats; NaN where there is none.
+
+        >>> Agreement.of(np.log([0.5, 0.2]), np.log([0.5, 0.3]), np.array([2])).equal
+        1
+        """
+        with np.errstate(invalid="ignore"):
+            told_N = (np.minimum(logp_train_N, logp_infer_N) < _LIMIT_NATS) & np.isfinite(
+                logp_infer_N
+            )
+            told_N &= ~np.isnan(logp_train_N) & (logp_train_N < np.inf)
+            distance_N = np.abs(logp_train_N - logp_infer_N)[told_N]
+        if not len(distance_N):
+            return cls()
+        sequence_N = np.repeat(np.arange(len(length_S)), length_S)[told_N]
+        n_S = np.bincount(sequence_N, minlength=len(length_S))
+        equal_S = np.bincount(sequence_N[distance_N == 0], minlength=len(length_S))
+        same_S = n_S[(n_S > 0) & (equal_S == n_S)]
+        close_S = (n_S >= _LONG) & (equal_S >= _CLOSE * n_S) & (equal_S < n_S)
+        differ_N = close_S[sequence_N] & (distance_N > 0)
+        apart = 0
+        if differ_N.any():
+            step_N = np.minimum(*(_step(of_N[told_N]) for of_N in (logp_train_N, logp_infer_N)))
+            apart = int((distance_N > _STEPS * step_N)[differ_N].sum())
+        octave_S = np.minimum(np.frexp(same_S)[1] - 1, _BINS - 1)
+        return cls(
+            len(distance_N),
+            int(equal_S.sum()),
+            int(np.count_nonzero(n_S)),
+            tuple(np.bincount(octave_S, minlength=_BINS).tolist()),
+            int(same_S.sum()),
+            float(distance_N[np.isfinite(distance_N)].sum(dtype=np.float64)),
+            int(close_S.sum()),
+            int(differ_N.sum()),
+            apart,
+        )
+
+    @classmethod
+    def of_rows(cls, logp_train_BT: Array, logp_infer_BT: Array, mask_BT: Array) -> Agreement:
+        """Of padded sequences, [B, T], at a few passes over them.
+
+        Where no sequence looks copied, not even for the most part, and the first ones differ by
+        far more than rounding, what they all differ by is not added up: their mean stands for it.
+        """
+        with np.errstate(invalid="ignore"):
+            # NaN and -inf of infer compare false; where train alone is unsure, the count is lower
+            told_BT = mask_BT & (logp_infer_BT < _LIMIT_NATS) & (logp_infer_BT > -np.inf)
+            equal_BT = logp_train_BT == logp_infer_BT
+            equal_BT &= told_BT
+            n_B, equal_B = (np.count_nonzero(of, axis=1) for of in (told_BT, equal_BT))
+            first = told_BT[:_FIRST] & ~equal_BT[:_FIRST]
+            moved = np.abs(logp_train_BT[:_FIRST] - logp_infer_BT[:_FIRST])[first]
+        moved = moved[np.isfinite(moved)]
+        mean = float(moved.mean(dtype=np.float64)) if len(moved) else 0.0
+        like = ((equal_B >= _CLOSE * n_B) & (n_B >= _LONG)) | ((equal_B == n_B) & (n_B > 0))
+        if len(n_B) <= _FIRST or mean <= _FAR * ROUNDING_NATS or like.any():
+            logp = (logp_train_BT[mask_BT], logp_infer_BT[mask_BT])
+            return cls.of(*logp, np.count_nonzero(mask_BT, axis=1))
+        tokens, equal = int(n_B.sum()), int(equal_B.sum())
+        return cls(tokens, equal, int(np.count_nonzero(n_B)), distance=mean * (tokens - equal))
+
+    def __add__(self, other: Agreement) -> Agreement:
+        return Agreement(
+            self.tokens + other.tokens,
+            self.equal + other.equal,
+            self.sequences + other.sequences,
+            tuple(a + b for a, b in zip(self.identical, other.identical, strict=True)),
+            self.identical_tokens + other.identical_tokens,
+            self.distance + other.distance,
+            self.close + other.close,
+            self.differing + other.differing,
+            self.apart + other.apart,
+        )
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether every token that could have disagreed is equal in every bit."""
+        return 0 < self.tokens == self.equal
+
+    @property
+    def copies(self) -> int:
+        """Identical sequences that are too long to be identical by chance, beside others.
+
+        The chance is that of tokens in the sequences that do differ: two close kernels whose
+        logprobs were stored in bfloat16 coincide on most of their tokens.
+        """
+        others = self.tokens - self.identical_tokens
+        if not others:
+            return sum(self.identical)
+        share = (self.equal - self.identical_tokens) / others
+        least = math.log(_CHANCE) / math.log(min(max(share, _COINCIDENCE), 1 - 1e-9))
+        return sum(n for octave, n in enumerate(self.identical) if 2**octave >= least)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether copies stand among sequences that differ by more than rounding.
+
+        Where equality comes by chance, more than a few sequences miss it by some tokens.
+        """
+        among = not self.everywhere and self.copies > max(1, MIXED * self.sequences)
+        return among and self.close <= _FEW * self.copies and not self.one_program
+
+    @property
+    def mostly(self) -> bool:
+        """Whether sequences are equal but for tokens that differ by more than rounding."""
+        many = self.close > max(1, MIXED * self.sequences)
+        return many and 2 * self.apart > self.differing and not self.one_program
+
+    @property
+    def one_program(self) -> bool:
+        """Whether what does differ, differs by no more than float32 rounding makes."""
+        differing = self.tokens - self.equal
+        return (
+            differing > 0 and self.tokens >= ENOUGH and (self.distance <= ROUNDING_NATS * differing)
+        )
+
+    @property
+    def mean_distance(self) -> float:
+        """Mean |log ratio| over the tokens that differ, nats; NaN where none does."""
+        differing = self.tokens - self.equal
+        return self.distance / differing if differing else math.nan
+
+
+def _step(logp_N: Array) -> Array:
+    """Between a recorded logprob and its neighbour in what it is stored in, nats, [N]."""
+    capture = captured(logp_N)
+    known_K = logp_N[np.isfinite(logp_N)]
+    # decimals may be held in float32; what coarser formats hold lies near some decimals, too
+    fine = CAPTURES[capture] >= CAPTURES["float32"]
+    held_K = np.maximum(errors(known_K, capture), _WRITTEN) if fine else _WRITTEN
+    for digits in range(1, _DIGITS + 1):
+        if (np.abs(known_K - np.round(known_K, digits)) <= held_K).all():
+            return np.full(len(logp_N), 10.0**-digits)
+    return 2 * errors(logp_N, capture)

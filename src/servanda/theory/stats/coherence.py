@@ -1,0 +1,59 @@
+# Coherence: can the two logprobs be those of two distributions, and infer's the one drawn from?
+#
+# E_infer w is the train kernel's mass on what infer can draw, w = p / q: never above 1,
+# whatever the two kernels are.  So 1 + t (min(w, C) - 1) has a mean of at most 1 for every
+# t in [0, 1], and the products over tokens can only reject.  A mean of w *below* 1 is no
+# evidence of anything: weights are skewed, and most samples lie below their mean.
+#
+# It sees raw logprobs on infer beside processed ones on train, logprobs of other tokens, and
+# probabilities that add up to more than 1.  It does not see another temperature of train:
+# that is another distribution, and what `tv` measures.
+#
+# Recorded weights are not the kernels' own: rounding both logprobs moves log w by at most the
+# sum of their two errors.  Each weight is taken at its lower end, so that a coarse record of
+# honest kernels rejects nothing, whatever it was rounded to.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from servanda.theory.stats.log_moment import Floats
+from servanda.theory.stats.refutation import Refutation
+
+CAP = 10.0  # on w: no single token can then reject alone
+_BETS: Floats = np.geomspace(0.01, 0.99, 16)
+_SLACK = 1e-6  # nats, at least: logprobs may have been in float32 before they were recorded
+
+
+@dataclass(frozen=True)
+class Coherence(Refutation):
+    """Evidence that E_infer w > 1."""
+
+    @classmethod
+    def of(
+        cls,
+        log_ratio_N: Floats,
+        missing: int = 0,
+        error_N: Floats | float = 0.0,
+        count_N: Floats | None = None,
+    ) -> Coherence:
+        """Of one closed round of log-ratios log p - log q, nats, in launch order.
+
+        Args:
+            log_ratio_N: -inf where train gives no mass; neither NaN nor +inf.
+            missing: tokens that were launched and have no value: each is charged w = 0.
+            error_N: the most that rounding moved each log-ratio by, nats; see `precision.errors`.
+            count_N: of how many tokens each log-ratio is; default one.
+
+        Source:
+            I. Waudby-Smith, A. Ramdas, Estimating means of bounded random variables by betting,
+            2024; the cap and the bets are ours.
+        """
+        least_N = log_ratio_N - np.maximum(error_N, _SLACK)
+        weight_N = np.minimum(np.exp(np.minimum(least_N, np.log(CAP))), CAP)
+        count_N = np.ones(len(weight_N)) if count_N is None else count_N
+        sums = np.log1p(_BETS[:, None] * (weight_N - 1)) @ count_N
+        sums += missing * np.log1p(-_BETS)
+        return cls(int(count_N.sum()), tuple(sums.tolist()), missing)

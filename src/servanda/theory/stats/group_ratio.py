@@ -1,0 +1,129 @@
+# GroupRatio: evidence about a token-weighted mean over a population of prompt groups.
+#
+# The estimand is E[sum of x over the slice's tokens] / E[tokens in the slice], for a
+# prompt group drawn at random.  It is below m exactly when E Z < m for
+#     Z = m + sum (x_t - m) / capacity   in [0, 1],
+# capacity = the largest number of slice tokens that any group can have, fixed in the plan.
+# Z depends on m, so (sum of x, tokens) is kept for each group.  A mean of per-sequence
+# means would be another, wrong number: lengths are random and go with the divergence.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.errors import EvidenceError
+from servanda.theory.stats.log_moment import NEG, POS, log_mean_exp
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class GroupRatio:
+    """Per prompt group of a slice: sum of x, tokens with a value, tokens without.
+
+    Groups that have no token in the slice leave every statement as it was; they are
+    counted (`launched`) but not stored.  A missing token counts as x = 1 for `holds` and
+    as x = 0 for `violated`.
+    """
+
+    capacity: int
+    launched: int = 0
+    total_G: Floats = field(default_factory=lambda: np.zeros(0))
+    tokens_G: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    missing_G: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def __post_init__(self) -> None:
+        total_G, tokens_G, missing_G = self.total_G, self.tokens_G, self.missing_G
+        # a hair above is rounding of a sum of ones
+        right_G = (total_G >= 0.0) & (total_G <= tokens_G * (1 + 1e-12))
+        right_G &= tokens_G + missing_G <= self.capacity
+        if not right_G.all():
+            g = int(np.flatnonzero(~right_G)[0])
+            raise EvidenceError(
+                f"a prompt group has sum {total_G[g]} over {tokens_G[g]} tokens and "
+                f"{missing_G[g]} missing ones, with room for {self.capacity}"
+            )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GroupRatio) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        """Every digit of every group: a digest of evidence is taken of it."""
+        parts = [a.tolist() for a in (self.total_G, self.tokens_G, self.missing_G)]
+        return f"GroupRatio({self.capacity}, {self.launched}, {', '.join(map(str, parts))})"
+
+    @classmethod
+    def join(cls, capacity: int, parts: Sequence[GroupRatio]) -> GroupRatio:
+        """Disjoint rounds of one plan as one."""
+        for part in parts:
+            if part.capacity != capacity:
+                raise EvidenceError(
+                    f"groups of at most {capacity} and of at most {part.capacity} tokens "
+                    "come from two plans"
+                )
+        if not parts:
+            return cls(capacity)
+        return cls(
+            capacity,
+            sum(p.launched for p in parts),
+            np.concatenate([p.total_G for p in parts]),
+            np.concatenate([p.tokens_G for p in parts]),
+            np.concatenate([p.missing_G for p in parts]),
+        )
+
+    @property
+    def n(self) -> int:
+        """Prompt groups that met the slice."""
+        return len(self.tokens_G)
+
+    @cached_property
+    def missing(self) -> int:
+        """Tokens without a value."""
+        return int(self.missing_G.sum())
+
+    @cached_property
+    def known(self) -> int:
+        """Tokens with a value."""
+        return int(self.tokens_G.sum())
+
+    @cached_property
+    def total(self) -> float:
+        """Sum of x over them."""
+        return math.fsum(self.total_G.tolist())
+
+    @property
+    def mean(self) -> float:
+        """Token-weighted mean of what was measured; NaN where nothing was."""
+        return self.total / self.known if self.known else math.nan
+
+    def _z(self, limit: float, missing_as: float) -> Floats:
+        tokens_G = self.tokens_G + self.missing_G
+        excess_G = self.total_G + missing_as * self.missing_G - limit * tokens_G
+        return np.clip(limit + excess_G / self.capacity, 0.0, 1.0)
+
+    def below_growth(self, limit: float) -> Floats:
+        """log e-value of each NEG component against "the mean is `limit` or more"."""
+        z_G = self._z(limit, missing_as=1.0)
+        return np.log1p(NEG[:, None] * z_G).sum(axis=1) - self.n * np.log1p(NEG * limit)
+
+    def above_growth(self, limit: float) -> Floats:
+        """log e-value of each POS component against "the mean is `limit` or less"."""
+        z_G = self._z(limit, missing_as=0.0)
+        return np.log1p(POS[:, None] * z_G).sum(axis=1) - self.n * np.log1p(POS * limit)
+
+    def log_e_below(self, limit: float) -> float:
+        """Evidence that the mean is below the limit, in nats; increases with the limit."""
+        return log_mean_exp(self.below_growth(limit))
+
+    def log_e_above(self, limit: float) -> float:
+        """Evidence that the mean is above the limit, in nats; decreases with the limit."""
+        return log_mean_exp(self.above_growth(limit))

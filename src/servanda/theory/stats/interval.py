@@ -1,0 +1,90 @@
+# From evidence to an interval, and to how much more evidence would decide.
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.theory.stats.log_moment import NEG, log_mean_exp
+
+Floats = NDArray[np.float64]
+_STEPS = 40  # halvings: the end is known to 2^-40 of [0, 1]
+
+
+class Process(Protocol):
+    """LogMoment or GroupRatio: evidence for and against every limit at once."""
+
+    @property
+    def n(self) -> int: ...
+    def below_growth(self, limit: float) -> Floats: ...
+    def above_growth(self, limit: float) -> Floats: ...
+    def log_e_below(self, limit: float) -> float: ...
+    def log_e_above(self, limit: float) -> float: ...
+
+
+def interval(process: Process, alpha: float) -> tuple[float, float]:
+    """Lower and upper bound of the mean, each at confidence 1 - alpha, valid at every look.
+
+    The upper bound is the smallest limit with log_e_below >= log 1/alpha, found from above,
+    so that its error is on the safe side; likewise the lower one.
+    """
+    price = math.log(1 / alpha)
+    if not process.n:
+        return 0.0, 1.0
+    return (
+        0.0 if process.log_e_above(0.0) < price else _bisect(process.log_e_above, price, 0.0, 1.0),
+        1.0 if process.log_e_below(1.0) < price else _bisect(process.log_e_below, price, 1.0, 0.0),
+    )
+
+
+def _bisect(log_e, price: float, proved: float, open_: float) -> float:  # noqa: ANN001
+    """Move `proved` towards `open_` for as long as the evidence pays the price."""
+    for _ in range(_STEPS):
+        middle = (proved + open_) / 2
+        if log_e(middle) >= price:
+            proved = middle
+        else:
+            open_ = middle
+        if abs(proved - open_) < 1e-9 + 1e-5 * max(proved, open_):
+            break
+    return proved
+
+
+def units_to_decide(growth: Floats, n: int, log_price: float) -> int | None:
+    """Units in all at which evidence that goes on growing as it did reaches the price.
+
+    Args:
+        growth: log e-value of each mixture component after n units.
+
+    Returns:
+        A projection, not a promise; None where the evidence does not grow.
+    """
+    if n == 0 or growth.max() <= 0:
+        return None
+    rate = growth / n
+    low, high = n, 2 * n
+    while log_mean_exp(rate * high) < log_price:
+        low, high = high, high * 2
+        if high > 1 << 50:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if log_mean_exp(rate * middle) >= log_price else (middle, high)
+    return high
+
+
+def units_at_best(limit: float, alpha: float, best: float = 0.0) -> int | None:
+    """Units that `holds` needs even if the two kernels were identical and every unit full.
+
+    Args:
+        limit: of the mean, in (0, 1].
+        best: what every unit of identical kernels is, in [0, 1).
+
+    Returns:
+        None where the limit is not above the best: no sample shows that a mean is there.
+    """
+    growth = np.log1p(NEG * best) - np.log1p(NEG * limit)
+    return units_to_decide(growth, 1, math.log(1 / alpha))

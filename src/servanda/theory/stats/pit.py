@@ -1,0 +1,61 @@
+# Fidelity: do the served tokens follow the distribution the kernel says they came from?
+#
+# U = mass_before + V * own mass is uniform on [0, 1), given everything earlier, exactly
+# when the token was drawn from the reported distribution (V a fresh uniform).  Against it
+# stand densities on [0, 1) that a wrong sampler would give; prod f(U_t) is a test
+# martingale for each of them, and so is their mean (Ville).  It can only reject.
+#
+# Every density is at least LEAK everywhere, so a token that never came back may be charged
+# LEAK, the least it could have given: whatever decided that it was lost, the product then
+# lies below the martingale.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.theory.stats.refutation import Refutation
+
+Floats = NDArray[np.float64]
+
+# A cut tail (top-p, top-k, min-p): nothing is drawn beyond c, but for a little leak.
+_CUTS = np.array([0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999])
+LEAK = 0.05
+# A tilt of the head or of the tail (temperature, a lost best token): (1+a) u^a, (1+b)(1-u)^b.
+_TILTS = np.array([-0.3, -0.15, -0.08, -0.04, -0.02, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6])
+_EDGE = 1e-12
+
+
+def log_densities(u_N: Floats) -> Floats:
+    """log f(u) of every alternative, [J, N]; each integrates to 1 over [0, 1), f >= LEAK."""
+    u_N = np.clip(u_N, _EDGE, 1 - _EDGE)
+    cuts_JN = np.where(u_N < _CUTS[:, None], 1 / _CUTS[:, None], 0.0)
+    tilts_J1 = _TILTS[:, None]
+    head_JN = (1 + tilts_J1) * u_N**tilts_J1
+    tail_JN = (1 + tilts_J1) * (1 - u_N) ** tilts_J1
+    return np.log((1 - LEAK) * np.concatenate([cuts_JN, head_JN, tail_JN]) + LEAK)
+
+
+def edges() -> Floats:
+    """Edges of bins of [0, 1] between which no density jumps, narrow where they are steep."""
+    near = np.geomspace(1e-4, 0.25, 12)
+    return np.unique(np.concatenate([[0.0, 1.0], near, 1 - near, _CUTS, np.linspace(0, 1, 17)]))
+
+
+@dataclass(frozen=True)
+class Fidelity(Refutation):
+    """Evidence against the reported sampler, from ranks."""
+
+    @classmethod
+    def of(cls, u_N: Floats, missing: int = 0) -> Fidelity:
+        """Of one closed round of PIT values in [0, 1), in launch order.
+
+        Args:
+            missing: tokens that were launched and have no value; at most, where unknown.
+        """
+        sums = log_densities(np.asarray(u_N, dtype=np.float64)).sum(axis=1)
+        sums += missing * math.log(LEAK)
+        return cls(len(u_N), tuple(sums.tolist()), missing)

@@ -1,0 +1,84 @@
+# Reach: which truths a run of a given size can be expected to decide.
+#
+# The expected growth of LogMoment and GroupRatio is known in closed form at the two ends of
+# what a mean allows: all of x in {0, 1}, or all of x equal to the mean.  log is concave, so
+# of all x in [0, 1] with the same mean the former grows least, in both directions.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from servanda.theory.stats.log_moment import NEG, POS, Floats, log_mean_exp
+
+_STEPS = 50  # halvings of [0, 1]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What n units are expected to decide about a limit, as means of x.
+
+    Expected: at these very truths the odds are about even; beyond them they grow quickly.
+
+    Args:
+        holds: the largest truth shown to be below the limit, if every x is 0 or 1.
+        violated: the smallest truth shown to be above it, if every x is 0 or 1.
+        holds_even, violated_even: the same where every x is the mean.
+
+    None: no truth is.
+    """
+
+    holds: float | None
+    violated: float | None
+    holds_even: float | None
+    violated_even: float | None
+
+
+def reach(n: int, limit: float, *, alpha: float, cells: int, fill: float = 1.0) -> Reach:
+    """The truths that n units decide.
+
+    Args:
+        n: units of the slice: tokens, or prompt groups.
+        limit: of the mean of x, in (0, 1).
+        alpha: what `holds` costs; `violated` costs alpha / cells.
+        fill: tokens of a prompt group over the room it has; 1 where the units are tokens.
+            x is taken as the same for all tokens of a group, which is the worst dependence.
+    """
+    holds, violated = math.log(1 / alpha), math.log(max(cells, 1) / alpha)
+    return Reach(
+        _last(lambda m: _log_e(NEG, n, m, limit, fill, even=False) >= holds),
+        _first(lambda m: _log_e(POS, n, m, limit, fill, even=False) >= violated),
+        _last(lambda m: _log_e(NEG, n, m, limit, fill, even=True) >= holds),
+        _first(lambda m: _log_e(POS, n, m, limit, fill, even=True) >= violated),
+    )
+
+
+def _log_e(bets: Floats, n: int, mean: float, limit: float, fill: float, *, even: bool) -> float:
+    """log of the mixture that grows as its components are expected to."""
+    low, middle, high = (np.log1p(bets * (limit + fill * (x - limit))) for x in (0.0, mean, 1.0))
+    growth = middle if even else mean * high + (1 - mean) * low
+    return log_mean_exp(n * (growth - np.log1p(bets * limit)))
+
+
+def _last(decides: Callable[[float], bool]) -> float | None:
+    """The largest mean that is decided, where small ones are."""
+    if not decides(0.0):
+        return None
+    return _edge(decides, 0.0, 1.0)
+
+
+def _first(decides: Callable[[float], bool]) -> float | None:
+    """The smallest mean that is decided, where large ones are."""
+    if not decides(1.0):
+        return None
+    return _edge(decides, 1.0, 0.0)
+
+
+def _edge(decides: Callable[[float], bool], inside: float, outside: float) -> float:
+    for _ in range(_STEPS):
+        middle = (inside + outside) / 2
+        inside, outside = (middle, outside) if decides(middle) else (inside, middle)
+    return inside

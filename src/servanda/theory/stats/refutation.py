@@ -1,0 +1,48 @@
+# Refutation: evidence that can only reject.
+#
+# Each alternative to a hypothesis is a product of factors, one a token, whose mean given
+# everything earlier is at most 1 where the hypothesis is true.  So is the mean of the
+# products, at all looks at once (Ville).  A token that never came back may be charged the
+# least that a factor can be: whatever decided that it was lost, the product is then smaller.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import TypeVar
+
+import numpy as np
+
+from servanda.theory.stats.log_moment import log_mean_exp
+
+R = TypeVar("R", bound="Refutation")
+
+
+@dataclass(frozen=True)
+class Refutation:
+    """Evidence against a hypothesis; `+` adds later closed rounds.
+
+    Args:
+        n: tokens with a value; missing: launched tokens without one.
+        growth: log of each alternative's product, nats; () where nothing was looked at.
+    """
+
+    n: int = 0
+    growth: tuple[float, ...] = ()
+    missing: int = 0
+
+    def __add__(self: R, other: Refutation) -> R:
+        parts = [growth for growth in (self.growth, other.growth) if growth]
+        return replace(
+            self,
+            n=self.n + other.n,
+            # rounds of an older record lack the last alternatives: there nothing was bet on them
+            growth=tuple(map(math.fsum, zip_longest(*parts, fillvalue=0.0))),
+            missing=self.missing + other.missing,
+        )
+
+    @property
+    def log_e(self) -> float:
+        """Evidence against the hypothesis, in nats."""
+        return log_mean_exp(np.array(self.growth)) if self.n else -math.inf

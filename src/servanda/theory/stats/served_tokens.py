@@ -1,0 +1,55 @@
+# The served tokens under the reference: are they drawn from what the candidate reports?
+#
+# Under the reference alone, the randomised PIT of a token that the reference drew is uniform,
+# and a density f on [0, 1) has a mean of 1 over it.  The candidate drew the token, from q and
+# not from p; but its reported logprob gives w = p / q, and E_q [w f] = E_p [f] = 1, whatever
+# the kernels' difference is.  So w f is a factor of an honest test of the candidate's sampler
+# that needs the whole distribution from the reference alone.
+#
+# It sees an undisclosed temperature, top-p or lost token behind logprobs of the declared
+# distribution.  It does not see them behind logprobs that disclose them: those are what the
+# log-ratios see.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from servanda.theory.stats.pit import LEAK, Floats
+from servanda.theory.stats.refutation import Refutation
+
+_SLACK = 1e-6  # nats, at least: logprobs may have been in float32 before they were recorded
+
+
+@dataclass(frozen=True)
+class Served(Refutation):
+    """Evidence against the candidate's sampler, by the reference's distribution."""
+
+    @classmethod
+    def of(
+        cls,
+        log_density_JN: Floats,
+        log_ratio_N: Floats,
+        missing: int = 0,
+        error_N: Floats | float = 0.0,
+    ) -> Served:
+        """Of one closed round, in launch order.
+
+        Args:
+            log_density_JN: log f of each alternative at each token, under the reference; see
+                `pit.log_densities` and `likelihood_ratio.log_factors`.
+            log_ratio_N: log p - log q of the token, nats; -inf where the reference gives it
+                no mass; neither NaN nor +inf.
+            missing: tokens that were launched and have no value; each is charged LEAK.
+            error_N: the most that rounding moved each log-ratio by, nats.
+
+        Source:
+            importance weighting of test martingales; derived in docs/explanation/verdicts.md.
+        """
+        least_N = log_ratio_N - np.maximum(error_N, _SLACK)
+        # mixed with 1, so that no token can be worth less than LEAK
+        factor_JN = (1 - LEAK) * np.exp(log_density_JN + least_N) + LEAK
+        sums_J = np.log(factor_JN).sum(axis=1) + missing * math.log(LEAK)
+        return cls(len(log_ratio_N), tuple(sums_J.tolist()), missing)

@@ -1,0 +1,140 @@
+# Tilts: what a guard would have seen of a fault that was not there.
+#
+# At each position the likeliest tokens have masses m, and all others together the rest.  A fault
+# of known strength would have drawn them with masses a instead.  The guard's component j adds
+# log f_j to its log e-value, whose mean and square under a follow from the masses alone.  They
+# add up over positions, and the sum is nearly normal: component j then reaches a price x with
+# probability 0.9 or more where mean_j - 1.28 sd_j >= x.
+#
+# Nothing is drawn again: the answer depends on the run's own tokens and on nothing else.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.theory.stats.log_moment import Floats
+
+Z = 1.2815515655446004  # the normal quantile at 0.9
+_LEAST = 1e-300
+
+# strengths, weakest first: each fault of the kind is the stronger one of those before it
+STRENGTHS: Mapping[str, tuple[float, ...]] = {
+    "colder": (0.995, 0.99, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5),
+    "hotter": (1.005, 1.01, 1.02, 1.03, 1.04, 1.05, 1.07, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5),
+    "top_p": (0.999, 0.998, 0.995, 0.99, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5),
+    "presence": (0.02, 0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1, 1.5, 2),
+    "repetition": (1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08, 1.1, 1.15, 1.2, 1.3, 1.5, 2),
+}
+
+
+@dataclass(frozen=True)
+class Tilts:
+    """Means and squares of log factors under each strength of one fault.
+
+    Args:
+        n: positions.
+        mean, square: sums over positions, [strengths, components].
+    """
+
+    n: float
+    mean: Floats = field(repr=False, compare=False)
+    square: Floats = field(repr=False, compare=False)
+
+    def beside(self, other: Tilts) -> Tilts:
+        """Of the same positions, with the components of both."""
+        mean = np.concatenate([self.mean, other.mean], axis=1)
+        return Tilts(self.n, mean, np.concatenate([self.square, other.square], axis=1))
+
+    def scaled(self, times: float) -> Tilts:
+        """As of that many times the positions."""
+        return Tilts(self.n * times, self.mean * times, self.square * times)
+
+    def reached(self, price: float, drift: float = 0.0, spread: float = 0.0) -> int | None:
+        """The first strength from which on every one reaches a price with probability 0.9.
+
+        Args:
+            price: nats that one component needs.
+            drift, spread: mean and variance of the sum that is added to every component.
+        """
+        if not self.n:
+            return None
+        variance = np.maximum(self.square - self.mean**2 / self.n, 0.0) + spread
+        ends_F = (self.mean + drift - Z * np.sqrt(variance)).max(axis=1)
+        short = np.flatnonzero(ends_F < price)
+        first = int(short[-1]) + 1 if len(short) else 0
+        return first if first < len(ends_F) else None
+
+
+def tilted(fault: str, strength: float, mass_NK: Floats, in_NK: NDArray[np.bool_]) -> Floats:
+    """Masses of the likeliest tokens and of the rest under a fault, [N, K + 1], each row of sum 1.
+
+    Args:
+        mass_NK: reported, best first.
+        in_NK: which of them a penalty speaks of.
+
+    A temperature t makes masses m^(1/t); what was not recorded is taken to be as likely as the
+    least that was, which understates the fault.  A presence penalty of x nats is m exp(-x), and
+    a repetition penalty m^x on the logprobs.
+    """
+    rest_N = np.maximum(1 - mass_NK.sum(axis=1), 0.0)
+    if fault == "top_p":
+        before_NK = mass_NK.cumsum(axis=1) - mass_NK
+        kept_NK = np.where(before_NK < strength, mass_NK, 0.0)
+        found = np.column_stack([kept_NK, np.clip(strength - mass_NK.sum(axis=1), 0.0, rest_N)])
+    elif fault == "presence":
+        found = np.column_stack([np.where(in_NK, mass_NK * np.exp(-strength), mass_NK), rest_N])
+    elif fault == "repetition":
+        found = np.column_stack([np.where(in_NK, mass_NK**strength, mass_NK), rest_N])
+    else:
+        power = 1 / strength
+        least_N = np.where(mass_NK > 0, mass_NK, np.inf).min(axis=1, initial=1.0)
+        found = np.column_stack([mass_NK**power, rest_N * least_N ** (power - 1)])
+    return found / np.maximum(found.sum(axis=1, keepdims=True), _LEAST)
+
+
+def by_cells(fault: str, mass_NK: Floats, in_NK: NDArray[np.bool_], factors_JNC: Floats) -> Tilts:
+    """Of components whose log factor is known for each cell: the likeliest tokens and the rest."""
+    parts = []
+    for strength in STRENGTHS[fault]:
+        share_NC = tilted(fault, strength, mass_NK, in_NK)
+        mean_JN = np.einsum("nc,jnc->jn", share_NC, factors_JNC)
+        square_JN = np.einsum("nc,jnc->jn", share_NC, factors_JNC**2)
+        parts.append((mean_JN.sum(axis=1), square_JN.sum(axis=1)))
+    mean_FJ, square_FJ = (np.array(part) for part in zip(*parts, strict=True))
+    return Tilts(float(len(mass_NK)), mean_FJ, square_FJ)
+
+
+def by_rank(
+    fault: str, mass_NK: Floats, log_f: Callable[[Floats], Floats], edge_B: Floats
+) -> Tilts:
+    """Of components that are functions of the PIT of the drawn token.
+
+    The likeliest tokens lie one after another in [0, 1), the rest behind them; a fault changes
+    the density over each, and the bins average it.
+
+    Args:
+        log_f: PIT values [n] to log factors [J, n].
+        edge_B: edges of bins in which log_f is smooth, from 0 to 1.
+    """
+    nothing = np.zeros(mass_NK.shape, dtype=bool)
+    rest_N1 = np.maximum(1 - mass_NK.sum(axis=1, keepdims=True), 0.0)
+    width_NC = np.column_stack([mass_NK, rest_N1])
+    start_NC = width_NC.cumsum(axis=1) - width_NC
+    inside_NCB = np.clip(
+        (edge_B - start_NC[..., None]) / np.maximum(width_NC, _LEAST)[..., None], 0.0, 1.0
+    )
+    # means of log f and of its square over each bin, by points that are spread evenly in it
+    point_BP = edge_B[:-1, None] + np.diff(edge_B)[:, None] * (np.arange(16) + 0.5) / 16
+    log_JBP = log_f(point_BP.ravel()).reshape(-1, *point_BP.shape)
+    mean_JB, square_JB = log_JBP.mean(axis=2), (log_JBP**2).mean(axis=2)
+    share_FB = np.array(
+        [
+            np.diff(np.einsum("nc,ncb->b", tilted(fault, s, mass_NK, nothing), inside_NCB))
+            for s in STRENGTHS[fault]
+        ]
+    )
+    return Tilts(float(len(mass_NK)), share_FB @ mean_JB.T, share_FB @ square_JB.T)

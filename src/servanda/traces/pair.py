@@ -1,0 +1,115 @@
+# Pairing: arrays of a trainer, a dump or a gateway -> a TracePair of the tokens that are trained.
+#
+# Axes: B sequences of T columns (padded), or N tokens of all sequences one after another.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from servanda.errors import EvidenceError
+from servanda.traces.rollouts import Rollouts
+from servanda.traces.trace import Trace, TracePair
+
+Array = NDArray[Any]
+
+
+def pair(
+    logp_train: ArrayLike,
+    logp_infer: ArrayLike,
+    mask: ArrayLike,
+    *,
+    groups: Sequence[str] | None = None,
+    labels: Mapping[str, Sequence[str]] | None = None,
+    tokens: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
+    per_token: Mapping[str, ArrayLike] | None = None,
+    first: int = 0,
+) -> TracePair:
+    """Two kernels on the tokens that a trainer learns from.
+
+    The pair knows of each token which turn it is in (a stretch of the mask), how far into it,
+    and how many tokens came before: slices are cut by them.
+
+    Args:
+        logp_train, logp_infer: [B, T], nats; or [N] where `lengths` is given.  NaN where there
+            is none: it counts as missing, and never as 0.
+        mask: of the same shape; whether the trainer learns from the token.  What comes before
+            a sequence's first is its prompt, what lies between stretches is a tool's.
+        groups: the prompt group of each sequence, [B]; default each its own.
+        labels: name -> text of each sequence, [B], such as {"env": [...]}.
+        tokens: token ids, of the same shape; default unknown (-1).
+        lengths: tokens of each sequence, [B], its prompt included.
+        per_token: name -> number of each token, of the same shape: "staleness", "entropy_nats".
+        first: launch index of the first sequence.
+
+    Raises:
+        EvidenceError: shapes differ, or the lengths do not add up.
+
+    >>> pair([[0.0, -1.0, -0.5]], [[0.0, -1.1, -0.5]], [[0, 1, 1]]).infer.length_S.tolist()
+    [2]
+    """
+    mask_A = np.asarray(mask)
+    length_B = _lengths(mask_A, lengths)
+    flat = {
+        "logp_train": _flat("logp_train", logp_train, mask_A),
+        "logp_infer": _flat("logp_infer", logp_infer, mask_A),
+        **{name: _flat(name, values, mask_A) for name, values in (per_token or {}).items()},
+    }
+    token_N = np.full(mask_A.size, -1) if tokens is None else _flat("tokens", tokens, mask_A)
+    size, mask_N = len(length_B), mask_A.astype(bool).ravel()
+    for name, column in {"groups": groups, **(labels or {})}.items():
+        if column is not None and len(column) != size:
+            raise EvidenceError(f"{size} sequences have {len(column)} values of {name}")
+    own = tuple(str(first + b) for b in range(size))
+    train_N, infer_N = flat.pop("logp_train"), flat.pop("logp_infer")
+    rollouts = Rollouts(0, length_B, token_N, mask_N, train_N, infer_N, own, own)
+    index_N = np.arange(len(mask_N)) - np.repeat(rollouts.start_S, length_B)
+    context = {"length": index_N, "turn": rollouts.turn_N, "turn_position": rollouts.turn_token_N}
+    columns = {name: column[mask_N] for name, column in flat.items()}
+    columns |= {name: column[mask_N].astype(np.float64) for name, column in context.items()}
+    trained_B = np.bincount(rollouts.sequence_N[mask_N], minlength=size)
+
+    def trace(logp_N: Array, more: Mapping[str, Array]) -> Trace:
+        return Trace(
+            sequence_S=np.arange(first, first + size),
+            length_S=trained_B,
+            lost_S=np.zeros(size, dtype=bool),
+            prompt_tokens_S=rollouts.prompt_tokens_S,
+            token_N=token_N[mask_N].astype(np.int64),
+            columns={"logp": logp_N[mask_N], **more},
+        )
+
+    return TracePair(
+        trace(infer_N, columns),
+        trace(train_N, {}),
+        own if groups is None else tuple(groups),
+        {name: tuple(values) for name, values in (labels or {}).items()},
+    )
+
+
+def _lengths(mask_A: Array, lengths: ArrayLike | None) -> Array:
+    if lengths is None:
+        if mask_A.ndim != 2:
+            raise EvidenceError(
+                f"a mask of shape {mask_A.shape} does not say where sequences end",
+                hint="give [sequences, tokens], or lengths=",
+            )
+        return np.full(mask_A.shape[0], mask_A.shape[1])
+    length_B = np.asarray(lengths, dtype=np.int64)
+    if mask_A.ndim != 1 or int(length_B.sum()) != mask_A.size:
+        raise EvidenceError(
+            f"the lengths add up to {int(length_B.sum())} tokens, and the mask has shape "
+            f"{mask_A.shape}"
+        )
+    return length_B
+
+
+def _flat(name: str, values: ArrayLike, mask_A: Array) -> Array:
+    array = np.asarray(values, dtype=np.float64)
+    if array.shape != mask_A.shape:
+        raise EvidenceError(f"{name} has shape {array.shape}, and the mask {mask_A.shape}")
+    return array.ravel()

@@ -1,0 +1,279 @@
+# The log of served requests: what the infer kernel was asked and what it answered, line by line.
+#
+# Whoever stands before the kernel writes it: one JSON object a request, in launch order, for
+# a request counts from the moment it is launched and not from the moment it is answered
+# (law 5).  docs/how-to/traffic.md says every field.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from servanda.errors import EvidenceError, Problem, Where
+from servanda.registry import did_you_mean
+from servanda.traces.json_fields import (
+    Wrong,
+    id_of,
+    ids_of,
+    items,
+    logprob_of,
+    name_of,
+    number_of,
+    parsed,
+    said,
+    text_of,
+    whole_of,
+)
+
+_ANSWER = ("token_ids", "logprobs", "best", "finish", "fingerprint")
+_ALWAYS = ("index", "run", "leg", "at", "served", "prompt_token_ids", "sampling")
+_KNOWN = (*_ALWAYS, *_ANSWER, "labels", "group", "key", "lost")
+_FINISHED = ("stop", "length", "stop_string")
+OTHER_PROMPT = "answered for another prompt"  # why an answer is lost that the kernel did give
+_TRANSFORM = ("temperature", "top_p", "min_p")
+_A_ROW = (
+    'a line is {"index", "run", "leg", "at", "served", "prompt_token_ids", "sampling"} and either '
+    '{"token_ids", "logprobs", "finish"} or {"lost"}; see docs/how-to/traffic.md'
+)
+_REPORTED = 20  # problems of one file that are printed; the rest is counted
+_SHOWN = 120  # characters of a line that a message repeats
+
+Best = tuple[tuple[int, float], ...]  # ids and logprobs of a step's likeliest tokens, best first
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request that was launched.
+
+    Args:
+        index: 0, 1, ... within its run and leg, in launch order.
+        at: when it was launched, unix seconds.
+        served: requests that infer was sent on this leg so far, this one included; more than
+            index + 1 where only a sample of them is logged.
+        sampling: as it was asked for, max_new_tokens among it.
+        tokens, logp: the answer, with the token that ended it; NaN where a logprob is unknown.
+        best: of each token, the likeliest ones; () where they were not recorded.
+        group: requests in a row that have one are one prompt group; None: a group of its own.
+        key: a keyed hash of who asked.
+        finish: "stop" where the model ended it, "length", or "stop_string" where something did that
+            the request had named; no token is left out of `tokens` then.
+        fingerprint: what the server said of itself in this reply; "" where nothing.
+        lost: why there is no answer; "" where there is one.
+    """
+
+    index: int
+    run: str
+    leg: str
+    at: float
+    served: int
+    prompt: tuple[int, ...]
+    sampling: Mapping[str, Any]
+    tokens: tuple[int, ...] = ()
+    logp: tuple[float, ...] = ()
+    best: tuple[Best, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    group: str | None = None
+    key: str = ""
+    finish: str = ""
+    fingerprint: str = ""
+    lost: str = ""
+    where: Where | None = field(default=None, compare=False)
+
+
+def read_served(text: str, file: str) -> tuple[Request, ...]:
+    """The requests of one file, in its order.
+
+    A last line that has no end yet and is no JSON is one that is being written: it is left
+    for the next look.
+
+    Raises:
+        EvidenceError: lines that are no requests, each with its place.
+    """
+    requests: list[Request] = []
+    problems: list[Problem] = []
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        shown = line if len(line) <= _SHOWN else line[: _SHOWN - 3] + "..."
+        where = Where(file, number, 1, shown)
+        try:
+            requests.append(request_of(parsed(line), where))
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                message = f"not JSON: {error.msg} at column {error.colno}"
+                problems.append(Problem(message, where, _A_ROW))
+        except Wrong as wrong:
+            problems.append(Problem(str(wrong), where, wrong.hint or _A_ROW))
+    if len(problems) > _REPORTED:
+        more = len(problems) - _REPORTED
+        problems = [*problems[:_REPORTED], Problem(f"{file}: {more} more lines like these")]
+    if problems:
+        raise EvidenceError.all(problems)
+    return tuple(requests)
+
+
+def request_of(data: dict[str, Any], where: Where | None = None) -> Request:
+    """The request of one line, as JSON has it.
+
+    Raises:
+        Wrong: it is none.
+    """
+    for key in data:
+        if key not in _KNOWN and not key.startswith("x-"):
+            raise Wrong(f"a line has no key {key!r}", did_you_mean(key, _KNOWN))
+    for key in _ALWAYS:
+        if data.get(key) is None:
+            raise Wrong(f"{key!r} is missing")
+    index, served = whole_of(data["index"], "'index'"), whole_of(data["served"], "'served'")
+    if served <= index:
+        raise Wrong(
+            f"'served' is {served} at index {index}: infer was sent this request, and the "
+            f"{index} before it",
+            "count every request that infer was sent on this leg, this one included",
+        )
+    request = Request(
+        index=index,
+        run=name_of(data["run"], "'run'"),
+        leg=name_of(data["leg"], "'leg'"),
+        at=_time(data["at"]),
+        served=served,
+        prompt=ids_of(data["prompt_token_ids"], "'prompt_token_ids'"),
+        sampling=_sampling(data["sampling"]),
+        labels=_labels(data.get("labels")),
+        group=_group(data.get("group")),
+        key=text_of(data.get("key"), "'key'"),
+        where=where,
+    )
+    return _lost(request, data) if data.get("lost") is not None else _answered(request, data)
+
+
+def unanswered(data: dict[str, Any], why: str) -> dict[str, Any]:
+    """The line of the same request without its answer."""
+    return {**{key: value for key, value in data.items() if key not in _ANSWER}, "lost": why}
+
+
+def _lost(request: Request, data: dict[str, Any]) -> Request:
+    answer = [key for key in _ANSWER if data.get(key) is not None]
+    if answer:
+        raise Wrong(
+            f"'lost' and {answer[0]!r} cannot both be there",
+            "a request has an answer, or a reason for having none",
+        )
+    return replace(request, lost=name_of(data["lost"], "'lost'"))
+
+
+def _answered(request: Request, data: dict[str, Any]) -> Request:
+    for key in ("token_ids", "logprobs", "finish"):
+        if data.get(key) is None:
+            raise Wrong(f"{key!r} is missing", 'write "lost": "timeout" where none came back')
+    tokens = ids_of(data["token_ids"], "'token_ids'")
+    logp = tuple(logprob_of(v, f"logprobs[{i}]") for i, v in items(data["logprobs"], "'logprobs'"))
+    if len(logp) != len(tokens):
+        raise Wrong(f"{len(tokens)} 'token_ids' have {len(logp)} 'logprobs'")
+    most = request.sampling["max_new_tokens"]
+    if len(tokens) > most:
+        raise Wrong(
+            f"{len(tokens)} tokens answer a request for at most {most}",
+            "write sampling.max_new_tokens as it was asked for",
+        )
+    finish = text_of(data["finish"], "'finish'")
+    if finish not in _FINISHED:
+        raise Wrong(
+            f"'finish' is {finish!r}, and an answer ends by 'stop', 'length' or 'stop_string'",
+            f'write "lost": "{finish or "cut"}" for an answer that was cut off',
+        )
+    return replace(
+        request,
+        tokens=tokens,
+        logp=logp,
+        best=_best(data.get("best"), tokens, logp),
+        finish=finish,
+        fingerprint=text_of(data.get("fingerprint"), "'fingerprint'"),
+    )
+
+
+def _best(value: Any, tokens: tuple[int, ...], logp: tuple[float, ...]) -> tuple[Best, ...]:
+    if value is None:
+        return ()
+    steps = [_step(step, f"best[{i}]") for i, step in items(value, "'best'")]
+    if len(steps) != len(tokens):
+        raise Wrong(f"{len(tokens)} 'token_ids' have {len(steps)} lists of 'best'")
+    for i, (pairs, token, own) in enumerate(zip(steps, tokens, logp, strict=True)):
+        if len(pairs) != len(steps[0]):
+            raise Wrong(
+                f"best[{i}] lists {len(pairs)} tokens, and best[0] {len(steps[0])}",
+                "list the k likeliest at every step; a server that adds the drawn token to them "
+                "has to have it taken out again",
+            )
+        for other, value in pairs:
+            # unknown in one place and known in the other is no contradiction
+            if other == token and value != own and value == value and own == own:
+                raise Wrong(
+                    f"best[{i}] says {value:g} for the drawn token {token}, and logprobs[{i}] "
+                    f"{own:g}"
+                )
+    known = ([pair for pair in pairs if pair[1] == pair[1]] for pairs in steps)
+    return tuple(tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0]))) for pairs in known)
+
+
+def _step(value: Any, place: str) -> list[tuple[int, float]]:
+    pairs: dict[int, float] = {}
+    for i, pair in items(value, place):
+        at = f"{place}[{i}]"
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise Wrong(f"{at} is {said(pair)}, not [token id, logprob]")
+        token = id_of(pair[0], at)
+        if token in pairs:
+            raise Wrong(f"{place} lists the token id {token} twice")
+        pairs[token] = logprob_of(pair[1], at)
+    return [*pairs.items()]
+
+
+def _sampling(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Wrong(f"'sampling' is {said(value)}, not an object")
+    most = value.get("max_new_tokens")
+    if most is None:
+        raise Wrong(
+            "'sampling' has no max_new_tokens",
+            "write what the request asked for, or what the server allows where it did not ask",
+        )
+    if whole_of(most, "sampling.max_new_tokens") < 1:
+        raise Wrong("sampling.max_new_tokens is 0: nothing was asked for")
+    for name in _TRANSFORM:
+        if value.get(name) is not None:
+            number_of(value[name], f"sampling.{name}")
+    for name in ("top_k", "seed"):
+        found = value.get(name)
+        if found is not None and (isinstance(found, bool) or not isinstance(found, int)):
+            raise Wrong(f"sampling.{name} is {said(found)}, not a whole number")
+    return value
+
+
+def _labels(value: Any) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Wrong(f"'labels' is {said(value)}, not an object of texts")
+    for name, label in value.items():
+        if isinstance(label, list | dict):
+            raise Wrong(f"labels.{name} is {said(label)}, not a text")
+    return {name: str(label) for name, label in value.items() if label is not None}
+
+
+def _group(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise Wrong(f"'group' is {said(value)}, not a text")
+    return str(value)
+
+
+def _time(value: Any) -> float:
+    at = number_of(value, "'at'")
+    if at < 0:
+        raise Wrong(f"'at' is {said(value)}, not seconds since 1970")
+    return at

@@ -1,0 +1,390 @@
+# `servanda diff` and `servanda list`: what they print, and how they exit.
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from servanda.cli.main import main
+from tests.contract.test_messages import GOOD
+
+
+def servanda(*arguments, stdin=None):
+    return CliRunner().invoke(main, [*map(str, arguments)], input=stdin, catch_exceptions=False)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The contracts of these tests lie here; the files that they name do not exist."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(name, *edits, base=GOOD):
+    text = base
+    for old, new in edits:
+        assert text.count(old) == 1, f"{old!r} is in the text {text.count(old)} times"
+        text = text.replace(old, new)
+    with open(name, "w", encoding="utf-8") as file:
+        file.write(text)
+    return name
+
+
+LOOSER = ("aggregate: mean, at_most: 0.02", "aggregate: mean, at_most: 0.05")
+TIGHTER = ("aggregate: mean, at_most: 0.02", "aggregate: mean, at_most: 0.01")
+NEXT = ("version: 1.0.0", "version: 1.1.0")
+MAJOR = ("version: 1.0.0", "version: 2.0.0")
+
+
+def test_a_looser_limit_breaks_the_consumer(folder):
+    write("old.yaml")
+    write("new.yaml", LOOSER, NEXT)
+
+    done = servanda("diff", "old.yaml", "new.yaml")
+
+    assert done.exit_code == 1
+    assert done.output == (
+        "tiny-int8 1.0.0 -> 1.1.0\n"
+        "\n"
+        "✗ ▼ loosened  statistical.tv.at_most  0.02 -> 0.05    old.yaml:25  new.yaml:25\n"
+        "  · cosmetic  metadata.version        1.0.0 -> 1.1.0  old.yaml:3   new.yaml:3\n"
+        "\n"
+        "BREAKING for the consumer: 1 loosened; evidence expires: measure again\n"
+        "  hint: metadata.version went from 1.0.0 to 1.1.0; a change that breaks wants 2.0.0\n"
+    )
+
+
+def test_a_new_major_version_may_break(folder):
+    done = servanda("diff", write("old.yaml"), write("new.yaml", LOOSER, MAJOR))
+
+    assert done.exit_code == 1
+    assert "hint" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("edit", "side", "code"),
+    [
+        (LOOSER, "consumer", 1),
+        (LOOSER, "producer", 0),
+        (TIGHTER, "consumer", 0),
+        (TIGHTER, "producer", 1),
+    ],
+)
+def test_who_reads_it_decides_what_breaks(folder, edit, side, code):
+    done = servanda("diff", write("old.yaml"), write("new.yaml", edit), "--side", side)
+
+    assert done.exit_code == code
+    word = "compatible" if code == 0 else "BREAKING"
+    assert f"\n{word} for the {side}: 1 " in done.output
+
+
+def test_what_only_decides_what_follows_leaves_the_evidence(folder):
+    done = servanda(
+        "diff", write("old.yaml"), write("new.yaml", ("sequences: [400,", "sequences: [800,"))
+    )
+
+    assert done.exit_code == 0
+    assert done.output.endswith("compatible for the consumer: 1 tightened; evidence carries over\n")
+
+
+def test_comments_and_the_order_of_keys_are_nothing(folder):
+    write("new.yaml", ("kind: KernelContract\n", "# hello\nkind: KernelContract\n"))
+
+    done = servanda("diff", write("old.yaml"), "new.yaml")
+
+    assert done.exit_code == 0
+    assert done.output == ("tiny-int8 1.0.0 -> 1.0.0\nthe same contract; evidence carries over\n")
+
+
+def test_one_of_the_two_may_come_from_git(folder):
+    done = servanda("diff", "-", write("new.yaml", LOOSER), stdin=GOOD)
+
+    assert done.exit_code == 1
+    assert "stdin:25" in done.output
+
+
+def test_json_says_all_of_it(folder):
+    done = servanda("diff", write("old.yaml"), write("new.yaml", LOOSER), "--format", "json")
+
+    data = json.loads(done.output)
+    (change,) = data["changes"]
+    assert (data["compatible"], data["evidence"], data["side"]) == (False, "expires", "consumer")
+    assert data["old"]["digest"] != data["new"]["digest"]
+    assert change == {
+        "kind": "loosened",
+        "place": "statistical.tv.at_most",
+        "what": "0.02 -> 0.05",
+        "why": "what keeps the tighter limit keeps the other",
+        "enforced": True,
+        "where_old": {"file": "old.yaml", "line": 25, "column": 52},
+        "where_new": {"file": "new.yaml", "line": 25, "column": 52},
+        "breaking": True,
+    }
+
+
+def test_github_annotates_the_new_text(folder):
+    done = servanda("diff", write("old.yaml"), write("new.yaml", LOOSER), "--format", "github")
+
+    first, summary = done.output.strip().split("\n")
+    assert first == (
+        "::error file=new.yaml,line=25,col=52,title=statistical.tv.at_most loosened::0.02 -> 0.05 "
+        "(what keeps the tighter limit keeps the other)"
+    )
+    assert summary.startswith("::notice title=servanda%3A tiny-int8 1.0.0 -> 1.0.0::BREAKING for")
+    assert "stayed 1.0.0" in summary
+
+
+def test_github_does_not_annotate_more_than_a_step_shows(folder):
+    clauses = "".join(
+        f"  - {{id: c{i}, metric: tv, aggregate: mean, at_most: 0.5}}\n" for i in range(12)
+    )
+    new = write("new.yaml", ("runtime:\n", f"{clauses}runtime:\n"))
+
+    lines = servanda("diff", write("old.yaml"), new, "--format", "github").output.split("\n")
+
+    assert sum(line.startswith("::notice file") for line in lines) == 9
+    assert any("3 more changes are not annotated" in line for line in lines)
+
+
+def test_what_was_removed_is_annotated_without_a_line(folder):
+    gone = ("  - {id: k3, metric: k3_nats, aggregate: mean, clip: 1.0, at_most: 0.001}\n", "")
+
+    done = servanda("diff", write("old.yaml"), write("new.yaml", gone), "--format", "github")
+
+    assert "::error title=statistical.k3 removed::mean k3_nats at most 0.001" in done.output
+
+
+def test_markdown_escapes_what_a_contract_says(folder):
+    new = write("new.yaml", ("metadata: {", "metadata: {title: '<b>@all | $x$</b>', "))
+
+    done = servanda("diff", write("old.yaml"), new, "--format", "markdown")
+
+    assert done.output.startswith("> [!TIP]\n> **tiny-int8 1.0.0 -&gt; 1.0.0**: compatible")
+    assert "<b>" not in done.output
+    assert "@all" not in done.output
+
+
+def test_a_page_of_description_is_cut(folder):
+    new = write("new.yaml", ("metadata: {", f"metadata: {{description: '{'long ' * 500}', "))
+
+    done = servanda("diff", write("old.yaml"), new)
+
+    assert max(map(len, done.output.split("\n"))) < 160
+
+
+# what cannot be compared
+
+
+def test_the_problems_of_both_texts_are_told(folder):
+    old = write("old.yaml", ("at_most: 0.6", "at_most: -1"))
+    new = write("new.yaml", ("metric: tv,", "metric: vt,"))
+
+    done = servanda("diff", old, new)
+
+    assert done.exit_code == 2
+    assert "old.yaml:23:" in done.output
+    assert "new.yaml:25:" in done.output
+    assert "no metric is named 'vt'" in done.output
+
+
+@pytest.mark.parametrize("other", ["old.yaml", "./old.yaml", "link.yaml"])
+def test_a_file_is_not_compared_with_itself(folder, other):
+    write("old.yaml")
+    (folder / "link.yaml").symlink_to("old.yaml")
+
+    done = servanda("diff", "old.yaml", other)
+
+    assert done.exit_code == 2
+    assert done.output.startswith(f"OLD and NEW are one file: {other}\n  hint: of git: git show")
+
+
+def test_standard_input_is_not_two_texts(folder):
+    done = servanda("diff", "-", "-")
+
+    assert done.exit_code == 2
+    assert "one of the two may be -" in done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("none.yaml", "none.yaml cannot be read: No such file or directory"),
+        (".", ". cannot be read: Is a directory"),
+        ("empty.yaml", "empty.yaml:1:1: the contract is empty"),
+        ("bytes.yaml", "bytes.yaml is not UTF-8 text"),
+        ("list.yaml", "list.yaml:1:1: a contract is a mapping, found a list"),
+        ("tab.yaml", "tab.yaml:2:1: "),
+    ],
+)
+def test_what_is_no_contract_is_named(folder, name, said):
+    write("old.yaml")
+    (folder / "empty.yaml").write_text("")
+    (folder / "bytes.yaml").write_bytes(b"\xff\xfe\xfa")
+    (folder / "list.yaml").write_text("- a\n")
+    (folder / "tab.yaml").write_text("a: b\n\tc: d\n")
+
+    for done in (servanda("diff", "old.yaml", name), servanda("diff", name, "old.yaml")):
+        assert done.exit_code == 2
+        assert said in done.output
+        assert "Traceback" not in done.output
+
+
+def test_a_document_of_another_kind_is_one_problem(folder):
+    write("old.yaml")
+    (folder / "test.yaml").write_text(
+        "apiVersion: servanda.dev/v1alpha1\nkind: ContractTest\ncontract: old.yaml\nseries: []\n"
+    )
+
+    done = servanda("diff", "old.yaml", "test.yaml")
+
+    assert done.exit_code == 2
+    assert done.output == (
+        "test.yaml:2:7: this is a ContractTest, not a KernelContract\n"
+        "    2 | kind: ContractTest\n"
+        "              ^\n"
+        "  hint: give the contract itself, a .kernelcontract.yaml file\n"
+    )
+
+
+def test_a_kind_that_is_misspelt_is_a_misspelt_kind(folder):
+    done = servanda(
+        "diff", write("old.yaml"), write("new.yaml", ("KernelContract", "KernelContrakt"))
+    )
+
+    assert done.exit_code == 2
+    assert "kind cannot be 'KernelContrakt'" in done.output
+
+
+# list
+
+
+def shelf(folder, *names):
+    path = folder / "contracts"
+    path.mkdir()
+    return [str(path / f"{name}.kernelcontract.yaml") for name in names]
+
+
+def test_versions_are_listed_in_order_with_what_changed(folder):
+    first, last, middle = shelf(folder, "b", "a", "c")
+    write(first)
+    write(middle, TIGHTER, ("version: 1.0.0", "version: 1.9.0"))
+    write(last, ("version: 1.0.0", "version: 1.10.0"), ("sequences: [400,", "sequences: [300,"))
+
+    done = servanda("list", "contracts")
+
+    assert done.exit_code == 0
+    lines = done.output.split("\n")
+    assert lines[0].startswith("tiny-int8: transformers tiny float32 eager int8_dynamic against ")
+    assert [line.split()[0] for line in lines[1::2] if line] == ["1.0.0", "1.9.0", "1.10.0"]
+    assert lines[1].endswith(f"7 clauses  {first.replace(str(folder) + '/', '')}")
+    assert lines[2] == "      1 tightened, 1 cosmetic; evidence expires: measure again"
+    assert lines[4] == "      2 loosened, 1 cosmetic; evidence expires: measure again"
+
+
+def test_a_change_of_kernels_is_shown(folder):
+    old, new = shelf(folder, "a", "b")
+    write(old)
+    write(new, NEXT, ("quantization: int8_dynamic", "quantization: w8a8"))
+
+    done = servanda("list", "contracts")
+
+    assert "      1 retargeted, 1 cosmetic; evidence expires: measure again\n" in done.output
+    assert "      now transformers tiny float32 eager w8a8 against" in done.output
+
+
+def test_two_contracts_of_one_version_that_differ_are_a_problem(folder):
+    one, two, same = shelf(folder, "a", "b", "c")
+    write(one)
+    write(two, LOOSER)
+    write(same, LOOSER, ("metadata: {", "metadata: {title: other, "))
+
+    done = servanda("list", "contracts")
+
+    assert done.exit_code == 1
+    assert (
+        done.output.count("  ! two contracts are tiny-int8 1.0.0 and say different things: ") == 1
+    )
+    assert "hint: give one of them another metadata.version" in done.output
+
+
+def test_other_names_are_other_contracts(folder):
+    one, two = shelf(folder, "a", "b")
+    write(one)
+    write(two, LOOSER, ("name: tiny-int8", "name: another"))
+
+    done = servanda("list", "contracts")
+
+    assert done.exit_code == 0
+    assert [line.split(":")[0] for line in done.output.split("\n") if line[:1].isalpha()] == [
+        "another",
+        "tiny-int8",
+    ]
+
+
+def test_what_does_not_read_is_shown_with_its_first_problem(folder):
+    good, bad, worse = shelf(folder, "a", "b", "c")
+    write(good)
+    write(bad, ("metric: tv,", "metric: vt,"), ("at_most: 0.6", "at_most: -1"))
+    (folder / worse).write_text("kind: ContractTest\n")
+
+    done = servanda("list", "contracts")
+
+    assert done.exit_code == 2
+    assert "  1.0.0  " in done.output
+    assert "b.kernelcontract.yaml does not read, the first of 2 problems:\n" in done.output
+    assert "can never hold" in done.output
+    assert "no metric is named" not in done.output
+    assert "this is a ContractTest" in done.output
+
+
+def test_the_list_as_json(folder):
+    old, new, bad = shelf(folder, "a", "b", "c")
+    write(old)
+    write(new, TIGHTER, NEXT)
+    (folder / bad).write_text("")
+
+    done = servanda("list", "contracts", "--format", "json")
+
+    data = json.loads(done.output)
+    (found,) = data["contracts"]
+    assert done.exit_code == 2
+    assert [v["version"] for v in found["versions"]] == ["1.0.0", "1.1.0"]
+    assert found["problems"] == []
+    assert found["steps"][0]["evidence"] == "expires"
+    assert found["steps"][0]["changes"][0] == {
+        "kind": "tightened",
+        "place": "statistical.tv.at_most",
+        "what": "0.02 -> 0.01",
+    }
+    assert data["unread"][0]["file"] == "contracts/c.kernelcontract.yaml"
+    assert "the contract is empty" in data["unread"][0]["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("empty", "no *.kernelcontract.yaml lies under empty\n  hint: servanda init FILE"),
+        ("none", "none is not there\n  hint: give a folder of contracts"),
+        ("file.yaml", "file.yaml is no folder\n  hint: servanda lint file.yaml"),
+    ],
+)
+def test_a_folder_without_contracts_is_not_a_green_one(folder, name, said):
+    (folder / "empty" / "x.kernelcontract.yaml").mkdir(parents=True)
+    write("file.yaml")
+
+    done = servanda("list", name)
+
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_a_broken_link_is_a_file_that_does_not_read(folder):
+    (name,) = shelf(folder, "a")
+    (folder / name).symlink_to("nowhere")
+
+    done = servanda("list", "contracts")
+
+    assert done.exit_code == 2
+    assert "cannot be read" in done.output

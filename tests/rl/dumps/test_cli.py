@@ -1,0 +1,182 @@
+# `servanda import DIR` and `servanda check DIR`: what is printed and written, and the exit code.
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from servanda.cli.main import main
+from tests.rl.dumps import made
+from tests.rl.dumps.formats import made as trainers
+
+
+def servanda(*arguments):
+    return CliRunner().invoke(main, [*map(str, arguments)], prog_name="servanda")
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    return made.write(tmp_path_factory.mktemp("healthy"))
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bad")
+    return made.write(folder, n=32, turns=4, tv=lambda *at: made.bad_starts(*at, since=4))
+
+
+def body(done):
+    """Without the last line, which has the seconds."""
+    return done.stdout.rstrip("\n").split("\n")[:-1]
+
+
+@pytest.mark.slow
+def test_check_of_a_folder_and_import_say_the_same(bad):
+    first, second = (servanda(verb, bad, "--quiet") for verb in ("check", "import"))
+
+    assert first.exit_code == second.exit_code == 1
+    assert body(first) == body(second)
+    assert "May I go on?" in first.stdout and "since step 4" in first.stdout
+
+
+def test_reports_are_written_and_named(healthy, tmp_path):
+    page, data = tmp_path / "r.html", tmp_path / "r.json"
+    done = servanda("import", healthy, "--quiet", "--report", page, "--report", data)
+
+    assert done.exit_code == 0
+    assert f"report   {page}" in done.stdout
+    verdict = json.loads(data.read_text())
+    assert (verdict["outcome"], verdict["exit_code"]) == ("holds", 0)
+    assert verdict["key"]["grade"] == "declared" and verdict["key"]["weights"] == "1..12"
+    assert "rollout engine" in page.read_text()
+
+
+@pytest.mark.parametrize("name", ["json", "junit", "sarif", "github", "markdown", "html"])
+def test_every_format_takes_the_verdict_of_a_dump(bad, name):
+    done = servanda("import", bad, "--quiet", "--format", name)
+    assert done.exit_code == 1 and done.stdout
+
+
+def test_the_saved_contract_lints(healthy, tmp_path):
+    saved = tmp_path / "rollout.kernelcontract.yaml"
+    assert servanda("import", healthy, "--quiet", "--save", saved).exit_code == 0
+    assert servanda("lint", saved).exit_code == 0
+    again = servanda("import", healthy, "--quiet", "--save", saved)
+    assert again.exit_code == 2 and "is there already" in again.output
+
+
+def test_masks_are_written_where_asked(bad, tmp_path):
+    done = servanda("import", bad, "--quiet", "--mask", tmp_path / "m")
+    assert f"masks    2,304 tokens in {tmp_path / 'm'}/step_*.npz" in done.stdout
+    assert len([*(tmp_path / "m").iterdir()]) == 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "a"], "'a' is no range of steps: write 10:20, 10:, :20 or 10"),
+        (["--steps", "9:3"], "'9:3' ends before it begins: write 3:9"),
+        (["--preset", "nemo"], "a dump is held to the limits of a trainer, and 'nemo' is none"),
+        (["--as", "nemoo"], "there is no dump format 'nemoo'"),
+    ],
+)
+def test_a_wrong_call_is_exit_2(healthy, arguments, message):
+    done = servanda("import", healthy, *arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_options_of_measuring_do_not_go_with_a_dump(healthy):
+    done = servanda("check", healthy, "--fresh")
+    assert done.exit_code == 2
+    assert "--fresh is for a contract: a dump was measured already" in done.output
+
+
+def test_a_run_directory_is_no_dump(tmp_path):
+    (tmp_path / "attempt-1").mkdir()
+    done = servanda("check", tmp_path)
+    assert done.exit_code == 2
+    assert done.output == (
+        f"{tmp_path} is a run directory of servanda, not a trainer's dump\n"
+        f"  hint: print its verdict: servanda report {tmp_path}\n"
+    )
+
+
+def test_a_dump_of_nemo_rl_is_held_to_its_own_preset(tmp_path):
+    import numpy as np
+
+    rng = np.random.default_rng(1)
+    for step in range(1, 4):
+        r = made.rollouts(rng, step, 32)
+        lines = []
+        for s in range(len(r)):
+            at = slice(int(r.start_S[s]), int(r.start_S[s] + r.length_S[s]))
+            columns = {
+                "token_ids": r.token_N[at],
+                "token_loss_mask": r.mask_N[at].astype(float),
+                "generation_logprobs": np.nan_to_num(r.logp_infer_N[at]),
+                "prev_logprobs": np.nan_to_num(r.logp_train_N[at], nan=-1.0),
+                "advantages": np.zeros(at.stop - at.start),
+            }
+            row = {name: [column.tolist()] for name, column in columns.items()}
+            row |= {"input_lengths": [int(r.length_S[s])], "rewards": [0.0], "idx": s}
+            row |= {"sample_loss_mask": [1.0], "content": ["x"]}
+            lines.append(json.dumps(row))
+        (tmp_path / f"train_data_step{step}.jsonl").write_text("\n".join(lines) + "\n")
+
+    done = servanda("check", tmp_path, "--quiet")
+
+    assert done.exit_code == 0, done.output
+    assert "3 files of NeMo-RL · steps 1 to 3 · 96 sequences" in done.stdout
+    assert "preset   nemo-grpo, as the format suggests" in done.stdout
+
+
+def test_check_takes_a_file_of_a_dump_as_well(bad):
+    done = servanda("check", bad / "step_000004.rank0.parquet", "--quiet")
+    assert done.exit_code in (1, 3)
+    assert "found    1 file of Servanda · step 4" in done.stdout
+
+
+def test_check_of_another_file_of_lines_says_what_a_dump_is(tmp_path):
+    other = tmp_path / "metrics.jsonl"
+    other.write_text("{}\n")
+    done = servanda("check", other, "--quiet")
+    assert done.exit_code == 2
+    assert f"'{other}' is no file of a dump; looked for train_data_step<N>.jsonl" in done.stderr
+
+
+def test_steps_that_a_trainer_has_not_finished_are_named(tmp_path):
+    many = trainers.sequences(60, longest=60)
+    trainers.prime(tmp_path, many, step=1)
+    trainers.prime(tmp_path, many, step=2, stable=False)
+    done = servanda("check", tmp_path, "--quiet")
+    assert "steps without STABLE, left out: 2" in done.stdout
+
+
+def test_the_last_line_says_how_fast_it_was(healthy):
+    last = servanda("import", healthy, "--quiet").stdout.rstrip("\n").split("\n")[-1]
+    assert re.fullmatch(r"exit 0 · \d+ s · [\d,.]+( M)? tokens/s", last)
+
+
+@pytest.mark.parametrize("name", ["json", "junit", "sarif", "github", "markdown", "html"])
+def test_every_format_takes_data_that_is_not_sound(name, tmp_path):
+    many = trainers.sequences(60, longest=60)
+    trainers.nemo(tmp_path, many, step=1)
+    trainers.nemo(tmp_path, many, step=2, prev_logprobs=[[0.0]])
+    done = servanda("import", tmp_path, "--quiet", "--format", name)
+    assert done.exit_code == 4
+    if name in ("github", "markdown", "html"):
+        assert "The data cannot be trusted." in done.stdout and "left out" in done.stdout
+
+
+def test_a_report_speaks_of_going_on_and_since_when(bad, healthy):
+    said = servanda("import", bad, "--quiet", "--format", "html").stdout
+    assert "Do not go on as it is." in said and "since step 4" in said
+    assert "promote" not in said and "of the prompts" not in said
+    assert "✓ Go on." in servanda("import", healthy, "--quiet", "--format", "markdown").stdout
+
+
+def test_one_step_is_a_range(healthy):
+    done = servanda("import", healthy, "--quiet", "--steps", "5")
+    assert "· step 5 ·" in done.stdout

@@ -1,0 +1,90 @@
+# The sampler's setting that one side alone applies: named where it makes the difference.
+
+import re
+
+import numpy as np
+import pytest
+
+from servanda.rl.dumps.transform import Transform
+from tests.field.rows import servanda
+from tests.field.worlds import draw, run
+
+
+def told(steps=range(1, 7), **how):
+    """The cause of drawn steps, and the numbers in it."""
+    found = Transform()
+    for step in steps:
+        drawn = draw(7, step, **how)
+        for part in (slice(0, 5), slice(5, None)):  # sums add up, however a dump is cut
+            found.add(*(side[part].ravel().astype(float) for side in (drawn.train, drawn.infer)))
+    cause = found.cause()
+    return cause, [float(number) for number in re.findall(r"\d+(?:\.\d+)?", cause)]
+
+
+@pytest.mark.parametrize("temperature", [0.9, 0.95, 1.1])
+def test_a_temperature_of_the_engine_alone_is_named_with_its_value(temperature):
+    cause, numbers = told(temperature=temperature)
+    assert cause.startswith("a temperature: the engine drew at about ")
+    assert numbers[0] == pytest.approx(temperature, abs=0.011)
+
+
+def test_the_ratio_of_two_temperatures_is_what_counts():
+    """The trainer and the engine both at .7 differ in nothing."""
+    assert told(temperature=0.7, scaled=True) == ("", [])
+
+
+@pytest.mark.parametrize("top_p", [0.8, 0.9, 0.95, 0.995])
+def test_a_cut_is_named_with_the_mass_it_takes(top_p):
+    cause, numbers = told(top_p=top_p)
+
+    mass = [
+        1 - np.exp(draw(7, s, top_p=top_p).train - draw(7, s, top_p=top_p).infer) for s in (1, 2)
+    ]
+    assert cause.startswith("the engine cannot draw ")
+    assert numbers[0] == pytest.approx(100 * np.mean(mass), rel=0.05)
+    assert top_p - 0.005 <= numbers[1] <= top_p + 0.06  # no more than was cut, and near it
+    assert numbers[2] > (90 if top_p < 0.99 else 50)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.1, 0.5, 1.5, 3.0, 5.0])
+def test_noise_of_any_size_is_no_setting(noise):
+    assert told(noise=noise)[0] == ""
+
+
+@pytest.mark.parametrize("noise", [1.5, 3.0, 5.0])
+def test_heavy_tails_at_few_tokens_are_no_cut(noise):
+    """The mean weight is 1, and 1,152 tokens have yet to meet the weights that make it so."""
+    for seed in range(1, 21):
+        assert told(range(seed, seed + 1), noise=noise, size=12)[0] == ""
+
+
+def test_a_temperature_under_larger_noise_is_not_named():
+    """It would explain the less: the answer is that nothing is known."""
+    assert told(temperature=0.95, noise=0.5)[0] == ""
+
+
+def test_one_kind_of_prompt_at_another_temperature_is_not_the_setting_of_all():
+    found = Transform()
+    for step in range(1, 7):
+        for temperature, size in ((0.8, 4), (1.0, 20)):
+            drawn = draw(8, step, temperature=temperature, size=size)
+            found.add(drawn.train.ravel().astype(float), drawn.infer.ravel().astype(float))
+    assert found.cause() == ""
+
+
+@pytest.mark.parametrize(("temperature", "named"), [(0.9, True), (0.98, False), (1.0, False)])
+def test_a_dump_names_it_where_the_verdict_asks_for_a_cause(temperature, named, tmp_path):
+    """At .98 the dump holds, and nobody looks for a cause."""
+    run(tmp_path / "dump", lambda step: draw(9, step, temperature=temperature), range(1, 7))
+    done = servanda("check", tmp_path / "dump", "--quiet")
+
+    assert done.exit == (1 if named else 0)
+    assert ("Likely cause   a temperature: the engine drew at about 0.90" in done.text) == named
+
+
+def test_tokens_that_the_trainer_cannot_draw_weigh_nothing_and_break_nothing():
+    found = Transform()
+    found.add(np.array([-np.inf, -1.0, 0.0]), np.array([-1.0, -1.0, -900.0]))
+    assert found.cause() == ""
+    assert (found.n, found.far) == (3, 1)
+    assert found.bins[0].sum() == 2

@@ -1,0 +1,410 @@
+# The drill on kernels that agree exactly: what it says is then exact as well.
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from servanda.errors import Interrupted, MeasurementError  # noqa: E402
+from servanda.rl.sync_drill.drill import preflight, restore  # noqa: E402
+from servanda.rl.sync_drill.plan import planned  # noqa: E402
+from servanda.rl.sync_drill.trainee import Trainee  # noqa: E402
+from tests.rl.sync_drill.toys import Toy, bits, pair  # noqa: E402
+
+
+def test_an_engine_that_gets_all_follows_exactly():
+    trainee, _ = pair()
+
+    result = preflight(trainee)
+
+    assert result.outcome == "holds" and result.exit_code == 0 and result.cause == ""
+    assert [group.name for group in result.groups] == [
+        *("embed/lm_head", "norms.norm"),
+        *("layers.0.attn", "layers.0.mlp", "layers.1.attn", "layers.1.mlp"),
+    ]  # fmt: skip
+    for group in result.groups:
+        assert group.follow == pytest.approx(1, abs=1e-12) and group.residual < 1e-6
+    assert result.found.distance == result.found.idle == result.poison.distance == 0
+    assert result.returned == 0
+
+
+@pytest.mark.parametrize(
+    ("left_out", "cause", "deaf"),
+    [
+        (lambda _: True, "never_synced", 6),
+        (lambda n: n.startswith("layers.1."), "one_layer", 2),
+        (lambda n: ".1.mlp" in n, "one_mlp", 1),
+        (lambda n: ".0.attn" in n, "one_attention", 1),
+        (lambda n: "norm" in n, "norms_stale", 1),
+    ],
+)
+def test_what_the_sync_leaves_out_is_deaf_exactly_and_named(left_out, cause, deaf):
+    trainee, _ = pair(left_out)
+
+    result = preflight(trainee)
+
+    assert (result.outcome, result.exit_code, result.cause) == ("violated", 1, cause)
+    assert [group.follow for group in result.groups if group.deaf] == [0.0] * deaf
+
+
+def test_an_engine_that_began_with_other_weights_and_gets_none_is_named():
+    trainee, engine = pair(lambda _: True)
+    with torch.no_grad():
+        for parameter in engine.model.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+
+    result = preflight(trainee)
+
+    assert result.found.floor > 1 and (result.outcome, result.cause) == ("violated", "never_synced")
+
+
+def test_a_head_that_is_tied_for_the_trainer_only_is_named():
+    trainee, _ = pair(tied=False)
+
+    result = preflight(trainee)
+
+    assert result.cause == "tied_head_stale"
+    follows = {part.name: part.follow for part in result.groups[0].parts}
+    assert follows["embed.weight"] > 0.8 and follows["lm_head.weight"] < 0.2
+    # the module is tied again
+    assert trainee.module.lm_head.weight is trainee.module.embed.weight
+
+
+def test_one_tensor_of_a_group_is_told_from_the_others():
+    trainee, _ = pair(lambda name: name == "layers.0.mlp.2.weight")
+
+    result = preflight(trainee)
+
+    assert result.cause == "deaf"
+    wrong = next(group for group in result.groups if group.mark == "violated")
+    assert wrong.name == "layers.0.mlp" and [p.name for p in wrong.parts if p.deaf] == ["mlp.2"]
+
+
+def test_many_layers_share_syncs_and_only_a_bad_block_is_taken_apart():
+    trainee, engine = pair(lambda name: ".7.mlp" in name, layers=9)
+    plan = planned(trainee)
+
+    result = preflight(trainee)
+
+    assert len(plan.groups) == 20 and plan.least == 3 + 6
+    assert result.cause == "one_mlp"
+    assert [group.name for group in result.groups if group.deaf] == ["layers.7.mlp"]
+    assert plan.least < result.syncs == engine.synced < plan.most
+    assert "layers.0-4.attn" in str(result)
+
+
+def test_a_cache_that_outlives_the_sync_is_told_from_a_sync_that_does_nothing():
+    trainee, engine = pair()
+    cache = {}
+
+    def score(rows):
+        key = str(rows)
+        if key not in cache:
+            cache[key] = engine.score(rows)
+        return cache[key]
+
+    result = preflight(Trainee(trainee.module, trainee.sync, score))
+
+    assert result.cause == "stale_cache" and "prefix cache" in result.sentence
+
+
+def test_a_sync_that_rounds_to_float8_is_named_even_if_it_did_so_before():
+    trainee, engine = pair()
+
+    def sync():
+        engine.sync()
+        with torch.no_grad():
+            for parameter in engine.model.parameters():
+                parameter.copy_(parameter.to(torch.float8_e4m3fn).double())
+
+    sync()
+    result = preflight(Trainee(trainee.module, sync, trainee.score))
+
+    assert result.cause == "wrong_cast" and result.found.cast == "float8_e4m3fn"
+
+
+def test_only_what_is_trained_is_changed_and_a_frozen_group_may_be_deaf():
+    trainee, _ = pair(lambda name: "layers.0." in name)
+    for name, parameter in trainee.module.named_parameters():
+        parameter.requires_grad_("layers.1." in name)
+
+    result = preflight(trainee)
+
+    assert result.outcome == "holds"
+    names = ["norms.norm", "layers.1.attn", "layers.1.mlp"]
+    assert [group.name for group in result.groups] == names
+
+
+def test_a_group_that_moves_nothing_is_inconclusive_never_a_pass():
+    trainee, _ = pair()
+    module = trainee.module.requires_grad_(False)
+    module.unused = torch.nn.Linear(3, 3, bias=False).double()
+
+    result = preflight(Trainee(module, lambda: None, trainee.score))
+
+    assert (result.outcome, result.exit_code) == ("inconclusive", 3)
+    assert "rest ? not visible" in str(result)
+
+
+def test_a_stale_engine_that_the_first_sync_mends_holds_with_a_warning():
+    trainee, engine = pair()
+    with torch.no_grad():
+        engine.model.embed.weight.mul_(2)
+
+    result = preflight(trainee)
+
+    assert result.outcome == "holds"
+    assert "warning  the engine had other weights before the first sync" in str(result)
+
+
+def test_dropout_is_off_while_scoring_and_every_mode_is_as_it_was():
+    trainee, _ = pair()
+    trainee.module.train()
+    trainee.module.layers[0].eval()
+    modes = [part.training for part in trainee.module.modules()]
+
+    assert preflight(trainee).found.train_noise == 0
+    assert [part.training for part in trainee.module.modules()] == modes
+
+
+def test_gradients_and_the_global_random_state_are_left_alone():
+    trainee, _ = pair()
+    trainee.module(torch.zeros((1, 2), dtype=torch.long)).sum().backward()
+    before = {n: p.grad.clone() for n, p in trainee.module.named_parameters()}
+    state = torch.get_rng_state()
+
+    preflight(trainee)
+
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, parameter in trainee.module.named_parameters():
+        assert torch.equal(parameter.grad, before[name]) and parameter.requires_grad
+
+
+class Count:
+    """Fails at the k-th call."""
+
+    def __init__(self, call, at, error):
+        self.call, self.at, self.error, self.calls = call, at, error, 0
+
+    def __call__(self, *args):
+        self.calls += 1
+        if self.calls == self.at:
+            raise self.error
+        return self.call(*args)
+
+
+@pytest.mark.parametrize("at", range(1, 10))
+def test_a_sync_that_throws_at_any_call_leaves_the_weights_as_they_were(at, tmp_path):
+    trainee, _ = pair()
+    before = bits(trainee.module)
+    sync = Count(trainee.sync, at, RuntimeError("NCCL timeout"))
+
+    with pytest.raises(MeasurementError, match="RuntimeError: NCCL timeout") as caught:
+        preflight(Trainee(trainee.module, sync, trainee.score), journal=tmp_path / "j")
+
+    assert bits(trainee.module) == before and not (tmp_path / "j").exists()
+    message = str(caught.value)
+    if at == 1:
+        assert message.startswith("sync of unchanged weights: the sync threw")
+        assert message.endswith("state: no weight was changed")
+    elif at < 9:
+        assert message.endswith("bit for bit, and synced to the engine once more")
+    else:
+        assert "draw nothing from it before a sync succeeds" in message
+
+
+def test_a_sync_that_throws_for_good_is_said_plainly():
+    trainee, _ = pair()
+    calls = iter(range(9))
+
+    def sync():
+        if next(calls):
+            raise OSError("the engine is gone")
+
+    with pytest.raises(MeasurementError) as caught:
+        preflight(Trainee(trainee.module, sync, trainee.score))
+
+    assert str(caught.value) == (
+        "poison: the sync threw OSError: the engine is gone\n"
+        "  state: weights restored bit for bit; the sync that followed threw OSError: the engine "
+        "is gone: the engine may hold weights of the drill, so draw nothing from it before a "
+        "sync succeeds"
+    )
+
+
+@pytest.mark.parametrize("at", range(1, 12))
+def test_ctrl_c_at_any_score_leaves_the_weights_as_they_were(at):
+    trainee, _ = pair()
+    before = bits(trainee.module)
+    score = Count(trainee.score, at, KeyboardInterrupt())
+
+    with pytest.raises(Interrupted, match="preflight was stopped\n  state: "):
+        preflight(Trainee(trainee.module, trainee.sync, score))
+
+    assert bits(trainee.module) == before
+
+
+def test_sigterm_unwinds_the_drill_and_then_reaches_whom_it_was_meant_for():
+    trainee, _ = pair()
+    before, came = bits(trainee.module), []
+    handler = lambda *_: came.append(bits(trainee.module) == before)  # noqa: E731
+    old = signal.signal(signal.SIGTERM, handler)
+    calls = iter(range(99))
+
+    def score(rows):
+        if next(calls) >= 4:  # twice: the second one waits until the weights are back
+            os.kill(os.getpid(), signal.SIGTERM)
+        return trainee.score(rows)
+
+    try:
+        with pytest.raises(Interrupted):
+            preflight(Trainee(trainee.module, trainee.sync, score))
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, old)
+    assert came == [True]
+
+
+def test_a_journal_that_was_left_is_refused_and_puts_the_weights_back(tmp_path):
+    journal = tmp_path / "weights.journal"
+    trainee, engine = pair()
+    before = bits(trainee.module)
+    kept = []
+
+    def sync():  # what a kill leaves: the journal as it is while weights are changed
+        kept.append(journal.read_bytes() if journal.exists() else b"")
+        engine.sync()
+
+    preflight(Trainee(trainee.module, sync, trainee.score), journal=journal)
+    assert not journal.exists()
+    assert kept[-1] == b""  # the weights were back before the last sync
+    journal.write_bytes(kept[1])
+    with torch.no_grad():
+        trainee.module.embed.weight.fill_(7)
+
+    with pytest.raises(MeasurementError, match=f"--restore {journal}"):
+        preflight(trainee, journal=journal)
+    restore(trainee, journal)
+
+    assert bits(trainee.module) == before == bits(engine.model) and not journal.exists()
+
+
+def test_a_journal_of_another_model_changes_nothing(tmp_path):
+    from servanda.rl.sync_drill.weight_snapshot import Weights, write_journal
+
+    journal = tmp_path / "j"
+    write_journal(journal, Weights(Toy(layers=3)).kept)
+    trainee, _ = pair()
+    before = bits(trainee.module)
+
+    with pytest.raises(MeasurementError, match="no such parameter"):
+        restore(trainee, journal)
+    assert bits(trainee.module) == before and journal.exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda _: [[float("nan")] * 40] * 16, "row 1, token 2 a logprob of nan"),
+        (lambda _: [[-float("inf")] * 40] * 16, "row 1, token 2 a logprob of -inf"),
+        (lambda _: [[None] * 40] * 16, "row 1, token 2 a logprob of nan"),
+        (lambda _: [[0.5] * 40] * 16, "row 1, token 2 a logprob of 0.5"),
+        (lambda _: [[-1.0] * 41] * 16, "row 1 logprobs of shape (41,), and it has 41 tokens"),
+        (lambda _: [[-1.0] * 40] * 3, "scored 3 rows, and was asked for 16"),
+        (lambda _: None, "scored 0 rows, and was asked for 16"),
+        (lambda _: [["x"] * 40] * 16, "row 1: these are no logprobs"),
+    ],
+)
+def test_what_is_no_logprob_is_refused_by_its_place(answer, message):
+    trainee, _ = pair()
+
+    with pytest.raises(MeasurementError) as caught:
+        preflight(Trainee(trainee.module, trainee.sync, answer))
+
+    assert str(caught.value).startswith("as found: the engine") and message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sync", "score", "found"),
+    [
+        (lambda _: None, None, "sync of unchanged weights: the sync threw TypeError"),
+        (None, lambda _, __: [], "as found: score threw TypeError"),
+    ],
+)
+def test_a_call_that_takes_other_arguments_is_told_what_it_is_given(sync, score, found):
+    trainee, _ = pair()
+
+    with pytest.raises(MeasurementError) as caught:
+        preflight(Trainee(trainee.module, sync or trainee.sync, score or trainee.score))
+
+    (problem,) = caught.value.problems
+    assert problem.message.startswith(found)
+    assert problem.message.endswith("state: no weight was changed")
+    assert problem.hint == (
+        "sync is called as sync(), score and logprobs with a list of rows of token ids"
+    )
+
+
+@pytest.mark.parametrize("token", [23, -100])
+def test_a_token_that_the_vocabulary_lacks_is_refused_by_its_place(token):
+    trainee, _ = pair()
+    rows = [[1] * 80, [2, 3, token]]
+
+    with pytest.raises(MeasurementError) as caught:
+        preflight(Trainee(trainee.module, trainee.sync, trainee.score, tokens=rows))
+
+    (problem,) = caught.value.problems
+    assert problem.message == (
+        f"row 2 of the probe tokens has token {token}, and the vocabulary has 23"
+    )
+    assert problem.hint == "give ids of the module's own tokenizer, without padding such as -100"
+
+
+def test_a_journal_that_another_drill_writes_meanwhile_is_kept(tmp_path, monkeypatch):
+    from servanda.rl.sync_drill import drill
+
+    journal, (trainee, engine), before = tmp_path / "j", pair(), []
+
+    def late(path, kept):
+        monkeypatch.undo()
+        drill.write_journal(path, kept)  # the other one's
+        before.append(path.read_bytes())
+        drill.write_journal(path, kept)
+
+    monkeypatch.setattr(drill, "write_journal", late)
+    with pytest.raises(MeasurementError, match="is there already"):
+        preflight(trainee, journal=journal)
+
+    assert before == [journal.read_bytes()] and [*tmp_path.iterdir()] == [journal]
+    assert engine.synced == 0
+
+
+def test_an_engine_that_is_not_deterministic_is_judged_by_its_own_noise():
+    trainee, engine = pair()
+    rng = np.random.default_rng(0)
+
+    def score(rows):
+        return [logp_T - rng.exponential(0.02, logp_T.shape) for logp_T in engine.score(rows)]
+
+    result = preflight(Trainee(trainee.module, trainee.sync, score))
+
+    assert result.found.floor == pytest.approx(0.02, rel=0.2)
+    assert (result.outcome, result.warnings) == ("holds", ()), str(result)
+
+
+def test_probes_that_are_too_short_or_have_no_vocabulary_are_refused():
+    trainee, _ = pair()
+    plain = torch.nn.Linear(2, 2)
+
+    with pytest.raises(MeasurementError, match="too short: 4 are scored, and it takes 64"):
+        preflight(Trainee(trainee.module, trainee.sync, trainee.score, tokens=[[1, 2, 3]] * 2))
+    with pytest.raises(MeasurementError, match="row 1 of the probe tokens has 1"):
+        preflight(Trainee(trainee.module, trainee.sync, trainee.score, tokens=[[1]]))
+    with pytest.raises(MeasurementError, match="vocabulary of Linear is not known"):
+        preflight(Trainee(plain, trainee.sync, trainee.score))
+    plain.requires_grad_(False)
+    with pytest.raises(MeasurementError, match="no parameter of Linear has requires_grad"):
+        preflight(Trainee(plain, trainee.sync, trainee.score, tokens=[[1] * 99]))

@@ -1,0 +1,165 @@
+# A fault injected into a contract's kernels, by the function and by `servanda demo --fault`.
+
+import pytest
+from click.testing import CliRunner
+
+from servanda.cli.demo import averages
+from servanda.cli.main import main
+from servanda.engines.faults import FAULTS
+from servanda.errors import IdentityError, MeasurementError
+from servanda.judgement.field_thresholds import Gate
+from servanda.report import FORMATS
+from servanda.runner import run
+from servanda.runner.fault_drill import drill
+from tests import kit
+from tests.report import made
+
+SIZES = {"first": 64, "last": 640, "limit": 0.1, "q": {"": kit.BASE}}
+
+
+def injected_by_hand(tmp_path, text):
+    """The verdict where the contract itself says the fault."""
+    path, _ = kit.write(tmp_path / "by hand", infer=f", fault: {text}", **SIZES)
+    return run.check(path, run_dir=tmp_path / "run", open=run.in_process)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "outcome", "deciding"),
+    [
+        ("undisclosed_temperature", 0.3, "violated", ("sampler_fidelity on all",)),
+        ("lost_sequences", 0.9, "error", ("usable_ratio on all",)),
+        ("off_by_one_shift", 1, "violated", ("sampler_fidelity on all",)),  # the ends repeat
+        ("lost_top_token", 1e-6, "holds", ()),
+    ],
+)
+def test_a_drill_ends_as_a_contract_with_that_fault(tmp_path, name, value, outcome, deciding):
+    path, _ = kit.write(tmp_path, **SIZES)
+
+    told = drill(run.load(path), name, value, open=run.in_process)
+
+    by_hand = injected_by_hand(tmp_path, f"{{{name}: {value}}}")
+    assert told.verdict.cells == by_hand.cells
+    assert (told.outcome, told.exit_code) == (by_hand.outcome, by_hand.exit_code)
+    assert told.outcome == outcome
+    assert told.deciding == deciding
+    assert 0 < told.tokens == by_hand.tokens
+    assert all(gate.passes is not None for gate in told.gates)
+
+
+def test_a_drill_of_identity_is_refused_as_the_check_is(tmp_path):
+    path, _ = kit.write(tmp_path, **SIZES)
+
+    told = drill(run.load(path), "permuted_ids", open=run.in_process)
+
+    assert isinstance(told.refused, IdentityError)
+    assert (told.verdict, told.outcome, told.exit_code) == (None, "refused", 4)
+    assert (told.value, told.gates, told.deciding) == (1, (), ())
+
+
+def test_a_drill_measures_nothing_for_a_fault_that_is_none(tmp_path):
+    path, _ = kit.write(tmp_path, **SIZES)
+    with pytest.raises(MeasurementError, match="there is no fault 'none'"):
+        drill(run.load(path), "none", open=run.in_process)
+
+
+# the command line
+
+
+def demo(*arguments):
+    return CliRunner().invoke(main, ["demo", "--quiet", *map(str, arguments)])
+
+
+def test_the_list_shows_every_fault_with_side_default_and_meaning():
+    done = demo("--fault", "list")
+
+    assert done.exit_code == 0
+    for name, fault in FAULTS.items():
+        assert f"{name}  ({fault.side}, default " in done.output
+        assert fault.summary in done.output
+        assert fault.seen in done.output
+
+
+def test_an_unknown_fault_is_a_wrong_call_that_names_the_nearest():
+    done = demo("--fault", "int8")
+
+    assert done.exit_code == 2
+    assert "there is no fault 'int8'" in done.output
+    assert "did you mean 'int4'? (`servanda demo --fault list` shows them all)" in done.output
+
+
+@pytest.mark.parametrize("value", ["2", '"a"', "much", "[]"])
+def test_a_value_it_does_not_take_is_a_wrong_call(value):
+    done = demo("--fault", "lost_sequences", "--value", value)
+
+    assert done.exit_code == 2
+    assert "--value: fault 'lost_sequences' takes a number in (0, 1], found" in done.output
+    assert "hint: write --value '0.05'" in done.output
+
+
+@pytest.mark.parametrize("option", [("--value", "1"), ("--contract", "x.yaml")])
+def test_options_of_a_fault_need_one(option):
+    done = demo(*option)
+    assert done.exit_code == 2
+    assert f"{option[0]} goes with --fault NAME" in done.output
+
+
+@pytest.mark.slow
+def test_the_demo_exits_as_the_check_and_says_what_the_field_would_have(tmp_path):
+    path, _ = kit.write(tmp_path, **SIZES)
+
+    done = demo("--fault", "undisclosed_temperature", "--value", "0.3", "--contract", path)
+
+    assert done.exit_code == 1, done.output
+    assert "with kernels.infer.fault {undisclosed_temperature: 0.3}: The sampler" in done.output
+    assert "VIOLATED: sampler_fidelity on all." in done.output
+    assert "With the field's thresholds: none of 7 fires on these" in done.output
+
+
+@pytest.mark.slow
+def test_the_demo_counts_the_thresholds_that_ring(tmp_path):
+    path, _ = kit.write(tmp_path, **SIZES)
+
+    done = demo("--fault", "off_by_one_shift", "--contract", path)
+
+    assert done.exit_code == 1
+    assert "6 of 7 fire on these 781 tokens: " in done.output
+    assert "mean |Δ logp| ≤ 0.1 (slime)" in done.output
+
+
+def test_the_demo_exits_4_where_the_two_sides_are_refused(tmp_path):
+    path, _ = kit.write(tmp_path, **SIZES)
+
+    done = demo("--fault", "permuted_ids", "--contract", path)
+
+    assert done.exit_code == 4
+    assert "the tokenizers differ" in done.output
+    assert "nothing would have been refused" in done.output
+
+
+def test_the_demo_leaves_its_second_run_as_a_page(tmp_path, monkeypatch):
+    told = iter([made.VERDICTS["holds"], made.VERDICTS["violated"]])
+    monkeypatch.setattr(run, "check", lambda *_, **__: next(told))
+    monkeypatch.chdir(tmp_path)
+
+    done = demo()
+
+    page = (tmp_path / "servanda-demo.html").read_text(encoding="utf-8")
+    assert page.strip() == FORMATS["html"](made.VERDICTS["violated"]).strip()
+    assert done.output.endswith("report servanda-demo.html\n")
+
+
+def test_the_demo_ends_on_what_its_own_page_says_of_averages():
+    """Two of three averages that do not see the slice, and one that does, are told as that."""
+    found = (
+        Gate("mean KL (k3) ≤ 0.015 (prime-rl)", 0.02, "0.02", False),
+        Gate("mean |Δ logp| ≤ 0.1 (slime)", 0.02, "0.02", True),
+        Gate("perplexity, ±1 %", 0.001, "", True),
+        Gate("top-1 agreement ≥ 98 %", None, "not measured", None),
+    )
+
+    assert averages(found) == (
+        "Of the field's 4 thresholds on averages over all traffic, 2 do not see it (mean |Δ logp| "
+        "≤ 0.1 (slime); perplexity, ±1 %) and 1 see that something is wrong, not where (mean KL "
+        "(k3) ≤ 0.015 (prime-rl))."
+    )
+    assert "1 see" not in averages(found[1:])

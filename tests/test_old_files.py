@@ -1,0 +1,99 @@
+# Files that version 0.1.0 wrote before its modules had their present names.  They are read as
+# before, and mean what they meant: a digest or a file that held a module's name would show here.
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from servanda.cli.main import main
+from servanda.engines.pack_file import read_pack
+from servanda.rl import Monitor
+from tests.gateway.controller import leads
+from tests.rl.monitor.test_memory import observe
+
+OLD = Path(__file__).parent / "data" / "of_0_1"
+DUMP = Path(__file__).parents[1] / "examples" / "tiny-dump"
+
+
+def servanda(*arguments):
+    done = CliRunner().invoke(main, [*map(str, arguments)], prog_name="servanda")
+    return done.exit_code, done.output
+
+
+@pytest.fixture(autouse=True)
+def old(tmp_path, monkeypatch):
+    shutil.copytree(OLD, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_verdict_is_printed_as_it_was():
+    code, text = servanda("report", "run/attempt-1/verdict.json")
+    assert (code, text) == (0, (OLD / "report.txt").read_text())
+
+
+def test_a_run_goes_on_with_what_was_measured_and_comes_to_the_same_verdict(old):
+    verdict = old / "run" / "attempt-1" / "verdict.json"
+    before = json.loads(verdict.read_text())
+    verdict.unlink()  # as if it had been killed before its end
+    rounds = sorted((old / "run" / "attempt-1" / "rounds").iterdir())
+    written = [(path.name, path.stat().st_mtime_ns) for path in rounds]
+
+    code, _ = servanda("check", "toy/toy.kernelcontract.yaml", "--run-dir", "run", "--quiet")
+
+    again = json.loads(verdict.read_text())
+    kept = {path.name: path.stat().st_mtime_ns for path in rounds}
+    assert code == 1 and [(name, kept[name]) for name, _ in written] == written
+    for part in ("outcome", "cells", "contract", "key", "evidence", "train", "infer", "portraits"):
+        assert again[part] == before[part], part
+
+
+def test_a_reference_pack_has_its_digest():
+    assert read_pack("infer.pack").digest.startswith("d06a271c")
+    code, text = servanda("compare", "infer.pack", "table:toy/p.json", "--quiet")
+    assert code == 1, text
+
+
+@pytest.mark.parametrize("ledger", ["ledger.db", "leader/ledger.db"])
+def test_a_ledger_verifies(ledger):
+    assert servanda("ledger", "verify", "--ledger", ledger)[0] == 0
+
+
+def test_a_promotion_stands_where_it_stood():
+    code, text = servanda("promote", "toy/toy.kernelcontract.yaml", "--ledger", "ledger.db")
+    # the same build has the same name, and is not judged twice
+    assert code == 4 and "run toy-6d4eb8af of this build is in the ledger already" in text
+    assert "it is rolled back on offline" in text
+    assert servanda("status", "--ledger", "ledger.db") == (0, (OLD / "status.txt").read_text())
+
+
+def test_a_controller_goes_on_from_its_store(old):
+    leader = leads.leader(old / "leader" / "toy.kernelcontract.yaml", leads.Clock(1400.0))
+    try:
+        leader.step()
+        assert leads.status(leader, "first=a").status == "quarantined"
+    finally:
+        leader.close()
+
+
+def test_a_monitor_goes_on_from_its_state(old):
+    whole = Monitor("verl-sync")
+    for weights in range(7):
+        expected = observe(whole, weights, tv=0.004 if weights < 5 else 0.012)
+
+    found = observe(Monitor("verl-sync", state=old / "monitor.jsonl"), 6, tv=0.012)
+
+    assert dict(found.metrics) == pytest.approx(dict(expected.metrics), rel=1e-4)
+    assert found.verdict.key == expected.verdict.key
+
+
+def test_a_watch_goes_on_from_its_state(old):
+    dump = old / "dump"
+    shutil.copytree(DUMP, dump)
+    state = old / "watch.state"
+    state.write_text(state.read_text().replace("DUMP", str(dump)))
+    code, text = servanda("watch", dump, "--once", "--state", state)
+    assert code == 1 and "red since step 10" in text
