@@ -105,8 +105,8 @@ routing: $(VENV)/.dev  ## how often routing is wrong, and how soon it is right; 
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.routing --write
 
 theory: $(VENV)/.dev  ## the tables of docs/explanation/{falsification,assumptions,ratio_and_gradient}.md, five minutes
-	$(BIN)/servanda bench theory --format markdown -o docs/explanation/falsification.md
-	$(BIN)/servanda bench theory --format json -o benchmarks/measured/theory.json
+	$(BIN)/python -m benchmarks.theory --format markdown -o docs/explanation/falsification.md
+	$(BIN)/python -m benchmarks.theory --format json -o benchmarks/measured/theory.json
 	$(BIN)/python -m benchmarks.assumptions --write
 	$(BIN)/python -m benchmarks.escapes --write
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks import committed
 from benchmarks.assumptions import table
+from benchmarks.theory import falsify
+from benchmarks.theory.counterexamples import ESCAPES
 from servanda.theory.bounds import ASSUMPTIONS
-from servanda.theory.falsification import falsify
-from servanda.theory.falsification.counterexamples import ESCAPES
 
 DOCS = Path(__file__).parents[1] / "docs" / "explanation" / "ratio_and_gradient.md"
 DRIFT = 0.1  # largest |log w| of a drawn token, nats, or a hair more

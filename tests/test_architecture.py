@@ -57,7 +57,6 @@ SHARED = {
     "compare": "two things, part by part",
     "contract": "the contract that something here is held to",
     "format": "values as people read them",
-    "gradient": "policy gradients",
     "ledger": "what was decided, append-only",
     "model": "the frozen values of a language or of a state machine",
     "plan": "what will be done, before it is",

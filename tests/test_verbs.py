@@ -31,6 +31,8 @@ def test_a_verb_that_is_not_there_is_a_wrong_call():
     done = servanda("chek", "x.yaml")
     assert done.exit_code == 2
     assert "there is no command 'chek'\n  hint: did you mean 'check'?" in done.output
+    done = servanda("bench", "theory")
+    assert done.exit_code == 2 and "python -m benchmarks.theory" in done.output
 
 
 def test_the_help_lists_every_verb_under_a_heading():

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from benchmarks.theory.random_kernels import distributions, near
 from click.testing import CliRunner
 
 from servanda.cli.main import main
@@ -23,7 +24,6 @@ from servanda.theory.bounds import (
     tv_from_exceedance,
     tv_from_osc,
 )
-from servanda.theory.falsification.random_kernels import distributions, near
 from servanda.theory.sampling import Sampling, processed_logprobs
 from tests import kit
 from tests.test_examples import EXAMPLES

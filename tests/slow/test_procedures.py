@@ -1,8 +1,7 @@
 # Ours keep their promise and the habits break it: 2,000 seeded runs of every scenario.
 
 import pytest
-
-from servanda.theory.falsification import SCENARIOS, simulate
+from benchmarks.theory import SCENARIOS, simulate
 
 
 @pytest.mark.slow

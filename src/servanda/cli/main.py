@@ -28,10 +28,12 @@ VERBS: dict[str, tuple[str, ...]] = {
     "Gateway": ("serve", "audit", "pin"),
     "Pieces": ("measure",),
     "Servers": ("selftest", "serve-kernel"),
-    "See it": ("demo", "bench"),
+    "See it": ("demo",),
 }
 # a verb whose name Python keeps for itself -> its module
 _MODULES = {"import": "import_"}
+# verbs of before that are none now, and what to run instead
+_LEFT = {"bench": "in a clone of the repository: python -m benchmarks.theory"}
 
 
 class _Group(click.Group):
@@ -71,7 +73,7 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         verbs = self.list_commands(ctx)
         if cmd_name not in verbs:
-            hint = did_you_mean(cmd_name, verbs)
+            hint = _LEFT.get(cmd_name) or did_you_mean(cmd_name, verbs)
             raise click.UsageError(f"there is no command {cmd_name!r}\n  hint: {hint}", ctx)
         name = _MODULES.get(cmd_name, cmd_name.replace("-", "_"))
         module = import_module(f"servanda.cli.{name}")

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.theory.weighting_gap import exact_gap
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,6 @@ from servanda.theory.bounds import (
     weight_gap_from_log_ratio,
     weight_gap_from_tv,
 )
-from servanda.theory.falsification.weighting_gap import exact_gap
 
 BAND = (0.5, 2.0)
 PSIS = {

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.theory.sequence import two_level_tv
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from servanda.theory.bounds import (
     shortfall,
     tv_from_kl,
 )
-from servanda.theory.falsification.sequence import two_level_tv
 from tests import oracles
 from tests.theory.bounds import enumerated
 from tests.theory.bounds.enumerated import PROMPT, WIDTH

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.theory import trajectory
 
 from servanda.errors import EvidenceError
 from servanda.theory.bounds import (
@@ -15,7 +16,6 @@ from servanda.theory.bounds import (
     sequence_tis_bias,
     token_is_trajectory_bias,
 )
-from servanda.theory.falsification import trajectory
 
 
 def test_without_a_correction_the_least_of_three_bounds_holds():

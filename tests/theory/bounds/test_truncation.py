@@ -6,12 +6,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from benchmarks.theory.truncation import worst_drifts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
 from servanda.theory.bounds import truncation_sets, tv_from_osc, tv_truncated_interval
-from servanda.theory.falsification.truncation import worst_drifts
 from servanda.theory.sampling import Sampling, processed_logprobs
 
 FILTERS = st.fixed_dictionaries(

@@ -5,9 +5,9 @@ from itertools import product
 
 import numpy as np
 import pytest
+from benchmarks.theory.counterexamples import ESCAPES
 
 from servanda.theory.bounds import ASSUMPTIONS
-from servanda.theory.falsification.counterexamples import ESCAPES
 
 every = pytest.mark.parametrize("name", [*ESCAPES])
 DRIFT = 0.1

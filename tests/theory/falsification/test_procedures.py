@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.theory import SCENARIOS, Row, scenarios, simulate, simulation
+from benchmarks.theory.simulation import Draw
 
-from servanda.theory.falsification import SCENARIOS, Row, scenarios, simulate, simulation
-from servanda.theory.falsification.simulation import Draw
 from servanda.theory.stats import GroupRatio, LogMoment, ShiryaevRoberts, Unequal
 from servanda.theory.stats.log_moment import NEG, POS
 

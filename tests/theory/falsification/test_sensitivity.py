@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from benchmarks.theory import CHALLENGES, falsify
 
 from servanda.theory.bounds import THEOREMS, KeptSets
-from servanda.theory.falsification import CHALLENGES, falsify
 
 CASES = 2000
 WRONG = 0.03

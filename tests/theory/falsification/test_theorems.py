@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from benchmarks.theory import CHALLENGES, Trial, falsify
 
 from servanda.theory.bounds import ASSUMPTIONS, THEOREMS
-from servanda.theory.falsification import CHALLENGES, Trial, falsify
 
 CASES = 2000
 SHARP = 0.99  # of its bound, in so many cases

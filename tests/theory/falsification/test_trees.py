@@ -1,11 +1,12 @@
 # The trees of the falsification: laws, ends and supports are what they are said to be.
 
+import doctest
 import math
 
 import numpy as np
 import pytest
-
-from servanda.theory.falsification.trees import EOS, SHAPES, grove, trees
+from benchmarks.theory import trees as module
+from benchmarks.theory.trees import EOS, SHAPES, grove, trees
 
 MADE = trees(np.random.default_rng(3), 400, tokens=3, depth=3)
 
@@ -84,3 +85,7 @@ def test_a_grove_has_every_shape():
     made = list(grove(np.random.default_rng(0), 70))
     assert [(g.train_NLTV.shape[3], g.live_LT.shape[1]) for g in made] == list(SHAPES)
     assert sum(len(g.train_NL) for g in made) >= 70
+
+
+def test_the_example_of_trees_is_true():
+    assert doctest.testmod(module) == (0, 2)

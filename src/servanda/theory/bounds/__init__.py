@@ -1,6 +1,6 @@
 # Bounds: from drift of logits to sequences, rewards and policy gradients.
 #
-# One theorem, one function, one source; `servanda bench theory` holds each against
+# One theorem, one function, one source; `python -m benchmarks.theory` holds each against
 # enumeration and an adversarial search.
 
 from servanda.theory.bounds.assumptions import ASSUMPTIONS, Assumption

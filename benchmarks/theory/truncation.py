@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.theory.base import Trial, challenge
+from benchmarks.theory.random_kernels import distributions
 from servanda.theory.bounds import truncation_sets, tv_from_osc, tv_truncated_interval
-from servanda.theory.falsification.base import Trial, challenge
-from servanda.theory.falsification.random_kernels import distributions
 from servanda.theory.sampling import Sampling, processed_logprobs
 
 Floats = NDArray[np.float64]

@@ -11,6 +11,11 @@ from itertools import product
 
 import numpy as np
 
+from benchmarks.theory.base import Floats, Trial, challenge
+from benchmarks.theory.importance_weights import psis
+from benchmarks.theory.random_kernels import distributions
+from benchmarks.theory.sequence import even
+from benchmarks.theory.trees import Trees, grove, trees
 from servanda.theory.bounds import (
     Loss,
     Std,
@@ -25,11 +30,6 @@ from servanda.theory.bounds import (
     token_is_trajectory_bias,
     weight_gap,
 )
-from servanda.theory.falsification.base import Floats, Trial, challenge
-from servanda.theory.falsification.importance_weights import psis
-from servanda.theory.falsification.random_kernels import distributions
-from servanda.theory.falsification.sequence import even
-from servanda.theory.falsification.trees import Trees, grove, trees
 
 _LOSSES: tuple[Loss, ...] = ("token_mean", "sequence_sum", "sequence_mean")
 _STDS: tuple[Std, ...] = ("sample", "population")

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from benchmarks.theory.base import Trial, challenge
+from benchmarks.theory.random_kernels import Floats, distributions, near
 from servanda.theory.bounds import (
     chi2_from_second_moment,
     tv_at_least_probs_diff,
@@ -15,8 +17,6 @@ from servanda.theory.bounds import (
     tv_rao_blackwell,
 )
 from servanda.theory.divergence import TopK
-from servanda.theory.falsification.base import Trial, challenge
-from servanda.theory.falsification.random_kernels import Floats, distributions, near
 
 SIZES = (2, 3, 6)
 _LEAST = 1e-6  # mass of every token, where full support is asked for

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from benchmarks.theory.base import Floats, Trial, challenge
+from benchmarks.theory.importance_weights import psis
+from benchmarks.theory.random_kernels import distributions, near
 from servanda.theory.bounds import (
     PSI,
     Psi,
@@ -14,9 +17,6 @@ from servanda.theory.bounds import (
     weight_gap_from_log_ratio,
     weight_gap_from_tv,
 )
-from servanda.theory.falsification.base import Floats, Trial, challenge
-from servanda.theory.falsification.importance_weights import psis
-from servanda.theory.falsification.random_kernels import distributions, near
 
 _SIZE = 5
 

@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from servanda.theory.falsification.simulation import (
+from benchmarks.theory.simulation import (
     ALPHA,
     Draw,
     Ever,

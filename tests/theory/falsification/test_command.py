@@ -1,25 +1,25 @@
-# `servanda bench theory`: its tables, its exit code, and the page that it writes.
+# `python -m benchmarks.theory`: its tables, its exit code, and the page that it writes.
 
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.theory import CHALLENGES, SCENARIOS, Trial, procedures
+from benchmarks.theory.__main__ import theory
+from benchmarks.theory.scenarios import Scenario
+from benchmarks.theory.simulation import Ever
 from click.testing import CliRunner
 
-from servanda.cli.main import main
 from servanda.theory.bounds import THEOREMS
 from servanda.theory.bounds.theorem import Theorem
-from servanda.theory.falsification import CHALLENGES, SCENARIOS, Trial, procedures
-from servanda.theory.falsification.scenarios import Scenario
-from servanda.theory.falsification.simulation import Ever
 
-PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "falsification.md"
+PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "falsification.md"
 FEW = ("--cases", "20", "--runs", "10")
 
 
 def bench(*arguments):
-    return CliRunner().invoke(main, ["bench", *map(str, arguments)], catch_exceptions=False)
+    return CliRunner().invoke(theory, [*map(str, arguments)], catch_exceptions=False)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def broken_procedure(monkeypatch):
 
 
 def test_every_theorem_and_every_procedure_has_its_line():
-    done = bench("theory", *FEW)
+    done = bench(*FEW)
     assert done.exit_code == 0
     lines = done.stdout.split("\n")
     for name in (*THEOREMS, *SCENARIOS):
@@ -61,7 +61,7 @@ def test_every_theorem_and_every_procedure_has_its_line():
 
 
 def test_as_json():
-    done = bench("theory", *FEW, "--seed", 3, "--format", "json")
+    done = bench(*FEW, "--seed", 3, "--format", "json")
     found = json.loads(done.stdout)
     assert done.exit_code == 0
     assert (found["cases"], found["runs"], found["seed"], found["faults"]) == (20, 10, 3, [])
@@ -95,18 +95,18 @@ def test_as_json():
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers():
-    assert bench("theory", *FEW, "--seed", 5).stdout == bench("theory", *FEW, "--seed", 5).stdout
-    assert bench("theory", *FEW, "--seed", 5).stdout != bench("theory", *FEW, "--seed", 6).stdout
+    assert bench(*FEW, "--seed", 5).stdout == bench(*FEW, "--seed", 5).stdout
+    assert bench(*FEW, "--seed", 5).stdout != bench(*FEW, "--seed", 6).stdout
 
 
 @pytest.mark.slow
 def test_a_false_theorem_is_found(false_theorem, tmp_path):
-    done = bench("theory", *FEW)
+    done = bench(*FEW)
     assert done.exit_code == 1
     assert "fault: half is broken in" in done.stdout
     assert "of 20 cases: uniform draws" in done.stdout
     page = tmp_path / "page.md"
-    done = bench("theory", *FEW, "-o", page)
+    done = bench(*FEW, "-o", page)
     assert (done.exit_code, done.stdout) == (1, "")
     assert "fault: half is broken in" in done.stderr
     assert "- **half is broken in" in page.read_text()
@@ -114,13 +114,13 @@ def test_a_false_theorem_is_found(false_theorem, tmp_path):
 
 
 def test_a_procedure_of_ours_beyond_its_margin_is_found(broken_procedure):
-    done = bench("theory", *FEW)
+    done = bench(*FEW)
     assert done.exit_code == 1
     assert "fault: a gate (made up) is wrong in 100.0% of 10 runs, 21.0% are allowed" in done.stdout
 
 
 def test_progress_is_told_beside_the_output():
-    done = bench("theory", *FEW)
+    done = bench(*FEW)
     assert "theorems" in done.stderr and "scenarios" in done.stderr
 
 
@@ -128,21 +128,20 @@ def test_progress_is_told_beside_the_output():
     ("suffix", "start"), [("md", "# What tries"), ("json", "{"), ("txt", "theorem ")]
 )
 def test_the_suffix_says_the_format(tmp_path, broken_procedure, suffix, start):
-    assert bench("theory", *FEW, "-o", tmp_path / f"x.{suffix}").exit_code == 1
+    assert bench(*FEW, "-o", tmp_path / f"x.{suffix}").exit_code == 1
     assert (tmp_path / f"x.{suffix}").read_text().startswith(start)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Missing argument '{theory}'"),
-        (("theroy",), "'theroy' is not 'theory'."),
-        (("theory", "--cases", "0"), "'--cases': 0 is not in the range x>=1."),
-        (("theory", "--runs", "many"), "'--runs': 'many' is not a valid integer range."),
-        (("theory", "--seed", "-1"), "'--seed': -1 is not in the range x>=0."),
-        (("theory", "--format", "html"), "'html' is not one of 'text', 'markdown', 'json'."),
-        (("theory", "-o", "x.html"), "x.html: the suffix says no format; give --format text, "),
-        (("theory", "-o", "none/x.md"), "none/x.md cannot be written: no folder none"),
+        (("theory",), "Got unexpected extra argument (theory)"),
+        (("--cases", "0"), "'--cases': 0 is not in the range x>=1."),
+        (("--runs", "many"), "'--runs': 'many' is not a valid integer range."),
+        (("--seed", "-1"), "'--seed': -1 is not in the range x>=0."),
+        (("--format", "html"), "'html' is not one of 'text', 'markdown', 'json'."),
+        (("-o", "x.html"), "x.html: the suffix says no format; give --format text, "),
+        (("-o", "none/x.md"), "none/x.md cannot be written: no folder none"),
     ],
 )
 def test_a_wrong_call_measures_nothing(arguments, message):

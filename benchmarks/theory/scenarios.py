@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servanda.registry import Registry
-from servanda.theory.falsification import baselines
-from servanda.theory.falsification.simulation import (
+from benchmarks.theory import baselines
+from benchmarks.theory.simulation import (
     ALPHA,
     Bools,
     Draw,
@@ -30,6 +29,7 @@ from servanda.theory.falsification.simulation import (
     shiryaev_roberts,
     unequal,
 )
+from servanda.registry import Registry
 from servanda.theory.stats.log_moment import NEG, POS
 from servanda.theory.stats.multiplicity import attempt_alpha, e_bh, slice_alpha
 

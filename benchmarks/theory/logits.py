@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.theory.base import Trial, challenge
+from benchmarks.theory.random_kernels import distributions
 from servanda.theory.bounds import (
     abs_log_ratio_from_osc,
     chi2_from_osc,
@@ -22,8 +24,6 @@ from servanda.theory.bounds import (
     tv_from_osc,
     tv_from_osc_pmax,
 )
-from servanda.theory.falsification.base import Trial, challenge
-from servanda.theory.falsification.random_kernels import distributions
 
 Floats = NDArray[np.float64]
 

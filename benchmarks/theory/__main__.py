@@ -1,4 +1,4 @@
-# `servanda bench`: what the house rests on, put to the test on this machine.
+# What verdicts rest on, put to the test on this machine: python -m benchmarks.theory
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 
+from benchmarks.theory.report import Findings, find, markdown, text
 from servanda.cli.output import OUTPUT, clear, show
 from servanda.cli.progress import watching
-from servanda.errors import MeasurementError
+from servanda.errors import MeasurementError, ServandaError
 from servanda.report import format_of
 from servanda.runner.measurement import Progress
-from servanda.theory.falsification.report import Findings, find, markdown, text
 
 _FORMATS = {
     "text": text,
@@ -23,8 +23,7 @@ _FORMATS = {
 _BROKEN = 1
 
 
-@click.command(short_help="Try to break the theorems and procedures that verdicts rest on.")
-@click.argument("what", type=click.Choice(["theory"]), expose_value=False)
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--cases",
     type=click.IntRange(min=1),
@@ -47,21 +46,24 @@ _BROKEN = 1
     help="Of what is printed, or written to -o.  [default: by the suffix of -o, else text]",
 )
 @OUTPUT
-def bench(cases: int, runs: int, seed: int, format_: str | None, output: Path | None) -> None:
+def theory(cases: int, runs: int, seed: int, format_: str | None, output: Path | None) -> None:
     """Hold every theorem against exact values, and simulate every procedure.
 
-    theory: each bound on kernels that can be enumerated, each procedure beside what people do
-    instead, on streams that break the latter. The same seed gives the same numbers.
+    Each bound on kernels that can be enumerated, each procedure beside what people do instead, on
+    streams that break the latter. The same seed gives the same numbers.
 
     Exits 1 if a theorem is broken or a procedure of ours is wrong more often than it may be,
     else 0.
     """
     chosen = _format(format_, output)
-    if output is not None:
-        clear(output)
-    with watching() as watch:
-        found = find(cases, runs, seed, lambda *progress: watch(Progress(*progress)))
-    _print(_FORMATS[chosen](found), output)
+    try:
+        if output is not None:
+            clear(output)
+        with watching() as watch:
+            found = find(cases, runs, seed, lambda *progress: watch(Progress(*progress)))
+        _print(_FORMATS[chosen](found), output)
+    except ServandaError as error:
+        raise click.UsageError(str(error)) from None
     if found.faults:
         if output is not None:
             _say_faults(found)
@@ -95,3 +97,7 @@ def _print(written: str, output: Path | None) -> None:
 def _say_faults(found: Findings) -> None:
     for fault in found.faults:
         click.echo(f"fault: {fault}", err=True)
+
+
+if __name__ == "__main__":
+    theory(prog_name="python -m benchmarks.theory")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from benchmarks.theory.base import Trial, challenge
+from benchmarks.theory.random_kernels import distributions, near
 from servanda.theory.bounds import PSI, Psi, weight_gap
-from servanda.theory.falsification.base import Trial, challenge
-from servanda.theory.falsification.random_kernels import distributions, near
 
 BAND = (0.5, 2.0)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.theory.random_kernels import Floats
 from servanda.registry import Registry
 from servanda.theory.bounds import PSI, weight_gap
-from servanda.theory.falsification.random_kernels import Floats
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.theory.base import Trial, challenge
+from benchmarks.theory.random_kernels import Floats, distributions
+from benchmarks.theory.trees import Trees, binary, grove
 from servanda.theory.bounds import (
     osc_for_reward_drift,
     reward_drift_from_chi2,
@@ -20,9 +23,6 @@ from servanda.theory.bounds import (
     surrogate_error_from_tv,
     tv_from_kl,
 )
-from servanda.theory.falsification.base import Trial, challenge
-from servanda.theory.falsification.random_kernels import Floats, distributions
-from servanda.theory.falsification.trees import Trees, binary, grove
 
 STEPS = (1, 2, 8, 128, 1000)
 _DEPTHS = (2, 3, 4)  # of answers whose drift follows what was drawn

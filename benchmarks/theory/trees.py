@@ -14,7 +14,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.theory.falsification.random_kernels import Floats, distributions
+from benchmarks.theory.random_kernels import Floats, distributions
 
 EOS = 0
 SHAPES = ((2, 1), (4, 1), (3, 2), (2, 3), (3, 3), (2, 4), (4, 4))  # (vocabulary, depth)

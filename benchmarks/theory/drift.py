@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.theory.base import Trial, challenge
 from servanda.theory.bounds import (
     greedy_flip_impossible,
     linf_with_repetition_penalty,
@@ -17,7 +18,6 @@ from servanda.theory.bounds import (
     rounding_eps,
 )
 from servanda.theory.divergence.precision import CAPTURES, rounded
-from servanda.theory.falsification.base import Trial, challenge
 
 Floats = NDArray[np.float64]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servanda.theory.falsification.scenarios import SCENARIOS
-from servanda.theory.falsification.simulation import ALPHA
+from benchmarks.theory.scenarios import SCENARIOS
+from benchmarks.theory.simulation import ALPHA
 
 RUNS = 2000
 _CHUNK = 250  # runs in memory at a time

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.theory.base import Tightness, falsify
+from benchmarks.theory.procedures import Row, simulate
+from benchmarks.theory.scenarios import SCENARIOS
+from benchmarks.theory.simulation import ALPHA
 from servanda.theory.bounds import ASSUMPTIONS, THEOREMS
-from servanda.theory.falsification.base import Tightness, falsify
-from servanda.theory.falsification.procedures import Row, simulate
-from servanda.theory.falsification.scenarios import SCENARIOS
-from servanda.theory.falsification.simulation import ALPHA
 
 Tell = Callable[[str, int, int], None]
 _THEOREM_HEAD = (
@@ -111,7 +111,7 @@ A verdict rests on theorems (from the drift of a kernel to rewards and gradients
 (from tokens to an answer while somebody watches). This page is written by `make theory`, which is
 
 ```sh
-servanda bench theory --cases {cases} --runs {runs} --seed {seed} --format markdown
+python -m benchmarks.theory --cases {cases} --runs {runs} --seed {seed} --format markdown
 ```
 
 and exits 1 if a theorem is broken or a procedure of ours is wrong more often than it may be.

@@ -7,6 +7,10 @@ from itertools import product
 
 import numpy as np
 
+from benchmarks.theory.base import Floats, Trial, challenge
+from benchmarks.theory.importance_weights import psis
+from benchmarks.theory.random_kernels import distributions
+from benchmarks.theory.weighting_gap import exact_gap, pairs, ratios
 from servanda.theory.bounds import (
     LOGIT_SCORE_NORM,
     Std,
@@ -17,10 +21,6 @@ from servanda.theory.bounds import (
     score_norm2_logits,
     sum_p2_from_top_k,
 )
-from servanda.theory.falsification.base import Floats, Trial, challenge
-from servanda.theory.falsification.importance_weights import psis
-from servanda.theory.falsification.random_kernels import distributions
-from servanda.theory.falsification.weighting_gap import exact_gap, pairs, ratios
 
 _UNCUT = float(np.finfo(np.float64).max)  # as good as no largest weight
 STDS: tuple[Std, ...] = ("sample", "population")
