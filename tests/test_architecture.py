@@ -53,7 +53,6 @@ SHARED = {
     "app": "the routes of an HTTP server",
     "base": "what each thing of a registry is",
     "calibration": "of probabilities: what a kernel's confidence is worth",
-    "chain": "the bound chain of a contract",
     "compare": "two things, part by part",
     "contract": "the contract that something here is held to",
     "format": "values as people read them",

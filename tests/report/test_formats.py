@@ -21,6 +21,7 @@ from servanda.report import FORMATS, format
 from servanda.report.html_cards import cards
 from servanda.report.html_details import numbers
 from servanda.report.summary import headline, impact
+from servanda.report.table import width
 from tests.drawn import examples
 from tests.report import made
 
@@ -266,7 +267,7 @@ def test_wide_names_do_not_shift_the_table():
     cells = [made.cell(slice="領域=日本語"), made.cell(slice="e\u0301=x"), made.cell(slice="plain")]
     lines = FORMATS["text"](made.verdict(cells=cells)).splitlines()
     rows = [line for line in lines if line.startswith("✓")]
-    widths = {format.columns(row[: row.index("0.0100")]) for row in rows}
+    widths = {width(row[: row.index("0.0100")]) for row in rows}
     assert len(rows) == 3 and len(widths) == 1
 
 

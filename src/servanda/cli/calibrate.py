@@ -28,7 +28,8 @@ from servanda.judgement.clauses import CellVerdict
 from servanda.judgement.plan import Plan
 from servanda.judgement.power import power as power_of
 from servanda.judgement.verdict import Caught, Verdict, judge
-from servanda.report.format import columns, number, percent
+from servanda.report.format import number, percent
+from servanda.report.table import table
 from servanda.runner.finished_run import Finished, moved, reread
 from servanda.runner.run_directory import ATTEMPT
 from servanda.traces.serialization import to_plain
@@ -176,13 +177,12 @@ def _lines(
         )
     rows = [["clause", "decided by", "measured", "floor", "limit", "calibrated", "power", "binds"]]
     rows += [_row(row) for row in found.rows]
-    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
-    table = ["  ".join(_padded(row, widths)).rstrip() for row in rows]
+    lines = table(rows, right=range(2, len(rows[0]) - 1))
     notes = [f"{row.clause}: {row.note}" for row in found.rows if row.note]
     left = [f"{one.clause}: left as it is: {one.reason}" for one in found.left]
     legend = [text for binds, text in _BINDS.items() if any(r.binds == binds for r in found.rows)]
     warnings = [f"warning: {text}" for text in _warnings(run.verdict, found)]
-    above = [*head, "", *table, "", *legend, *notes, *left]
+    above = [*head, "", *lines, "", *legend, *notes, *left]
     return [*above, *_together(found), *warnings, *_faults(caught)]
 
 
@@ -209,16 +209,6 @@ def _row(row: Row) -> list[str]:
         "refused" if row.limit is None else f"{row.limit:g}",
         "" if row.power is None else f"{row.power:.2f}",
         row.binds if row.enforced else f"{row.binds} (monitored)",
-    ]
-
-
-def _padded(row: list[str], widths: list[int]) -> list[str]:
-    """Names to the left, numbers to the right."""
-    left = (0, 1, len(row) - 1)
-    spaces = [" " * (width - columns(text)) for text, width in zip(row, widths, strict=True)]
-    return [
-        text + space if i in left else space + text
-        for i, (text, space) in enumerate(zip(row, spaces, strict=True))
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from servanda.judgement.cost import Cost, Decides
 from servanda.judgement.plan import Plan
+from servanda.report.table import table
 
 _UNITS = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
 
@@ -35,19 +36,11 @@ def decides_lines(cost: Cost) -> list[str]:
         return []
     rows = [("clause", "slice", "limit", "holds if at most", "violated if at least", "n")]
     rows += [_row(cell) for cell in cost.decides]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            text.ljust(width) if i < 2 else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
     return [
         "expected to be decided at the full size, if the truth lies there (about even odds at "
         "the very",
         "edge): for tokens that are all or nothing, and in brackets where every token has the mean",
-        *(f"  {line}" for line in lines),
+        *(f"  {line}" for line in table(rows, right=range(2, 6))),
     ]
 
 

@@ -17,6 +17,7 @@ from servanda.gateway.controller import ledger_history
 from servanda.promotion.ledger import Entry, export, verify_at
 from servanda.promotion.ledger.hash_chain import line
 from servanda.promotion.run.history import TOLD, disagreements
+from servanda.report.table import table
 
 _LONGEST = 60  # letters of what an entry says, in a table
 _SAYING = ("why", "text", "reason")  # parts of a body, or of the state in it, that are for people
@@ -49,7 +50,7 @@ def show_command(run: str | None, where: str, format_: str) -> None:
     if format_ == "json":
         show("\n".join(map(line, entries)))
     else:
-        show(_table([_HEAD, *map(_row, entries)]))
+        show("\n".join(table([_HEAD, *map(_row, entries)])))
 
 
 @ledger.command("verify")
@@ -131,11 +132,3 @@ def _what(entry: Entry) -> str:
     text = next((text for text in said if text and isinstance(text, str)), ", ".join(entry.body))
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-
-
-def _table(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )

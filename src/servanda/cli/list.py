@@ -14,7 +14,8 @@ from servanda.authoring.diff import Listed, Shelf, Step, shelves
 from servanda.cli.output import show
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
-from servanda.report.format import columns, line
+from servanda.report.format import line
+from servanda.report.table import table
 from servanda.runner import load
 
 _PATTERN = "*.kernelcontract.yaml"
@@ -62,14 +63,12 @@ def _files(folder: Path) -> list[Path]:
 def _text(stood: tuple[Shelf, ...], wrong: dict[str, ContractError]) -> Iterator[str]:
     for shelf in stood:
         yield f"{line(shelf.name)}: {_kernels(shelf.versions[0].contract)}"
-        rows = [_row(listed) for listed in shelf.versions]
-        widths = [max(map(columns, cells)) for cells in zip(*rows, strict=True)]
+        rows = table([_row(listed) for listed in shelf.versions])
         steps: list[Step | None] = [None, *shelf.steps]
         for row, step in zip(rows, steps, strict=True):
             if step is not None:
                 yield from (f"      {part}" for part in _between(step))
-            cells = (c + " " * (w - columns(c)) for c, w in zip(row, widths, strict=True))
-            yield f"  {'  '.join(cells)}".rstrip()
+            yield f"  {row}"
         for clash in shelf.clashes:
             yield f"  ! {line(clash)}"
             yield "    hint: give one of them another metadata.version"

@@ -24,14 +24,6 @@ def line(text: str, longest: int = 0) -> str:
     return text if not longest or len(text) <= longest else text[: longest - 1] + "…"
 
 
-def columns(text: str) -> int:
-    """Columns of a terminal: two for a wide character, none for one that combines."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
-        for c in text
-    )
-
-
 def number(value: float | None) -> str:
     """Four decimals, or two digits where they would not show it."""
     if value is None or math.isnan(value):

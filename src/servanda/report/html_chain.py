@@ -11,7 +11,7 @@ from servanda.contract.model import Contract
 from servanda.errors import ContractError
 from servanda.judgement.bound_chain import chain
 from servanda.judgement.verdict import Verdict
-from servanda.report.explain import chain_text
+from servanda.report.chain_text import chain_text
 
 
 @dataclass(frozen=True)

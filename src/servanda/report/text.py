@@ -8,7 +8,8 @@ from servanda.judgement.clauses.chain_metrics import CHAIN, ChainCertificate
 from servanda.judgement.clauses.statistical import ALWAYS
 from servanda.judgement.verdict import Verdict
 from servanda.report.base import FORMATS
-from servanda.report.format import GIVEN_UP, GLYPH, UNITS, assumed, certified, columns, line, number
+from servanda.report.format import GIVEN_UP, GLYPH, UNITS, assumed, certified, line, number
+from servanda.report.table import table
 from servanda.theory.bounds import ASSUMPTIONS
 from servanda.theory.divergence import DIVERGENCES
 
@@ -25,16 +26,16 @@ def render(verdict: Verdict) -> str:
     cells = sorted(verdict.cells, key=lambda c: rank.get(c.outcome, len(ORDER)))
     rows = [["clause", "slice", "measured", "interval", "limit", "floor", "n"]]
     rows += [_row(cell) for cell in cells]
-    widths = [min(max(map(columns, column)), _WIDEST) for column in zip(*rows, strict=True)]
+    head, *told = table(rows, right=range(2, len(rows[0])), widest=_WIDEST)
     lines = [
         f"{line(verdict.contract)}: {line(verdict.infer)}  against  {line(verdict.train)}",
         _measured(verdict),
         *(line(text) for text in verdict.circumstances.differences),
         "",
-        "  " + _line(rows[0], widths),
+        f"  {head}",
     ]
-    for cell, row in zip(cells, rows[1:], strict=True):
-        lines += [f"{GLYPH[cell.outcome]} {_line(row, widths)}"]
+    for cell, row in zip(cells, told, strict=True):
+        lines += [f"{GLYPH[cell.outcome]} {row}"]
         lines += [f"    {note}" for note in _notes(cell)]
     lines += ["", sentence(verdict), *not_examined(verdict), *_small_print(verdict)]
     return "\n".join(line.rstrip() for line in lines)
@@ -88,8 +89,8 @@ def _row(cell: CellVerdict) -> list[str]:
     show = _percent if cell.threshold is not None else number
     absent = "not measured" if certified(cell) or cell.kind == "fact" else ""
     return [
-        _cut(_clause(cell)),
-        _cut(cell.slice),
+        _clause(cell),
+        cell.slice,
         absent if cell.value is None else show(cell.value),
         f"[{show(cell.interval[0])}, {show(cell.interval[1])}]" if cell.interval else "",
         show(cell.limit),
@@ -101,19 +102,6 @@ def _row(cell: CellVerdict) -> list[str]:
 def _clause(cell: CellVerdict) -> str:
     what = f"{cell.aggregate} {cell.metric}".strip()
     return what if what == cell.clause else f"{cell.clause}: {what}"
-
-
-def _line(row: list[str], widths: list[int]) -> str:
-    """Names to the left, numbers to the right."""
-    cells = [
-        text + _space(text, width) if i < 2 else _space(text, width) + text
-        for i, (text, width) in enumerate(zip(row, widths, strict=True))
-    ]
-    return "  ".join(cells)
-
-
-def _space(text: str, width: int) -> str:
-    return " " * (width - columns(text))
 
 
 def _notes(cell: CellVerdict) -> list[str]:
@@ -158,18 +146,6 @@ def _never_negative(cell: CellVerdict) -> bool:
 def _nats(metric: str) -> str:
     """The unit of a threshold: a metric's name ends in it."""
     return " nats" if metric.endswith("_nats") else ""
-
-
-def _cut(text: str) -> str:
-    text = line(text)
-    if columns(text) <= _WIDEST:
-        return text
-    kept = ""
-    for character in text:
-        if columns(kept + character) > _WIDEST - 1:
-            break
-        kept += character
-    return kept + "…"
 
 
 def _percent(value: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
@@ -11,9 +11,10 @@ from typing import Any
 from servanda.authoring.diff.difference import Difference
 from servanda.authoring.diff.values import Change, Kind
 from servanda.errors import Where
-from servanda.report.format import columns, line
+from servanda.report.format import line
 from servanda.report.github import escaped, escaped_property
 from servanda.report.markdown import plain
+from servanda.report.table import table
 
 GLYPH: Mapping[Kind, str] = MappingProxyType(
     {
@@ -39,31 +40,23 @@ def title(difference: Difference) -> str:
 
 def text(difference: Difference) -> str:
     """A table, what breaks first, and the answer in the last line."""
-    rows = [_row(change, difference) for change in difference.changes]
-    widths = [max(map(columns, cells)) for cells in zip(*rows, strict=True)] if rows else []
     lines = [title(difference)]
-    if rows:
-        lines += ["", *(_padded(row, widths) for row in rows), ""]
+    if difference.changes:
+        marks = [_BREAKS if c.breaks(difference.side) else " " for c in difference.changes]
+        rows = table([_row(change) for change in difference.changes])
+        lines += ["", *(f"{mark} {row}" for mark, row in zip(marks, rows, strict=True)), ""]
     lines += [difference.sentence]
     return "\n".join(lines + ([f"  hint: {difference.advice}"] if difference.advice else []))
 
 
-def _row(change: Change, difference: Difference) -> list[str]:
+def _row(change: Change) -> list[str]:
     return [
-        _BREAKS if change.breaks(difference.side) else " ",
         f"{GLYPH[change.kind]} {change.kind}",
         line(change.name),
         line(change.what if change.enforced else f"{change.what} (monitored)"),
         _at(change.where_old),
         _at(change.where_new),
     ]
-
-
-def _padded(row: Sequence[str], widths: Sequence[int]) -> str:
-    mark, *cells = (
-        cell + " " * (width - columns(cell)) for cell, width in zip(row, widths, strict=True)
-    )
-    return f"{mark} {'  '.join(cells)}".rstrip()
 
 
 def _at(where: Where | None) -> str:
@@ -144,8 +137,9 @@ def markdown(difference: Difference) -> str:
     if difference.changes:
         lines += ["", "| | | part | was -> is | because |", "|---|---|---|---|---|"]
     for change in difference.changes:
-        mark, kind, name, what, *_ = _row(change, difference)
-        cells = (mark.strip(), kind, name, what, change.why)
+        kind, name, what, *_ = _row(change)
+        mark = _BREAKS if change.breaks(difference.side) else ""
+        cells = (mark, kind, name, what, change.why)
         lines.append(f"| {' | '.join(map(plain, cells))} |")
     return "\n".join(lines)
 

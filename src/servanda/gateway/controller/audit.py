@@ -24,6 +24,7 @@ from servanda.gateway.controller.web.format import counted, evidence
 from servanda.gateway.routing.state import Transition
 from servanda.judgement.slices.rules import Cut
 from servanda.promotion.run.request_log_files import files_of
+from servanda.report.table import table
 from servanda.runner.measurement import Open
 from servanda.traces.corpus import Prompt
 from servanda.traces.json_fields import Wrong, parsed
@@ -252,14 +253,7 @@ def text(audited: Audited) -> str:
     lines = [" · ".join([head, *parts])]
     rows = [("slice", "share", "value", "limit", "state")]
     rows += [_cells(audited, one) for one in _ordered(standing.slices)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines += [
-        "  ".join(
-            cell.rjust(width) if i in (1, 2, 3) else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    lines += table(rows, right=(1, 2, 3))
     lines += [f"not watched: {one.clause} on {one.slice}: {one.why}" for one in standing.left_out]
     lines += [f"problem: {problem}" for problem in standing.problems]
     if audited.keyless:

@@ -11,7 +11,8 @@ from servanda.contract.fields import written
 from servanda.contract.stages import Leg
 from servanda.promotion import Found, judged, route_of
 from servanda.promotion.run.history import Look, Story
-from servanda.report.format import columns, line, number
+from servanda.report.format import line, number
+from servanda.report.table import table
 from servanda.traces.serialization import to_plain
 
 _HEAD = ("stage", "traffic", "state", "groups", "decided by", "measured", "interval", "limit", "n")
@@ -61,14 +62,13 @@ def rows(story: Story) -> tuple[Row, ...]:
 
 def text(story: Story, *, now: float) -> str:
     """A run for people: a row a leg, the status with its reason, and the next move."""
-    table = [list(_HEAD), *([*_cells(row)] for row in rows(story))]
-    widths = [min(max(map(columns, column)), _WIDEST) for column in zip(*table, strict=True)]
+    head, *told_rows = table([_HEAD, *map(_cells, rows(story))], widest=_WIDEST)
     told = [f"{story.run}  {line(story.opened['kernels']['infer'])}"]
-    told += [f"  {_line(table[0], widths)}"]
-    for i, (row, cells) in enumerate(zip(rows(story), table[1:], strict=True)):
+    told += [f"  {head}"]
+    for i, (row, cells) in enumerate(zip(rows(story), told_rows, strict=True)):
         here = i == story.state.leg
         glyph = _GLYPH.get(row.state) or (_here(story) if here else " ")
-        told += [f"{glyph} {_line(cells, widths)}"]
+        told += [f"{glyph} {cells}"]
     told += ["", f"{_status(story)}: {story.state.why}"]
     if story.state.ended:  # its row has the traffic that the leg would get
         told += [f"  infer serves {_served(story)}"]
@@ -151,12 +151,6 @@ def _interval(cell: Found) -> str:
 def _limit(cell: Found) -> str:
     limit = number(cell.limit)
     return f"at least {limit}" if limit and cell.at_least else limit
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cut = [line(text, width) for text, width in zip(row, widths, strict=True)]
-    padded = [t + " " * (w - columns(t)) for t, w in zip(cut, widths, strict=True)]
-    return "  ".join(padded)
 
 
 def _here(story: Story) -> str:

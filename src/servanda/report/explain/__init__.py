@@ -1,6 +1,6 @@
 # Explain: a contract, its chain, a metric, a guard or a slice field in plain English.
 
-from servanda.report.explain.chain import chain_text
+from servanda.report.chain_text import chain_text
 from servanda.report.explain.contract import explain_contract
 from servanda.report.explain.glossary import explain_name, names
 

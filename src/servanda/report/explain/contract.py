@@ -26,6 +26,7 @@ from servanda.judgement.lint import RUNTIME_METRICS
 from servanda.judgement.plan import Plan
 from servanda.report.explain.glossary import of_guard, of_metric
 from servanda.report.explain.promotion import explain_course
+from servanda.report.table import table
 from servanda.theory.divergence import DIVERGENCES
 from servanda.theory.stats import units_at_best, units_expected
 
@@ -249,10 +250,8 @@ def _sizes(plan: Plan, cells: list[Cell]) -> Iterator[str]:
             short.append("no sample can show 0: write a limit above it")
         elif offered < half:
             short.append(_short(plan, cell.cut.name, offered, best, half))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *numbers in rows[: _ROWS + 1]:
-        shown = [f"{n:>{w}}" for n, w in zip(numbers, widths[1:], strict=True)]
-        yield f"    {first:<{widths[0]}}  {'   '.join(shown)}"
+    for row in table(rows[: _ROWS + 1], right=(1, 2, 3)):
+        yield f"    {row}"
     if len(rows) > _ROWS + 1:
         yield f"    and {len(rows) - _ROWS - 1} more slices"
     if not short:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from servanda.contract.fields import written
 from servanda.contract.model import Contract
 from servanda.contract.stages import Leg, course_of
+from servanda.report.table import table
 
 _HEAD = ("leg", "infer gets", "prompt groups", "requests, about", "lasts at least", "and then")
 _TEXT = (
@@ -21,12 +22,7 @@ def explain_course(contract: Contract) -> tuple[str, list[str]]:
     if not any(leg.live for leg in course):
         return "", []
     rows = [_HEAD, *(_row(course, i) for i in range(len(course)))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return f"{_TEXT} All {len(course)} legs share the chance of a wrong red one.", lines
+    return f"{_TEXT} All {len(course)} legs share the chance of a wrong red one.", table(rows)
 
 
 def _row(course: tuple[Leg, ...], i: int) -> tuple[str, ...]:

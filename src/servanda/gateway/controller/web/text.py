@@ -7,7 +7,8 @@ import shlex
 
 from servanda.gateway.controller.status import SliceStanding, Standing
 from servanda.gateway.controller.web import format, phrases
-from servanda.report.format import columns, line, percent
+from servanda.report.format import line, percent
+from servanda.report.table import table
 
 _HEAD = ("slice", "share", "value", "limit", "stable", "served by", "state")
 _RIGHT = (1, 2, 3, 4)  # numbers
@@ -20,12 +21,12 @@ def text(standing: Standing, url: str) -> str:
     told = [f"! {phrases.problem(text, 300)}" for text in standing.problems]
     told += [f"{head.glyph} {head.text}", _where(standing), _pools(standing), _scored(standing), ""]
     ordered = sorted(standing.slices, key=lambda one: (one.name == "all", -_rank(one)))
-    table = [list(_HEAD), *(_cells(one, standing) for one in ordered)]
-    widths = [min(max(map(columns, column)), _WIDEST) for column in zip(*table, strict=True)]
-    told += [f"  {_line(table[0], widths)}"]
-    for one, cells in zip(ordered, table[1:], strict=True):
+    rows = [_HEAD, *(_cells(one, standing) for one in ordered)]
+    first, *rest = table(rows, right=_RIGHT, widest=_WIDEST)
+    told += [f"  {first}"]
+    for one, cells in zip(ordered, rest, strict=True):
         glyph, _, _ = phrases.state(one)
-        told += [f"{glyph} {_line(cells, widths)}"]
+        told += [f"{glyph} {cells}"]
         told += [f"    {why}" for why in phrases.why(one, standing.now)]
     told += ["", f"mode: {standing.mode}.{_next(standing, url)}"]
     return "\n".join(part.rstrip() for part in told)
@@ -80,14 +81,6 @@ def _cells(one: SliceStanding, standing: Standing) -> list[str]:
     if meant != serves and not phrases.moved(one) and one.pin is None:
         serves += f" (would be {meant})"
     return [phrases.place(one.name), percent(one.share), *numbers, serves, state]
-
-
-def _line(cells: list[str], widths: list[int]) -> str:
-    told = []
-    for i, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-        pad = " " * max(0, width - columns(cell))
-        told.append(pad + cell if i in _RIGHT else cell + pad)
-    return "  ".join(told)
 
 
 def _next(standing: Standing, url: str) -> str:

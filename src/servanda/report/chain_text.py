@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 from servanda.judgement.bound_chain import Chain, Step
+from servanda.report.table import table
 from servanda.theory.bounds import THEOREMS
 
 _WIDTH = 98
@@ -83,20 +84,14 @@ def _table(chain: Chain, marks: Mapping[str, str], laws: Mapping[str, int]) -> I
         )
         for step in chain.steps
     ]
-    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(4)]
-    yield _row(heads, widths)
+    head, *lines = table([heads, *rows], right={1})
+    yield head
     clause = None
-    for step, row in zip(chain.steps, rows, strict=True):
+    for step, row in zip(chain.steps, lines, strict=True):
         if step.clause != clause:
             clause = step.clause
             yield clause if step.enforced else f"{clause}  (monitored, not promised)"
-        yield _row(row, widths)
-
-
-def _row(row: tuple[str, ...], widths: list[int]) -> str:
-    what, at_most, standing, by, rests = row
-    first = f"{what:<{widths[0]}}  {at_most:>{widths[1]}}"
-    return f"{first}  {standing:<{widths[2]}}  {by:<{widths[3]}}  {rests}".rstrip()
+        yield row
 
 
 def _rests(chain: Chain, marks: Mapping[str, str]) -> Iterator[str]:
