@@ -181,7 +181,7 @@ def test_a_full_disk_keeps_what_was_measured(tmp_path):
     code = (
         "import resource, signal, sys, servanda\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "from servanda import run\n"
+        "from servanda.runner import run\n"
         "def stop(p):\n"
         "    if p.what == 'prompt groups' and p.done >= 48:\n"
         "        resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
