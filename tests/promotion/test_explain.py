@@ -13,8 +13,8 @@ def test_a_course_is_a_table_of_its_legs_with_the_traffic_that_each_takes():
     ]
     assert [" ".join(line.split()) for line in table[2:5]] == [
         "shadow 5 % mirrored 100 to 400 2,000 undecided: halts",
-        "canary-1 10 % 100 to 400 1,000 60s undecided: halts",
-        "canary-2 50 % 100 to 400 200 60s a person says yes; undecided: halts",
+        "canary-1 10 % 100 to 400 1,000 1m undecided: halts",
+        "canary-2 50 % 100 to 400 200 1m a person says yes; undecided: halts",
     ]
 
 

@@ -374,7 +374,7 @@ def test_the_line_under_it_says_whom_it_hits():
 
 def test_a_share_that_is_not_whole_is_never_shown_as_whole():
     assert [format.percent(x) for x in (1.0, 0.99996, 0.5, 1e-5, 0.0)] == [
-        *("100 %", "> 99.9 %", "50.0 %", "0.001 %", "0.0 %")
+        *("100 %", "> 99.9 %", "50.0 %", "0.001 %", "0 %")
     ]
 
 

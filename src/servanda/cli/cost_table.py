@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from servanda.judgement.cost import Cost, Decides
 from servanda.judgement.plan import Plan
+from servanda.report.format import duration, rough
 from servanda.report.table import table
 
 _UNITS = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
@@ -20,7 +21,7 @@ def cost_line(cost: Cost) -> str:
         f"{about}{cost.prompt_tokens:,} prompt + {new} new tokens",
     ]
     if cost.seconds is not None:
-        parts.append(f"about {_time(cost.seconds)} (timed on {cost.probed} sequences)")
+        parts.append(f"about {duration(cost.seconds)} (timed on {cost.probed} sequences)")
     if cost.memory_bytes:
         parts.append(f"{_bytes(sum(cost.memory_bytes.values()))} of memory so far")
     if cost.disk_bytes is not None:
@@ -45,7 +46,12 @@ def decides_lines(cost: Cost) -> list[str]:
 
 
 def _row(cell: Decides) -> tuple[str, ...]:
-    show = _percent if cell.threshold is not None else _number
+    def show(value: float | None) -> str:
+        if value is None:
+            return "never"
+        value = value if value >= 1e-9 else 0.0
+        return rough(value, share=cell.threshold is not None)
+
     return (
         cell.clause,
         cell.slice,
@@ -54,16 +60,6 @@ def _row(cell: Decides) -> tuple[str, ...]:
         f"{show(cell.violated)} ({show(cell.violated_even)})",
         f"{cell.n:,} {cell.units}",
     )
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "never"
-    return "0" if value < 1e-9 else f"{value:.2g}"
-
-
-def _percent(value: float | None) -> str:
-    return "never" if value is None else f"{100 * value:.2g}%"
 
 
 def plan_lines(plan: Plan, cost: Cost) -> list[str]:
@@ -90,12 +86,6 @@ def plan_lines(plan: Plan, cost: Cost) -> list[str]:
     if others:
         lines.append(f"besides  {', '.join(c.name for c in others)}")
     return [*lines, f"cost  {cost_line(cost)}", "", *decides_lines(cost)]
-
-
-def _time(value: float) -> str:
-    if value < 90:
-        return f"{value:.0f} s"
-    return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
 
 
 def _bytes(value: int) -> str:

@@ -45,13 +45,25 @@ def seconds(duration: object) -> object:
     raise ValueError("a duration is a text such as 30s, 5m, 1h or 7d")
 
 
-def written(seconds: float) -> str:
-    """The duration as a contract writes it, without losing a digit.
+def _canonical(seconds: float) -> str:
+    """The duration as a digest reads it, without losing a digit.
 
-    >>> written(900.0), written(1.5)
+    >>> _canonical(900.0), _canonical(1.5)
     ('900s', '1.5s')
     """
     return f"{Decimal(repr(seconds)).normalize():f}s"
+
+
+def duration_text(seconds: float) -> str:
+    """The duration as people write it in a contract: in the largest unit that divides it.
+
+    >>> duration_text(900.0), duration_text(1.5), duration_text(2592000.0), duration_text(0)
+    ('15m', '1.5s', '30d', '0s')
+    """
+    for unit in ("d", "h", "m"):
+        if seconds and seconds % _SECONDS[unit] == 0:
+            return f"{seconds / _SECONDS[unit]:.0f}{unit}"
+    return _canonical(seconds)
 
 
 def _finite(number: float) -> float:
@@ -68,7 +80,7 @@ Duration = Annotated[
     float,
     BeforeValidator(seconds),
     AfterValidator(_finite),
-    PlainSerializer(written),
+    PlainSerializer(_canonical),
     WithJsonSchema({"type": "string", "pattern": f"^{_DURATION.pattern}$"}),
 ]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$", max_length=80)]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from servanda.judgement.breakdown import Breakdown, Removed, SequenceRow, StepRow
 from servanda.judgement.clauses.base import ORDER
 from servanda.judgement.verdict import Verdict
-from servanda.report.format import GLYPH, line, percent
+from servanda.report.cell_text import GLYPH
+from servanda.report.format import line, percent
 
 STEPS = 20  # rows of a report; JSON has all
 Table = tuple[str, list[str], list[list[str]]]

@@ -1,26 +1,25 @@
-# The words that reports share: glyphs, numbers, names, and the verdict in one sentence.
+# Values as people read them: names on one line, numbers, shares, counts and durations.
 
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 import unicodedata
-from collections.abc import Iterable
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.clauses import CellVerdict
-from servanda.judgement.clauses.base import ORDER
-from servanda.judgement.clauses.statistical import ALWAYS, WITHIN_NOISE
-from servanda.theory.bounds import ASSUMPTIONS
 
-GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓", "not applicable": "–"}
-UNITS = {"prompt groups": "groups", "golden positions": "positions"}
-GIVEN_UP = "stopped early: broken as a whole"
+# what XML 1.0 cannot hold, not even escaped
+_NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_DURATIONS = (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))  # seconds
 
 
 def line(text: str, longest: int = 0) -> str:
     """A name on one line, without control characters, cut to `longest` characters."""
-    kept = "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c for c in text)
-    text = " ".join(kept.split())
+    visible = "".join(
+        " " if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c for c in text
+    )
+    text = " ".join(visible.split())
     return text if not longest or len(text) <= longest else text[: longest - 1] + "…"
 
 
@@ -42,26 +41,7 @@ def percent(value: float | None) -> str:
         shown = f"{100 * value:.2g}"
     if shown == "100.0" and value != 1:
         return "> 99.9 %" if value < 1 else "> 100 %"
-    return "100 %" if value == 1 else f"{shown} %"
-
-
-def limit(cell: CellVerdict) -> str:
-    """The limit as it was written."""
-    if cell.limit is None:
-        return ""
-    return f"{100 * cell.limit:.4g} %" if cell.threshold is not None else f"{cell.limit:.4g}"
-
-
-def of_cell(cell: CellVerdict, value: float | None) -> str:
-    """A number of a cell in the clause's own terms: a percentile speaks of a share."""
-    return percent(value) if cell.threshold is not None else number(value)
-
-
-def quantity(cell: CellVerdict) -> str:
-    """What is measured, such as "mean tv" or "tokens with abs_log_ratio_nats > 0.2"."""
-    if cell.threshold is not None:
-        return f"tokens with {cell.metric} > {cell.threshold:g}"
-    return f"{cell.aggregate} {cell.metric}".strip()
+    return f"{100 * value:.0f} %" if value in (0, 1) else f"{shown} %"
 
 
 def place(name: str, longest: int = 0) -> str:
@@ -69,110 +49,64 @@ def place(name: str, longest: int = 0) -> str:
     return "whole traffic" if name == WHOLE else line(name, longest)
 
 
-def certified(cell: CellVerdict) -> bool:
-    """Whether its interval is valid at every look: on its own, or times what is declared."""
-    return cell.kind in ("certificate", "conditional bound")
+def rough(value: float, *, share: bool = False) -> str:
+    """An estimate, of which two digits mean something.
+
+    >>> rough(0.04581), rough(0.0123, share=True)
+    ('0.046', '1.2 %')
+    """
+    return f"{100 * value:.2g} %" if share else f"{value:.2g}"
 
 
-def assumed(cells: Iterable[CellVerdict]) -> list[str]:
-    """What every certified number rests on: the sampler, the order, the tokens, the groups."""
-    named = dict.fromkeys(name for cell in cells for name in cell.assumptions if name in ALWAYS)
-    return [ASSUMPTIONS[name].text for name in named]
+def exact_percent(value: float) -> str:
+    """A share that somebody wrote as percent, in the digits that were written.
+
+    >>> exact_percent(0.05), exact_percent(0.125)
+    ('5 %', '12.5 %')
+    """
+    return f"{100 * value:.4g} %"
 
 
-def where(cell: CellVerdict, longest: int = 0) -> str:
-    """Where a cell was judged: a slice of the traffic, or of the golden texts."""
-    if cell.section != "numerical":
-        return place(cell.slice, longest)
-    return "golden texts" if cell.slice == WHOLE else f"{line(cell.slice, longest)} (golden texts)"
+def count(n: int, noun: str) -> str:
+    """A number of things.
+
+    >>> count(1, "key"), count(1200, "request")
+    ('1 key', '1,200 requests')
+    """
+    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
-def limit_sign(cell: CellVerdict) -> str:
-    return "≥" if cell.metric.endswith("_ratio") and cell.section == "observability" else "≤"
+def duration(seconds: float) -> str:
+    """How long something takes, in its two largest units.
+
+    >>> duration(0.35), duration(12.2), duration(150), duration(120), duration(12_000)
+    ('0.35 s', '12 s', '2 min 30 s', '2 min', '3 h 20 min')
+    >>> duration(183_600), duration(0)
+    ('2 d 3 h', '0 s')
+    """
+    if seconds < 1:
+        return f"{round(max(seconds, 0.0), 2):g} s"
+    whole = round(seconds)
+    for unit, size, smaller_unit, smaller in _DURATIONS:
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
+    return f"{whole} s"
 
 
-def worst_first(cells: Iterable[CellVerdict]) -> list[CellVerdict]:
-    """By outcome, then by how far beyond the limit; the order of the contract breaks ties."""
-    rank = {outcome: i for i, outcome in enumerate(ORDER)}
-    return sorted(cells, key=lambda c: (rank.get(c.outcome, len(ORDER)), -excess(c)))
-
-
-def seen_first(cells: Iterable[CellVerdict]) -> CellVerdict | None:
-    """The enforced promise to name first: violated before others, then the largest of its limit."""
-    measured = (
-        c
-        for c in cells
-        if c.enforced and c.section != "observability" and c.value is not None and c.limit
+def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    """A paragraph in lines, none of which parts a number from its percent sign."""
+    lines = textwrap.wrap(
+        text.replace(" %", "\xa0%"),
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
-    return max(measured, key=lambda c: (c.outcome == "violated", excess(c)), default=None)
+    return [line.replace("\xa0%", " %") for line in lines]
 
 
-def excess(cell: CellVerdict) -> float:
-    """The value in units of its limit; 0 where there is none, and for guards."""
-    if cell.section == "observability":
-        return 0.0
-    if cell.value is None or not cell.limit or math.isnan(cell.value):
-        return 0.0
-    return abs(cell.value) / abs(cell.limit)
-
-
-def reason(cell: CellVerdict) -> str:
-    """Why a cell is not decided, in two or three words; "" where it is."""
-    if cell.outcome != "inconclusive":
-        return ""
-    if cell.note == WITHIN_NOISE or (cell.floor and cell.limit and cell.floor >= cell.limit):
-        return "unreliable baseline"
-    if cell.open and cell.more:
-        return "too few data"
-    return "not decided"
-
-
-def meaning(cell: CellVerdict) -> str:
-    """What a number says and of what: kind, claim, interval, limit, n, alpha (law 3)."""
-    parts = [f"{quantity(cell)} on {where(cell)}", cell.outcome]
-    if cell.kind:
-        exact = cell.kind in ("fact", "bound")  # of these positions, so nothing is claimed
-        parts.append(cell.kind if exact else f"{cell.kind}, {cell.claim} claim")
-    if cell.interval:
-        low, high = (of_cell(cell, end) for end in cell.interval)
-        parts.append(f"interval [{low}, {high}]")
-    if cell.limit is not None:
-        parts.append(f"limit {limit_sign(cell)} {limit(cell)}")
-    if cell.floor is not None:
-        parts.append(f"self-noise floor on infer's tokens {of_cell(cell, cell.floor)}")
-    if cell.n:
-        parts.append(f"n {cell.n:,} {cell.units}")
-    if cell.missing:
-        parts.append(f"{cell.missing:,} missing")
-    if cell.alpha is not None:
-        parts.append(f"alpha {cell.alpha:.3g}")
-    return "; ".join(parts)
-
-
-def told(cell: CellVerdict) -> str:
-    """A cell in a sentence: what was found, against what, and why it is not decided."""
-    answer = reason(cell) or cell.outcome
-    text = f"{answer if cell.enforced else f'{answer} (monitored)'}: {quantity(cell)}"
-    if cell.value is not None:
-        text += f" is {of_cell(cell, cell.value)}"
-    text += f" on {where(cell)}"
-    if cell.limit is not None:
-        text += f", limit {limit_sign(cell)} {limit(cell)}"
-    if cell.interval:
-        text += f", interval [{', '.join(of_cell(cell, end) for end in cell.interval)}]"
-    if cell.n:
-        text += f", n {cell.n:,} {cell.units}"
-    if cell.note:
-        text += f"; {line(cell.note)}"
-    if cell.outcome == "inconclusive" and cell.more:
-        text += f"; about {cell.more:,} more prompt groups would decide"
-    return f"{text}."
-
-
-def measured(cell: CellVerdict) -> str:
-    """The number with its name: "Mean tv 0.0125", or "4.7 % of tokens with ... > 0.03"."""
-    value = of_cell(cell, cell.value)
-    if cell.threshold is not None:
-        return f"{value} of {quantity(cell)}"
-    text = f"{quantity(cell)} {value}"
-    return text[0].upper() + text[1:] if cell.aggregate else text
+def xml_text(text: str) -> str:
+    """A text that XML can hold: other characters are replaced."""
+    return _NOT_XML.sub("\ufffd", text)

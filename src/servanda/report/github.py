@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from servanda.judgement.clauses import CellVerdict
 from servanda.judgement.verdict import Verdict
-from servanda.report import format
+from servanda.report import cell_text, format
 from servanda.report.base import FORMATS
 from servanda.report.summary import headline, impact
 
@@ -19,7 +19,7 @@ def render(verdict: Verdict) -> str:
     Source:
         GitHub Docs, Workflow commands for GitHub Actions, "Setting an error message".
     """
-    cells = [c for c in format.worst_first(verdict.cells) if _told(c)]
+    cells = [c for c in cell_text.worst_first(verdict.cells) if _told(c)]
     lines = [_annotation(cell) for cell in cells[:_MOST]]
     summary = f"{headline(verdict)} {impact(verdict)}"
     if len(cells) > _MOST:
@@ -42,7 +42,7 @@ def _annotation(cell: CellVerdict) -> str:
         place = [f"file={escaped_property(cell.where.file)}", f"line={cell.where.line}"]
         place.append(f"col={cell.where.column}")
     properties = ",".join([*place, f"title={escaped_property(title)}"])
-    return f"::{command} {properties}::{escaped(format.told(cell))}"
+    return f"::{command} {properties}::{escaped(cell_text.sentence(cell))}"
 
 
 def escaped(text: str) -> str:

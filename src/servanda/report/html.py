@@ -8,7 +8,7 @@ from typing import Any
 
 from servanda.judgement.field_thresholds import gates
 from servanda.judgement.verdict import Verdict
-from servanda.report import format
+from servanda.report import cell_text, format
 from servanda.report.base import FORMATS
 from servanda.report.breakdown import removed_line, tables
 from servanda.report.html_cards import cards, chance, described
@@ -21,7 +21,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STOPPED = {
     "decided": "stopped: decided",
     "traffic": "so far: what has arrived",
-    "broken": format.GIVEN_UP,
+    "broken": cell_text.GIVEN_UP,
     "size": "full size",
     "time": "out of time",
 }
@@ -108,7 +108,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
         "worst": portrait.worst,
         "prints": fingerprints(verdict),
         "implied": implied(verdict),
-        "assumed": format.assumed(c for c in verdict.cells if format.certified(c)),
+        "assumed": cell_text.assumed(c for c in verdict.cells if cell_text.certified(c)),
         "heads": NUMBER_HEADS,
         "tables": tables(verdict),
         "removed": removed_line(found.removed) if found and found.removed else "",
@@ -141,24 +141,12 @@ def _size(verdict: Verdict) -> str:
         parts.append(f"{verdict.golden_tokens:,} golden positions")
     seconds = verdict.circumstances.seconds
     if seconds is not None:
-        parts.append(_duration(seconds))
+        parts.append(format.duration(seconds))
     if told := _STOPPED.get(verdict.circumstances.stopped):
         parts.append(told)
     if verdict.key.attempt > 1:
         parts.append(f"attempt {verdict.key.attempt}")
     return " · ".join([*parts, f"contract {verdict.key.contract[:8]}"])
-
-
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(4.2), _duration(140), _duration(7260)
-    ('4 s', '2 min 20 s', '2 h 1 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _gates_title(verdict: Verdict, passes: list[bool | None]) -> str:
@@ -179,20 +167,20 @@ def _gates(verdict: Verdict) -> list[Known]:
 
 
 def _answer(verdict: Verdict) -> tuple[str, str]:
-    return f"{format.GLYPH[verdict.outcome]} {verdict.outcome}", verdict.outcome
+    return f"{cell_text.GLYPH[verdict.outcome]} {verdict.outcome}", verdict.outcome
 
 
 def _ours(verdict: Verdict) -> str:
     cells = counted(verdict.cells)
     if verdict.outcome == "holds":
         return f"{len(cells)} of {len(cells)} cells"
-    bad = format.worst_first(c for c in cells if c.outcome == verdict.outcome)
+    bad = cell_text.worst_first(c for c in cells if c.outcome == verdict.outcome)
     cell = deciding(verdict)
     if cell is None or cell not in bad:
         cell = next(iter(bad), None)
     if cell is None:
         return "no enforced clause"
     if cell.value is None or cell.limit is None:
-        return f"{format.line(cell.clause, 24)} on {format.where(cell, 20)}"
-    value = format.of_cell(cell, cell.value)
-    return f"{format.where(cell, 20)}: {value}, limit {format.limit(cell)}"
+        return f"{format.line(cell.clause, 24)} on {cell_text.where(cell, 20)}"
+    value = cell_text.of_cell(cell, cell.value)
+    return f"{cell_text.where(cell, 20)}: {value}, limit {cell_text.limit(cell)}"

@@ -10,7 +10,7 @@ from servanda.judgement.clauses import CellVerdict
 from servanda.judgement.drift_location import Contrast, contrast, parted
 from servanda.judgement.token_profile import Portrait, Worst
 from servanda.judgement.verdict import Caught, Verdict
-from servanda.report import format
+from servanda.report import cell_text, format
 from servanda.report.summary import counted, dumped
 
 _ALIKE = 4.0  # self-noise that is parted by this much less is parted alike
@@ -64,7 +64,7 @@ def _fair(verdict: Verdict) -> list[Line]:
         cell = next((c for c in verdict.cells if c.metric == metric and c.slice == WHOLE), None)
         if cell is not None:
             tone = cell.outcome.replace(" ", "-")
-            lines.append(Line(says(cell), format.GLYPH[cell.outcome], tone))
+            lines.append(Line(says(cell), cell_text.GLYPH[cell.outcome], tone))
     peers = {side: verdict.portraits.get(f"self_{side}") for side in ("infer", "train")}
     selves = {side: peer for side, peer in peers.items() if peer is not None}
     known = {side: p.total.mean("tv") for side, p in selves.items() if p.total.n}
@@ -188,7 +188,7 @@ def chance(p: float) -> str:
 def _missed(verdict: Verdict) -> list[Line]:
     if verdict.power:
         return _power(verdict)
-    cells = [c for c in counted(verdict.cells) if format.certified(c)]
+    cells = [c for c in counted(verdict.cells) if cell_text.certified(c)]
     reach = [(c, r) for c in cells if (r := least_seen(c, verdict)) is not None]
     if not reach:
         return [Line("No interval was computed, so nothing is known about what it would miss.")]
@@ -196,23 +196,15 @@ def _missed(verdict: Verdict) -> list[Line]:
     lines = [Line("By the widths of this run's intervals, red from about:")]
     whole = next((pair for pair in reach if pair[0].slice == WHOLE), None)
     for cell, seen in dict.fromkeys(filter(None, (whole, blind))):
-        lines.append(
-            Line(
-                f"{format.place(cell.slice, 24)}: {_about(cell, seen)} "
-                f"(limit {format.limit(cell)})",
-                strong=True,
-            )
-        )
+        least = format.rough(seen, share=cell.threshold is not None)
+        text = f"{format.place(cell.slice, 24)}: {least} (limit {cell_text.limit(cell)})"
+        lines.append(Line(text, strong=True))
     least = "; the last is the least sensitive slice" if blind[0].slice != WHOLE else ""
-    lines.append(Line(f"{format.quantity(blind[0])}{least}"))
+    lines.append(Line(f"{cell_text.quantity(blind[0])}{least}"))
     unseen = [c.slice for c in cells if not c.n]
     if unseen:
         lines.append(Line(f"Not seen at all: {len(unseen)} cells that met no token."))
     return lines
-
-
-def _about(cell: CellVerdict, seen: float) -> str:
-    return f"{100 * seen:.2g} %" if cell.threshold is not None else f"{seen:.2g}"
 
 
 def _power(verdict: Verdict) -> list[Line]:

@@ -12,7 +12,7 @@ import numpy as np
 from servanda.judgement.clauses import CellVerdict
 from servanda.judgement.token_profile import EDGES, RATIO_EDGES, Portrait, Sums
 from servanda.judgement.verdict import Verdict
-from servanda.report import format
+from servanda.report import cell_text, format
 from servanda.report.html_cards import described
 from servanda.report.html_ladder import Track, shown_values, track
 from servanda.report.html_scale import Scale
@@ -49,9 +49,9 @@ def matrix(verdict: Verdict) -> Matrix:
     columns, boxes = [], []
     for cells in clauses.values():
         scale = Scale.of(shown_values(cells))
-        limits = {format.limit(c) for c in cells if c.limit is not None}
-        limit = f"{format.limit_sign(cells[0])} {limits.pop()}" if len(limits) == 1 else ""
-        columns.append((format.line(cells[0].clause), format.quantity(cells[0]), limit))
+        limits = {cell_text.limit(c) for c in cells if c.limit is not None}
+        limit = f"{cell_text.limit_sign(cells[0])} {limits.pop()}" if len(limits) == 1 else ""
+        columns.append((format.line(cells[0].clause), cell_text.quantity(cells[0]), limit))
         boxes.append({c.slice: _box(c, scale) for c in cells})
     rows = [(format.place(s), tuple(column.get(s) for column in boxes)) for s in slices]
     return Matrix(tuple(columns), tuple(rows))
@@ -59,8 +59,8 @@ def matrix(verdict: Verdict) -> Matrix:
 
 def _box(cell: CellVerdict, scale: Scale) -> Box:
     drawn = track(cell, scale) if cell.limit is not None and cell.value is not None else None
-    value = format.of_cell(cell, cell.value)
-    return Box(format.GLYPH[cell.outcome], cell.outcome, value, drawn)
+    value = cell_text.of_cell(cell, cell.value)
+    return Box(cell_text.GLYPH[cell.outcome], cell.outcome, value, drawn)
 
 
 @dataclass(frozen=True)
@@ -273,27 +273,27 @@ NUMBER_HEADS = (
 
 def numbers(verdict: Verdict) -> tuple[Number, ...]:
     """Every cell with what it claims: the footnotes of all other numbers."""
-    return tuple(_number(cell) for cell in format.worst_first(verdict.cells))
+    return tuple(_number(cell) for cell in cell_text.worst_first(verdict.cells))
 
 
 def _number(cell: CellVerdict) -> Number:
     def show(value: float | None) -> str:
-        return format.of_cell(cell, value)
+        return cell_text.of_cell(cell, value)
 
     evidence = [_evidence(e) for e in (cell.e_holds, cell.e_violated)]
     columns = (
-        f"{format.line(cell.clause)}: {format.quantity(cell)}",
-        format.where(cell),
+        f"{format.line(cell.clause)}: {cell_text.quantity(cell)}",
+        cell_text.where(cell),
         show(cell.value),
         f"[{show(cell.interval[0])}, {show(cell.interval[1])}]" if cell.interval else "",
-        f"{format.limit_sign(cell)} {format.limit(cell)}" if cell.limit is not None else "",
+        f"{cell_text.limit_sign(cell)} {cell_text.limit(cell)}" if cell.limit is not None else "",
         show(cell.floor),
         show(cell.stable),
         f"{cell.n:,}" if cell.units else "",
         " ".join(filter(None, (cell.units, f"({cell.unit})" if cell.unit else ""))),
         f"{cell.missing:,}" if cell.missing else "",
         cell.kind,
-        cell.claim if format.certified(cell) or cell.kind == "estimate" else "",
+        cell.claim if cell_text.certified(cell) or cell.kind == "estimate" else "",
         "" if cell.alpha is None else f"{cell.alpha:.3g}",
         ", ".join(evidence) if {*evidence} != {"–"} else "",
     )
@@ -302,7 +302,7 @@ def _number(cell: CellVerdict) -> Number:
         notes.append("monitored, not enforced")
     if cell.more:
         notes.append(f"about {cell.more:,} more prompt groups would decide")
-    return Number(cell.outcome, format.GLYPH[cell.outcome], columns, "; ".join(notes))
+    return Number(cell.outcome, cell_text.GLYPH[cell.outcome], columns, "; ".join(notes))
 
 
 def _evidence(nats: float | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses import CellVerdict
 from servanda.judgement.verdict import Verdict
-from servanda.report import format
+from servanda.report import cell_text, format
 from servanda.report.html_scale import Scale
 
 _ROWS = 10
@@ -76,7 +76,7 @@ def track(cell: CellVerdict, scale: Scale) -> Track:
         low, high = scale.at(0.0 if around_zero else near), scale.at(far)
     return Track(
         cell.outcome.replace(" ", "-"),
-        format.meaning(cell),
+        cell_text.meaning(cell),
         at(cell.value),
         low,
         high,
@@ -107,10 +107,10 @@ def ladder(verdict: Verdict) -> Ladder | None:
     limits = {c.limit for c in family if c.limit is not None}
     same = limits.pop() if len(limits) == 1 else None
     return Ladder(
-        what=format.quantity(family[0]),
+        what=cell_text.quantity(family[0]),
         rows=tuple(_row(c, scale) for c in shown),
         scale=scale,
-        limit="" if same is None else format.limit(family[0]),
+        limit="" if same is None else cell_text.limit(family[0]),
         limit_at=None if same is None else scale.at(same),
         has_floor=any(c.floor is not None for c in family),
         has_ring=any(c.stable is not None for c in family),
@@ -122,12 +122,12 @@ def ladder(verdict: Verdict) -> Ladder | None:
 def _row(cell: CellVerdict, scale: Scale) -> Row:
     share = "" if cell.share is None or cell.section == "numerical" else format.percent(cell.share)
     return Row(
-        format.where(cell),
+        cell_text.where(cell),
         cell.slice == WHOLE,
         share,
-        format.GLYPH[cell.outcome],
+        cell_text.GLYPH[cell.outcome],
         cell.outcome if cell.enforced else f"{cell.outcome} (monitored)",
-        format.of_cell(cell, cell.value) or "no number",
+        cell_text.of_cell(cell, cell.value) or "no number",
         track(cell, scale),
     )
 
@@ -140,7 +140,7 @@ def deciding(verdict: Verdict) -> CellVerdict | None:
     """
     cells = [c for c in verdict.cells if c.limit is not None and c.section != "observability"]
     cells = [c for c in cells if c.outcome != "not applicable"]
-    red = [c for c in format.worst_first(cells) if c.enforced and c.outcome == "violated"]
+    red = [c for c in cell_text.worst_first(cells) if c.enforced and c.outcome == "violated"]
     red.sort(key=lambda c: c.section == "numerical")
     means = [c for c in cells if c.section == "statistical" and c.aggregate == "mean"]
     numbers = [c for c in cells if c.value is not None]
@@ -157,7 +157,7 @@ def _family(verdict: Verdict) -> list[CellVerdict]:
         return cell.section, cell.metric, cell.aggregate, cell.threshold, cell.workload
 
     family = [c for c in verdict.cells if kin(c) == kin(chosen) and c.outcome != "not applicable"]
-    family = format.worst_first(family)
+    family = cell_text.worst_first(family)
     by_slice = {c.slice: c for c in reversed(family)}
     return [c for c in family if by_slice[c.slice] is c]
 

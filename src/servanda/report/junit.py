@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ET
 
 from servanda.judgement.clauses import CellVerdict
 from servanda.judgement.verdict import Verdict
-from servanda.report import format
+from servanda.report import cell_text, format
 from servanda.report.base import FORMATS
+from servanda.report.format import xml_text
 from servanda.report.summary import headline
-
-# what XML 1.0 cannot hold, not even escaped
-_NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @FORMATS.register("junit")
@@ -24,7 +21,7 @@ def render(verdict: Verdict) -> str:
     """
     tags = [_tag(cell) for cell in verdict.cells]
     silent = verdict.exit_code != 0 and not {"failure", "error"} & set(tags)
-    name = _text(format.line(verdict.contract))
+    name = xml_text(format.line(verdict.contract))
     counts = {
         "tests": str(len(tags) + silent),
         "failures": str(tags.count("failure") + silent),
@@ -36,15 +33,15 @@ def render(verdict: Verdict) -> str:
     suite = ET.SubElement(suites, "testsuite", {"name": name, **counts})
     properties = ET.SubElement(suite, "properties")
     for key, value in _properties(verdict).items():
-        ET.SubElement(properties, "property", {"name": key, "value": _text(value)})
+        ET.SubElement(properties, "property", {"name": key, "value": xml_text(value)})
     if verdict.blind_spots:
         spots = "\n".join(format.line(spot.text) for spot in verdict.blind_spots)
-        ET.SubElement(properties, "property", {"name": "not_examined", "value": _text(spots)})
+        ET.SubElement(properties, "property", {"name": "not_examined", "value": xml_text(spots)})
     for cell, tag in zip(verdict.cells, tags, strict=True):
         _case(suite, name, cell, tag)
     if silent:  # nothing was judged: whoever reads test results must not see green
         case = ET.SubElement(suite, "testcase", {"name": "verdict", "classname": name, "time": "0"})
-        what = {"message": _text(str(headline(verdict))), "type": verdict.outcome}
+        what = {"message": xml_text(str(headline(verdict))), "type": verdict.outcome}
         ET.SubElement(case, "failure", what)
     ET.indent(suites)
     return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
@@ -77,21 +74,17 @@ def _case(suite: ET.Element, name: str, cell: CellVerdict, tag: str) -> None:
         suite,
         "testcase",
         {
-            "name": _text(f"{format.line(cell.clause)} on {format.line(cell.slice)}"),
+            "name": xml_text(f"{format.line(cell.clause)} on {format.line(cell.slice)}"),
             "classname": f"{name}.{cell.section}",
             "time": "0",
         },
     )
     if tag:
-        what = {"message": _text(format.told(cell))}
+        what = {"message": xml_text(cell_text.sentence(cell))}
         if tag != "skipped":
             what["type"] = cell.outcome
         element = ET.SubElement(case, tag, what)
         if tag != "skipped":
-            element.text = _text("\n".join(filter(None, (format.meaning(cell), cell.note))))
+            element.text = xml_text("\n".join(filter(None, (cell_text.meaning(cell), cell.note))))
     else:
-        ET.SubElement(case, "system-out").text = _text(format.meaning(cell))
-
-
-def _text(text: str) -> str:
-    return _NOT_XML.sub("\ufffd", text)
+        ET.SubElement(case, "system-out").text = xml_text(cell_text.meaning(cell))

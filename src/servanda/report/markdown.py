@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from servanda.judgement.clauses import CellVerdict
 from servanda.judgement.field_thresholds import gates
 from servanda.judgement.verdict import Verdict
-from servanda.report import format
+from servanda.report import cell_text, format
 from servanda.report.base import FORMATS
 from servanda.report.breakdown import removed_line, tables
 from servanda.report.summary import headline, impact
@@ -24,7 +24,7 @@ _ENTITIES |= {c: f"&#{ord(c)};" for c in "@:$#"}  # mentions, emoji, links, math
 @FORMATS.register("markdown")
 def render(verdict: Verdict) -> str:
     """GitHub-flavoured Markdown."""
-    cells = [c for c in format.worst_first(verdict.cells) if c.outcome != "not applicable"]
+    cells = [c for c in cell_text.worst_first(verdict.cells) if c.outcome != "not applicable"]
     text = f"**{plain(str(headline(verdict)))}**"
     lines = [f"> [!{_ALERTS[verdict.outcome]}]", f"> {text}", ">"]
     lines.append(f"> {plain(impact(verdict))}")
@@ -51,17 +51,17 @@ def _table(cells: Sequence[CellVerdict]) -> list[str]:
 def _row(cell: CellVerdict) -> list[str]:
     interval = ""
     if cell.interval:
-        low, high = (format.of_cell(cell, end) for end in cell.interval)
+        low, high = (cell_text.of_cell(cell, end) for end in cell.interval)
         interval = f" [{low}, {high}]"
-    answer = format.reason(cell) or cell.outcome
+    answer = cell_text.reason(cell) or cell.outcome
     texts = [
-        f"{format.GLYPH[cell.outcome]} {answer if cell.enforced else f'{answer} (monitored)'}",
-        f"{format.line(cell.clause, 40)}: {format.quantity(cell)}",
-        format.where(cell, 40),
-        f"{format.of_cell(cell, cell.value) or 'no number'}{interval}",
-        f"{format.limit_sign(cell)} {format.limit(cell)}" if cell.limit is not None else "",
-        format.of_cell(cell, cell.floor),
-        f"{cell.n:,} {format.UNITS.get(cell.units, cell.units)}" if cell.units else "",
+        f"{cell_text.GLYPH[cell.outcome]} {answer if cell.enforced else f'{answer} (monitored)'}",
+        f"{format.line(cell.clause, 40)}: {cell_text.quantity(cell)}",
+        cell_text.where(cell, 40),
+        f"{cell_text.of_cell(cell, cell.value) or 'no number'}{interval}",
+        f"{cell_text.limit_sign(cell)} {cell_text.limit(cell)}" if cell.limit is not None else "",
+        cell_text.of_cell(cell, cell.floor),
+        f"{cell.n:,} {cell_text.UNITS.get(cell.units, cell.units)}" if cell.units else "",
     ]
     return [plain(text) for text in texts]
 

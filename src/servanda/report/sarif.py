@@ -9,7 +9,7 @@ from urllib.parse import quote
 from servanda._version import __version__
 from servanda.judgement.clauses import CellVerdict
 from servanda.judgement.verdict import Verdict
-from servanda.report import format
+from servanda.report import cell_text, format
 from servanda.report.base import FORMATS
 from servanda.report.summary import headline
 
@@ -70,7 +70,7 @@ def _rule(cell: CellVerdict) -> dict[str, Any]:
     return {
         "id": cell.clause,
         "name": format.line(cell.clause),
-        "shortDescription": {"text": f"{cell.section}: {format.quantity(cell)}"},
+        "shortDescription": {"text": f"{cell.section}: {cell_text.quantity(cell)}"},
         "defaultConfiguration": {"level": _LEVELS[cell.severity]},
     }
 
@@ -82,7 +82,7 @@ def _result(verdict: Verdict, cell: CellVerdict, rule: int) -> dict[str, Any]:
         "ruleIndex": rule,
         "kind": kind,
         "level": _LEVELS[cell.severity] if kind == "fail" else "none",
-        "message": {"text": format.told(cell)},
+        "message": {"text": cell_text.sentence(cell)},
         "partialFingerprints": {"cell/v1": f"{verdict.contract}/{cell.clause}/{cell.slice}"},
     }
     if cell.where is not None:

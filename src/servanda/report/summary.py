@@ -9,16 +9,8 @@ from servanda.contract.model import EXTERNAL, WHOLE
 from servanda.judgement.clauses import CellVerdict
 from servanda.judgement.clauses.fidelity import FOUND_TRAIN
 from servanda.judgement.verdict import Verdict
-from servanda.report.format import (
-    excess,
-    limit,
-    line,
-    measured,
-    percent,
-    reason,
-    where,
-    worst_first,
-)
+from servanda.report.cell_text import excess, limit, measured, reason, where, worst_first
+from servanda.report.format import count, line, percent
 
 _ANSWERS = {
     "violated": ("✗", "Do not promote."),
@@ -87,7 +79,7 @@ def _extent(cells: Sequence[CellVerdict]) -> str:
     slices = {c.slice for c in cells}
     parts = ["the whole traffic"] if WHOLE in slices else []
     if len(slices - {WHOLE}):
-        parts.append(_count(len(slices - {WHOLE}), "slice"))
+        parts.append(count(len(slices - {WHOLE}), "slice"))
     return f"on {' and '.join(parts)}"
 
 
@@ -105,7 +97,7 @@ def _broken(bad: Sequence[CellVerdict]) -> str:
     slices = list(dict.fromkeys(c.slice for c in bad))
     if WHOLE in slices:
         others = len(slices) - 1
-        more = f" and {_count(others, 'slice')}" if others else ""
+        more = f" and {count(others, 'slice')}" if others else ""
         clauses = {c.clause for c in bad}
         what = "" if len(clauses) > 1 else f"{line(bad[0].clause, 40)} on "
         return f"The infer kernel breaks {what}the whole traffic{more}."
@@ -127,9 +119,9 @@ def _rest(cells: Sequence[CellVerdict]) -> str:
     parts = ["the whole traffic"] if WHOLE in fine else []
     if others := len(fine - {WHOLE}):
         more = "other " if broken else ""
-        parts.append(_count(others, f"{more}slice"))
+        parts.append(count(others, f"{more}slice"))
     if not parts:
-        return f"{_count(undecided, 'slice')} not decided." if undecided else "No slice holds."
+        return f"{count(undecided, 'slice')} not decided." if undecided else "No slice holds."
     verb = "hold" if len(parts) > 1 or others > 1 else "holds"
     text = f"{' and '.join(parts)} {verb}."
     return text[0].upper() + text[1:]
@@ -143,17 +135,13 @@ def _open(bad: Sequence[CellVerdict], more: int | None) -> str:
     }.get(reason(first), line(first.note, 90) or "neither shown to hold nor to be violated")
     text = f"{_names(bad[:1])}: {why}"
     if len(bad) > 1:
-        text += f"; {_count(len(bad) - 1, 'more cell')} open"
+        text += f"; {count(len(bad) - 1, 'more cell')} open"
     return text + (f". About {more:,} more prompt groups would decide." if more else ".")
 
 
 def _names(cells: Sequence[CellVerdict]) -> str:
     names = ", ".join(f"{line(c.clause, 40)} on {where(c, 40)}" for c in cells[:2])
     return names + (f" and {len(cells) - 2} more" if len(cells) > 2 else "")
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def impact(verdict: Verdict) -> str:

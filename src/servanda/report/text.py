@@ -8,7 +8,8 @@ from servanda.judgement.clauses.chain_metrics import CHAIN, ChainCertificate
 from servanda.judgement.clauses.statistical import ALWAYS
 from servanda.judgement.verdict import Verdict
 from servanda.report.base import FORMATS
-from servanda.report.format import GIVEN_UP, GLYPH, UNITS, assumed, certified, line, number
+from servanda.report.cell_text import GIVEN_UP, GLYPH, UNITS, assumed, certified
+from servanda.report.format import line, number, percent
 from servanda.report.table import table
 from servanda.theory.bounds import ASSUMPTIONS
 from servanda.theory.divergence import DIVERGENCES
@@ -86,7 +87,7 @@ def _measured(verdict: Verdict) -> str:
 
 
 def _row(cell: CellVerdict) -> list[str]:
-    show = _percent if cell.threshold is not None else number
+    show = percent if cell.threshold is not None else number
     absent = "not measured" if certified(cell) or cell.kind == "fact" else ""
     return [
         _clause(cell),
@@ -109,7 +110,7 @@ def _notes(cell: CellVerdict) -> list[str]:
     if cell.threshold is not None:
         notes.append(
             f"share of tokens beyond {cell.threshold:g}{_nats(cell.metric)}; "
-            f"{cell.aggregate} promises at most {_percent(cell.limit)}"
+            f"{cell.aggregate} promises at most {percent(cell.limit)}"
         )
     if cell.outcome == "inconclusive" and cell.more:
         notes.append(f"about {cell.more:,} more prompt groups would decide")
@@ -146,10 +147,6 @@ def _never_negative(cell: CellVerdict) -> bool:
 def _nats(metric: str) -> str:
     """The unit of a threshold: a metric's name ends in it."""
     return " nats" if metric.endswith("_nats") else ""
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.2f}%"
 
 
 def _spent(verdict: Verdict) -> str:

@@ -103,11 +103,11 @@ def test_a_kernel_that_has_to_pass_decides_before_the_score(itself, stopped, cod
 def test_the_text_counts_both_parts_and_marks_rounding():
     result = mutation([("killed", "limit")] * 299 + [("survived", "limit")], ["caught"])
     assert str(result).endswith(
-        "mutation score 300 of 301 (> 99 %): limits 299 of 300, faults 1 of 1"
+        "mutation score 300 of 301 (99.7 %): limits 299 of 300, faults 1 of 1"
     )
 
     result = mutation([("killed", "limit")] * 12 + [("survived", "limit")] * 2, ["missed"] * 6)
-    assert str(result).endswith("mutation score 12 of 20 (60 %): limits 12 of 14, faults 0 of 6")
+    assert str(result).endswith("mutation score 12 of 20 (60.0 %): limits 12 of 14, faults 0 of 6")
 
 
 def test_json_has_the_summary_and_every_part():

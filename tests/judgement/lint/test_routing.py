@@ -87,10 +87,10 @@ def test_where_a_decision_is_near_no_less_is_scored_than_while_all_is_well():
 
 def test_the_longest_dwell_is_no_shorter_than_the_first():
     assert said(f"{CONTRACT}  dwell: 2h\n  longest_dwell: 90m\n") == [
-        "x.yaml:14:10: a slice stays away for 7200s at least, and for 5400s at most",
+        "x.yaml:14:10: a slice stays away for 2h at least, and for 90m at most",
         "   14 |   dwell: 2h",
         "                 ^",
-        "  hint: write longest_dwell: 7200s or more, or a shorter dwell",
+        "  hint: write longest_dwell: 2h or more, or a shorter dwell",
     ]
 
 

@@ -79,7 +79,7 @@ def test_a_window_counts_what_was_launched_in_it(tmp_path, now, served, scored):
     assert found.value == (scored / served if served else None)
     assert found.outcome == ("holds" if served else "inconclusive")
     if not served:
-        assert found.note == "infer served no request in the last 60s"
+        assert found.note == "infer served no request in the last 1m"
 
 
 @pytest.mark.parametrize("now", [900.0, 1e6])
@@ -90,7 +90,7 @@ def test_a_clock_of_the_log_that_is_wrong_makes_no_old_traffic_new(tmp_path, now
     found = cell(at(path, traffic(path), now=now), "coverage")
 
     assert (found.outcome, found.n) == ("inconclusive", 0)
-    assert found.note == "infer served no request in the last 60s"
+    assert found.note == "infer served no request in the last 1m"
 
 
 def test_nothing_served_is_inconclusive(tmp_path):

@@ -83,7 +83,7 @@ def test_what_waits_for_its_dwell_says_how_long(ledger):
     assert waits.state.status == "running"
     assert lines(waits)[-2:] == [
         "RUNNING on canary-1: everything holds; 20 of 60 s on this leg",
-        "  next: servanda promote again in 40s",
+        "  next: servanda promote again in 40 s",
     ]
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 
 from servanda.authoring.contract_test.results import CaseResult, Check, Looked, Rehearsal
+from servanda.contract.fields import duration_text
 from servanda.judgement.clauses import CellVerdict
-from servanda.report import format
+from servanda.report import cell_text, format
+from servanda.report.format import xml_text
 
-# what XML 1.0 cannot hold, not even escaped
-_NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _GLYPH = {True: "✓", False: "✗"}
 
 
@@ -51,22 +50,10 @@ def _looks(case: CaseResult) -> Iterator[str]:
 def _looked(look: Looked) -> str:
     """When, what was answered, and the cell that decided it."""
     if look.at is not None:
-        return f"at {duration(look.at)}, {format.line(look.stands)}"
+        return f"at {duration_text(look.at)}, {format.line(look.stands)}"
     after = f"after {look.groups:,} prompt group{'s' if look.groups != 1 else ''}"
     cell = next((check.cell for check in look.checks if check.cell is not None), None)
     return f"{after}: {look.verdict.outcome}{f', {shown(cell)}' if cell else ''}"
-
-
-def duration(seconds: float) -> str:
-    """In the largest unit that leaves no rest.
-
-    >>> duration(600), duration(90), duration(0), duration(172800)
-    ('10m', '90s', '0s', '2d')
-    """
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds and seconds % size == 0:
-            return f"{seconds / size:g}{unit}"
-    return f"{seconds:g}s"
 
 
 def _failed(check: Check) -> Iterator[str]:
@@ -84,11 +71,11 @@ def shown(cell: CellVerdict) -> str:
     """A cell with its value, interval, limit and n; or why it has none."""
     text = f"{format.line(cell.clause)} on {format.line(cell.slice)}"
     if cell.value is not None:
-        text += f" {format.of_cell(cell, cell.value)}"
+        text += f" {cell_text.of_cell(cell, cell.value)}"
     if cell.interval is not None:
-        text += f" [{', '.join(format.of_cell(cell, end) for end in cell.interval)}]"
+        text += f" [{', '.join(cell_text.of_cell(cell, end) for end in cell.interval)}]"
     if cell.limit is not None:
-        text += f", limit {format.limit_sign(cell)} {format.limit(cell)}"
+        text += f", limit {cell_text.limit_sign(cell)} {cell_text.limit(cell)}"
     if cell.n:
         text += f", n {cell.n:,} {cell.units}"
     if cell.note and (cell.value is None or cell.outcome == "inconclusive"):
@@ -102,15 +89,19 @@ def junit(found: Sequence[Rehearsal]) -> str:
     suites = ET.Element("testsuites", {"name": "servanda test", **_counts(cases)})
     for one in found:
         counts = {**_counts(one.cases), "skipped": "0"}
-        suite = ET.SubElement(suites, "testsuite", {"name": _text(one.test), **counts})
+        suite = ET.SubElement(suites, "testsuite", {"name": xml_text(one.test), **counts})
         for case in one.cases:
-            attributes = {"name": _text(case.name), "classname": _text(one.test), "time": "0"}
+            attributes = {
+                "name": xml_text(case.name),
+                "classname": xml_text(one.test),
+                "time": "0",
+            }
             element = ET.SubElement(suite, "testcase", attributes)
             wrong = [c for look in case.expectations for c in look.checks if not c.passed]
-            inside = _text("\n".join(_looks(case)))
+            inside = xml_text("\n".join(_looks(case)))
             if wrong:
                 message = f"{wrong[0].what}: expected {wrong[0].expected}, found {wrong[0].found}"
-                what = {"message": _text(message), "type": "expectation"}
+                what = {"message": xml_text(message), "type": "expectation"}
                 ET.SubElement(element, "failure", what).text = inside
             else:
                 ET.SubElement(element, "system-out").text = inside
@@ -121,7 +112,3 @@ def junit(found: Sequence[Rehearsal]) -> str:
 def _counts(cases: Sequence[CaseResult]) -> dict[str, str]:
     failed = sum(not case.passed for case in cases)
     return {"tests": str(len(cases)), "failures": str(failed), "errors": "0", "time": "0"}
-
-
-def _text(text: str) -> str:
-    return _NOT_XML.sub("\ufffd", text)

@@ -28,7 +28,7 @@ from servanda.judgement.plan import Plan, make_plan
 from servanda.judgement.verdict import Verdict, judge
 from servanda.promotion import leg_of
 from servanda.registry import quoted
-from servanda.report.format import worst_first
+from servanda.report.cell_text import worst_first
 from servanda.traces.corpus import Corpus
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from servanda.authoring.diff.format import duration, shown
+from servanda.authoring.diff.format import shown
 from servanda.authoring.diff.values import MIRROR, Change, Kind, Spot
+from servanda.contract.fields import duration_text
 
 Direction = Callable[[Any, Any, Spot], Kind]
 
@@ -141,13 +142,13 @@ def _move(up: Kind, absent: float | None) -> Direction:
 
 def higher(why: str, *, absent: float | None = None, time: bool = False) -> Rule:
     """More is tighter; absent: what a field that is not there counts as, if that is a number."""
-    show = duration if time else shown
+    show = duration_text if time else shown
     return Rule("higher is tightened", why, _move("tightened", absent), show=show)
 
 
 def lower(why: str, *, absent: float | None = None, time: bool = False) -> Rule:
     """Less is tighter."""
-    show = duration if time else shown
+    show = duration_text if time else shown
     return Rule("lower is tightened", why, _move("loosened", absent), show=show)
 
 

@@ -8,13 +8,11 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from servanda.contract.fields import seconds
 from servanda.contract.model import Clause
 from servanda.report.format import line
 
 _LONGEST = 40  # characters of one value; a description may be a page
 _PLAIN = re.compile(r"[A-Za-z0-9_./+\-][\w ./+\-]*")
-_UNITS = ("d", "h", "m", "s")
 
 
 def shown(value: Any, longest: int = _LONGEST) -> str:
@@ -38,19 +36,6 @@ def _flow(value: Any) -> str:
         return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else repr(value)
     text = str(value)
     return text if _PLAIN.fullmatch(text) else f"'{text}'"
-
-
-def duration(value: float) -> str:
-    """Seconds in the largest unit that divides them.
-
-    >>> duration(900.0), duration(1.5), duration(2592000.0)
-    ('15m', '1.5s', '30d')
-    """
-    for unit in _UNITS:
-        count = value / float(seconds(f"1{unit}"))  # type: ignore[arg-type]
-        if count.is_integer():
-            return f"{count:.0f}{unit}"
-    return f"{value!r}s"
 
 
 def promised(clause: Clause) -> str:

@@ -15,7 +15,7 @@ from servanda.contract.stages import course_of
 from servanda.errors import ContractError
 from servanda.judgement.clauses import CellVerdict
 from servanda.judgement.plan import draft
-from servanda.report.format import of_cell
+from servanda.report.cell_text import of_cell
 from servanda.traces.corpus import Corpus
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
 from servanda.authoring.mutation.result import Conforming, Injected, Mutation, Part, Tried
-from servanda.report.format import line
+from servanda.report.format import count, line, percent, wrapped
 
 _WIDTH = 96
 _CELLS = 3  # that made an outcome, by name; the rest is counted
@@ -32,26 +31,18 @@ def score_line(result: Mutation) -> str:
         return "mutation score: none, for nothing was asked"
     shares = [(part, *result.counts(part)) for part in result.asked]
     parts = ", ".join(f"{part} {some} of {whole}" for part, some, whole in shares if whole)
-    score = f"mutation score {noticed} of {asked} ({_percent(noticed, asked)}): {parts}"
+    score = f"mutation score {noticed} of {asked} ({percent(noticed / asked)}): {parts}"
     if result.stopped == "interrupted":
         return f"{score}; interrupted before the rest"
     return f"{score}; the time was over for {result.open} more" if result.open else score
 
 
-def _percent(some: int, whole: int) -> str:
-    """Rounded, and 0 and 100 only where they are meant."""
-    shown = round(100 * some / whole)
-    if shown == 100 and some < whole:
-        return "> 99 %"
-    return "< 1 %" if shown == 0 and some else f"{shown} %"
-
-
 def _head(result: Mutation) -> Iterator[str]:
     what = []
     if "limits" in result.asked:
-        what.append(f"{len(result.limits)} mutants against {_many(result.cases, 'case')}")
+        what.append(f"{len(result.limits)} mutants against {count(result.cases, 'case')}")
     if result.faults:
-        what.append(f"{_many(len(result.faults), 'fault')} in {line(result.faulty)}")
+        what.append(f"{count(len(result.faults), 'fault')} in {line(result.faulty)}")
     name = line(result.contract)
     yield from _wrapped(f"{name}: {', '.join(what)}" if what else name, "")
 
@@ -163,17 +154,5 @@ def _nearest(result: Mutation) -> str:
     return line(str(max(near, key=lambda n: n.part))) if near else ""
 
 
-def _many(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
 def _wrapped(text: str, indent: str, hang: int = 4) -> list[str]:
-    lines = textwrap.wrap(
-        text.replace(" %", "\xa0%"),  # a number and its sign stay in one line
-        _WIDTH,
-        initial_indent=indent,
-        subsequent_indent=indent + " " * hang,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [found.replace("\xa0%", " %") for found in lines]
+    return wrapped(text, _WIDTH, indent, indent + " " * hang)

@@ -17,6 +17,7 @@ from servanda.engines.faults import FAULTS
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, Interrupted
 from servanda.judgement.plan import Plan, draft
+from servanda.report.format import duration
 from servanda.runner import load
 from servanda.runner.fault_drill import drill
 from servanda.runner.measurement import Open, Progress, Watch, unwatched
@@ -170,17 +171,3 @@ def _cost(good: Conforming, names: Sequence[str], plan: Plan) -> str:
         f"{what}, a check each: about {duration(each * len(names))} if each takes as long as "
         f"without one ({duration(each)}), at most about {duration(longest * len(names))}"
     )
-
-
-def duration(seconds: float) -> str:
-    """Of a wait, to what anybody cares about.
-
-    >>> duration(3.2), duration(150), duration(9000)
-    ('3 s', '2 min 30 s', '2 h 30 min')
-    """
-    whole = max(round(seconds), 1)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s".replace(" 0 s", "")
-    return f"{whole // 3600} h {whole % 3600 // 60} min".replace(" 0 min", "")

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -20,10 +19,11 @@ from servanda.errors import EvidenceError, MeasurementError, Where
 from servanda.gateway.controller.controller import Leader
 from servanda.gateway.controller.intake import drawing_of
 from servanda.gateway.controller.status import CellStanding, SliceStanding, Standing
-from servanda.gateway.controller.web.format import counted, evidence
+from servanda.gateway.controller.web.format import evidence
 from servanda.gateway.routing.state import Transition
 from servanda.judgement.slices.rules import Cut
 from servanda.promotion.run.request_log_files import files_of
+from servanda.report.format import count, number, percent
 from servanda.report.table import table
 from servanda.runner.measurement import Open
 from servanda.traces.corpus import Prompt
@@ -61,7 +61,7 @@ class Audited:
     def known(self) -> bool:
         """Whether anything was scored, now or by an earlier call on the same state."""
         cells = (c for one in self.standing.slices for c in one.cells if not c.refutes)
-        return bool(self.standing.scoring.scored) or any(_number(cell.value) for cell in cells)
+        return bool(self.standing.scoring.scored) or any(number(cell.value) for cell in cells)
 
     @property
     def old(self) -> bool:
@@ -285,9 +285,9 @@ def _cells(audited: Audited, one: SliceStanding) -> tuple[str, ...]:
         value, limit = last.value, last.limit
     return (
         one.name,
-        "" if share is None else f"{100 * share:.0f} %",
-        _number(value),
-        _number(limit),
+        percent(share),
+        number(value),
+        number(limit),
         _state(one, cell, last),
     )
 
@@ -295,7 +295,7 @@ def _cells(audited: Audited, one: SliceStanding) -> tuple[str, ...]:
 def _state(one: SliceStanding, cell: CellStanding | None, last: Transition | None) -> str:
     if last is not None:
         now = "" if one.status == "quarantined" else f"; {one.status} by the end"
-        who = f"{counted(last.n, 'request')}, {counted(last.keys, 'key')}"
+        who = f"{count(last.n, 'request')}, {count(last.keys, 'key')}"
         return f"✗ would divert (e {evidence(last.log_evidence)} from {who}){now}"
     if cell is None:
         return "✓ active"
@@ -305,12 +305,8 @@ def _state(one: SliceStanding, cell: CellStanding | None, last: Transition | Non
         return f"✗ beyond its limit (e {e} from {cell.n:,} requests); no divert: {why}"
     if one.share is None:
         return "? no request of the log is in it"
-    if not _number(cell.value):
+    if not number(cell.value):
         return "? no request was scored"
     mark = "✓" if one.status == "active" else "·"
     e, price = evidence(cell.log_evidence), evidence(cell.log_price)
     return f"{mark} {one.status} (e {e} of {price})"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else f"{value:.3g}"

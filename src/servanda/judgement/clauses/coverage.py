@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from servanda.contract.fields import written
+from servanda.contract.fields import duration_text
 from servanda.judgement.clauses.base import GUARDS, Cell, CellVerdict, Look, Source, blank
 
 
@@ -47,7 +47,7 @@ class RescoredRatio:
     def judge(self, cell: Cell, rounds: list[Coverage], floor: object, look: Look) -> CellVerdict:
         found = rounds[0] if rounds else Coverage()
         limit, over = float(cell.clause.at_least), cell.clause.over  # type: ignore[arg-type]
-        window = "" if over is None else f" in the last {written(over)}"
+        window = "" if over is None else f" in the last {duration_text(over)}"
         verdict = blank(
             cell,
             "inconclusive",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from servanda.contract.fields import written
+from servanda.contract.fields import duration_text
 from servanda.contract.finding import Finding
 from servanda.contract.model import Contract
 
@@ -35,10 +35,9 @@ def _order(contract: Contract) -> Iterator[Finding]:
         hint = f"write sample_near: {rule.sample:g} or more, or a smaller sample"
         yield Finding(("routing", _said(contract, "sample", "sample_near")), message, hint)
     if rule.dwell > rule.longest_dwell:
-        longest = written(rule.longest_dwell)
-        message = f"a slice stays away for {written(rule.dwell)} at least, and for {longest} at "
-        message += "most"
-        hint = f"write longest_dwell: {written(rule.dwell)} or more, or a shorter dwell"
+        dwell, longest = duration_text(rule.dwell), duration_text(rule.longest_dwell)
+        message = f"a slice stays away for {dwell} at least, and for {longest} at most"
+        hint = f"write longest_dwell: {dwell} or more, or a shorter dwell"
         yield Finding(("routing", _said(contract, "dwell", "longest_dwell")), message, hint)
 
 

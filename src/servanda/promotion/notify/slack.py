@@ -8,7 +8,7 @@ from typing import Any, Literal
 from servanda.promotion.notify.base import Kind
 from servanda.promotion.notify.http_post import Hook
 from servanda.promotion.state import Effect
-from servanda.report.format import number
+from servanda.report.format import exact_percent, number
 
 Level = Literal["error", "warning", "info"]
 
@@ -61,8 +61,8 @@ def lines(effect: Effect) -> list[str]:
     found += [body["why"]] if body.get("why") else []
     found += [f"decided by {_cell(body['decided'])}"] if body.get("decided") else []
     if body.get("share") is not None:
-        mirrored = f", {_percent(body['mirror'])} mirrored" if body.get("mirror") else ""
-        found.append(f"traffic: infer serves {_percent(body['share'])}{mirrored}")
+        mirrored = f", {exact_percent(body['mirror'])} mirrored" if body.get("mirror") else ""
+        found.append(f"traffic: infer serves {exact_percent(body['share'])}{mirrored}")
     return found + ([f"next: {move}" for move in _next(body)] if body.get("run") else [])
 
 
@@ -94,10 +94,6 @@ def _cell(cell: Mapping[str, Any]) -> str:
 
 def _number(value: float | str | None) -> str:
     return "" if value is None else number(float(value))  # infinite ones are texts in JSON
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
 
 
 def _next(body: Mapping[str, Any]) -> list[str]:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from servanda.contract.fields import written
 from servanda.contract.stages import Leg
 from servanda.promotion import Found, judged, route_of
 from servanda.promotion.run.history import Look, Story
-from servanda.report.format import line, number
+from servanda.report.format import duration, line, number
 from servanda.report.table import table
 from servanda.traces.serialization import to_plain
 
@@ -189,7 +188,7 @@ def _next(story: Story) -> list[str]:
         return [f"servanda approve {run} --reason TEXT"]
     if status == "running":
         left = story.state.since + leg.dwell_s - story.state.seen
-        wait = f" in {written(float(round(left)))}" if left > 0 else ""
+        wait = f" in {duration(round(left))}" if left > 0 else ""
         return [f"servanda promote again{wait}"]
     if status == "awaiting_evidence":
         source = "let traffic come, and " if leg.live else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from pathlib import PurePath
 
@@ -26,6 +25,7 @@ from servanda.judgement.lint import RUNTIME_METRICS
 from servanda.judgement.plan import Plan
 from servanda.report.explain.glossary import of_guard, of_metric
 from servanda.report.explain.promotion import explain_course
+from servanda.report.format import exact_percent, wrapped
 from servanda.report.table import table
 from servanda.theory.divergence import DIVERGENCES
 from servanda.theory.stats import units_at_best, units_expected
@@ -76,7 +76,7 @@ def explain_contract(plan: Plan) -> str:
 
 def _head(plan: Plan) -> str:
     contract, kernels = plan.contract, plan.contract.kernels
-    alpha = f"{100 * plan.alpha:.3g} %"
+    alpha = exact_percent(plan.alpha)
     lines = [
         f"{contract.metadata.name}: is {kernels.infer} close enough to {kernels.train}?",
         "Both run on the same tokens: infer draws the answers, train scores them again.",
@@ -203,7 +203,7 @@ def _answers(plan: Plan, cell: Cell) -> Iterator[str]:
         what = "the mean" if clause.percentile is None else "the share"
         share = f", a share of 1/{plan.price_cells}" if plan.price_cells > 1 else ""
         wrong = f" (wrong: at most {100 * plan.alpha / max(plan.price_cells, 1):.2g} %{share})"
-        alpha = f"{100 * plan.alpha:.3g} %"
+        alpha = exact_percent(plan.alpha)
         if kind.feed.proves:
             yield f"holds     the data show {what} below the limit (wrong: at most {alpha})"
         else:
@@ -280,20 +280,8 @@ def _upper(text: str) -> str:
 
 
 def _fill(text: str) -> str:
-    return "\n".join(_wrapped(text, "", ""))
+    return "\n".join(wrapped(text, _WIDTH))
 
 
 def _indent(text: str, hang: int = 0) -> list[str]:
-    return _wrapped(text, "    ", " " * (4 + hang))
-
-
-def _wrapped(text: str, first: str, rest: str) -> list[str]:
-    lines = textwrap.wrap(
-        text.replace(" %", "\xa0%"),  # a number and its sign stay in one line
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace("\xa0%", " %") for line in lines]
+    return wrapped(text, _WIDTH, "    ", " " * (4 + hang))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servanda.contract.fields import written
+from servanda.contract.fields import duration_text
 from servanda.contract.model import Contract
 from servanda.contract.stages import Leg, course_of
 from servanda.report.table import table
@@ -39,6 +39,6 @@ def _row(course: tuple[Leg, ...], i: int) -> tuple[str, ...]:
         leg.traffic,
         f"{leg.first:,} to {leg.last:,}",
         f"{leg.requests:,}" if leg.requests is not None else "",
-        written(leg.dwell_s) if leg.dwell_s else "",
+        duration_text(leg.dwell_s) if leg.dwell_s else "",
         "; ".join(then),
     )

@@ -14,7 +14,7 @@ from servanda.judgement.breakdown import Removed
 from servanda.judgement.clauses import worst
 from servanda.judgement.token_profile import Sums
 from servanda.judgement.verdict import Verdict
-from servanda.report.format import of_cell
+from servanda.report.cell_text import of_cell
 from servanda.traces.rollouts import Rollouts
 
 ONLY_FILTERED = "holds only for what a filter left"

@@ -6,7 +6,8 @@ import re
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses import CellVerdict
-from servanda.report.format import of_cell, percent, quantity
+from servanda.report.cell_text import of_cell, quantity
+from servanda.report.format import percent
 
 # a token clause whose threshold is that of the clip range
 _CLIP_NATS = 0.182

@@ -11,7 +11,8 @@ from servanda.judgement.clauses import CellVerdict
 from servanda.judgement.field_thresholds import quantile_shown
 from servanda.judgement.token_profile import Portrait
 from servanda.report.breakdown import count_of, digits, sequence_row, step_row, worst_steps
-from servanda.report.format import excess, line, percent
+from servanda.report.cell_text import excess
+from servanda.report.format import line, percent
 from servanda.report.text import not_examined
 from servanda.rl.dumps import format
 from servanda.rl.dumps.diagnosis import DOUBLED, GROWS

@@ -10,7 +10,7 @@ from servanda.contract.model import WHOLE
 from servanda.judgement.breakdown import StepRow
 from servanda.judgement.clauses import CellVerdict, Certificate, worst
 from servanda.judgement.verdict import Verdict
-from servanda.report.format import excess
+from servanda.report.cell_text import excess
 from servanda.rl.dumps.checks import Finding, Soundness, of_step
 from servanda.rl.dumps.soundness import Told, errors_of, sides
 from servanda.rl.dumps.statistics import WORKLOAD, Weighing

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses import CellVerdict, Outcome
 from servanda.judgement.verdict import EXIT_CODES, Verdict
-from servanda.report.format import seen_first
+from servanda.report.cell_text import seen_first
 from servanda.rl.dumps.steps import GroupSums
 from servanda.rl.monitor.ranks import Part
 from servanda.rl.monitor.state_file import SCHEMA, Drift

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from servanda.report.format import GLYPH, line
+from servanda.report.cell_text import GLYPH
+from servanda.report.format import line
 from servanda.rl.watch.step import Seen
 from servanda.rl.watch.transitions import LOST, VIOLATED, Alert, Memory, number
 

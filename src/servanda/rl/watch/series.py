@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.verdict import EXIT_CODES
-from servanda.report.format import excess
+from servanda.report.cell_text import excess
 from servanda.rl.dumps.format import is_gradient
 from servanda.rl.watch.step import Seen
 

@@ -252,5 +252,5 @@ def test_problems_pins_and_odd_names_are_told_on_lines_of_their_own():
     assert "\x1b" not in told
     lines = told.splitlines()
     assert lines[:2] == ["! the store is locked", "! the train kernel ended"]
-    assert "    by anna, for 1 min more: a b [31m'; rm -rf /" in lines
+    assert "    by anna, for 1 min 30 s more: a b [31m'; rm -rf /" in lines
     assert "servanda pin 'a b [31m'\"'\"'; rm -rf /' --to enforce" in lines[-1]

@@ -70,32 +70,6 @@ def measured(value: float | None) -> str:
     return _read(number(value)) or "–"
 
 
-def counted(n: int, noun: str) -> str:
-    """
-    >>> counted(1, "key"), counted(1200, "request")
-    ('1 key', '1,200 requests')
-    """
-    return f"{n:,} {noun}{'s' * (n != 1)}"
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(4.2), duration(140), duration(7260), duration(200_000)
-    ('4 s', '2 min', '2 h 1 min', '2 d 7 h')
-    """
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    minutes = whole // 60
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if hours else f"{days} d"
-
-
 def clock(at: float, now: float) -> str:
     """The time of day, with the day where that is not today.
 

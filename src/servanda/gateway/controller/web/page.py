@@ -23,7 +23,7 @@ from servanda.gateway.controller.web.charts import HEIGHT, WIDTH, Part, Spark, s
 from servanda.gateway.http.api_keys import Holder
 from servanda.gateway.proxy.counters import numbers
 from servanda.gateway.routing.state import Transition
-from servanda.report.format import line, percent
+from servanda.report.format import count, duration, line, percent
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _RANK = {"quarantined": 0, "probation": 1, "suspect": 2, "recovering": 3, "active": 4}
@@ -164,7 +164,7 @@ def view(standing: Standing, holder: Holder) -> dict[str, Any]:
         "evidence": format.evidence,
         "value_of": phrases.value,
         "versus_limit": phrases.versus,
-        "counted": format.counted,
+        "counted": count,
         "nearest": phrases.nearest,
         "returns": phrases.returns,
         "percent": percent,
@@ -194,7 +194,7 @@ def _row(one: SliceStanding, standing: Standing) -> Row:
         glyph=glyph,
         state=state,
         tone=tone,
-        since=format.duration(standing.now - one.since) if one.since else "",
+        since=duration(standing.now - one.since) if one.since else "",
         why=phrases.why(one, standing.now),
         now=phrases.now(one, standing),
         meant=phrases.meant(one, standing),
@@ -217,7 +217,7 @@ def _move(t: Transition, now: float) -> Move:
             f"evidence {format.evidence(t.log_evidence)} of {format.evidence(t.log_price)}"
         )
     if t.n:
-        numbers.append(f"{format.counted(t.n, 'request')}, {format.counted(t.keys, 'key')}")
+        numbers.append(f"{count(t.n, 'request')}, {count(t.keys, 'key')}")
     before, after = line(t.before, 40), line(t.after, 40)
     verb = "" if t.acted or after.partition(",")[0] in ("active", "suspect") else "would be "
     who = f"{line(t.actor, 40)}: " if t.actor != "servanda" else ""
@@ -273,8 +273,8 @@ def _scoring(standing: Standing) -> dict[str, Any]:
     facts += [f"{s.restarts:,} restarts"] if s.restarts else []
     queue = f"{s.queued:,} of {s.room:,} wait" if s.room else f"{s.queued:,} wait"
     if s.lag_s is not None:
-        queue += f", {format.duration(s.lag_s)} behind"
-    took = f"{s.seconds:.2g} s" if s.seconds < 60 else format.duration(s.seconds)
+        queue += f", {duration(s.lag_s)} behind"
+    took = duration(s.seconds)
     spent = f"{took} of the train kernel"
     if ran is not None:
         spent += f", {s.seconds / ran:.2g} s a second"
@@ -299,11 +299,11 @@ def _gateway(one: GatewayStanding, standing: Standing) -> dict[str, Any]:
     silent = standing.now - one.heard
     return {
         "name": line(one.name, 60),
-        "heard": f"{format.duration(silent)} ago" if silent >= 1 else "now",
+        "heard": f"{duration(silent)} ago" if silent >= 1 else "now",
         "late": silent > 10,
         "version": one.version,
         "old": one.version < standing.version,
         "behind": one.behind,
         "skew": f"{one.skew_s:+.1f} s" if abs(one.skew_s) >= 1 else "",
-        "up": format.duration(standing.now - one.start),
+        "up": duration(standing.now - one.start),
     }

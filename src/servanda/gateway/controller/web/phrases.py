@@ -11,7 +11,7 @@ from servanda.contract.model import WHOLE
 from servanda.gateway.controller.status import CellStanding, SliceStanding, Standing
 from servanda.gateway.controller.web import format
 from servanda.gateway.proxy.counters import numbers
-from servanda.report.format import line, percent
+from servanda.report.format import duration, line, percent
 
 GLYPH = {"active": "✓", "suspect": "?", "quarantined": "✗", "probation": "✗", "recovering": "↗"}
 TONE = {"active": "good", "suspect": "open", "recovering": "open"}
@@ -219,7 +219,7 @@ def why(one: SliceStanding, now: float) -> list[str]:
     """What is to be said of a slice's state, each as a sentence without its full stop."""
     found = []
     if one.pin is not None:
-        until = format.duration(max(0.0, one.pin.expires - now))
+        until = duration(max(0.0, one.pin.expires - now))
         who, reason = line(one.pin.actor, _LONGEST), line(one.pin.reason, 200)
         verb = f"{one.pin.to} by {who}" if one.pin.to in ("enforce", "observe") else f"by {who}"
         found.append(f"{verb}, for {until} more: {reason}")

@@ -7,7 +7,7 @@ import shlex
 
 from servanda.gateway.controller.status import SliceStanding, Standing
 from servanda.gateway.controller.web import format, phrases
-from servanda.report.format import line, percent
+from servanda.report.format import count, line, percent
 from servanda.report.table import table
 
 _HEAD = ("slice", "share", "value", "limit", "stable", "served by", "state")
@@ -51,7 +51,7 @@ def _pools(standing: Standing) -> str:
         if pool.headroom is not None:
             told += f", room for {pool.headroom}"
         parts.append(f"{told}, held to be broken" if pool.open else told)
-    parts.append(format.counted(len(standing.gateways), "gateway"))
+    parts.append(count(len(standing.gateways), "gateway"))
     parts += filter(None, [phrases.failovers(standing)])
     return " · ".join(parts)
 
@@ -76,7 +76,7 @@ def _cells(one: SliceStanding, standing: Standing) -> list[str]:
         evidence, price = phrases.nearest(cell)
         if math.isfinite(price) and one.scored:
             state += f"  e {format.evidence(evidence)} of {format.evidence(price)}"
-            state += f", {format.counted(one.scored, 'request')}, {format.counted(one.keys, 'key')}"
+            state += f", {count(one.scored, 'request')}, {count(one.keys, 'key')}"
     serves, meant = phrases.now(one, standing), phrases.meant(one, standing)
     if meant != serves and not phrases.moved(one) and one.pin is None:
         serves += f" (would be {meant})"

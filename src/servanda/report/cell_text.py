@@ -1,0 +1,145 @@
+# A cell of a verdict in words: what was measured, where, against which limit, with what answer.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from servanda.contract.model import WHOLE
+from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import ORDER
+from servanda.judgement.clauses.statistical import ALWAYS, WITHIN_NOISE
+from servanda.report.format import exact_percent, line, number, percent, place
+from servanda.theory.bounds import ASSUMPTIONS
+
+GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓", "not applicable": "–"}
+UNITS = {"prompt groups": "groups", "golden positions": "positions"}
+GIVEN_UP = "stopped early: broken as a whole"
+
+
+def limit(cell: CellVerdict) -> str:
+    """The limit as it was written."""
+    if cell.limit is None:
+        return ""
+    return exact_percent(cell.limit) if cell.threshold is not None else f"{cell.limit:.4g}"
+
+
+def of_cell(cell: CellVerdict, value: float | None) -> str:
+    """A number of a cell in the clause's own terms: a percentile speaks of a share."""
+    return percent(value) if cell.threshold is not None else number(value)
+
+
+def quantity(cell: CellVerdict) -> str:
+    """What is measured, such as "mean tv" or "tokens with abs_log_ratio_nats > 0.2"."""
+    if cell.threshold is not None:
+        return f"tokens with {cell.metric} > {cell.threshold:g}"
+    return f"{cell.aggregate} {cell.metric}".strip()
+
+
+def certified(cell: CellVerdict) -> bool:
+    """Whether its interval is valid at every look: on its own, or times what is declared."""
+    return cell.kind in ("certificate", "conditional bound")
+
+
+def assumed(cells: Iterable[CellVerdict]) -> list[str]:
+    """What every certified number rests on: the sampler, the order, the tokens, the groups."""
+    named = dict.fromkeys(name for cell in cells for name in cell.assumptions if name in ALWAYS)
+    return [ASSUMPTIONS[name].text for name in named]
+
+
+def where(cell: CellVerdict, longest: int = 0) -> str:
+    """Where a cell was judged: a slice of the traffic, or of the golden texts."""
+    if cell.section != "numerical":
+        return place(cell.slice, longest)
+    return "golden texts" if cell.slice == WHOLE else f"{line(cell.slice, longest)} (golden texts)"
+
+
+def limit_sign(cell: CellVerdict) -> str:
+    return "≥" if cell.metric.endswith("_ratio") and cell.section == "observability" else "≤"
+
+
+def worst_first(cells: Iterable[CellVerdict]) -> list[CellVerdict]:
+    """By outcome, then by how far beyond the limit; the order of the contract breaks ties."""
+    rank = {outcome: i for i, outcome in enumerate(ORDER)}
+    return sorted(cells, key=lambda c: (rank.get(c.outcome, len(ORDER)), -excess(c)))
+
+
+def seen_first(cells: Iterable[CellVerdict]) -> CellVerdict | None:
+    """The enforced promise to name first: violated before others, then the largest of its limit."""
+    measured = (
+        c
+        for c in cells
+        if c.enforced and c.section != "observability" and c.value is not None and c.limit
+    )
+    return max(measured, key=lambda c: (c.outcome == "violated", excess(c)), default=None)
+
+
+def excess(cell: CellVerdict) -> float:
+    """The value in units of its limit; 0 where there is none, and for guards."""
+    if cell.section == "observability":
+        return 0.0
+    if cell.value is None or not cell.limit or math.isnan(cell.value):
+        return 0.0
+    return abs(cell.value) / abs(cell.limit)
+
+
+def reason(cell: CellVerdict) -> str:
+    """Why a cell is not decided, in two or three words; "" where it is."""
+    if cell.outcome != "inconclusive":
+        return ""
+    if cell.note == WITHIN_NOISE or (cell.floor and cell.limit and cell.floor >= cell.limit):
+        return "unreliable baseline"
+    if cell.open and cell.more:
+        return "too few data"
+    return "not decided"
+
+
+def meaning(cell: CellVerdict) -> str:
+    """What a number says and of what: kind, claim, interval, limit, n, alpha (law 3)."""
+    parts = [f"{quantity(cell)} on {where(cell)}", cell.outcome]
+    if cell.kind:
+        exact = cell.kind in ("fact", "bound")  # of these positions, so nothing is claimed
+        parts.append(cell.kind if exact else f"{cell.kind}, {cell.claim} claim")
+    if cell.interval:
+        low, high = (of_cell(cell, end) for end in cell.interval)
+        parts.append(f"interval [{low}, {high}]")
+    if cell.limit is not None:
+        parts.append(f"limit {limit_sign(cell)} {limit(cell)}")
+    if cell.floor is not None:
+        parts.append(f"self-noise floor on infer's tokens {of_cell(cell, cell.floor)}")
+    if cell.n:
+        parts.append(f"n {cell.n:,} {cell.units}")
+    if cell.missing:
+        parts.append(f"{cell.missing:,} missing")
+    if cell.alpha is not None:
+        parts.append(f"alpha {cell.alpha:.3g}")
+    return "; ".join(parts)
+
+
+def sentence(cell: CellVerdict) -> str:
+    """A cell in a sentence: what was found, against what, and why it is not decided."""
+    answer = reason(cell) or cell.outcome
+    text = f"{answer if cell.enforced else f'{answer} (monitored)'}: {quantity(cell)}"
+    if cell.value is not None:
+        text += f" is {of_cell(cell, cell.value)}"
+    text += f" on {where(cell)}"
+    if cell.limit is not None:
+        text += f", limit {limit_sign(cell)} {limit(cell)}"
+    if cell.interval:
+        text += f", interval [{', '.join(of_cell(cell, end) for end in cell.interval)}]"
+    if cell.n:
+        text += f", n {cell.n:,} {cell.units}"
+    if cell.note:
+        text += f"; {line(cell.note)}"
+    if cell.outcome == "inconclusive" and cell.more:
+        text += f"; about {cell.more:,} more prompt groups would decide"
+    return f"{text}."
+
+
+def measured(cell: CellVerdict) -> str:
+    """The number with its name: "Mean tv 0.0125", or "4.7 % of tokens with ... > 0.03"."""
+    value = of_cell(cell, cell.value)
+    if cell.threshold is not None:
+        return f"{value} of {quantity(cell)}"
+    text = f"{quantity(cell)} {value}"
+    return text[0].upper() + text[1:] if cell.aggregate else text
