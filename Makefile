@@ -84,7 +84,7 @@ test-engines: $(VENV)/.dev $(VENVS)/vllm/.made $(VENVS)/llamacpp/.made  ## real 
 $(VENVS)/trl/.made: pyproject.toml constraints-trl.txt
 	$(PYTHON) -m venv $(VENVS)/trl
 	$(VENVS)/trl/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints-trl.txt trl peft --editable '.[transformers]'
+	  --constraint constraints-trl.txt trl peft trackio --editable '.[transformers]'
 	@touch $@
 
 $(VENVS)/verl/.made: pyproject.toml constraints-verl.txt

@@ -52,9 +52,9 @@ The page is written by `python -m benchmarks.truth_table --write` from the recor
 - *perplexity*: of infer against train, on the golden texts. *k3* and *|d|*: means over the sampled
   tokens, d being the difference of log-probabilities.
 - *thresholds exceeded*: of the field's usual ones, all of them averages, on the same tokens;
-  `servanda explain` and the [glossary](glossary.md) have their names. A run stops as soon as it is
-  decided, so the number of tokens differs between rows. Top-1 agreement is below its threshold for
-  the healthy kernel too: of near ties, rounding alone turns more than 2 %.
+  `servanda contract explain` and the [glossary](glossary.md) have their names. A run stops as
+  soon as it is decided, so the number of tokens differs between rows. Top-1 agreement is below
+  its threshold for the healthy kernel too: of near ties, rounding alone turns more than 2 %.
 
 ## At the strength that the field met
 

@@ -14,7 +14,8 @@ from pydantic import BaseModel
 
 from servanda.authoring.diff import RULES
 from servanda.authoring.diff.directions import Part
-from servanda.cli.main import VERBS, main
+from servanda.cli.commands import FIRST, GROUPS
+from servanda.cli.main import main
 from servanda.contract.actions import ACTIONS
 from servanda.contract.model import Contract
 from servanda.contract.presets import PRESETS, preset_text, title
@@ -70,7 +71,7 @@ def metrics() -> str:
     guards = [("guard", "what it asks"), *((f"`{name}`", of_guard(name)) for name in GUARDS)]
     return (
         f"{_HEAD}# Metrics and guards\n\n"
-        "`servanda explain NAME` says more of each.\n\n"
+        "`servanda contract explain NAME` says more of each.\n\n"
         "## Of the two kernels' tokens\n\n"
         f"{_table(*rows)}\n\n"
         "pN at `at_most: L` is the promise that at most (100 − N) % of such tokens exceed L.\n\n"
@@ -118,26 +119,38 @@ _EXIT_CODES = (
 )
 
 
+def _command(parent: click.Context, command: click.Command | None) -> str:
+    """The help of a command, and of the commands in it."""
+    assert command is not None
+    context = click.Context(command, info_name=command.name, parent=parent, terminal_width=100)
+    path = context.command_path.removeprefix("servanda ")
+    parts = [f"### {path}\n\n```text\n{command.get_help(context)}\n```\n"]
+    for part in command.commands.values() if isinstance(command, click.Group) else ():
+        within = click.Context(part, info_name=part.name, parent=context, terminal_width=100)
+        parts.append(f"```text\n{part.get_help(within)}\n```\n")
+    return "\n".join(parts)
+
+
 def cli() -> str:
     """The page of verbs, options and exit codes, from click's own help."""
     parts = [
         f"{_HEAD}# The command line\n",
         "## Exit codes\n\n" + _table(*_EXIT_CODES) + "\n",
-        "`check`, `compare` and `demo --fault` exit so. `report` exits 0 once it has rendered, "
-        "and `lint` exits 0 or 2.\n",
+        "`check`, `compare` and `demo --fault` exit so. `tools report` exits 0 once it has "
+        "rendered, and `contract lint` exits 0 or 2.\n",
     ]
-    for heading, verbs in VERBS.items():
-        parts.append(f"## {heading}\n")
-        for name in verbs:
-            parent = click.Context(main, info_name="servanda", **main.context_settings)
-            verb = main.get_command(parent, name)
-            assert verb is not None
-            context = click.Context(verb, info_name=verb.name, parent=parent, terminal_width=100)
-            parts.append(f"### {verb.name}\n\n```text\n{verb.get_help(context)}\n```\n")
-            for part in verb.commands.values() if isinstance(verb, click.Group) else ():
-                within = click.Context(part, info_name=part.name, parent=context)
-                within.terminal_width = 100
-                parts.append(f"```text\n{part.get_help(within)}\n```\n")
+    root = click.Context(main, info_name="servanda", **main.context_settings)
+    parts.append("## The first page\n")
+    parts += [_command(root, main.get_command(root, name)) for name in FIRST]
+    for name in GROUPS:
+        group = main.get_command(root, name)
+        assert isinstance(group, click.Group)
+        within = click.Context(group, info_name=name, parent=root, **group.context_settings)
+        parts.append(f"## servanda {name}\n")
+        parts += [
+            _command(within, group.get_command(within, part))
+            for part in group.list_commands(within)
+        ]
     return "\n".join(parts)
 
 
@@ -146,9 +159,9 @@ def presets() -> str:
     parts = [
         f"{_HEAD}# Presets\n",
         "Contracts with limits that have a source, for `servanda compare A B --preset NAME`. "
-        "`--show NAME` of\n`servanda presets` prints one with the reason of each limit; `compare` "
-        "fills in kernels, prompts\nand the splits of your labels. Those of reinforcement learning "
-        "are also what `servanda import DIR`\nholds a dump to.\n",
+        "`--show NAME` of\n`servanda contract presets` prints one with the reason of each limit; "
+        "`compare` fills in kernels, prompts\nand the splits of your labels. Those of "
+        "reinforcement learning are also what `servanda tools check-dump DIR`\nholds a dump to.\n",
     ]
     for kind in dict.fromkeys(PRESETS.values()):
         parts.append(f"## {kind.capitalize()}\n")

@@ -54,8 +54,11 @@ def vllm_command(port, *more):
 
 
 def kernel_command(port, kernel, *more):
-    """`servanda serve-kernel` of this interpreter."""
-    return [*(sys.executable, "-m", "servanda", "serve-kernel", kernel, "--port", str(port)), *more]
+    """`servanda tools serve-kernel` of this interpreter."""
+    return [
+        *(sys.executable, "-m", "servanda", "tools", "serve-kernel", kernel, "--port", str(port)),
+        *more,
+    ]
 
 
 def gguf_command(path, kind):

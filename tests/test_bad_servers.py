@@ -134,10 +134,10 @@ def test_a_server_that_draws_otherwise_than_it_says_is_violated_by_both_guards(
 
 @contextlib.contextmanager
 def served(folder, rows, port=0):
-    """A process of `servanda serve-kernel`, and its port; killed at the end."""
+    """A process of `servanda tools serve-kernel`, and its port; killed at the end."""
     folder.mkdir(exist_ok=True)
     kit.table(folder, "q.json", rows)
-    argv = [sys.executable, "-m", "servanda", "serve-kernel", f"table:{folder / 'q.json'}"]
+    argv = [sys.executable, "-m", "servanda", "tools", "serve-kernel", f"table:{folder / 'q.json'}"]
     process = subprocess.Popen(
         [*argv, "--port", str(port), "--served", "toy"],
         stdout=subprocess.PIPE,

@@ -230,7 +230,7 @@ def test_the_contract_of_the_experiment_is_sound():
 
     from servanda.cli.main import main
 
-    done = CliRunner().invoke(main, ["lint", str(CONTRACT)])
+    done = CliRunner().invoke(main, ["contract", "lint", str(CONTRACT)])
     assert done.exit_code == 0, done.output
 
 

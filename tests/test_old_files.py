@@ -31,7 +31,7 @@ def old(tmp_path, monkeypatch):
 
 
 def test_a_verdict_is_printed_as_it_was():
-    code, text = servanda("report", "run/attempt-1/verdict.json")
+    code, text = servanda("tools", "report", "run/attempt-1/verdict.json")
     assert (code, text) == (0, (OLD / "report.txt").read_text())
 
 
@@ -59,7 +59,7 @@ def test_a_reference_pack_has_its_digest():
 
 @pytest.mark.parametrize("ledger", ["ledger.db", "leader/ledger.db"])
 def test_a_ledger_verifies(ledger):
-    assert servanda("ledger", "verify", "--ledger", ledger)[0] == 0
+    assert servanda("promotion", "ledger", "verify", "--ledger", ledger)[0] == 0
 
 
 def test_a_promotion_stands_where_it_stood():
@@ -67,7 +67,10 @@ def test_a_promotion_stands_where_it_stood():
     # the same build has the same name, and is not judged twice
     assert code == 4 and "run toy-6d4eb8af of this build is in the ledger already" in text
     assert "it is rolled back on offline" in text
-    assert servanda("status", "--ledger", "ledger.db") == (0, (OLD / "status.txt").read_text())
+    assert servanda("promotion", "status", "--ledger", "ledger.db") == (
+        0,
+        (OLD / "status.txt").read_text(),
+    )
 
 
 def test_a_controller_goes_on_from_its_store(old):

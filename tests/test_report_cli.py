@@ -1,4 +1,4 @@
-# `servanda report`, and the reports that `servanda check` writes.
+# `servanda tools report`, and the reports that `servanda check` writes.
 
 import json
 import xml.etree.ElementTree as ET

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
 from jsonschema import Draft7Validator
 
 from servanda.authoring.template import starter
-from servanda.cli.main import VERBS, main
+from servanda.cli.commands import FIRST, GROUPS, OLD_NAMES, OLD_OPTIONS
+from servanda.cli.main import main
 from servanda.engines import engine_names
 from servanda.engines.faults import FAULTS
 from servanda.engines.worker import interpreter_of
@@ -27,22 +30,89 @@ def servanda(*arguments, stdin=None):
     return CliRunner().invoke(main, [*map(str, arguments)], input=stdin, catch_exceptions=False)
 
 
-def test_a_verb_that_is_not_there_is_a_wrong_call():
+def test_a_command_that_is_not_there_is_a_wrong_call():
     done = servanda("chek", "x.yaml")
     assert done.exit_code == 2
     assert "there is no command 'chek'\n  hint: did you mean 'check'?" in done.output
+    done = servanda("contract", "lnt", "x.yaml")
+    assert done.exit_code == 2
+    assert "there is no command 'lnt'\n  hint: did you mean 'lint'?" in done.output
     done = servanda("bench", "theory")
     assert done.exit_code == 2 and "python -m benchmarks.theory" in done.output
 
 
-def test_the_help_lists_every_verb_under_a_heading():
-    text = servanda("--help").output
-    for heading, verbs in VERBS.items():
-        assert f"{heading}:" in text
-        for verb in verbs:
-            assert f"  {verb} " in text
-    assert text.index("check") < text.index("init") < text.index("demo")
-    assert "..." not in text.replace("[ARGS]...", "")
+def test_the_first_page_has_seven_commands_and_four_groups():
+    assert [*FIRST] == ["check", "compare", "preflight", "watch", "promote", "serve", "demo"]
+    assert [*GROUPS] == ["contract", "promotion", "gateway", "tools"]
+    text = " ".join(servanda("--help").output.split())
+    for name, line in [*FIRST.items(), *((name, group[0]) for name, group in GROUPS.items())]:
+        assert f"{name} {' '.join(line.split())}" in text
+    assert " lint " not in text
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_help_of_a_group_has_a_line_for_each_of_its_commands(group):
+    summary, lines = GROUPS[group]
+    text = " ".join(servanda(group, "--help").output.split())
+    assert summary in text
+    for name, line in lines.items():
+        assert f"{name} {' '.join(line.split())}" in text
+        assert f"Usage: main {group} {name}" in servanda(group, name, "--help").output
+
+
+def test_help_loads_no_command_and_no_library():
+    code = (
+        "import sys; from servanda.cli.main import main\n"
+        "for words in (['--help'], ['contract', '--help']):\n"
+        "    main(words, standalone_mode=False)\n"
+        "loaded = {name for name in sys.modules if name.startswith('servanda.')}\n"
+        "print(sorted(loaded), {'numpy', 'torch', 'pydantic'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    known = ["_version", "cli", "cli.commands", "cli.main", "errors", "registry"]
+    assert done.stdout.splitlines()[-1] == f"{[f'servanda.{name}' for name in known]} set()"
+
+
+@pytest.mark.parametrize("old", OLD_NAMES)
+def test_an_old_spelling_works_and_gives_the_new_one_on_stderr(old):
+    now = " ".join(OLD_NAMES[old])
+    done = servanda(old, "--help")
+    assert done.stderr == f"`servanda {old}` is now `servanda {now}`\n"
+    assert (done.exit_code, done.stdout) == (0, servanda(*OLD_NAMES[old], "--help").stdout)
+
+
+def test_the_status_of_a_gateway_has_a_command_of_its_own():
+    done = servanda("status", "--gateway", "http://127.0.0.1:9")
+    assert done.stderr.startswith("`servanda status` is now `servanda gateway status`\n")
+    assert done.exit_code != 0  # nobody answers there
+
+
+@pytest.mark.parametrize("command", OLD_OPTIONS)
+def test_an_old_option_is_read_as_the_new_one(command):
+    path = next(([group, command] for group in GROUPS if command in GROUPS[group][1]), [command])
+    for old, new in OLD_OPTIONS[command].items():
+        assert new in servanda(*path, "--help").stdout
+        for words in ([old, "x"], [f"{old}=x"]):
+            done = servanda(*path, *words, "--nonsense")
+            assert done.stderr.startswith(f"{old} is now {new}\n"), done.stderr
+            assert (
+                "No such option: --nonsense" in done.stderr
+                or "no such option" in done.stderr.lower()
+            )
+
+
+def test_a_shell_completes_names_without_loading_commands(monkeypatch):
+    def completed(line):
+        env = {
+            "_SERVANDA_COMPLETE": "bash_complete",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split())),
+        }
+        return CliRunner().invoke(main, [], prog_name="servanda", env=env).output
+
+    assert "plain,contract" in completed("servanda ")
+    assert "plain,lint" in completed("servanda contract ")
+    assert "plain,lint" not in completed("servanda ")
 
 
 # lint
@@ -50,7 +120,7 @@ def test_the_help_lists_every_verb_under_a_heading():
 
 def test_a_clean_contract_is_ok(tmp_path):
     path, _ = kit.write(tmp_path, slices="slices: [{name: first, split: labels.first}]")
-    done = servanda("lint", path)
+    done = servanda("contract", "lint", path)
     digest = run.load(path).digest[:8]
     assert done.exit_code == 0
     assert done.output == f"{path}: ok, toy {digest}, 1 clause, 6 cells\n"
@@ -61,7 +131,7 @@ def test_every_problem_of_every_file_is_printed(tmp_path):
     bad, _ = kit.write(tmp_path / "bad", limit=-1)
     worse = tmp_path / "worse.yaml"
     worse.write_text(bad.read_text().replace("metric: tv", "metric: vt"))
-    done = servanda("lint", bad, good, worse, tmp_path / "none.yaml")
+    done = servanda("contract", "lint", bad, good, worse, tmp_path / "none.yaml")
     assert done.exit_code == 2
     assert "a limit of -1 can never hold" in done.output
     assert f"{good}: ok" in done.output
@@ -71,9 +141,9 @@ def test_every_problem_of_every_file_is_printed(tmp_path):
 
 def test_lint_finds_what_check_would_refuse(tmp_path):
     path, _ = kit.write(tmp_path, limit=1e-6)
-    assert "cannot hold on slice 'all'" in servanda("lint", path).output
+    assert "cannot hold on slice 'all'" in servanda("contract", "lint", path).output
     (tmp_path / "prompts.jsonl").unlink()
-    done = servanda("lint", path)
+    done = servanda("contract", "lint", path)
     assert done.exit_code == 2
     assert f"there is no {tmp_path / 'prompts.jsonl'}" in done.output
 
@@ -81,9 +151,9 @@ def test_lint_finds_what_check_would_refuse(tmp_path):
 def test_standard_input_is_a_file_too(tmp_path, monkeypatch):
     path, _ = kit.write(tmp_path)
     monkeypatch.chdir(tmp_path)
-    done = servanda("lint", "-", stdin=path.read_text())
+    done = servanda("contract", "lint", "-", stdin=path.read_text())
     assert (done.exit_code, done.output.split(",")[0]) == (0, "stdin: ok")
-    done = servanda("lint", "-", stdin="kind: x\n")
+    done = servanda("contract", "lint", "-", stdin="kind: x\n")
     assert done.exit_code == 2
     assert done.output.startswith("stdin:1:7: this is a x, not a KernelContract")
 
@@ -91,7 +161,7 @@ def test_standard_input_is_a_file_too(tmp_path, monkeypatch):
 def test_lint_as_json(tmp_path):
     good, _ = kit.write(tmp_path / "good")
     bad, _ = kit.write(tmp_path / "bad", limit=-1)
-    done = servanda("lint", good, bad, "--format", "json")
+    done = servanda("contract", "lint", good, bad, "--format", "json")
     first, second = json.loads(done.output)
     assert done.exit_code == 2
     assert (first["name"], first["clauses"], first["cells"], first["problems"]) == ("toy", 1, 3, [])
@@ -103,7 +173,7 @@ def test_lint_as_json(tmp_path):
 def test_a_trainers_contract_is_linted_and_says_why_it_has_no_cells(tmp_path):
     path = tmp_path / "rl.yaml"
     path.write_text(TRAINER)
-    done = servanda("lint", path)
+    done = servanda("contract", "lint", path)
     assert done.exit_code == 0
     assert "1 clause (the tokens of this contract come from a trainer" in done.output
     assert servanda("check", path).exit_code == 2
@@ -122,7 +192,7 @@ def test_a_contract_in_plain_english(tmp_path):
         "  - {id: seen, metric: k3_nats, aggregate: mean, at_most: 0.1, mode: monitor}\n"
         "numerical: [{id: drift, metric: logit_osc_nats, at_most: 2, slices: all}]",
     )
-    done = servanda("explain", path)
+    done = servanda("contract", "explain", path)
     text = " ".join(done.output.split())
     assert done.exit_code == 0
     for sentence in (
@@ -151,7 +221,7 @@ def test_a_contract_in_plain_english(tmp_path):
 def test_what_explain_and_derive_count_differ_by_the_length_of_answers(tmp_path, limit):
     """Half the room: twice as many at best, and about as many at half the limit."""
     path, _ = kit.write(tmp_path, limit=limit)
-    text = " ".join(servanda("explain", path).output.split())
+    text = " ".join(servanda("contract", "explain", path).output.split())
     assert "both are for answers as long as max_new_tokens. With answers half as long" in text
     alpha = attempt_alpha(0.05, 1)
     best, half = (units_expected(limit, truth, alpha) for truth in (0.0, limit / 2))
@@ -170,7 +240,7 @@ def test_what_explain_and_derive_count_differ_by_the_length_of_answers(tmp_path,
 
 def test_explain_says_what_stands_against_running_it(tmp_path):
     path, _ = kit.write(tmp_path, limit=1e-3, last=100)
-    done = servanda("explain", path)
+    done = servanda("contract", "explain", path)
     assert "all cannot hold: " in done.output
     assert "What stands against running it:" in done.output
     assert "clause 'tv' cannot hold on slice 'all'" in done.output
@@ -179,19 +249,19 @@ def test_explain_says_what_stands_against_running_it(tmp_path):
 def test_a_contract_in_which_nothing_is_enforced_is_explained(tmp_path):
     path, _ = kit.write(tmp_path)
     path.write_text(path.read_text().replace("at_most: 0.05}", "at_most: 0.05, mode: monitor}"))
-    assert servanda("explain", path).exit_code == 0
+    assert servanda("contract", "explain", path).exit_code == 0
 
 
 @pytest.mark.parametrize("name", [*names(), "labels.domain"])
 def test_every_name_has_an_explanation(name):
-    done = servanda("explain", name)
+    done = servanda("contract", "explain", name)
     assert done.exit_code == 0
     assert done.output.startswith(f"{name}: ")
     assert len(done.output.split("\n")) > 2
 
 
 def test_a_name_that_is_none():
-    done = servanda("explain", "k33")
+    done = servanda("contract", "explain", "k33")
     assert done.exit_code == 2
     assert "'k33' is neither a file nor a metric, a guard or a slice field" in done.output
     assert "did you mean 'k3_nats'?" in done.output
@@ -199,14 +269,14 @@ def test_a_name_that_is_none():
 
 def test_every_example_is_explained():
     for path in CONTRACTS.values():
-        assert servanda("explain", path).exit_code == 0
+        assert servanda("contract", "explain", path).exit_code == 0
 
 
 # schema
 
 
 def test_the_schema_is_printed():
-    Draft7Validator.check_schema(json.loads(servanda("schema").output))
+    Draft7Validator.check_schema(json.loads(servanda("contract", "schema").output))
 
 
 # init
@@ -225,17 +295,17 @@ def test_the_starter_reads_without_a_problem(engine, model):
 
 def test_init_writes_a_contract_that_lints_clean_once_its_files_are_there(tmp_path):
     path = tmp_path / "my model.kernelcontract.yaml"
-    done = servanda("init", path, "--engine", "table", "--model", "t.json")
+    done = servanda("contract", "init", path, "--engine", "table", "--model", "t.json")
     assert done.exit_code == 0
-    assert f"servanda lint {path}" in done.output
-    missing = servanda("lint", path)
+    assert f"servanda contract lint {path}" in done.output
+    missing = servanda("contract", "lint", path)
     assert missing.exit_code == 2
     assert [line for line in missing.output.split("\n") if "there is no" in line]
     kit.table(tmp_path, "t.json", {"": kit.BASE})
     line = '{"prompt": "a", "labels": {"domain": "chat"}}\n'
     (tmp_path / "prompts.jsonl").write_text(line * 10)
     (tmp_path / "golden.jsonl").write_text(line)
-    linted = servanda("lint", path)
+    linted = servanda("contract", "lint", path)
     assert linted.exit_code == 0, linted.output
     assert "ok, my-model" in linted.output
 
@@ -243,26 +313,26 @@ def test_init_writes_a_contract_that_lints_clean_once_its_files_are_there(tmp_pa
 def test_init_writes_over_nothing(tmp_path):
     path = tmp_path / "x.kernelcontract.yaml"
     path.write_text("mine")
-    done = servanda("init", path)
+    done = servanda("contract", "init", path)
     assert done.exit_code == 2
     assert done.output == f"{path} is there already\n  hint: give another name, or --force\n"
     assert path.read_text() == "mine"
-    assert servanda("init", path, "--force").exit_code == 0
+    assert servanda("contract", "init", path, "--force").exit_code == 0
     assert path.read_text() != "mine"
 
 
 def test_init_knows_its_engines(tmp_path):
-    done = servanda("init", tmp_path / "x", "--engine", "tabel")
+    done = servanda("contract", "init", tmp_path / "x", "--engine", "tabel")
     assert done.exit_code == 2
     assert "no engine is named 'tabel'\n  hint: did you mean 'table'?" in done.output
     assert not (tmp_path / "x").exists()
-    assert servanda("init", tmp_path / "no" / "x").exit_code == 4
+    assert servanda("contract", "init", tmp_path / "no" / "x").exit_code == 4
 
 
 def test_a_server_where_a_contract_belongs_is_shown_its_own_verbs():
     done = servanda("check", "http://127.0.0.1:8000")
     assert done.exit_code == 2
-    assert "`servanda compare A B`, `servanda selftest URL`" in done.output
+    assert "`servanda compare A B`, `servanda tools selftest URL`" in done.output
 
 
 def test_an_interpreter_that_is_not_there_is_named_whole(tmp_path, monkeypatch):

@@ -22,12 +22,19 @@ from dataclasses import dataclass, field
 import click
 from click.testing import CliRunner
 
+from servanda.cli.commands import FIRST, GROUPS
 from servanda.cli.main import main
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 _CONTEXT = click.Context(main)
-COMMANDS = {name: main.get_command(_CONTEXT, name) for name in main.list_commands(_CONTEXT)}
-SLOW_VERBS = ("check", "compare", "measure", "demo", "plan", "preflight")
+_GROUPS = {name: main.get_command(_CONTEXT, name) for name in GROUPS}
+# each command by its words, such as "contract lint"
+COMMANDS = {name: main.get_command(_CONTEXT, name) for name in FIRST} | {
+    f"{group} {name}": commands.get_command(_CONTEXT, name)
+    for group, commands in _GROUPS.items()
+    for name in commands.list_commands(_CONTEXT)
+}
+SLOW_COMMANDS = ("check", "compare", "tools measure", "demo", "contract plan", "preflight")
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?<!,)")
 _DIGEST = re.compile(r"\b[0-9a-f]{8}\b")
 _INTERVAL = re.compile(r"(\S+)(\s+)\[([^\s,]+), ([^\]\s]+)\]")  # value [low, high]
@@ -58,7 +65,7 @@ class Command:
     @property
     def slow(self):
         quick = {"--no-probe", "list", "--help", "-h"} & {*self.words}
-        measures = self.words[1] in SLOW_VERBS or "--mutate" in self.words
+        measures = split(self.words[1:])[0] in SLOW_COMMANDS or "--mutate" in self.words
         return self.ours and measures and not quick
 
     @property
@@ -209,6 +216,12 @@ def _value(text):
     return float(text.replace(",", ""))
 
 
+def split(words):
+    """The words of a command, such as "contract lint", and those behind them."""
+    size = 2 if words[0] in GROUPS and words[1:] and not words[1].startswith("-") else 1
+    return " ".join(words[:size]), [*words[size:]]
+
+
 def in_process(command):
     """(output, exit code) of a command, without a process of its own."""
     if not command.ours:
@@ -225,11 +238,11 @@ def parsed(words):
         click.UsageError: no such verb or option, or something is missing.
     """
     ends = [i for i, word in enumerate(words) if word in (">", "|", "&&", "||")]
-    verb, *rest = words[1 : ends[0] if ends else None] or ["--help"]
-    if verb.startswith("-"):
+    name, rest = split(words[1 : ends[0] if ends else None] or ["--help"])
+    if name.startswith("-") or (name in GROUPS and not rest):
         return
-    if verb not in COMMANDS:
-        raise click.UsageError(f"no verb {verb!r}")
+    if name not in COMMANDS:
+        raise click.UsageError(f"no command {name!r}")
     if not {"-h", "--help"} & {*rest}:
         parent = click.Context(main, **main.context_settings)
-        COMMANDS[verb].make_context(verb, rest, parent=parent)
+        COMMANDS[name].make_context(name, rest, parent=parent)

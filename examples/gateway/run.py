@@ -76,7 +76,9 @@ def running(*words: str, cwd: Path | None = None, **more: Any) -> Iterator[subpr
 @contextlib.contextmanager
 def serving(kernel: str, *more: str) -> Iterator[str]:
     """The URL of a server of a kernel, once it answers."""
-    with running("-m", "servanda", "serve-kernel", kernel, "--port", "0", *more) as process:
+    with running(
+        "-m", "servanda", "tools", "serve-kernel", kernel, "--port", "0", *more
+    ) as process:
         assert process.stdout is not None
         # the line that tells the port comes when requests are taken; none comes where it failed
         line = process.stdout.readline()
@@ -336,11 +338,12 @@ def gone_on(before: Mapping[str, Status], now: Mapping[str, Status], but: str) -
 
 
 def verified(out: Path) -> bool:
-    said("\n$ servanda ledger verify")
+    said("\n$ servanda promotion ledger verify")
     line = [
         sys.executable,
         "-m",
         "servanda",
+        "promotion",
         "ledger",
         "verify",
         "--ledger",

@@ -118,7 +118,9 @@ def running(
 @contextlib.contextmanager
 def serving(kernel: str, *more: str) -> Iterator[str]:
     """The URL of a server of a kernel, once it answers."""
-    with running("-m", "servanda", "serve-kernel", kernel, "--port", "0", *more) as process:
+    with running(
+        "-m", "servanda", "tools", "serve-kernel", kernel, "--port", "0", *more
+    ) as process:
         assert process.stdout is not None
         # the line that tells the port comes when requests are taken; none comes where it failed
         line = process.stdout.readline()
@@ -157,11 +159,13 @@ def promoted(scenario: Scenario, stable: str, infer: str) -> dict[str, Any]:
             settled = found["status"] not in ("running", "awaiting_evidence")
             if found["leg"] != shown[0] or (settled and found["status"] != shown[1]):
                 said(f"\n[{time.monotonic() - began:.0f} s] {scenario.route()}")
-                said(scenario.servanda("status", found["run"], show=False).stdout)
+                said(scenario.servanda("promotion", "status", found["run"], show=False).stdout)
             shown = (found["leg"], found["status"])
             if found["status"] == "awaiting_approval":
                 reason = ("--reason", "everything held at half of the traffic")
-                run = scenario.servanda("approve", found["run"], "--actor", "ana", *reason)
+                run = scenario.servanda(
+                    "promotion", "approve", found["run"], "--actor", "ana", *reason
+                )
             if found["status"] in ("completed", "rolled_back", "superseded", "halted"):
                 found["seconds"] = time.monotonic() - began
                 return found
@@ -212,16 +216,16 @@ def concluded(scenario: Scenario, found: Mapping[str, Any]) -> bool:
 
 def verified(scenario: Scenario, out: Path) -> bool:
     """Whether the ledger is as it was written, and a copy with another byte is not."""
-    sound = scenario.servanda("ledger", "verify")
+    sound = scenario.servanda("promotion", "ledger", "verify")
     said(sound.stdout)
     copy = out / "copy.jsonl"
-    scenario.servanda("ledger", "export", "-o", f"../{copy.name}")
+    scenario.servanda("promotion", "ledger", "export", "-o", f"../{copy.name}")
     data = bytearray(copy.read_bytes())
     at = next(i for i in range(len(data) // 2, len(data)) if chr(data[i]).isdigit())
     said(f"  byte {at:,} of {len(data):,} is another digit from now on")
     data[at] ^= 1
     copy.write_bytes(data)
-    edited = scenario.servanda("ledger", "verify", "--ledger", f"../{copy.name}")
+    edited = scenario.servanda("promotion", "ledger", "verify", "--ledger", f"../{copy.name}")
     said(edited.stdout)
     return sound.returncode == 0 and edited.returncode == 1
 

@@ -1,4 +1,4 @@
-# `servanda calibrate`: limits that a good pair keeps, and the contract that they are written to.
+# `servanda contract calibrate`: limits that a good pair keeps, and the contract with them.
 
 import json
 import re
@@ -29,7 +29,7 @@ SLICES = "slices: [{name: first, split: labels.first}]"
 
 
 def call(*arguments):
-    return CliRunner().invoke(main, ["calibrate", *map(str, arguments)])
+    return CliRunner().invoke(main, ["contract", "calibrate", *map(str, arguments)])
 
 
 def good(folder, *, seed=1, last=480, open=run.in_process, **options):

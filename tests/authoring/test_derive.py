@@ -42,6 +42,7 @@ def folder(tmp_path_factory):
 def call(folder, *more, infer="q.json", tokens=6, golden=True):
     texts = ["--golden", folder / "golden.jsonl"] if golden else []
     return servanda(
+        "contract",
         "derive",
         *("--train", f"table:{folder / 'p.json'}", "--infer", f"table:{folder / infer}"),
         *("--prompts", folder / "prompts.jsonl", *texts, "--max-new-tokens", tokens),
@@ -172,7 +173,7 @@ def test_a_file_finds_its_texts_and_kernels_from_where_it_lies(folder, tmp_path)
     assert "none of them is needed to keep a budget: they warn, and fail nothing" in done.output
     assert "takes      about 1,728 prompt groups for a kernel at half the budget" in done.output
     assert run.load(file).metadata.name == "limits"
-    assert servanda("lint", file).exit_code == 0
+    assert servanda("contract", "lint", file).exit_code == 0
     assert call(folder, "--reward-drift", 0.05, "-o", file).exit_code == 2
     assert call(folder, "--reward-drift", 0.04, "-o", file, "--force").exit_code == 0
 
@@ -441,7 +442,9 @@ def test_no_problem_points_into_a_text_that_nobody_has_seen(folder, monkeypatch)
 
     monkeypatch.setattr(planning, "make_plan", refuse)
     text = refused(folder, "--reward-drift", 0.1)
-    assert text.startswith("a cell is out of reach hint: servanda lint would refuse this contract")
+    assert text.startswith(
+        "a cell is out of reach hint: servanda contract lint would refuse this contract"
+    )
 
 
 def test_a_budget_under_the_precision_of_the_record_is_refused(folder):

@@ -22,13 +22,13 @@ SAYS = {
     "/dev/zero": "it is a pipe or a device, not a file",
 }
 VERBS = {
-    "lint": (),
-    "explain": (),
-    "plan": (),
+    "contract lint": (),
+    "contract explain": (),
+    "contract plan": (),
     "check": ("--run-dir", "run"),
     "promote": ("--ledger", "l.db"),
     "serve": (),
-    "diff": ("good.kernelcontract.yaml",),
+    "contract diff": ("good.kernelcontract.yaml",),
 }
 
 
@@ -52,7 +52,7 @@ def odd(request, tmp_path, monkeypatch):
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_refuses_what_is_no_small_file(verb, odd):
     path, said = odd
-    done = servanda(verb, path, *VERBS[verb])
+    done = servanda(*verb.split(), path, *VERBS[verb])
     assert done.exit_code == 2, done.output
     assert f"{path} cannot be read: {said}" in done.output
     assert "hint: give the path of a .kernelcontract.yaml file" in done.output
@@ -62,7 +62,7 @@ def test_a_contract_test_is_read_by_the_same_limit(odd):
     path, said = odd
     test = Path("toy.kerneltest.yaml")
     test.symlink_to(path)
-    done = servanda("test", test)
+    done = servanda("contract", "test", test)
     assert done.exit_code == 2 and f"{test} cannot be read: {said}" in done.output
 
 
@@ -70,7 +70,7 @@ def test_the_file_of_a_reward_too(odd, tmp_path):
     target, said = odd
     path, _ = kit.write(tmp_path, stable=None, more="reward: {of: odd.py:score, range: [0, 1]}")
     Path("odd.py").symlink_to(target)
-    done = servanda("plan", path, "--no-probe")
+    done = servanda("contract", "plan", path, "--no-probe")
     assert done.exit_code == 2 and f"odd.py cannot be read: {said}" in done.output
 
 
@@ -79,7 +79,7 @@ def test_a_table_and_a_verdict_have_limits_of_their_own(odd):
     said = said.replace("1,048,576", "67,108,864")
     with pytest.raises(MeasurementError, match=f"cannot be read: {said}"):
         open_engine(Kernel(engine="table", model=str(path)))
-    done = servanda("report", path)
+    done = servanda("tools", "report", path)
     assert done.exit_code == 4 and f"{path} cannot be read: {said}" in done.output
 
 

@@ -53,9 +53,11 @@ def python_of(tmp_path):
 def test_lint_and_explain_say_what_runs(reward):
     path, mark = reward
     said = f"reward.of runs score of {path.parent / 'rewards.py'}"
-    assert f"  runs code: {said}" in servanda("lint", path).output
-    assert json.loads(servanda("lint", path, "--format", "json").output)[0]["code"] == [said]
-    assert said in servanda("explain", path).output
+    assert f"  runs code: {said}" in servanda("contract", "lint", path).output
+    assert json.loads(servanda("contract", "lint", path, "--format", "json").output)[0]["code"] == [
+        said
+    ]
+    assert said in servanda("contract", "explain", path).output
     assert not mark.exists()
 
 
@@ -74,11 +76,11 @@ def test_the_reward_runs_only_without_no_code(reward, tmp_path):
 
 
 VERBS = {
-    "lint": (),
-    "explain": (),
-    "plan": (),
+    "contract lint": (),
+    "contract explain": (),
+    "contract plan": (),
     "check": (),
-    "measure": ("--side", "train", "-o", "x.pack"),
+    "tools measure": ("--side", "train", "-o", "x.pack"),
     "promote": ("--ledger", "l.db"),
     "serve": (),
 }
@@ -88,9 +90,9 @@ VERBS = {
 def test_every_verb_that_loads_a_contract_refuses(verb, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path, mark = python_of(tmp_path)
-    option = servanda(verb, path, *VERBS[verb], "--no-code")
+    option = servanda(*verb.split(), path, *VERBS[verb], "--no-code")
     monkeypatch.setenv(NO_CODE, "1")
-    variable = servanda(verb, path, *VERBS[verb])
+    variable = servanda(*verb.split(), path, *VERBS[verb])
     for done in (option, variable):
         assert done.exit_code == 2, done.output
         assert "kernels.infer.python runs the interpreter" in done.output
@@ -105,15 +107,15 @@ def test_contract_tests_refuse_as_well(tmp_path):
         f"contract: {path.name}\n"
         "cases: [{name: any, traffic: gap(0.01)x32, expect: [{verdict: holds}]}]\n"
     )
-    done = servanda("test", tests, "--no-code")
+    done = servanda("contract", "test", tests, "--no-code")
     assert (done.exit_code, mark.exists()) == (2, False)
     assert "kernels.infer.python runs the interpreter" in done.output
 
 
 def test_the_option_ends_with_the_call(reward):
     path, _ = reward
-    assert servanda("lint", path, "--no-code").exit_code == 2
-    assert servanda("lint", path).exit_code == 0
+    assert servanda("contract", "lint", path, "--no-code").exit_code == 2
+    assert servanda("contract", "lint", path).exit_code == 0
 
 
 @pytest.mark.parametrize("side", ["A", "B"])

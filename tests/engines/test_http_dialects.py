@@ -1,7 +1,7 @@
 # Dialects of which no server runs here: replies written by hand.
 #
 # SGLang's are after its documented native API (/generate, meta_info); nobody ran it for these
-# tests.  The plain ones and those of `servanda serve-kernel` have vLLM's shape.
+# tests.  The plain ones and those of `servanda tools serve-kernel` have vLLM's shape.
 
 import json
 import math

@@ -92,7 +92,9 @@ def test_compare_sends_the_key_of_each_string(tmp_path, server, strings):
     kept = tmp_path / "kept.kernelcontract.yaml"
     sizes = ("--preset", "nvfp4", "--sequences", 256, "--max-new-tokens", 4)
 
-    done = servanda("compare", known, known, "--prompts", "p.jsonl", *sizes, "--save", kept)
+    done = servanda(
+        "compare", known, known, "--prompts", "p.jsonl", *sizes, "--save-contract", kept
+    )
 
     assert done.exit_code in (0, 1, 3), done.output
     assert {*server.asked} == {f"Bearer {KEY}"}
@@ -111,7 +113,7 @@ def test_each_server_is_sent_the_key_of_its_own_string(tmp_path, server, strings
 
 @pytest.mark.slow
 def test_selftest_sends_the_key(server, strings):
-    done = servanda("selftest", strings[0], "--prompts", "p.jsonl", "--sequences", 256)
+    done = servanda("tools", "selftest", strings[0], "--prompts", "p.jsonl", "--sequences", 256)
 
     assert "against itself" in done.output and done.exit_code in (0, 1, 3), done.output
     assert {*server.asked} == {f"Bearer {KEY}"} and KEY not in done.output
@@ -182,7 +184,7 @@ def test_a_server_that_repeats_the_key_is_not_quoted_with_it(text, monkeypatch):
 def test_a_key_in_the_place_of_its_variable_is_refused_and_not_shown(contract):
     contract.write_text(contract.read_text().replace(NAME, KEY))
 
-    done = servanda("lint", contract)
+    done = servanda("contract", "lint", contract)
 
     assert done.exit_code == 2 and KEY not in done.output
     assert f"{contract}:6:" in done.output and "key_env is no name of a variable" in done.output
@@ -201,7 +203,7 @@ def test_key_env_is_for_servers(contract):
     )
     assert (
         "engine table runs its model itself and takes no key_env"
-        in servanda("lint", contract).output
+        in servanda("contract", "lint", contract).output
     )
 
 
@@ -212,9 +214,11 @@ def test_a_contract_says_which_keys_it_sends_and_no_code_refuses_it(
     monkeypatch.setenv(NAME, KEY)
     said = f"kernels.infer.key_env sends the key in {NAME} to {server.url}"
 
-    assert f"  sends a key: {said}" in servanda("lint", contract).output
-    assert json.loads(servanda("lint", contract, "--format", "json").output)[0]["keys"] == [said]
-    explained = servanda("explain", contract).output
+    assert f"  sends a key: {said}" in servanda("contract", "lint", contract).output
+    assert json.loads(servanda("contract", "lint", contract, "--format", "json").output)[0][
+        "keys"
+    ] == [said]
+    explained = servanda("contract", "explain", contract).output
     assert f"It sends keys (--no-code refuses it):\n  {said}" in explained
     for verb in OF_CONTRACTS:
         refused = servanda(verb, contract, *OF_CONTRACTS[verb], "--no-code")

@@ -183,7 +183,7 @@ def test_logits_that_are_too_large_are_refused_while_they_come(tmp_path, monkeyp
         record(table(tmp_path), tmp_path / "x.recorded") as engine,
     ):
         list(engine.logits(texts, "prefill"))
-    assert "servanda measure CONTRACT --side infer -o x.pack" in str(raised.value)
+    assert "servanda tools measure CONTRACT --side infer -o x.pack" in str(raised.value)
 
 
 def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path):

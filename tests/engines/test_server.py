@@ -371,7 +371,14 @@ def test_texts_go_to_ids_and_back(client):
 
 def test_the_command_serves_until_it_is_told_to_end(tmp_path):
     engine = table_engine(tmp_path)
-    command = [sys.executable, "-m", "servanda", "serve-kernel", f"table:{tmp_path / 'p.json'}"]
+    command = [
+        sys.executable,
+        "-m",
+        "servanda",
+        "tools",
+        "serve-kernel",
+        f"table:{tmp_path / 'p.json'}",
+    ]
     running = subprocess.Popen(
         [*command, "--port", "0", "--served", "mine", "--test-mode"],
         stdout=subprocess.PIPE,
@@ -405,7 +412,7 @@ def test_what_cannot_be_served_is_said_with_its_place(tmp_path):
     table_engine(tmp_path)
 
     def run(*arguments):
-        done = CliRunner().invoke(main, ["serve-kernel", *arguments])
+        done = CliRunner().invoke(main, ["tools", "serve-kernel", *arguments])
         return done.exit_code, done.output
 
     code, text = run("tabel:p.json")
@@ -418,7 +425,7 @@ def test_what_cannot_be_served_is_said_with_its_place(tmp_path):
     code, text = run("http://127.0.0.1:8000")
     assert code == 2 and "a server is served already" in text
     code, text = run(f"table:{tmp_path / 'p.json'},python={sys.executable}")
-    assert code == 2 and f"start it there: {sys.executable} -m servanda serve-kernel" in text
+    assert code == 2 and f"start it there: {sys.executable} -m servanda tools serve-kernel" in text
     with bound("127.0.0.1", 0) as taken:
         taken.listen()
         port = taken.getsockname()[1]
@@ -431,5 +438,5 @@ def test_what_cannot_be_served_is_said_with_its_place(tmp_path):
 def test_a_missing_library_is_said_with_the_pip_line(tmp_path, monkeypatch):
     table_engine(tmp_path)
     monkeypatch.setitem(sys.modules, "servanda.engines.server.process", None)
-    done = CliRunner().invoke(main, ["serve-kernel", f"table:{tmp_path / 'p.json'}"])
+    done = CliRunner().invoke(main, ["tools", "serve-kernel", f"table:{tmp_path / 'p.json'}"])
     assert done.exit_code == 4 and "hint: pip install 'servanda[serve]'" in done.output

@@ -220,7 +220,7 @@ statistical:
     "NovaSky-AI/SkyRL#1408",
     "NVIDIA-NeMo/RL#1307",
     what="a threshold of CI is raised after an upgrade: “keep an eye on”",
-    command="servanda diff OLD NEW",
+    command="servanda contract diff OLD NEW",
     state="caught",
     exit=1,
     says="statistical.logprobs.at_most  0.07 -> 0.09",
@@ -229,7 +229,9 @@ def threshold_raised(folder, broken):
     for name, version, limit in (("old", "1.0.0", 0.07), ("new", "1.0.1", 0.09)):
         text = THRESHOLD.format(version=version, limit=limit if broken else 0.07)
         (folder / f"{name}.kernelcontract.yaml").write_text(text)
-    return servanda("diff", *(folder / f"{name}.kernelcontract.yaml" for name in ("old", "new")))
+    return servanda(
+        "contract", "diff", *(folder / f"{name}.kernelcontract.yaml" for name in ("old", "new"))
+    )
 
 
 @bug(
@@ -344,7 +346,7 @@ known(
     BUILDS,
     "vllm-project/vllm#48271",
     what="a block size switches at 256 tokens: prefill is not decode, and decode depends on load",
-    command="servanda selftest URL",
+    command="servanda tools selftest URL",
     state="in part",
     missing="seen beyond .01 TV; relations with a limit of 0 for servers",
 )
@@ -355,7 +357,7 @@ known(
     "sgl-project/sglang#19431",
     "sgl-project/sglang#10785",
     what="a deterministic mode is broken by temperature, by an attention kernel, by TP ≥ 4",
-    command="servanda selftest URL",
+    command="servanda tools selftest URL",
     state="in part",
     missing="replay, shuffle, batch of 1 against N, warm against cold, decode against prefill",
 )
@@ -390,7 +392,7 @@ known(
     "vllm-project/vllm#40149",
     what="rejection sampling without the draft's probabilities, or in another dtype: the law of "
     "the output changes",
-    command="servanda selftest URL",
+    command="servanda tools selftest URL",
     state="in part",
     missing="`served_fidelity` sees it above a size; a fault of it in the catalogue",
 )

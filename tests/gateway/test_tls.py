@@ -69,7 +69,7 @@ def test_users_the_leader_and_gateways_are_served_by_tls(tmp_path, authority, po
         with pytest.raises(httpx2.TransportError):
             httpx2.get(f"{first.url.replace('https', 'http')}/readyz")
 
-        asked = ["status", "--gateway", first.page]
+        asked = ["gateway", "status", "--gateway", first.page]
         known = {"SERVANDA_ADMIN_KEY": ADA, **trusts}
         done = CliRunner().invoke(main, asked, env=known)
         assert done.exit_code == 0, done.output

@@ -474,7 +474,9 @@ def judged(tmp_path_factory):
 
 def test_with_a_verdict_the_chain_starts_from_what_was_shown(judged):
     folder, _, pair = judged
-    data = json.loads(servanda("explain", "--chain", folder / "run", "--format", "json").output)
+    data = json.loads(
+        servanda("contract", "explain", "--chain", folder / "run", "--format", "json").output
+    )
     assert data["shown"]
     steps = {(step["clause"], step["what"]): step for step in data["steps"]}
     shown = steps["tv", "TV of the next token, on average"]
@@ -490,7 +492,9 @@ def test_with_a_verdict_the_chain_starts_from_what_was_shown(judged):
 
 def test_a_verdict_says_what_became_of_each_assumption(judged):
     folder = judged[0]
-    data = json.loads(servanda("explain", "--chain", folder / "run", "--format", "json").output)
+    data = json.loads(
+        servanda("contract", "explain", "--chain", folder / "run", "--format", "json").output
+    )
     rests = {rest["name"]: rest for rest in data["rests"]}
     assert rests["sampler"]["state"] == "not rejected"
     assert rests["sampler"]["said"].startswith("not rejected on ")
@@ -574,7 +578,7 @@ def test_no_text_says_not_rejected_of_what_a_guard_rejected(judged):
 
 def test_the_text_fits_a_screen_and_names_every_theorem(judged):
     folder = judged[0]
-    done = servanda("explain", "--chain", folder / "run")
+    done = servanda("contract", "explain", "--chain", folder / "run")
     assert done.exit_code == 0
     assert max(map(len, done.output.split("\n"))) <= 100
     assert "what this run's upper ends imply, for answers of up to 4 tokens" in done.output
@@ -583,13 +587,13 @@ def test_the_text_fits_a_screen_and_names_every_theorem(judged):
 
 
 def test_a_contract_is_chained_by_its_limits(judged):
-    done = servanda("explain", "--chain", judged[1])
+    done = servanda("contract", "explain", "--chain", judged[1])
     assert "toy: what its limits imply" in done.output
     assert "tested by sampler_fidelity as it runs" in done.output
 
 
 def test_the_chain_of_what_is_not_there(tmp_path, judged):
-    done = servanda("explain", "--chain", tmp_path / "none")
+    done = servanda("contract", "explain", "--chain", tmp_path / "none")
     assert done.exit_code == 2
     assert f"there is no {tmp_path / 'none'}" in done.output
     assert "hint: --chain takes a contract, a run directory" in done.output
@@ -597,10 +601,10 @@ def test_the_chain_of_what_is_not_there(tmp_path, judged):
     data["circumstances"]["contract_text"] = ""
     bare = tmp_path / "bare.json"
     bare.write_text(json.dumps(data))
-    done = servanda("explain", "--chain", bare)
+    done = servanda("contract", "explain", "--chain", bare)
     assert done.exit_code == 4
     assert "the verdict does not hold the text of its contract" in done.output
-    done = servanda("explain", judged[1], "--format", "json")
+    done = servanda("contract", "explain", judged[1], "--format", "json")
     assert done.exit_code == 2
     assert "--format is of --chain" in done.output
 
@@ -608,7 +612,7 @@ def test_the_chain_of_what_is_not_there(tmp_path, judged):
 @pytest.mark.parametrize("format_", ["text", "json"])
 @pytest.mark.parametrize("path", CONTRACTS, ids=lambda path: path.name)
 def test_every_example_has_a_chain(path, format_):
-    assert servanda("explain", "--chain", path, "--format", format_).exit_code == 0
+    assert servanda("contract", "explain", "--chain", path, "--format", format_).exit_code == 0
 
 
 def test_a_monitored_clause_promises_nothing(tmp_path):
@@ -621,7 +625,7 @@ def test_a_monitored_clause_promises_nothing(tmp_path):
 
 def test_the_page_folds_what_a_verdict_implies(judged, tmp_path):
     page = tmp_path / "page.html"
-    assert servanda("report", judged[0] / "run", "-o", page).exit_code == 0
+    assert servanda("tools", "report", judged[0] / "run", "-o", page).exit_code == 0
     text = page.read_text()
     assert "<h2>What this implies</h2>" in text
     assert re.search(r"<summary>\d+ numbers follow, 3 of them vacuous</summary>", text)
@@ -630,5 +634,5 @@ def test_the_page_folds_what_a_verdict_implies(judged, tmp_path):
     for words in ("", "kind: [", "kind: x"):
         data["circumstances"]["contract_text"] = words
         (tmp_path / "v.json").write_text(json.dumps(data))
-        assert servanda("report", tmp_path / "v.json", "-o", page).exit_code == 0
+        assert servanda("tools", "report", tmp_path / "v.json", "-o", page).exit_code == 0
         assert "<h2>What this implies</h2>" not in page.read_text()

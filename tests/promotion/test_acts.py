@@ -167,7 +167,7 @@ def test_a_second_rollback_is_refused():
 
     assert refusal(lambda: roll_back(WHOLE, state, **ANA, now=T0)) == [
         "run run is rolled back (ana rolled back: seen)",
-        "  hint: servanda status shows who serves",
+        "  hint: servanda promotion status shows who serves",
     ]
 
 

@@ -56,7 +56,7 @@ def llama_server(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def serving_kernel(tmp_path_factory):
-    """Starts `servanda serve-kernel` of a kernel string, once each, and says where it is."""
+    """Starts `servanda tools serve-kernel` of a kernel string, once each, and says where it is."""
     with ExitStack() as stack:
         urls = {}
 

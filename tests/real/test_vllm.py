@@ -18,7 +18,7 @@ from servanda.contract.model import Kernel
 from servanda.engines.transformers import TransformersEngine
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
-from servanda.theory.sampling import Sampling, log_softmax, processed_logprobs
+from servanda.theory.sampling import BEST, Sampling, log_softmax, processed_logprobs
 from servanda.traces.trace import Batch
 
 ROOT = Path(__file__).parents[2]
@@ -132,11 +132,11 @@ def test_a_draw_depends_on_its_seed_and_sequence_and_not_on_its_company(infer, b
 
 def test_the_best_tokens_are_there_without_the_drawn_one_that_came_with_them(drawn):
     ids_NK, logp_NK = drawn.best
-    assert ids_NK.shape[1] == 8
+    assert ids_NK.shape[1] == BEST
     assert (np.diff(logp_NK, axis=1) <= 0).all()
     np.testing.assert_array_equal(ids_NK[:, 0], drawn.columns["top1"])
     among_N = (ids_NK == drawn.token_N[:, None]).any(axis=1)
-    np.testing.assert_array_equal(among_N, drawn.columns["rank"] < 8)
+    np.testing.assert_array_equal(among_N, drawn.columns["rank"] < BEST)
     assert not among_N.all()
 
 

@@ -383,7 +383,7 @@ ON = ("--prompts", "prompts.jsonl", "--preset", "nvfp4", "--max-new-tokens", "6"
 
 
 def test_compare_prints_in_order_and_exits_as_its_verdict(tables):
-    done = servanda("compare", "table:p.json", "table:q.json", *ON, "--save", "kept.yaml")
+    done = servanda("compare", "table:p.json", "table:q.json", *ON, "--save-contract", "kept.yaml")
     assert done.exit_code == 0, done.output
     places = [done.stdout.index(text) for text in ("compare   ", "cost  ", "HOLDS: ", "contract  ")]
     assert places == sorted(places)
@@ -410,18 +410,27 @@ def test_a_plan_measures_nothing(tables):
 
 def test_plan_of_a_contract_with_and_without_a_probe(tables):
     path, _ = kit.write(tables / "k")
-    done = servanda("plan", path, "--no-probe")
+    done = servanda("contract", "plan", path, "--no-probe")
     assert done.exit_code == 0, done.output
     assert "tokens estimated from characters" in done.stdout and "timed" not in done.stdout
     assert "`holds` costs e = 40, `violated` e = 80" in done.stdout
-    probed = servanda("plan", path, "--quiet")
+    probed = servanda("contract", "plan", path, "--quiet")
     assert "timed on 16 sequences" in probed.stdout and "on disk" in probed.stdout
 
 
 @pytest.mark.slow
 def test_measure_writes_a_pack_and_names_the_next_command(tables):
     done = servanda(
-        "measure", "table:p.json", *ON[:2], *ON[4:], "--sequences", 320, "-o", "x.pack", "--quiet"
+        "tools",
+        "measure",
+        "table:p.json",
+        *ON[:2],
+        *ON[4:],
+        "--sequences",
+        320,
+        "-o",
+        "x.pack",
+        "--quiet",
     )
     assert done.exit_code == 0, done.output
     assert "x.pack: table p.json, 320 prompt groups" in done.stdout
@@ -440,9 +449,9 @@ def test_check_stops_when_its_time_is_over(tables):
 
 
 def test_presets_are_listed_and_shown():
-    done = servanda("presets")
+    done = servanda("contract", "presets")
     assert done.exit_code == 0 and "vllm-upgrade" in done.stdout and "slime" in done.stdout
-    assert "kind: KernelContract" in servanda("presets", "--show", "fp8").stdout
+    assert "kind: KernelContract" in servanda("contract", "presets", "--show", "fp8").stdout
 
 
 # the most likely mistakes
@@ -504,7 +513,7 @@ def test_a_real_model_against_its_pack(tables):
     (tables / "golden.jsonl").write_text("\n".join(golden))
     texts = ("--prompts", "real.jsonl", "--golden", "golden.jsonl")
     few = ("--sequences", 64, "--max-new-tokens", 8, "-o", "real.pack", "--quiet")
-    done = servanda("measure", f"{model}@float32", *texts, *few)
+    done = servanda("tools", "measure", f"{model}@float32", *texts, *few)
     assert done.exit_code == 0, done.output
     candidate = f"{model}@bfloat16,attention=sdpa"
     done = servanda("compare", "real.pack", candidate, "--preset", "nvfp4", "--quiet")

@@ -188,7 +188,7 @@ def test_selftest_holds_and_finds_what_is_asked_of_it(tmp_path):
     prompts.write_text("\n".join(PROMPTS) + "\n")
     with doors(tmp_path, Chatty, Chatty) as (door, _):
         asked = [door.engine.transport.url, "--prompts", str(prompts), "--max-new-tokens", "8"]
-        result = CliRunner().invoke(main, ["selftest", *asked, "--quiet"])
+        result = CliRunner().invoke(main, ["tools", "selftest", *asked, "--quiet"])
     assert result.exit_code == 0, result.output
     told = result.output.splitlines()
     assert [line[0] for line in told[1:4]] == ["✓", "✓", "✓"]

@@ -309,7 +309,7 @@ def test_a_kernel_without_a_server_is_refused_with_its_place(contract, tmp_path)
     )
     code, said = refused(tmp_path, contract.contract)
     assert code == 2 and "toy.kernelcontract.yaml:6:" in said
-    assert "infer is table p.json" in said and "or give --infer URL" in said
+    assert "infer is table p.json" in said and "or give --infer-url URL" in said
 
 
 def test_a_contract_without_a_stable_kernel_takes_no_url_of_one(contract, tmp_path):
@@ -320,15 +320,15 @@ def test_a_contract_without_a_stable_kernel_takes_no_url_of_one(contract, tmp_pa
         assert part in text
         text = text.replace(part, "")
     contract.contract.write_text(text)
-    code, said = refused(tmp_path, contract.contract, "--stable", "http://127.0.0.1:10")
-    assert code == 2 and "the contract has no stable kernel, and --stable says where" in said
+    code, said = refused(tmp_path, contract.contract, "--stable-url", "http://127.0.0.1:10")
+    assert code == 2 and "the contract has no stable kernel, and --stable-url says where" in said
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h", "http://u:secret@127.0.0.1:9"])
 def test_an_option_that_is_no_url_is_told_before_anything_is_asked(contract, tmp_path, url):
-    code, said = refused(tmp_path, contract.contract, "--port", 0, "--infer", url)
+    code, said = refused(tmp_path, contract.contract, "--port", 0, "--infer-url", url)
     assert code == 2 and said == (
-        "--infer takes a URL of http or https, without a key\n"
+        "--infer-url takes a URL of http or https, without a key\n"
         "  hint: write http://HOST:PORT; SERVANDA_INFER_KEY is sent there as the key\n"
     )
 
@@ -337,8 +337,8 @@ def test_an_option_that_names_the_referee_is_refused(contract, tmp_path):
     train = 'train: {engine: openai_http, url: "http://127.0.0.1:11"}'
     text = contract.contract.read_text().replace("train: {engine: table, model: p.json}", train)
     contract.contract.write_text(text)
-    code, said = refused(tmp_path, contract.contract, "--stable", "http://127.0.0.1:11/v1")
-    assert code == 2 and "--stable is the server of kernels.train: the referee may not" in said
+    code, said = refused(tmp_path, contract.contract, "--stable-url", "http://127.0.0.1:11/v1")
+    assert code == 2 and "--stable-url is the server of kernels.train: the referee may not" in said
 
 
 def test_a_port_that_is_taken_is_said(contract, tmp_path):

@@ -1,4 +1,4 @@
-# `servanda test --mutate` on real kernels.
+# `servanda contract test --mutate` on real kernels.
 
 from pathlib import Path
 

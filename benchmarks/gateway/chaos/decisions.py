@@ -69,7 +69,16 @@ async def _told(d: Deployment, found: Finding, acts: list[tuple[str, str, str]])
     lost = [reason for reason, *_ in acts if reason not in reasons]
     found.lost += len(lost)
     found.check(not lost, f"the ledger lacks {len(lost)} of {len(acts)}: {lost[:3]}")
-    command = [sys.executable, "-m", "servanda", "ledger", "verify", "--ledger", str(d.ledger)]
+    command = [
+        sys.executable,
+        "-m",
+        "servanda",
+        "promotion",
+        "ledger",
+        "verify",
+        "--ledger",
+        str(d.ledger),
+    ]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     found.check(said.returncode == 0, f"ledger verify: {said.stdout[-300:]}{said.stderr[-300:]}")
     found.notes.append(f"{len(acts)} were acknowledged, the ledger has them, and verifies")

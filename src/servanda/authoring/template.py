@@ -1,4 +1,4 @@
-# A starter contract: what `servanda init` writes, with a word on every line that needs one.
+# The starter contract of `servanda contract init`, with a word on every line that needs one.
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _WORDS = re.compile(r"(?i)null|true|false|[-+.\d][\d.eE+\-_xo]*")
 
 _TEXT = """\
 # A kernel contract: may the infer kernel serve what the train kernel trains?
-# Put your model and prompts where it says, then:  servanda lint {file}
-#                                                  servanda explain {file}
+# Put your model and prompts where it says, then:  servanda contract lint {file}
+#                                                  servanda contract explain {file}
 #                                                  servanda check {file}
 apiVersion: servanda.dev/v1alpha1
 kind: KernelContract

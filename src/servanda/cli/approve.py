@@ -1,4 +1,4 @@
-# `servanda approve`: a person says yes to the next stage.
+# `servanda promotion approve`: a person says yes to the next stage.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from servanda.promotion.notify import Sink
 from servanda.promotion.run.record import say_yes
 
 
-@click.command(short_help="Say yes to the next stage of a run that awaits it.")
+@click.command()
 @click.argument("run")
 @reason_option
 @actor_option

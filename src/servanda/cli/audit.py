@@ -1,4 +1,4 @@
-# `servanda audit`: what routing would have done with a log of served requests.
+# `servanda gateway audit`: what routing would have done with a log of served requests.
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from servanda.traces.serialization import to_plain
 _EVERY_S = 2.0  # between two looks at a log that grows
 
 
-@click.command(short_help="What routing would have done with a log of served requests.")
+@click.command()
 @click.argument("contract", type=click.Path(path_type=Path))
 @click.option(
     "--log",

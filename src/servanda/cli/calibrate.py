@@ -1,4 +1,4 @@
-# `servanda calibrate`: from a run that is good to the limits that such a pair keeps.
+# `servanda contract calibrate`: from a run that is good to the limits that such a pair keeps.
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _BINDS = {
 }
 
 
-@click.command(short_help="Limits that a pair like the one of RUN_DIR keeps.")
+@click.command()
 @click.argument("run_dir", metavar="RUN_DIR", type=click.Path(path_type=Path))
 @click.option(
     "--power",

@@ -1,4 +1,4 @@
-# `servanda can-promote`: may this build be at a stage?  Yes or no, by the exit code.
+# `servanda promotion can-promote`: may this build be at a stage?  Yes or no, by the exit code.
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ from servanda.promotion.run.can_promote import can_promote as answer_of
 from servanda.runner.load import load
 
 
-@click.command("can-promote", short_help="May this build be at a stage?  Answered by the ledger.")
+@click.command("can-promote")
 @click.argument("contract", type=click.Path(path_type=Path))
 @click.option("--to", required=True, metavar="STAGE", help="offline, shadow, canary or full.")
-@click.option("--infer", default="", help="The digest of infer, or its beginning: which build.")
-@click.option("--train", default="", help="The digest of train, or its beginning.")
+@click.option(
+    "--infer-digest",
+    "infer",
+    default="",
+    help="The digest of infer, or its beginning: which build.",
+)
+@click.option("--train-digest", "train", default="", help="The digest of train, or its beginning.")
 @ledger_option
 @run_format
 @no_code_option

@@ -17,7 +17,7 @@ from servanda.runner import load, run
 _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump end; no contract does
 
 
-@click.command(short_help="Measure both kernels of a contract and judge every clause.")
+@click.command()
 @click.argument("contract", type=click.Path(path_type=Path))
 @click.option(
     "--run-dir",
@@ -67,11 +67,11 @@ def check(
     An old file at a report's place is removed first, so that a run that fails leaves none.
 
     Where CONTRACT is the folder of a trainer's dump, or a file of one, its rollouts are judged
-    instead, as by `servanda import`.
+    instead, as by `servanda tools check-dump`.
     """
     if contract.is_dir() or (contract.suffix in _DUMPED and contract.is_file()):
         _refuse(run_dir=run_dir, fresh=fresh, max_time=max_time)
-        from servanda.cli.import_ import judged
+        from servanda.cli.check_dump import judged
         from servanda.rl.dumps.judge import Asked
 
         judged(Asked(contract), format_=format_, output=output, reports=reports, quiet=quiet)

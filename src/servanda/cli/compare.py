@@ -27,7 +27,7 @@ _VIOLATED = 1
 @click.argument("b", metavar="B")
 @click.option("--prompts", type=_FILE, help="Lines of prompts.  [default: the shipped ones]")
 @click.option("--golden", type=_FILE, help="Fixed texts, compared exactly on full logits.")
-@click.option("--preset", metavar="NAME", help="Limits; `servanda presets` lists them.")
+@click.option("--preset", metavar="NAME", help="Limits; `servanda contract presets` lists them.")
 @click.option("--referee", metavar="KERNEL", help="Re-scores both A and B.")
 @click.option(
     "--claim",
@@ -45,7 +45,7 @@ _VIOLATED = 1
 @click.option("--plan", is_flag=True, help="Show the cost and what it decides, and stop.")
 @click.option("--run-dir", type=_FILE, help="Where to measure.  [default: runs/B-vs-A-...]")
 @click.option("--fresh", is_flag=True, help="Open a new attempt, judged at a smaller alpha.")
-@click.option("--save", type=_FILE, help="Write the contract here, too.")
+@click.option("--save-contract", "save", type=_FILE, help="Write the contract to FILE, too.")
 @click.option(
     "--format", "format_", type=click.Choice(sorted(FORMATS)), default="text", show_default=True
 )
@@ -65,7 +65,7 @@ def compare_command(
     \b
     A and B are kernel strings, such as
       transformers:models/tiny-lm@bfloat16+int8_weight_only,attention=sdpa,batch_size=16
-    or servers, such as http://127.0.0.1:8000; or A is a reference pack (servanda measure -o
+    or servers, such as http://127.0.0.1:8000; or A is a reference pack (servanda tools measure -o
     x.pack).  Of two servers, what clients meet before the kernels is compared first: prompt ids,
     chat templates, tool calls, sampling defaults.
     """

@@ -63,7 +63,7 @@ def _row(cell: Decides) -> tuple[str, ...]:
 
 
 def plan_lines(plan: Plan, cost: Cost) -> list[str]:
-    """A plan and its cost, for `servanda plan` and `compare --plan`."""
+    """A plan and its cost, for `servanda contract plan` and `compare --plan`."""
     lines = [
         f"{s.name}  {s.first:,} to {s.last:,} prompt groups in rounds of {s.workload.round}, "
         f"{len(s.corpus):,} prompts from {s.corpus.file}"

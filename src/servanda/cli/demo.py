@@ -51,7 +51,7 @@ def _told(name: str, what: str, quiet: bool) -> Verdict:
     return verdict
 
 
-@click.command(short_help="See a kernel keep its contract, and one break it on a slice.")
+@click.command()
 @click.option(
     "--fault",
     metavar="NAME",

@@ -1,4 +1,4 @@
-# `servanda derive`: from a budget to the contract that keeps it; nothing is measured.
+# `servanda contract derive`: from a budget to the contract that keeps it; nothing is measured.
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SUFFIX = ".kernelcontract.yaml"
 _WEIGHTINGS = ("naive", *Weighting.model_fields)
 
 
-@click.command("derive", short_help="Write the contract that keeps a budget of reward or gradient.")
+@click.command("derive")
 @click.option("--train", required=True, metavar="KERNEL", help="What the trainer runs.")
 @click.option("--infer", required=True, metavar="KERNEL", help="What draws the answers.")
 @click.option("--prompts", required=True, type=_FILE, help="Lines of prompts.")
@@ -210,13 +210,17 @@ def _refuse_unanswered(of: str, corpus: Corpus) -> None:
 
 
 def _refuse_unfit(text: str, place: Path) -> None:
-    """What `servanda lint` would find in the text, before it is written; nobody has seen it yet,
-    so no problem points into it."""
+    """Refuse a text in which `servanda contract lint` would find a problem, before it is written.
+
+    Nobody has seen it yet, so no problem points into it.
+    """
     try:
         contract = load.read(text.encode(), "the derived contract", place)
         planning.make_plan(contract, *load.corpora(contract))
     except ContractError as error:
-        hint = "servanda lint would refuse this contract; change the budget, texts or kernels"
+        hint = (
+            "servanda contract lint would refuse this contract; change the budget, texts or kernels"
+        )
         problems = [Problem(problem.message, hint=hint) for problem in error.problems]
         raise ContractError.all(problems) from None
 
@@ -245,7 +249,7 @@ def _said(found: Derived, output: Path | None, each: float) -> list[str]:
     lines.append(f"           which is {math.ceil(found.offline[1] * each):,} new tokens")
     if output is not None:
         lines += [
-            f"next       servanda explain --chain {output}",
+            f"next       servanda contract explain --chain {output}",
             f"           servanda check {output}",
         ]
     return lines

@@ -1,4 +1,4 @@
-# `servanda diff`: what one version of a contract promises more or less than another.
+# `servanda contract diff`: what one version of a contract promises more or less than another.
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STDIN = "-"
 _BREAKING = 1
 
 
-@click.command("diff", short_help="What one version of a contract promises more or less.")
+@click.command("diff")
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
 @click.option(
@@ -37,7 +37,7 @@ def diff_command(old: str, new: str, side: Side, format_: str) -> None:
 
     For the consumer what is loosened, removed or retargeted breaks; for the producer what is
     tightened, added or retargeted. The files that a contract names are not opened, so OLD may
-    come from git: git show HEAD~1:c.yaml | servanda diff - c.yaml
+    come from git: git show HEAD~1:c.yaml | servanda contract diff - c.yaml
 
     Exits 0 where nothing breaks, 1 where something does, 2 where a text is wrong.
     """
@@ -74,5 +74,5 @@ def _refuse_same(old: str, new: str) -> None:
     if same:
         raise ContractError(
             f"OLD and NEW are one file: {new}",
-            hint=f"of git: git show HEAD~1:./{Path(new).name} | servanda diff - {new}",
+            hint=f"of git: git show HEAD~1:./{Path(new).name} | servanda contract diff - {new}",
         )

@@ -1,4 +1,4 @@
-# `servanda explain`: a contract, or a name of the language, in plain English; and what follows.
+# `servanda contract explain`: a contract, or a name of the language, in plain English.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from servanda.runner import load
 from servanda.traces.serialization import to_plain
 
 
-@click.command(short_help="Say in plain English what a contract or a name means.")
+@click.command()
 @click.argument("what", metavar="FILE|NAME|RUN_DIR|VERDICT.json")
 @click.option(
     "--chain",

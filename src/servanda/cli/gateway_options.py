@@ -46,7 +46,7 @@ def urls_of(contract: Contract, infer: str | None, stable: str | None) -> dict[s
     """
     if stable is not None and contract.stable is None:
         raise ContractError(
-            "the contract has no stable kernel, and --stable says where it is",
+            "the contract has no stable kernel, and --stable-url says where it is",
             hint="add stable: {engine: openai_http, url: ...} to it",
         )
     pools: dict[str, tuple[Kernel | None, str | None, tuple[str, ...]]] = {
@@ -62,13 +62,13 @@ def urls_of(contract: Contract, infer: str | None, stable: str | None) -> dict[s
             raise ContractError(
                 f"{pool} is {kernel}, and no server of it is named: a gateway passes requests on",
                 where=contract.where(*place),
-                hint=f"write {{engine: openai_http, url: ...}}, or give --{pool} URL",
+                hint=f"write {{engine: openai_http, url: ...}}, or give --{pool}-url URL",
             )
         if given and base_of(given) == base_of(contract.kernels.train.url or ""):
             raise ContractError(
-                f"--{pool} is the server of kernels.train: the referee may not serve anybody",
+                f"--{pool}-url is the server of kernels.train: the referee may not serve anybody",
                 where=contract.where("kernels", "train", "url"),
-                hint=f"--{pool} names another server",
+                hint=f"--{pool}-url names another server",
             )
     return found
 
@@ -169,7 +169,7 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Up
         at = Upstream(url).base
     except ContractError:
         raise ContractError(
-            f"--{pool} takes a URL of http or https, without a key",  # not shown: one is in it
+            f"--{pool}-url takes a URL of http or https, without a key",  # not shown: one is in it
             hint=f"write http://HOST:PORT; {_POOL_KEYS[pool]} is sent there as the key",
         ) from None
     key = _key(kernel, pool)

@@ -1,4 +1,4 @@
-# `servanda init`: write a starter contract.
+# `servanda contract init`: write a starter contract.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from servanda.registry import did_you_mean
 _SUFFIX = ".kernelcontract.yaml"
 
 
-@click.command(short_help="Write a starter contract.")
+@click.command()
 @click.argument("file", type=click.Path(path_type=Path), default=f"my{_SUFFIX}")
 @click.option("--engine", default="transformers", show_default=True, help="Of both kernels.")
 @click.option("--model", default="models/my-model", show_default=True, help="Of both kernels.")
@@ -38,4 +38,4 @@ def init(file: Path, engine: str, model: str, force: bool) -> None:
     except OSError as error:
         raise MeasurementError(f"{file} cannot be written: {error.strerror or error}") from None
     click.echo(f"wrote {file}; put the model and the prompts where it says, then:")
-    click.echo(f"  servanda lint {file}")
+    click.echo(f"  servanda contract lint {file}")

@@ -1,4 +1,4 @@
-# `servanda ledger`: what was decided, whether anybody changed it, and a copy for elsewhere.
+# `servanda promotion ledger`: show, verify and export what was decided.
 
 from __future__ import annotations
 

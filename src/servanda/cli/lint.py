@@ -1,4 +1,4 @@
-# `servanda lint`: every problem of every file, at once.
+# `servanda contract lint`: every problem of every file, at once.
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _cells(contract: Contract) -> tuple[int | None, str]:
     return cells, ""
 
 
-@click.command(short_help="Print every problem of contracts; nothing is measured.")
+@click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True

@@ -1,4 +1,4 @@
-# `servanda list`: the contracts of a folder, version by version.
+# `servanda contract list`: the contracts of a folder, version by version.
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PATTERN = "*.kernelcontract.yaml"
 _CLASH = 1
 
 
-@click.command("list", short_help="The contracts of a folder, version by version.")
+@click.command("list")
 @click.argument("folder", type=click.Path(path_type=Path), default=".")
 @click.option(
     "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
@@ -52,11 +52,15 @@ def list_command(folder: Path, format_: str) -> None:
 def _files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else "is not there"
-        hint = f"servanda lint {folder}" if folder.exists() else "give a folder of contracts"
+        hint = (
+            f"servanda contract lint {folder}" if folder.exists() else "give a folder of contracts"
+        )
         raise ContractError(f"{folder} {what}", hint=hint)
     files = sorted(path for path in folder.rglob(_PATTERN) if not path.is_dir())
     if not files:
-        raise ContractError(f"no {_PATTERN} lies under {folder}", hint="servanda init FILE")
+        raise ContractError(
+            f"no {_PATTERN} lies under {folder}", hint="servanda contract init FILE"
+        )
     return files
 
 

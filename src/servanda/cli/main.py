@@ -1,43 +1,74 @@
-# `servanda`: errors to exit codes, and the verbs.
+# `servanda`: finds a command, and turns errors into exit codes.
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from servanda._version import __version__
+from servanda.cli.commands import FIRST, GROUPS, MODULES, OLD_NAMES, OLD_OPTIONS, REMOVED
 from servanda.errors import ServandaError
 from servanda.registry import did_you_mean
 
 _FAILED, _INTERRUPTED = 4, 130
-
-# heading of the help -> its verbs, the ones that people live in first; each is the command of
-# the module of its name, imported when it is asked for
-VERBS: dict[str, tuple[str, ...]] = {
-    "Measure and judge": ("check", "compare", "preflight", "watch", "import", "report"),
-    "Contracts": (
-        *("init", "lint", "explain", "schema", "plan", "derive", "calibrate", "presets"),
-        *("diff", "list", "test"),
-    ),
-    "Promote": ("promote", "can-promote", "approve", "override", "rollback", "status", "ledger"),
-    "Gateway": ("serve", "audit", "pin"),
-    "Pieces": ("measure",),
-    "Servers": ("selftest", "serve-kernel"),
-    "See it": ("demo",),
-}
-# a verb whose name Python keeps for itself -> its module
-_MODULES = {"import": "import_"}
-# verbs of before that are none now, and what to run instead
-_LEFT = {"bench": "in a clone of the repository: python -m benchmarks.theory"}
+_HELP: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help"]}}
+_SUMMARIES = {group: summary for group, (summary, _) in GROUPS.items()}
 
 
-class _Group(click.Group):
+class _Commands(click.Group):
+    """Commands of a table, each loaded when it is called: help and completion load none."""
+
+    lines: Mapping[str, str]  # command -> its line of help
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.lines]
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        names = [name for name in self.lines if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=self.lines[name]) for name in names), *options]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _section(formatter, "Commands", self.lines)
+
+
+def _section(formatter: click.HelpFormatter, heading: str, lines: Mapping[str, str]) -> None:
+    with formatter.section(heading):
+        formatter.write_dl([*lines.items()])
+
+
+class _Section(_Commands):
+    """One of the groups, such as `servanda contract`."""
+
+    def __init__(self, name: str) -> None:
+        summary, self.lines = GROUPS[name]
+        super().__init__(name, help=summary, **_HELP)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        if cmd_name not in self.lines:
+            hint = did_you_mean(cmd_name, [*self.lines])
+            raise click.UsageError(f"there is no command {cmd_name!r}\n  hint: {hint}", ctx)
+        return _load(str(self.name), cmd_name)
+
+
+def _load(group: str, name: str) -> click.Command:
+    """The command of the module of its name."""
+    module = import_module(f"servanda.cli.{MODULES.get((group, name), name.replace('-', '_'))}")
+    commands = (c for c in vars(module).values() if isinstance(c, click.Command))
+    return next(command for command in commands if command.name == name)
+
+
+class _Servanda(_Commands):
     """Prints our errors as they are: place, what was found, next move; never a traceback."""
+
+    lines: ClassVar = {**FIRST, **_SUMMARIES}
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -67,24 +98,46 @@ class _Group(click.Group):
             )
             sys.exit(_FAILED)
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [verb for verbs in VERBS.values() for verb in verbs]
-
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        verbs = self.list_commands(ctx)
-        if cmd_name not in verbs:
-            hint = _LEFT.get(cmd_name) or did_you_mean(cmd_name, verbs)
-            raise click.UsageError(f"there is no command {cmd_name!r}\n  hint: {hint}", ctx)
-        name = _MODULES.get(cmd_name, cmd_name.replace("-", "_"))
-        module = import_module(f"servanda.cli.{name}")
-        found = (v for v in vars(module).values() if isinstance(v, click.Command))
-        return next(verb for verb in found if verb.name == cmd_name)
+        if cmd_name in FIRST:
+            return _load("", cmd_name)
+        if cmd_name in GROUPS:
+            return _Section(cmd_name)
+        hint = REMOVED.get(cmd_name) or did_you_mean(cmd_name, [*self.lines, *OLD_NAMES])
+        raise click.UsageError(f"there is no command {cmd_name!r}\n  hint: {hint}", ctx)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _as_now(args))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for heading, verbs in VERBS.items():
-            found = [(verb, self.get_command(ctx, verb)) for verb in verbs]
-            with formatter.section(heading):
-                formatter.write_dl([(name, v.get_short_help_str(100)) for name, v in found])
+        _section(formatter, "Commands", FIRST)
+        _section(formatter, "More, in groups (`servanda GROUP --help`)", _SUMMARIES)
+
+
+def _as_now(args: list[str]) -> list[str]:
+    """The words of a call with spellings of before replaced; what was replaced is told."""
+    if not args:
+        return args
+    if args[0] in OLD_NAMES:
+        now = _old_status(args) or OLD_NAMES[args[0]]
+        click.echo(f"`servanda {args[0]}` is now `servanda {' '.join(now)}`", err=True)
+        args = [*now, *args[1:]]
+    depth = 2 if args[0] in GROUPS else 1
+    renamed = OLD_OPTIONS.get(" ".join(args[depth - 1 : depth]), {})
+    words = []
+    for word in args[depth:]:
+        name, equals, value = word.partition("=")
+        if name in renamed:
+            click.echo(f"{name} is now {renamed[name]}", err=True)
+            word = f"{renamed[name]}{equals}{value}"
+        words.append(word)
+    return [*args[:depth], *words]
+
+
+def _old_status(args: list[str]) -> tuple[str, ...]:
+    """`status` said two things: where a run stands, and how the slices of a gateway do."""
+    of_a_gateway = any(word.partition("=")[0] == "--gateway" for word in args)
+    return ("gateway", "status") if args[0] == "status" and of_a_gateway else ()
 
 
 def _by_a_verb(stop: SystemExit) -> bool:
@@ -93,7 +146,7 @@ def _by_a_verb(stop: SystemExit) -> bool:
     return frame.f_globals.get("__name__", "").startswith("servanda.cli.")
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Servanda, **_HELP)
 @click.version_option(__version__, prog_name="servanda")
 def main() -> None:
     """Keep the agreement between the kernel that trains a policy and the one that serves it.

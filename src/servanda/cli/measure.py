@@ -1,4 +1,4 @@
-# `servanda measure`: one side alone, kept as a reference pack for others to re-score.
+# `servanda tools measure`: one side alone, kept as a reference pack for others to re-score.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-# `servanda test --mutate`: its options, and what is printed of contracts that were mutated.
+# `servanda contract test --mutate`: its options, and what is printed of mutated contracts.
 
 from __future__ import annotations
 

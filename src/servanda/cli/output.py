@@ -96,7 +96,7 @@ def write(verdict: Verdict, format_: str, path: Path) -> None:
     except OSError as error:
         raise MeasurementError(
             f"{path} cannot be written: {error.strerror or error}",
-            hint="the verdict is kept in the run directory: servanda report RUN_DIR -o FILE",
+            hint="the verdict is kept in the run directory: servanda tools report RUN_DIR -o FILE",
         ) from None
 
 

@@ -1,4 +1,4 @@
-# `servanda override`: a person's word that a cell does not count, for a while.
+# `servanda promotion override`: a person's word that a cell does not count, for a while.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from servanda.promotion.run.history import Story
 from servanda.promotion.run.record import let_pass
 
 
-@click.command(short_help="Let a cell of a run not count, for a while.")
+@click.command()
 @click.argument("run")
 @click.option("--clause", required=True, help='The id of the clause; "*" is every one.')
 @click.option("--slice", "slice_", default="*", show_default=True, help="Of its slices.")

@@ -1,4 +1,4 @@
-# `servanda pin`: a person's word about a slice, at a gateway's leader.
+# `servanda gateway pin`: a person's word about a slice, at a gateway's leader.
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ key_option = click.option(
 )
 
 
-@click.command(short_help="Say who serves a slice, for a while.")
+@click.command()
 @click.argument("slice_", metavar="SLICE")
 @click.option(
     "--to",

@@ -1,4 +1,4 @@
-# `servanda plan`: what a contract will measure, cost and decide, before it does.
+# `servanda contract plan`: what a contract will measure, cost and decide, before it does.
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@click.command("preflight", short_help="Before a run: does every weight reach the engine?")
+@click.command("preflight")
 @click.argument("words", metavar="FILE.py:NAME | --trl SCRIPT [-- ARGS]", nargs=-1)
 @click.option(
     "--trl",

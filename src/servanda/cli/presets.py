@@ -1,4 +1,4 @@
-# `servanda presets`: the contracts whose limits we would sign.
+# `servanda contract presets`: the contracts whose limits we would sign.
 
 from __future__ import annotations
 

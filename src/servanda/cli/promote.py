@@ -42,7 +42,7 @@ _FILE = click.Path(path_type=Path)
 _THROUGH = "completed"
 
 
-@click.command(short_help="Take a build from offline to full, as far as its evidence goes.")
+@click.command()
 @click.argument("contract", type=_FILE)
 @click.option(
     "--served",

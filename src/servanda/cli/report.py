@@ -1,4 +1,4 @@
-# `servanda report`: a verdict that was reached, rendered again; nothing is measured.
+# `servanda tools report`: a verdict that was reached, rendered again; nothing is measured.
 
 from __future__ import annotations
 

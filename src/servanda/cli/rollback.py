@@ -1,4 +1,4 @@
-# `servanda rollback`: all traffic goes back to stable, from wherever a run stands.
+# `servanda promotion rollback`: all traffic goes back to stable, from wherever a run stands.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from servanda.promotion.notify import Sink
 from servanda.promotion.run.record import take_back
 
 
-@click.command(short_help="Give all traffic of a run back to stable, now.")
+@click.command()
 @click.argument("run")
 @reason_option
 @actor_option

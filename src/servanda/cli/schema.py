@@ -1,4 +1,4 @@
-# `servanda schema`: the JSON Schema of contracts and of their tests, for editors.
+# `servanda contract schema`: the JSON Schema of contracts and of their tests, for editors.
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from servanda.engines import engine_names
 from servanda.engines.faults import FAULTS
 
 
-@click.command(short_help="Print the JSON Schema of the contract, for editors.")
+@click.command()
 @click.option(
     "--kind",
     type=click.Choice(["KernelContract", "ContractTest"]),

@@ -1,4 +1,4 @@
-# `servanda selftest`: would a gate on this server see what it is there to see?
+# `servanda tools selftest`: would a gate on this server see what it is there to see?
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servanda.cli.progress import watching
 from servanda.runner.compare.selftest import SEQUENCES, Row, selftest
 
 
-@click.command("selftest", short_help="Try a gate on a server of your own: a few minutes.")
+@click.command("selftest")
 @click.argument("url", metavar="URL")
 @click.option("--referee", metavar="KERNEL", help="Re-scores, where the server cannot.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Lines of prompts.")

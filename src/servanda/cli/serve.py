@@ -33,7 +33,7 @@ _OF_GATEWAYS = (
 )
 
 
-@click.command(short_help="Serve users by a contract: split, sample, score again, divert.")
+@click.command()
 @click.argument("contract", type=_FILE)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where users ask.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
@@ -44,8 +44,18 @@ _OF_GATEWAYS = (
     show_default=True,
     help="Where the leader listens: the page, status, metrics, pins, other gateways.",
 )
-@click.option("--infer", metavar="URL", help="Of the kernel under test.  [default: the contract's]")
-@click.option("--stable", metavar="URL", help="Of the stable kernel.  [default: the contract's]")
+@click.option(
+    "--infer-url",
+    "infer",
+    metavar="URL",
+    help="Of the kernel under test.  [default: the contract's]",
+)
+@click.option(
+    "--stable-url",
+    "stable",
+    metavar="URL",
+    help="Of the stable kernel.  [default: the contract's]",
+)
 @click.option("--keys", type=_FILE, help="Who may do what.  [default: made for this start]")
 @click.option(
     "--tls-cert",

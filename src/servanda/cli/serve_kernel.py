@@ -1,4 +1,4 @@
-# `servanda serve-kernel`: any engine behind the OpenAI API, for demos and tests of clients.
+# `servanda tools serve-kernel`: any engine behind the OpenAI API, for demos and tests of clients.
 
 from __future__ import annotations
 
@@ -102,5 +102,6 @@ def _refuse_elsewhere(kernel: Kernel, text: str) -> None:
         raise ContractError(
             "the server runs its engine itself, in the interpreter it was started with",
             where=Where("kernel", 1, text.find("python=") + 1, text),
-            hint=f"start it there: {interpreter_of(kernel.python)} -m servanda serve-kernel ...",
+            hint=f"start it there: {interpreter_of(kernel.python)} -m servanda tools "
+            "serve-kernel ...",
         )

@@ -1,16 +1,14 @@
-# `servanda status`: where the runs of a ledger stand, and who serves.
+# `servanda promotion status`: where the runs of a ledger stand, and who serves.
 
 from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 
 import click
 
 from servanda.cli.options import ledger_option
 from servanda.cli.output import show
-from servanda.cli.pin import asking, gateway_option, key_option
 from servanda.cli.promotion_options import opened, print_story, run_format
 from servanda.gateway.controller.ledger_status import recalled, text
 from servanda.promotion.run import report
@@ -19,25 +17,16 @@ from servanda.promotion.run.history import stories
 from servanda.traces.serialization import to_plain
 
 
-@click.command(short_help="Where runs stand, and who serves.")
+@click.command()
 @click.argument("run", required=False)
 @ledger_option
-@gateway_option
-@key_option
 @run_format
-def status(
-    run: str | None, where: str, gateway: str | None, key_file: Path | None, format_: str
-) -> None:
+def status(run: str | None, where: str, format_: str) -> None:
     """Show where RUN stands; without a name, every run that has not ended.
 
-    Of a run of `servanda serve` or `audit` it is a line, from what the ledger holds.  With
-    --gateway: how things stand at a gateway's leader now, a row a slice.
+    Of a run of `servanda serve` or `gateway audit` it is a line, from what the ledger holds;
+    `servanda gateway status` asks the gateway itself.
     """
-    if gateway is not None:
-        if run is not None:
-            raise click.UsageError("give RUN or --gateway\n  hint: its slices have no run")
-        _gateway(gateway, key_file, format_)
-        return
     with opened(where, reading=True) as store:
         gateways = [one for one in recalled(store) if run in (None, one.run)]
         if run is not None and not gateways:
@@ -53,14 +42,3 @@ def status(
     told = [report.text(story, now=now) for story in found]
     told += ["\n".join(map(text, gateways))] if gateways else []
     show("\n\n".join(told) or "no run is under way")
-
-
-def _gateway(url: str, key_file: Path | None, format_: str) -> None:
-    from servanda.gateway.controller.web import text as slices
-
-    leader = asking(url, key_file)
-    standing = leader.standing()
-    if format_ == "json":
-        show(json.dumps(to_plain(standing), indent=1))
-    else:
-        show(slices.text(standing, leader.url))

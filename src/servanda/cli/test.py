@@ -1,4 +1,4 @@
-# `servanda test`: contracts that are tested themselves; kernels are run by --mutate only.
+# `servanda contract test`: contracts that are tested themselves; kernels are run by --mutate only.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from servanda.errors import ContractError, Problem
 _FAILED = 1
 
 
-@click.command(short_help="Test contracts: given such data, does each answer so?")
+@click.command()
 @click.argument(
     "paths", nargs=-1, required=True, metavar="FILE|FOLDER...", type=click.Path(path_type=Path)
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from servanda.cli.import_ import refuse_run
+from servanda.cli.check_dump import refuse_run
 from servanda.cli.options import DurationType
 from servanda.cli.output import show
 from servanda.judgement.verdict import EXIT_CODES
@@ -30,7 +30,7 @@ def _sinks(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command(short_help="Follow a trainer's dump or a monitor's state; tell what changes.")
+@click.command()
 @click.argument("path", type=_FILE)
 @click.option("--once", is_flag=True, help="Judge what is there, and end.")
 @click.option("--until-step", type=int, metavar="N", help="End after this step.")
@@ -39,7 +39,11 @@ def _sinks(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--as", "as_", metavar="NAME", help="The dump's format.  [default: it is found out]")
 @click.option("--preset", metavar="NAME", help="Limits.  [default: those of the trainer]")
-@click.option("--contract", type=_FILE, help="Limits and slices: of `servanda import --save`.")
+@click.option(
+    "--contract",
+    type=_FILE,
+    help="Limits and slices: of `servanda tools check-dump --save-contract`.",
+)
 @click.option("--unsafe-pickles", is_flag=True, help="Read pickles, which can run any code.")
 @click.option("--state", type=_FILE, help="Keep here what was told, so that it is told once.")
 @click.option("--stop-file", type=_FILE, help="Write this file where the run would be stopped.")

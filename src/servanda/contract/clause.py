@@ -84,7 +84,9 @@ class Clause(Value):
     """One promise: an aggregate of a metric stays within a limit on each of its slices."""
 
     id: Name = Field(description="The clause's own name; evidence is kept by it.")
-    metric: str = Field(description="What is measured; `servanda explain METRIC` says more.")
+    metric: str = Field(
+        description="What is measured; `servanda contract explain METRIC` says more."
+    )
     aggregate: Aggregate | None = Field(
         None, description="mean, max (numerical), or a percentile such as p99."
     )

@@ -21,7 +21,7 @@ from servanda.theory.sampling import Sampling, best_columns
 from servanda.traces.corpus import Corpus
 from servanda.traces.trace import Batch, Trace, some
 
-_ANEW = "write a new pack for this contract with `servanda measure CONTRACT --side train -o`"
+_ANEW = "write a new pack for this contract with `servanda tools measure CONTRACT --side train -o`"
 
 
 @ENGINES.register("pack")

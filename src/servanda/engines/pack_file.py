@@ -33,7 +33,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 GOLDEN_PATH = b"path"  # in the metadata of golden.parquet
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same content is the same file, whenever it was written
-_ANEW = "copy the file again, or write it anew with `servanda measure -o`"
+_ANEW = "copy the file again, or write it anew with `servanda tools measure -o`"
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def read_pack(name: str) -> Pack:
             if MANIFEST not in file.namelist():
                 raise MeasurementError(
                     f"{name} is a zip file, but no reference pack: it has no {MANIFEST}",
-                    hint="packs are written by `servanda measure KERNEL -o x.pack`",
+                    hint="packs are written by `servanda tools measure KERNEL -o x.pack`",
                 )
             manifest = json.loads(file.read(MANIFEST))
             _refuse_foreign(name, manifest)
@@ -193,7 +193,7 @@ def read_pack(name: str) -> Pack:
     except FileNotFoundError:
         raise MeasurementError(
             f"there is no reference pack {name}",
-            hint="write one with `servanda measure KERNEL -o x.pack`",
+            hint="write one with `servanda tools measure KERNEL -o x.pack`",
         ) from None
     except zipfile.BadZipFile:
         raise MeasurementError(

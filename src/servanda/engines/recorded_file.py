@@ -108,7 +108,7 @@ class Recording:
                 raise MeasurementError(
                     f"the logits of this recording exceed {LOGITS_BYTES >> 20} MiB",
                     hint="record without `golden:`, or keep the best 64 of each golden position "
-                    "in a pack: `servanda measure CONTRACT --side infer -o x.pack`",
+                    "in a pack: `servanda tools measure CONTRACT --side infer -o x.pack`",
                 )
         suffix = "npy" if verb == "logits" else "parquet"
         member = f"{len(self._digests):06d}.{suffix}"

@@ -71,7 +71,7 @@ def roll_back(course: Sequence[Leg], state: State, *, actor: str, reason: str, n
     _refuse_unsigned(state, "a rollback", actor, reason, now)
     if state.status == "rolled_back":
         raise EvidenceError(
-            f"run {state.run} is {_said(state)}", hint="servanda status shows who serves"
+            f"run {state.run} is {_said(state)}", hint="servanda promotion status shows who serves"
         )
     why = f"{actor} rolled back: {reason}"
     after = replace(state, status="rolled_back", approved="", seen=now, why=why)

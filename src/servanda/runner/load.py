@@ -50,7 +50,7 @@ def bytes_of(path: Path) -> bytes:
     except OSError as error:
         raise ContractError(
             f"{path} cannot be read: {error.strerror or error}",
-            hint="of servers: `servanda compare A B`, `servanda selftest URL`"
+            hint="of servers: `servanda compare A B`, `servanda tools selftest URL`"
             if str(path).startswith(("http:", "https:"))
             else "give the path of a .kernelcontract.yaml file",
         ) from None
@@ -257,7 +257,8 @@ def not_measured_here(contract: Contract) -> Problem | None:
                 "the tokens of this contract come from a trainer as it runs: there is nothing "
                 "to measure offline",
                 contract.where(*place),
-                "judge what the trainer dumped: servanda import DIR; or name engines and prompts "
+                "judge what the trainer dumped: servanda tools check-dump DIR; or name engines "
+                "and prompts "
                 "to measure the kernels here",
             )
     return None

@@ -1,4 +1,4 @@
-# `servanda test`: what it prints, and its exit codes.
+# `servanda contract test`: what it prints, and its exit codes.
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def toy(tmp_path, monkeypatch):
 
 
 def test_each_case_is_told_with_the_cell_that_decided_and_the_place_of_what_failed(toy):
-    done = servanda("test", toy)
+    done = servanda("contract", "test", toy)
     assert done.exit_code == 1
     lines = done.output.splitlines()
     assert lines[0].startswith("toy-tests: toy ")
@@ -62,7 +62,7 @@ def test_all_that_pass_exit_0(toy):
     Path(toy).write_text(
         text.replace("{verdict: holds, cells: {tv: holds}}", "{verdict: violated}")
     )
-    done = servanda("test", toy)
+    done = servanda("contract", "test", toy)
     assert (done.exit_code, done.output.splitlines()[-1]) == (0, "2 cases: all pass")
 
 
@@ -71,7 +71,7 @@ def test_a_folder_gives_all_of_its_tests_once(toy):
         Path(name).mkdir()
         text = Path(toy).read_text().replace("contract: toy", "contract: ../toy")
         Path(name, f"{name}{SUFFIX}").write_text(text.replace("toy-tests", name))
-    done = servanda("test", ".", toy, "y")
+    done = servanda("contract", "test", ".", toy, "y")
     assert [line.split(":")[0] for line in done.output.splitlines() if ": toy " in line] == [
         "toy-tests",
         "x",
@@ -81,7 +81,7 @@ def test_a_folder_gives_all_of_its_tests_once(toy):
 
 
 def test_json_has_every_check_with_its_cell(toy):
-    done = servanda("test", toy, "--format", "json")
+    done = servanda("contract", "test", toy, "--format", "json")
     data = json.loads(done.output)
     assert done.exit_code == 1 and data["passed"] is False
     first, second = data["tests"][0]["cases"]
@@ -94,7 +94,7 @@ def test_json_has_every_check_with_its_cell(toy):
 
 
 def test_junit_has_a_suite_for_a_test_and_a_case_for_a_case(toy):
-    done = servanda("test", toy, "--format", "junit")
+    done = servanda("contract", "test", toy, "--format", "junit")
     suites = ET.fromstring(done.output)
     assert (suites.get("tests"), suites.get("failures")) == ("2", "1")
     good, bad = suites.find("testsuite").findall("testcase")
@@ -106,13 +106,13 @@ def test_junit_has_a_suite_for_a_test_and_a_case_for_a_case(toy):
 def test_junit_is_what_jenkins_reads(toy):
     xmlschema = pytest.importorskip("xmlschema")
     schema = xmlschema.XMLSchema(str(ROOT / "tests" / "data" / "junit-10.xsd"))
-    schema.validate(servanda("test", toy, "--format", "junit").output)
+    schema.validate(servanda("contract", "test", toy, "--format", "junit").output)
 
 
 def test_what_is_wrong_in_several_files_is_said_at_once(toy):
     Path(f"a{SUFFIX}").write_text(Path(toy).read_text().replace("0.02x100", "0.02y100"))
     Path(f"b{SUFFIX}").write_text(Path(toy).read_text().replace("{verdict", "{verdit"))
-    done = servanda("test", ".")
+    done = servanda("contract", "test", ".")
     assert done.exit_code == 2
     assert "a.kerneltest.yaml:9:15: '-0.02y100' cannot be read" in done.output
     assert "b.kerneltest.yaml:11:10: an expectation has no key 'verdit'" in done.output
@@ -129,13 +129,13 @@ def test_what_is_wrong_in_several_files_is_said_at_once(toy):
 def test_what_is_not_there_is_a_wrong_call(tmp_path, monkeypatch, name, message):
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
-    done = servanda("test", name)
+    done = servanda("contract", "test", name)
     assert done.exit_code == 2 and message in done.output
 
 
 def test_text_that_is_not_utf_8_is_refused(toy):
     Path(toy).write_bytes(b"\xff\xfe")
-    done = servanda("test", toy)
+    done = servanda("contract", "test", toy)
     assert done.exit_code == 2 and "is not UTF-8 text" in done.output
 
 
@@ -143,7 +143,7 @@ def test_text_that_is_not_utf_8_is_refused(toy):
 
 
 def test_the_example_passes():
-    done = servanda("test", EXAMPLES)
+    done = servanda("contract", "test", EXAMPLES)
     assert done.exit_code == 0, done.output
 
 
@@ -162,7 +162,7 @@ def test_the_example_passes():
 )
 def test_the_example_fails_where_its_contract_is_loosened(tmp_path, old, new):
     """Some case says so; tests/slow moves every limit."""
-    done = servanda("test", loosened(tmp_path, old, new))
+    done = servanda("contract", "test", loosened(tmp_path, old, new))
     assert done.exit_code in (1, 2), done.output
 
 
@@ -196,7 +196,7 @@ def test_the_failure_that_the_page_shows_is_what_is_printed(tmp_path, monkeypatc
     loosened(tmp_path, "aggregate: p90, at_most: 0.03", "aggregate: p90, at_most: 0.06")
     monkeypatch.chdir(tmp_path)
     (text,) = blocks(PAGE, "text")
-    assert text in servanda("test", "examples").output
+    assert text in servanda("contract", "test", "examples").output
 
 
 # the schema
@@ -205,7 +205,7 @@ def test_the_failure_that_the_page_shows_is_what_is_printed(tmp_path, monkeypatc
 def test_the_schema_of_tests_accepts_what_the_parser_reads():
     from servanda.contract.yaml_reader import read
 
-    done = servanda("schema", "--kind", "ContractTest")
+    done = servanda("contract", "schema", "--kind", "ContractTest")
     schema = json.loads(done.output)
     Draft7Validator.check_schema(schema)
     validator = Draft7Validator(schema)
@@ -214,4 +214,4 @@ def test_the_schema_of_tests_accepts_what_the_parser_reads():
         assert [error.message for error in validator.iter_errors(data)] == []
         assert not validator.is_valid({**data, "case": []})
         assert not validator.is_valid({**data, "cases": [{"name": "x", "expect": [{"verdit": 1}]}]})
-    assert json.loads(servanda("schema").output)["title"] == "KernelContract"
+    assert json.loads(servanda("contract", "schema").output)["title"] == "KernelContract"

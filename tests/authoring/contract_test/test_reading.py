@@ -48,7 +48,7 @@ def test_a_series_that_yaml_reads_as_a_number_is_told_so():
 def test_a_contract_is_no_test():
     text = "apiVersion: servanda.dev/v1alpha1\nkind: KernelContract\nmetadata: {name: x}\n"
     assert str(problems(text)) == (
-        "t.kerneltest.yaml:2:7: this is a KernelContract, and `servanda test` reads a "
+        "t.kerneltest.yaml:2:7: this is a KernelContract, and `servanda contract test` reads a "
         "ContractTest\n    2 | kind: KernelContract\n              ^\n"
         "  hint: name it under contract: of a file that ends in .kerneltest.yaml"
     )

@@ -1,4 +1,4 @@
-# `servanda diff` and `servanda list`: what they print, and how they exit.
+# `servanda contract diff` and `servanda contract list`: what they print, and how they exit.
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_looser_limit_breaks_the_consumer(folder):
     write("old.yaml")
     write("new.yaml", LOOSER, NEXT)
 
-    done = servanda("diff", "old.yaml", "new.yaml")
+    done = servanda("contract", "diff", "old.yaml", "new.yaml")
 
     assert done.exit_code == 1
     assert done.output == (
@@ -57,7 +57,7 @@ def test_a_looser_limit_breaks_the_consumer(folder):
 
 
 def test_a_new_major_version_may_break(folder):
-    done = servanda("diff", write("old.yaml"), write("new.yaml", LOOSER, MAJOR))
+    done = servanda("contract", "diff", write("old.yaml"), write("new.yaml", LOOSER, MAJOR))
 
     assert done.exit_code == 1
     assert "hint" not in done.output
@@ -73,7 +73,7 @@ def test_a_new_major_version_may_break(folder):
     ],
 )
 def test_who_reads_it_decides_what_breaks(folder, edit, side, code):
-    done = servanda("diff", write("old.yaml"), write("new.yaml", edit), "--side", side)
+    done = servanda("contract", "diff", write("old.yaml"), write("new.yaml", edit), "--side", side)
 
     assert done.exit_code == code
     word = "compatible" if code == 0 else "BREAKING"
@@ -82,7 +82,10 @@ def test_who_reads_it_decides_what_breaks(folder, edit, side, code):
 
 def test_what_only_decides_what_follows_leaves_the_evidence(folder):
     done = servanda(
-        "diff", write("old.yaml"), write("new.yaml", ("sequences: [400,", "sequences: [800,"))
+        "contract",
+        "diff",
+        write("old.yaml"),
+        write("new.yaml", ("sequences: [400,", "sequences: [800,")),
     )
 
     assert done.exit_code == 0
@@ -92,21 +95,23 @@ def test_what_only_decides_what_follows_leaves_the_evidence(folder):
 def test_comments_and_the_order_of_keys_are_nothing(folder):
     write("new.yaml", ("kind: KernelContract\n", "# hello\nkind: KernelContract\n"))
 
-    done = servanda("diff", write("old.yaml"), "new.yaml")
+    done = servanda("contract", "diff", write("old.yaml"), "new.yaml")
 
     assert done.exit_code == 0
     assert done.output == ("tiny-int8 1.0.0 -> 1.0.0\nthe same contract; evidence carries over\n")
 
 
 def test_one_of_the_two_may_come_from_git(folder):
-    done = servanda("diff", "-", write("new.yaml", LOOSER), stdin=GOOD)
+    done = servanda("contract", "diff", "-", write("new.yaml", LOOSER), stdin=GOOD)
 
     assert done.exit_code == 1
     assert "stdin:25" in done.output
 
 
 def test_json_says_all_of_it(folder):
-    done = servanda("diff", write("old.yaml"), write("new.yaml", LOOSER), "--format", "json")
+    done = servanda(
+        "contract", "diff", write("old.yaml"), write("new.yaml", LOOSER), "--format", "json"
+    )
 
     data = json.loads(done.output)
     (change,) = data["changes"]
@@ -125,7 +130,9 @@ def test_json_says_all_of_it(folder):
 
 
 def test_github_annotates_the_new_text(folder):
-    done = servanda("diff", write("old.yaml"), write("new.yaml", LOOSER), "--format", "github")
+    done = servanda(
+        "contract", "diff", write("old.yaml"), write("new.yaml", LOOSER), "--format", "github"
+    )
 
     first, summary = done.output.strip().split("\n")
     assert first == (
@@ -142,7 +149,9 @@ def test_github_does_not_annotate_more_than_a_step_shows(folder):
     )
     new = write("new.yaml", ("runtime:\n", f"{clauses}runtime:\n"))
 
-    lines = servanda("diff", write("old.yaml"), new, "--format", "github").output.split("\n")
+    lines = servanda("contract", "diff", write("old.yaml"), new, "--format", "github").output.split(
+        "\n"
+    )
 
     assert sum(line.startswith("::notice file") for line in lines) == 9
     assert any("3 more changes are not annotated" in line for line in lines)
@@ -151,7 +160,9 @@ def test_github_does_not_annotate_more_than_a_step_shows(folder):
 def test_what_was_removed_is_annotated_without_a_line(folder):
     gone = ("  - {id: k3, metric: k3_nats, aggregate: mean, clip: 1.0, at_most: 0.001}\n", "")
 
-    done = servanda("diff", write("old.yaml"), write("new.yaml", gone), "--format", "github")
+    done = servanda(
+        "contract", "diff", write("old.yaml"), write("new.yaml", gone), "--format", "github"
+    )
 
     assert "::error title=statistical.k3 removed::mean k3_nats at most 0.001" in done.output
 
@@ -159,7 +170,7 @@ def test_what_was_removed_is_annotated_without_a_line(folder):
 def test_markdown_escapes_what_a_contract_says(folder):
     new = write("new.yaml", ("metadata: {", "metadata: {title: '<b>@all | $x$</b>', "))
 
-    done = servanda("diff", write("old.yaml"), new, "--format", "markdown")
+    done = servanda("contract", "diff", write("old.yaml"), new, "--format", "markdown")
 
     assert done.output.startswith("> [!TIP]\n> **tiny-int8 1.0.0 -&gt; 1.0.0**: compatible")
     assert "<b>" not in done.output
@@ -169,7 +180,7 @@ def test_markdown_escapes_what_a_contract_says(folder):
 def test_a_page_of_description_is_cut(folder):
     new = write("new.yaml", ("metadata: {", f"metadata: {{description: '{'long ' * 500}', "))
 
-    done = servanda("diff", write("old.yaml"), new)
+    done = servanda("contract", "diff", write("old.yaml"), new)
 
     assert max(map(len, done.output.split("\n"))) < 160
 
@@ -181,7 +192,7 @@ def test_the_problems_of_both_texts_are_told(folder):
     old = write("old.yaml", ("at_most: 0.6", "at_most: -1"))
     new = write("new.yaml", ("metric: tv,", "metric: vt,"))
 
-    done = servanda("diff", old, new)
+    done = servanda("contract", "diff", old, new)
 
     assert done.exit_code == 2
     assert "old.yaml:23:" in done.output
@@ -194,14 +205,14 @@ def test_a_file_is_not_compared_with_itself(folder, other):
     write("old.yaml")
     (folder / "link.yaml").symlink_to("old.yaml")
 
-    done = servanda("diff", "old.yaml", other)
+    done = servanda("contract", "diff", "old.yaml", other)
 
     assert done.exit_code == 2
     assert done.output.startswith(f"OLD and NEW are one file: {other}\n  hint: of git: git show")
 
 
 def test_standard_input_is_not_two_texts(folder):
-    done = servanda("diff", "-", "-")
+    done = servanda("contract", "diff", "-", "-")
 
     assert done.exit_code == 2
     assert "one of the two may be -" in done.output
@@ -225,7 +236,10 @@ def test_what_is_no_contract_is_named(folder, name, said):
     (folder / "list.yaml").write_text("- a\n")
     (folder / "tab.yaml").write_text("a: b\n\tc: d\n")
 
-    for done in (servanda("diff", "old.yaml", name), servanda("diff", name, "old.yaml")):
+    for done in (
+        servanda("contract", "diff", "old.yaml", name),
+        servanda("contract", "diff", name, "old.yaml"),
+    ):
         assert done.exit_code == 2
         assert said in done.output
         assert "Traceback" not in done.output
@@ -237,7 +251,7 @@ def test_a_document_of_another_kind_is_one_problem(folder):
         "apiVersion: servanda.dev/v1alpha1\nkind: ContractTest\ncontract: old.yaml\nseries: []\n"
     )
 
-    done = servanda("diff", "old.yaml", "test.yaml")
+    done = servanda("contract", "diff", "old.yaml", "test.yaml")
 
     assert done.exit_code == 2
     assert done.output == (
@@ -250,7 +264,10 @@ def test_a_document_of_another_kind_is_one_problem(folder):
 
 def test_a_kind_that_is_misspelt_is_a_misspelt_kind(folder):
     done = servanda(
-        "diff", write("old.yaml"), write("new.yaml", ("KernelContract", "KernelContrakt"))
+        "contract",
+        "diff",
+        write("old.yaml"),
+        write("new.yaml", ("KernelContract", "KernelContrakt")),
     )
 
     assert done.exit_code == 2
@@ -272,7 +289,7 @@ def test_versions_are_listed_in_order_with_what_changed(folder):
     write(middle, TIGHTER, ("version: 1.0.0", "version: 1.9.0"))
     write(last, ("version: 1.0.0", "version: 1.10.0"), ("sequences: [400,", "sequences: [300,"))
 
-    done = servanda("list", "contracts")
+    done = servanda("contract", "list", "contracts")
 
     assert done.exit_code == 0
     lines = done.output.split("\n")
@@ -288,7 +305,7 @@ def test_a_change_of_kernels_is_shown(folder):
     write(old)
     write(new, NEXT, ("quantization: int8_dynamic", "quantization: w8a8"))
 
-    done = servanda("list", "contracts")
+    done = servanda("contract", "list", "contracts")
 
     assert "      1 retargeted, 1 cosmetic; evidence expires: measure again\n" in done.output
     assert "      now transformers tiny float32 eager w8a8 against" in done.output
@@ -300,7 +317,7 @@ def test_two_contracts_of_one_version_that_differ_are_a_problem(folder):
     write(two, LOOSER)
     write(same, LOOSER, ("metadata: {", "metadata: {title: other, "))
 
-    done = servanda("list", "contracts")
+    done = servanda("contract", "list", "contracts")
 
     assert done.exit_code == 1
     assert (
@@ -314,7 +331,7 @@ def test_other_names_are_other_contracts(folder):
     write(one)
     write(two, LOOSER, ("name: tiny-int8", "name: another"))
 
-    done = servanda("list", "contracts")
+    done = servanda("contract", "list", "contracts")
 
     assert done.exit_code == 0
     assert [line.split(":")[0] for line in done.output.split("\n") if line[:1].isalpha()] == [
@@ -329,7 +346,7 @@ def test_what_does_not_read_is_shown_with_its_first_problem(folder):
     write(bad, ("metric: tv,", "metric: vt,"), ("at_most: 0.6", "at_most: -1"))
     (folder / worse).write_text("kind: ContractTest\n")
 
-    done = servanda("list", "contracts")
+    done = servanda("contract", "list", "contracts")
 
     assert done.exit_code == 2
     assert "  1.0.0  " in done.output
@@ -345,7 +362,7 @@ def test_the_list_as_json(folder):
     write(new, TIGHTER, NEXT)
     (folder / bad).write_text("")
 
-    done = servanda("list", "contracts", "--format", "json")
+    done = servanda("contract", "list", "contracts", "--format", "json")
 
     data = json.loads(done.output)
     (found,) = data["contracts"]
@@ -365,16 +382,16 @@ def test_the_list_as_json(folder):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("empty", "no *.kernelcontract.yaml lies under empty\n  hint: servanda init FILE"),
+        ("empty", "no *.kernelcontract.yaml lies under empty\n  hint: servanda contract init FILE"),
         ("none", "none is not there\n  hint: give a folder of contracts"),
-        ("file.yaml", "file.yaml is no folder\n  hint: servanda lint file.yaml"),
+        ("file.yaml", "file.yaml is no folder\n  hint: servanda contract lint file.yaml"),
     ],
 )
 def test_a_folder_without_contracts_is_not_a_green_one(folder, name, said):
     (folder / "empty" / "x.kernelcontract.yaml").mkdir(parents=True)
     write("file.yaml")
 
-    done = servanda("list", name)
+    done = servanda("contract", "list", name)
 
     assert done.exit_code == 2
     assert said in done.output
@@ -384,7 +401,7 @@ def test_a_broken_link_is_a_file_that_does_not_read(folder):
     (name,) = shelf(folder, "a")
     (folder / name).symlink_to("nowhere")
 
-    done = servanda("list", "contracts")
+    done = servanda("contract", "list", "contracts")
 
     assert done.exit_code == 2
     assert "cannot be read" in done.output

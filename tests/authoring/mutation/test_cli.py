@@ -1,4 +1,4 @@
-# `servanda test --mutate` on the command line.
+# `servanda contract test --mutate` on the command line.
 
 import json
 import re
@@ -12,7 +12,7 @@ from tests.authoring.mutation.test_limits import FEW
 
 
 def call(*arguments):
-    return CliRunner().invoke(main, ["test", *map(str, arguments)])
+    return CliRunner().invoke(main, ["contract", "test", *map(str, arguments)])
 
 
 @pytest.fixture

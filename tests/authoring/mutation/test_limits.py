@@ -95,7 +95,7 @@ def test_nothing_is_said_of_a_contract_whose_tests_fail(tmp_path):
 
     assert str(error.value) == (
         "1 case fails before anything is moved: toy-tests: wrong\n"
-        "  hint: mend the contract or its tests first: servanda test"
+        "  hint: mend the contract or its tests first: servanda contract test"
     )
 
 

@@ -1,4 +1,4 @@
-# `servanda audit`: a log in, a table and an exit code out.
+# `servanda gateway audit`: a log in, a table and an exit code out.
 
 import json
 import re

@@ -1,4 +1,4 @@
-# `servanda ledger`: what it prints, and which exit code it answers with.
+# `servanda promotion ledger`: what it prints, and which exit code it answers with.
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def servanda(*arguments, **environment):
-    return CliRunner().invoke(main, ["ledger", *map(str, arguments)], env=environment)
+    return CliRunner().invoke(main, ["promotion", "ledger", *map(str, arguments)], env=environment)
 
 
 @pytest.fixture

@@ -321,8 +321,8 @@ def test_a_witness_that_cannot_be_read_is_said(where, swift_path, text):
         open_ledger(where, witness=witness)
 
     assert str(error.value) == (
-        f"{witness} does not say which entry was the last\n  hint: `servanda ledger verify` the "
-        "ledger against a copy of it, then remove this file"
+        f"{witness} does not say which entry was the last\n  hint: `servanda promotion ledger "
+        "verify` the ledger against a copy of it, then remove this file"
     )
 
 

@@ -62,7 +62,7 @@ def test_slack_gets_what_a_person_can_act_on():
                         "decided by gradient on all 0.0214 [0.0180, 0.0251], limit 0.0500, "
                         "n 1,412 prompt groups\n"
                         "traffic: infer serves 25 %\n"
-                        "next: servanda status llama-int8-3f9a\n"
+                        "next: servanda promotion status llama-int8-3f9a\n"
                         "`llama-int8-3f9a`",
                     },
                 }
@@ -110,20 +110,20 @@ def test_a_page_says_who_is_needed():
 @pytest.mark.parametrize(
     ("status", "icon", "moves"),
     [
-        ("running", ":large_green_circle:", ["servanda status r"]),
-        ("completed", ":large_green_circle:", ["servanda status r"]),
-        ("awaiting_approval", ":warning:", ["servanda approve r --reason TEXT"]),
-        ("awaiting_evidence", ":warning:", ["servanda status r"]),
-        ("superseded", ":warning:", ["servanda status r"]),
+        ("running", ":large_green_circle:", ["servanda promotion status r"]),
+        ("completed", ":large_green_circle:", ["servanda promotion status r"]),
+        ("awaiting_approval", ":warning:", ["servanda promotion approve r --reason TEXT"]),
+        ("awaiting_evidence", ":warning:", ["servanda promotion status r"]),
+        ("superseded", ":warning:", ["servanda promotion status r"]),
         (
             "halted",
             ":red_circle:",
             [
-                "servanda override r --clause ID --slice NAME --ttl 24h --reason TEXT",
-                "servanda rollback r --reason TEXT",
+                "servanda promotion override r --clause ID --slice NAME --ttl 24h --reason TEXT",
+                "servanda promotion rollback r --reason TEXT",
             ],
         ),
-        ("rolled_back", ":red_circle:", ["servanda status r"]),
+        ("rolled_back", ":red_circle:", ["servanda promotion status r"]),
     ],
 )
 def test_how_it_stands_chooses_the_icon_and_the_next_commands(status, icon, moves):

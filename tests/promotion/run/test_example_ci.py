@@ -33,8 +33,14 @@ def calls():
 
 
 def test_the_workflow_calls_what_exists_with_options_that_exist():
-    verbs = [words[1] for words in calls()]
-    assert verbs == ["lint", "explain", "check", "promote", "can-promote"]
+    names = [transcripts.split(words[1:])[0] for words in calls()]
+    assert names == [
+        "contract lint",
+        "contract explain",
+        "check",
+        "promote",
+        "promotion can-promote",
+    ]
     for words in calls():
         transcripts.parsed(words)
 
@@ -60,12 +66,14 @@ def test_the_calls_of_the_workflow_open_the_gate_to_a_sound_build(
     monkeypatch.setenv("SERVANDA_ACTOR", "github:ana")
 
     codes = {
-        words[1]: transcripts.in_process(transcripts.Command(shlex.join(words)))[1]
+        transcripts.split(words[1:])[0]: transcripts.in_process(
+            transcripts.Command(shlex.join(words))
+        )[1]
         for words in calls()
     }
 
-    decided = dict.fromkeys(("check", "promote", "can-promote"), code)
-    assert codes == {"lint": 0, "explain": 0, **decided}
+    decided = dict.fromkeys(("check", "promote", "promotion can-promote"), code)
+    assert codes == {"contract lint": 0, "contract explain": 0, **decided}
     assert (tmp_path / "offline.md").exists() and (tmp_path / "offline.html").exists()
 
 

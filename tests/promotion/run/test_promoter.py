@@ -193,7 +193,7 @@ def test_a_contract_that_changed_is_refused_and_nothing_is_lost(site):
         site.promote()
 
     assert "holds evidence of another version of this contract" in str(error.value)
-    assert "--fresh; servanda diff OLD NEW says what changed" in str(error.value)
+    assert "--fresh; servanda contract diff OLD NEW says what changed" in str(error.value)
     assert [*site.ledger.entries(story.run)][-1].seq == story.seq
 
 

@@ -58,7 +58,7 @@ def test_every_leg_before_the_one_reached_has_held(ledger, leg):
 def test_the_next_move_is_a_command_that_there_is(ledger):
     story = reaching(ledger, "canary-2")
     asks = look_at(ledger, story, finding("canary-2"), actor=ACTOR, now=1000.0)
-    assert lines(asks)[-1] == f"  next: servanda approve {story.run} --reason TEXT"
+    assert lines(asks)[-1] == f"  next: servanda promotion approve {story.run} --reason TEXT"
 
     goes_on = say_yes(ledger, asks, actor=ACTOR, reason="well", now=1001.0)
     full = look_at(ledger, goes_on, finding("canary-2"), actor=ACTOR, now=1002.0)
@@ -91,8 +91,9 @@ def test_a_halted_run_says_both_ways_out(ledger):
     story = looked(ledger, "shadow", finding("shadow", "inconclusive", groups=400))
 
     assert lines(story)[-2:] == [
-        f"  next: servanda override {story.run} --clause ID --slice NAME --ttl 24h --reason TEXT",
-        f"  next: servanda rollback {story.run} --reason TEXT",
+        f"  next: servanda promotion override {story.run} --clause ID --slice NAME --ttl 24h "
+        "--reason TEXT",
+        f"  next: servanda promotion rollback {story.run} --reason TEXT",
     ]
 
 
@@ -111,7 +112,7 @@ def test_a_measurement_that_failed_has_no_numbers(ledger):
         story = look_at(ledger, story, failed, actor=ACTOR, now=1000.0)
     assert lines(story)[-2:] == [
         "  next: servanda promote again, once what failed is mended",
-        f"  next: servanda rollback {story.run} --reason TEXT",
+        f"  next: servanda promotion rollback {story.run} --reason TEXT",
     ]
 
 

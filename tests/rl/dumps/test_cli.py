@@ -1,4 +1,4 @@
-# `servanda import DIR` and `servanda check DIR`: what is printed and written, and the exit code.
+# `servanda tools check-dump DIR` and `servanda check DIR`: output, files and exit codes.
 
 import json
 import re
@@ -42,7 +42,7 @@ def test_check_of_a_folder_and_import_say_the_same(bad):
 
 def test_reports_are_written_and_named(healthy, tmp_path):
     page, data = tmp_path / "r.html", tmp_path / "r.json"
-    done = servanda("import", healthy, "--quiet", "--report", page, "--report", data)
+    done = servanda("tools", "check-dump", healthy, "--quiet", "--report", page, "--report", data)
 
     assert done.exit_code == 0
     assert f"report   {page}" in done.stdout
@@ -54,20 +54,22 @@ def test_reports_are_written_and_named(healthy, tmp_path):
 
 @pytest.mark.parametrize("name", ["json", "junit", "sarif", "github", "markdown", "html"])
 def test_every_format_takes_the_verdict_of_a_dump(bad, name):
-    done = servanda("import", bad, "--quiet", "--format", name)
+    done = servanda("tools", "check-dump", bad, "--quiet", "--format", name)
     assert done.exit_code == 1 and done.stdout
 
 
 def test_the_saved_contract_lints(healthy, tmp_path):
     saved = tmp_path / "rollout.kernelcontract.yaml"
-    assert servanda("import", healthy, "--quiet", "--save", saved).exit_code == 0
-    assert servanda("lint", saved).exit_code == 0
-    again = servanda("import", healthy, "--quiet", "--save", saved)
+    assert (
+        servanda("tools", "check-dump", healthy, "--quiet", "--save-contract", saved).exit_code == 0
+    )
+    assert servanda("contract", "lint", saved).exit_code == 0
+    again = servanda("tools", "check-dump", healthy, "--quiet", "--save-contract", saved)
     assert again.exit_code == 2 and "is there already" in again.output
 
 
 def test_masks_are_written_where_asked(bad, tmp_path):
-    done = servanda("import", bad, "--quiet", "--mask", tmp_path / "m")
+    done = servanda("tools", "check-dump", bad, "--quiet", "--mask", tmp_path / "m")
     assert f"masks    2,304 tokens in {tmp_path / 'm'}/step_*.npz" in done.stdout
     assert len([*(tmp_path / "m").iterdir()]) == 12
 
@@ -82,7 +84,7 @@ def test_masks_are_written_where_asked(bad, tmp_path):
     ],
 )
 def test_a_wrong_call_is_exit_2(healthy, arguments, message):
-    done = servanda("import", healthy, *arguments)
+    done = servanda("tools", "check-dump", healthy, *arguments)
     assert done.exit_code == 2
     assert message in done.output
 
@@ -99,7 +101,7 @@ def test_a_run_directory_is_no_dump(tmp_path):
     assert done.exit_code == 2
     assert done.output == (
         f"{tmp_path} is a run directory of servanda, not a trainer's dump\n"
-        f"  hint: print its verdict: servanda report {tmp_path}\n"
+        f"  hint: print its verdict: servanda tools report {tmp_path}\n"
     )
 
 
@@ -155,7 +157,7 @@ def test_steps_that_a_trainer_has_not_finished_are_named(tmp_path):
 
 
 def test_the_last_line_says_how_fast_it_was(healthy):
-    last = servanda("import", healthy, "--quiet").stdout.rstrip("\n").split("\n")[-1]
+    last = servanda("tools", "check-dump", healthy, "--quiet").stdout.rstrip("\n").split("\n")[-1]
     assert re.fullmatch(r"exit 0 · \d+ s · [\d,.]+( M)? tokens/s", last)
 
 
@@ -164,19 +166,22 @@ def test_every_format_takes_data_that_is_not_sound(name, tmp_path):
     many = trainers.sequences(60, longest=60)
     trainers.nemo(tmp_path, many, step=1)
     trainers.nemo(tmp_path, many, step=2, prev_logprobs=[[0.0]])
-    done = servanda("import", tmp_path, "--quiet", "--format", name)
+    done = servanda("tools", "check-dump", tmp_path, "--quiet", "--format", name)
     assert done.exit_code == 4
     if name in ("github", "markdown", "html"):
         assert "The data cannot be trusted." in done.stdout and "left out" in done.stdout
 
 
 def test_a_report_speaks_of_going_on_and_since_when(bad, healthy):
-    said = servanda("import", bad, "--quiet", "--format", "html").stdout
+    said = servanda("tools", "check-dump", bad, "--quiet", "--format", "html").stdout
     assert "Do not go on as it is." in said and "since step 4" in said
     assert "promote" not in said and "of the prompts" not in said
-    assert "✓ Go on." in servanda("import", healthy, "--quiet", "--format", "markdown").stdout
+    assert (
+        "✓ Go on."
+        in servanda("tools", "check-dump", healthy, "--quiet", "--format", "markdown").stdout
+    )
 
 
 def test_one_step_is_a_range(healthy):
-    done = servanda("import", healthy, "--quiet", "--steps", "5")
+    done = servanda("tools", "check-dump", healthy, "--quiet", "--steps", "5")
     assert "· step 5 ·" in done.stdout

@@ -27,7 +27,7 @@ ALERT = Alert(
     n=1000,
     words="share of the gradient: 10 % of 5 %",
     cause="what env a sends",
-    command="servanda import runs --steps 14",
+    command="servanda tools check-dump runs --steps 14",
     stop=14,
 )
 
@@ -113,7 +113,7 @@ def test_slack_gets_a_text_and_one_block_with_its_marks_escaped():
                 "text": ":red_circle: *step 14: violated on env &lt;a&gt;*\n"
                 "share of the gradient: 10 % of 5 %\n"
                 "cause: what env a sends\n"
-                "next: servanda import runs --steps 14\n"
+                "next: servanda tools check-dump runs --steps 14\n"
                 "would have stopped at step 14\n"
                 "`runs/exp`",
             },

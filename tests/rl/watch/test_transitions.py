@@ -90,7 +90,7 @@ def test_an_alert_carries_slice_number_interval_limit_n_cause_and_command():
         cell("holds"),
         cell("violated", "start-2", 0.05, n=123),
         cause="tool boundaries",
-        command="servanda import runs --steps 7 --mask masks",
+        command="servanda tools check-dump runs --steps 7 --mask masks",
     )
 
     _, (alert,) = advance(Memory(), step)
@@ -100,7 +100,7 @@ def test_an_alert_carries_slice_number_interval_limit_n_cause_and_command():
         "share of the gradient that may be wrong, first 3 tokens of turn 2: "
         "10.0 % [8.0, 12.0] of 5 %, n 123",
         "cause: tool boundaries",
-        "next: servanda import runs --steps 7 --mask masks",
+        "next: servanda tools check-dump runs --steps 7 --mask masks",
         "would have stopped at step 7",
     ]
     assert (alert.slice, alert.value, alert.limit, alert.n) == ("start-2", 0.05, 0.025, 123)

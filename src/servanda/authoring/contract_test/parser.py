@@ -96,7 +96,7 @@ def _read(text: str, name: str) -> ContractTest | list[Problem]:
         return [*error.problems]
     kind = data.get("kind")
     if isinstance(kind, str) and kind != KIND and "cases" not in data:
-        message = f"this is a {kind}, and `servanda test` reads a {KIND}"
+        message = f"this is a {kind}, and `servanda contract test` reads a {KIND}"
         hint = f"name it under contract: of a file that ends in {SUFFIX}"
         return [Problem(message, marks.near(("kind",)), hint)]
     try:

@@ -124,7 +124,9 @@ def written(
         claim=asked.claim,
         golden=asked.golden if drift else None,
         no_golden=reason.removeprefix("no numerical clauses: "),
-        head=("Derived by `servanda derive`: budgets become limits, each with its reason.",),
+        head=(
+            "Derived by `servanda contract derive`: budgets become limits, each with its reason.",
+        ),
     )
     return completed(template, parts).replace("\n\n\n", "\n\n")
 

@@ -42,7 +42,7 @@ def try_limits(
         some = f"{len(failing)} cases fail" if len(failing) > 1 else "1 case fails"
         raise ContractError(
             f"{some} before anything is moved: {', '.join(failing[:3])}",
-            hint="mend the contract or its tests first: servanda test",
+            hint="mend the contract or its tests first: servanda contract test",
         )
     known = _refusals(contract, corpora, golden)
     every = [*mutants(contract)]

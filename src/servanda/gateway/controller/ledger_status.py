@@ -68,7 +68,7 @@ def _recalled(run: str, entries: Iterable[Entry]) -> Recalled:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LedgerError(
                 f"entry {entry.seq} of run {run} cannot be told again: {error}",
-                hint="`servanda ledger verify` says what is wrong with it",
+                hint="`servanda promotion ledger verify` says what is wrong with it",
             ) from None
     return found
 

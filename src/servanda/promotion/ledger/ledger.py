@@ -9,7 +9,7 @@ from servanda.promotion.ledger.hash_chain import Chain, Row, content, digest, op
 from servanda.promotion.ledger.store import Store
 from servanda.promotion.ledger.witness import Witness
 
-_LOOK = "`servanda ledger verify` names every entry that was changed; restore a copy"
+_LOOK = "`servanda promotion ledger verify` names every entry that was changed; restore a copy"
 _NAMED = 3  # later entries that an Outrun names
 
 

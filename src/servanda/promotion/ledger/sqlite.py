@@ -225,7 +225,8 @@ class SqliteStore(Queries):
         if corrupt or any(word in text for word in _BROKEN):
             return Damaged(
                 f"{self._path} is damaged: {text or 'SQLite cannot read it'}",
-                hint="`servanda ledger verify` says what can still be read; restore a copy",
+                hint="`servanda promotion ledger verify` says what can still be read; restore "
+                "a copy",
             )
         if "locked" in text:
             return LedgerError(

@@ -58,7 +58,8 @@ class Witness:
             found = "does not say which entry was the last"
         raise LedgerError(
             f"{self.path} {found}",
-            hint="`servanda ledger verify` the ledger against a copy of it, then remove this file",
+            hint="`servanda promotion ledger verify` the ledger against a copy of it, then remove "
+            "this file",
         )
 
     def keep(self, row: Row) -> None:

@@ -99,11 +99,13 @@ def _number(value: float | str | None) -> str:
 def _next(body: Mapping[str, Any]) -> list[str]:
     run, status = body["run"], body.get("status")
     if status == "awaiting_approval":
-        return [f"servanda approve {run} --reason TEXT"]
+        return [f"servanda promotion approve {run} --reason TEXT"]
     if status == "halted":
-        override = f"servanda override {run} --clause ID --slice NAME --ttl 24h --reason TEXT"
-        return [override, f"servanda rollback {run} --reason TEXT"]
-    return [f"servanda status {run}"]
+        override = (
+            f"servanda promotion override {run} --clause ID --slice NAME --ttl 24h --reason TEXT"
+        )
+        return [override, f"servanda promotion rollback {run} --reason TEXT"]
+    return [f"servanda promotion status {run}"]
 
 
 def _escaped(text: str) -> str:

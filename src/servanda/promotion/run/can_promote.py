@@ -75,7 +75,7 @@ def can_promote(
         named = ", ".join(sorted({one[:8] for one, _ in builds}))
         raise EvidenceError(
             f"the ledger has runs of {len(builds)} builds of {name}: infer {named}",
-            hint="say which is meant: --infer DIGEST",
+            hint="say which is meant: --infer-digest DIGEST",
         )
     return _of(meant[-1], to, now)
 

@@ -109,7 +109,8 @@ def promote(
             raise EvidenceError(
                 f"run {other.run} of this contract is {other.state.status.replace('_', ' ')} on "
                 f"{other.leg.name}: two builds cannot be promoted at once",
-                hint=f"go on with it, roll it back (servanda rollback {other.run}), or begin anew "
+                hint=f"go on with it, roll it back (servanda promotion rollback {other.run}), "
+                f"or begin anew "
                 "with --fresh, which rolls it back",
             )
         first = seen(course[0], "")
@@ -181,7 +182,7 @@ def _begun(contract: Contract, root: Path, attempt: int, ledger: Ledger) -> Stor
             f"{root} holds evidence of another version of this contract: its digest was "
             f"{key.contract[:8]}, and now it is {contract.digest[:8]}",
             hint="evidence expires with its contract: restore the text, or begin anew with "
-            "--fresh; servanda diff OLD NEW says what changed",
+            "--fresh; servanda contract diff OLD NEW says what changed",
         )
     return story_of(ledger, run_name(contract, key))
 
@@ -224,5 +225,5 @@ def _refuse_later(ledger: Ledger, contract: Contract, story: Story) -> None:
         raise EvidenceError(
             f"run {runs[0]} of this contract began before run {story.run}: two builds cannot be "
             "promoted at once",
-            hint=f"wait until it has ended, or roll it back: servanda rollback {runs[0]}",
+            hint=f"wait until it has ended, or roll it back: servanda promotion rollback {runs[0]}",
         )

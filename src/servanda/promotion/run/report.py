@@ -182,10 +182,10 @@ def _next(story: Story) -> list[str]:
     run, leg, status = story.run, story.leg, story.state.status
     if story.state.errors and not story.state.ended:
         once = "servanda promote again, once what failed is mended"
-        halted = [f"servanda rollback {run} --reason TEXT"] if status == "halted" else []
+        halted = [f"servanda promotion rollback {run} --reason TEXT"] if status == "halted" else []
         return [once, *halted]
     if status == "awaiting_approval":
-        return [f"servanda approve {run} --reason TEXT"]
+        return [f"servanda promotion approve {run} --reason TEXT"]
     if status == "running":
         left = story.state.since + leg.dwell_s - story.state.seen
         wait = f" in {duration(round(left))}" if left > 0 else ""
@@ -195,8 +195,8 @@ def _next(story: Story) -> list[str]:
         return [f"{source}servanda promote again; --every 30s keeps looking"]
     if status == "halted":
         return [
-            f"servanda override {run} --clause ID --slice NAME --ttl 24h --reason TEXT",
-            f"servanda rollback {run} --reason TEXT",
+            f"servanda promotion override {run} --clause ID --slice NAME --ttl 24h --reason TEXT",
+            f"servanda promotion rollback {run} --reason TEXT",
         ]
     if status in ("rolled_back", "superseded"):
         return ["a mended build begins anew: servanda promote --fresh"]

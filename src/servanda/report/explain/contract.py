@@ -48,7 +48,8 @@ _LEGEND = (
 _GROUPS = (
     " Where a promise is of tokens, both are for answers as long as max_new_tokens. With answers "
     "half as long it takes twice as many groups at best, and about as many at half the limit "
-    "(servanda derive expects such answers). claim: realised counts single tokens instead, and "
+    "(servanda contract derive expects such answers). claim: realised counts single "
+    "tokens instead, and "
     "speaks of the measured ones only."
 )
 _FLOOR = "beyond twice what a kernel differs from itself in other batches"

@@ -82,7 +82,10 @@ def _found(answer: Answer) -> Iterator[str]:
     yield f"found    {' · '.join(parts)}"
     for note in dump.found.notes:
         yield f"         {line(note)}"
-    yield f"preset   {answer.preset}, {answer.why}   (servanda presets --show {answer.preset})"
+    yield (
+        f"preset   {answer.preset}, {answer.why}   "
+        f"(servanda contract presets --show {answer.preset})"
+    )
     names = [line(cut.name) for cut in weighing.cuts]
     yield f"slices   {', '.join(names) if names else 'none: too few tokens, or all alike'}"
     if answer.partly:
@@ -287,11 +290,17 @@ def _next(answer: Answer) -> Iterator[str]:
         yield f"masks    {answer.masked:,} tokens in {answer.asked.mask}/step_*.npz"
     elif verdict.outcome == "violated" and _at_steps(answer):
         worst = worst_steps(_rows(answer))[0].step
-        yield f"next     servanda import {path} --steps {worst}    (this step alone)"
+        yield f"next     servanda tools check-dump {path} --steps {worst}    (this step alone)"
     elif verdict.outcome == "violated" and _parted(answer):
-        yield f"next     servanda import {path} --mask masks    (names these tokens, step by step)"
+        yield (
+            f"next     servanda tools check-dump {path} --mask masks    "
+            "(names these tokens, step by step)"
+        )
     elif verdict.outcome == "holds":
-        yield f"next     servanda import {path} --save rollout.kernelcontract.yaml    (keep it)"
+        yield (
+            f"next     servanda tools check-dump {path} "
+            "--save-contract rollout.kernelcontract.yaml    (keep it)"
+        )
     yield (
         f"{verdict.tokens:,} tokens, claim realised · contract {verdict.key.contract[:8]} · "
         f"evidence {verdict.evidence[:8]}"

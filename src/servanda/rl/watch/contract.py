@@ -117,7 +117,7 @@ def of_a_trainer(path: Path) -> tuple[str, Contract]:
     if any(kernel.engine != EXTERNAL for kernel in sides) or contract.claim != "realised":
         raise ContractError(
             f"{path} is no contract of a trainer: its kernels are external and its claim realised",
-            hint="servanda import DIR --save FILE writes one",
+            hint="servanda tools check-dump DIR --save-contract FILE writes one",
         )
     return path.read_text(encoding="utf-8-sig"), contract
 

@@ -118,7 +118,7 @@ class DumpSource:
             _NotWhole: the last step of a dump, which may still be written.
         """
         again, part = step in self._judged, part_of(dump, step)
-        command = f"servanda import {quote(str(self.asked.path))}"
+        command = f"servanda tools check-dump {quote(str(self.asked.path))}"
         sound, aged = Soundness(self._sound), False
         terms = self._terms
         weighing = None if terms is None else weighing_of(terms, self.asked.path)
@@ -209,7 +209,7 @@ class DumpSource:
         if self._own is not None:
             limits = f"contract {self.asked.contract}"
         else:
-            limits = f"preset   {terms.preset}, {terms.why}   (servanda presets --show "
+            limits = f"preset   {terms.preset}, {terms.why}   (servanda contract presets --show "
             limits += f"{terms.preset})"
         return (
             f"found    {FORMATS[self._format].framework} in {self.asked.path}",

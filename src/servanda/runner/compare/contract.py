@@ -161,7 +161,7 @@ def prepare(asked: Asked, engines: Engines) -> Comparison:
         *who(sides),
         f"on        {told}; temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, up to "
         f"{sampling.max_new_tokens} new tokens",
-        f"limits    preset {name}: {why}  (servanda presets --show {name})",
+        f"limits    preset {name}: {why}  (servanda contract presets --show {name})",
         f"slices    {sliced_by}",
         *(f"          {note}" for note in left_out),
         *claimed,
@@ -237,7 +237,7 @@ def _sizes(asked: Asked, template: Contract, sides: Sides) -> tuple[int, int]:
             raise ContractError(
                 f"the pack holds {sides.pack.groups:,} prompt groups, and --sequences asks for "
                 f"{asked.sequences:,}",
-                hint="write a larger pack: servanda measure ... --sequences N -o",
+                hint="write a larger pack: servanda tools measure ... --sequences N -o",
             )
         last = min(last, sides.pack.groups)
     return min(_FIRST, last), last

@@ -1,4 +1,4 @@
-# One side alone: what `servanda measure` makes a reference pack of.
+# One side alone: what `servanda tools measure` makes a reference pack of.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`servanda pin` and `servanda status --gateway`, against a leader's listener."""
+"""`servanda gateway pin` and `servanda gateway status --gateway`, against a leader's listener."""
 
 import json
 
@@ -30,7 +30,7 @@ def servanda(*arguments, key=KEY["operator"]):
 
 
 def pin(url, *arguments, **how):
-    return servanda("pin", *arguments, "--reason", "why not", "--gateway", url, **how)
+    return servanda("gateway", "pin", *arguments, "--reason", "why not", "--gateway", url, **how)
 
 
 def test_a_slice_is_pinned_and_released(server):
@@ -73,7 +73,7 @@ def test_the_key_may_lie_in_a_file(server, tmp_path):
         (
             ("long", "--release"),
             4,
-            "URL: long has no pin\n  hint: `servanda status` shows the pins",
+            "URL: long has no pin\n  hint: `servanda promotion status` shows the pins",
         ),
         (("long", "--to", "infer"), 2, "give --to with --ttl, or --release"),
         (("long", "--ttl", "1h"), 2, "give --to with --ttl, or --release"),
@@ -136,7 +136,7 @@ def test_no_key_at_all_is_told(server):
 
 
 def test_whoever_is_not_there_is_told():
-    done = servanda("status", "--gateway", "http://127.0.0.1:1")
+    done = servanda("gateway", "status", "--gateway", "http://127.0.0.1:1")
     assert done.exit_code == 4
     assert done.output == (
         "http://127.0.0.1:1 cannot be reached: Connection refused\n"
@@ -149,7 +149,7 @@ def test_whoever_is_not_there_is_told():
     "url", ["127.0.0.1:8081", "ftp://x", "http://", "http://me:secret@x", "http://x:y", "http://["]
 )
 def test_what_is_no_url_is_told_and_not_repeated(url):
-    done = servanda("status", "--gateway", url)
+    done = servanda("gateway", "status", "--gateway", url)
     assert done.exit_code == 2
     assert "--gateway takes a URL of http or https, without a key" in done.output
     assert "secret" not in done.output
@@ -158,11 +158,11 @@ def test_what_is_no_url_is_told_and_not_repeated(url):
 @pytest.mark.parametrize("end", ["/", "/v1", "/v1/"])
 def test_a_url_may_end_as_those_of_the_api_do(server, end):
     url, _ = server
-    assert servanda("status", "--gateway", f"{url}{end}").exit_code == 0
+    assert servanda("gateway", "status", "--gateway", f"{url}{end}").exit_code == 0
 
 
 def test_pin_needs_to_know_where():
-    done = servanda("pin", "long", "--release", "--reason", "x")
+    done = servanda("gateway", "pin", "long", "--release", "--reason", "x")
     assert done.exit_code == 2
     assert "--gateway is missing\n  hint: --gateway http://127.0.0.1:8081" in done.output
 
@@ -205,7 +205,7 @@ def test_status_shows_a_row_a_slice(server):
         slices=(fake.broken("prompt > 32k", acts=False), fake.slice_("all", share=1.0)),
         diverted=0.0,
     )
-    done = servanda("status", "--gateway", url, key=KEY["viewer"])
+    done = servanda("gateway", "status", "--gateway", url, key=KEY["viewer"])
     assert done.exit_code == 0
     assert done.output.replace(url, "URL").splitlines() == [
         "✗ prompt > 32k would be served by stable. The other slice keeps the contract.",
@@ -220,19 +220,19 @@ def test_status_shows_a_row_a_slice(server):
         "✓ whole traffic  100 %  0.0120   0.05          infer                    "
         "active  e 2.7 of 60,000, 412 requests, 41 keys",
         "",
-        "mode: observe. To let it act: servanda pin 'prompt > 32k' --to enforce --ttl 24h "
+        "mode: observe. To let it act: servanda gateway pin 'prompt > 32k' --to enforce --ttl 24h "
         "--reason TEXT --gateway URL",
     ]
 
 
 def test_status_as_json_is_the_standing(server):
     url, leader = server
-    done = servanda("status", "--gateway", url, "--format", "json")
+    done = servanda("gateway", "status", "--gateway", url, "--format", "json")
     assert from_plain(Standing, json.loads(done.output)) == leader.now
 
 
 def test_status_of_a_run_and_of_a_gateway_are_two_things(server):
-    done = servanda("status", "r-1", "--gateway", server[0])
+    done = servanda("gateway", "status", "r-1", "--gateway", server[0])
     assert done.exit_code == 2
     assert "give RUN or --gateway" in done.output
 
@@ -253,4 +253,4 @@ def test_problems_pins_and_odd_names_are_told_on_lines_of_their_own():
     lines = told.splitlines()
     assert lines[:2] == ["! the store is locked", "! the train kernel ended"]
     assert "    by anna, for 1 min 30 s more: a b [31m'; rm -rf /" in lines
-    assert "servanda pin 'a b [31m'\"'\"'; rm -rf /' --to enforce" in lines[-1]
+    assert "servanda gateway pin 'a b [31m'\"'\"'; rm -rf /' --to enforce" in lines[-1]

@@ -1,4 +1,4 @@
-# vLLM's server, and `servanda serve-kernel`, which speaks the same.
+# vLLM's server, and `servanda tools serve-kernel`, which speaks the same.
 #
 # Seen on vLLM 0.32: `token_ids` and `logprobs` hold the token that ended the sequence, with
 # its logprob, so nothing has to be appended; a stop token of the request's or of a model's

@@ -72,7 +72,7 @@ class Asking:
             raise ContractError(
                 "--gateway takes a URL of http or https, without a key", hint=_WHERE
             )
-        self.url = base_of(url)  # as --infer, --stable and --leader take it
+        self.url = base_of(url)  # as --infer-url, --stable-url and --leader take it
         self._headers = {"authorization": f"Bearer {key}", "accept": "application/json"}
         self._transport = transport
 

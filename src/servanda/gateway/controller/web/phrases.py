@@ -1,4 +1,4 @@
-# The words for how things stand, shared by the page and by `servanda status --gateway`.
+# The words for how things stand, shared by the page and by `servanda gateway status --gateway`.
 
 from __future__ import annotations
 

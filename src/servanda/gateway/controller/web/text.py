@@ -88,5 +88,5 @@ def _next(standing: Standing, url: str) -> str:
     if not would:
         return ""
     name = shlex.quote(line(would[0].name))
-    act = f"servanda pin {name} --to enforce --ttl 24h --reason TEXT --gateway {url}"
+    act = f"servanda gateway pin {name} --to enforce --ttl 24h --reason TEXT --gateway {url}"
     return f" To let it act: {act}"

@@ -130,7 +130,7 @@ def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bo
         kinds = ", ".join(f"{len(f.files)} of {f.format}" for f in sure)
         raise ContractError(
             f"{str(path)!r} holds dumps of more than one format: {kinds}",
-            hint=f"name one: servanda import {quote(str(path))} --as {sure[0].format}",
+            hint=f"name one: servanda tools check-dump {quote(str(path))} --as {sure[0].format}",
         )
     if not sure[0].sure:
         raise ContractError(
@@ -142,7 +142,8 @@ def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bo
         raise ContractError(
             f"{sure[0].files[0].name} is a Python pickle ({FORMATS[sure[0].format].framework}), "
             "which can hold a program",
-            hint=f"if you trust who wrote it: servanda import {quote(str(path))} --unsafe-pickles "
+            hint=f"if you trust who wrote it: servanda tools check-dump {quote(str(path))} "
+            "--unsafe-pickles "
             "(it is read in a process of its own, and anything but tensors and plain data is "
             "refused)",
         )

@@ -1,4 +1,4 @@
-# `servanda import`, and `servanda check` of a folder: a trainer's dump to a verdict.
+# `servanda tools check-dump`, and `servanda check` of a folder: a trainer's dump to a verdict.
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StepsType(click.ParamType):
         return (low, high if colon else low)
 
 
-@click.command("import", short_help="Judge the rollouts that a trainer dumped.")
+@click.command("check-dump")
 @click.argument("path", metavar="DIR", type=_FILE)
 @click.option("--as", "as_", metavar="NAME", help="The dump's format.  [default: it is found out]")
 @click.option("--preset", metavar="NAME", help="Limits.  [default: those of the trainer]")
@@ -58,7 +58,7 @@ class StepsType(click.ParamType):
 @click.option("--unsafe-pickles", is_flag=True, help="Read pickles, which can run any code.")
 @click.option("--bitwise", is_flag=True, help="Both sides compute the same bits, I declare.")
 @click.option("--mask", type=_FILE, metavar="DIR", help="Write the tokens of red slices here.")
-@click.option("--save", type=_FILE, help="Write the contract here.")
+@click.option("--save-contract", "save", type=_FILE, help="Write the contract to FILE, too.")
 @FORMAT
 @OUTPUT
 @click.option(
@@ -69,7 +69,7 @@ class StepsType(click.ParamType):
     help="Write this one too; its suffix says the format (.html .json .xml .sarif .md).",
 )
 @click.option("--quiet", is_flag=True, help="No progress.")
-def import_command(
+def check_dump(
     path: Path,
     as_: str | None,
     preset: str | None,
@@ -139,5 +139,5 @@ def refuse_run(path: Path) -> None:
     if any((path / name).exists() for name in _OF_A_RUN):
         raise ContractError(
             f"{path} is a run directory of servanda, not a trainer's dump",
-            hint=f"print its verdict: servanda report {path}",
+            hint=f"print its verdict: servanda tools report {path}",
         )
