@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from servanda.authoring.diff import RULES
 from servanda.authoring.diff.directions import Part
-from servanda.cli.commands import FIRST, GROUPS
+from servanda.cli.commands import FIRST, GROUPS, OLD_NAMES, OLD_OPTIONS
 from servanda.cli.main import main
 from servanda.contract.actions import ACTIONS
 from servanda.contract.model import Contract
@@ -139,6 +139,29 @@ def cli() -> str:
         "`check`, `compare` and `demo --fault` exit so. `tools report` exits 0 once it has "
         "rendered, and `contract lint` exits 0 or 2.\n",
     ]
+    parts.append(
+        "## Shell completion\n\n"
+        "One line in the file that your shell reads at its start completes commands, options and "
+        "files:\n\n"
+        "```sh\n"
+        'eval "$(_SERVANDA_COMPLETE=bash_source servanda)"     # ~/.bashrc\n'
+        'eval "$(_SERVANDA_COMPLETE=zsh_source servanda)"      # ~/.zshrc\n'
+        "_SERVANDA_COMPLETE=fish_source servanda | source      # ~/.config/fish/config.fish\n"
+        "```\n"
+    )
+    old = [("before", "now")]
+    old += [(f"`{name}`", f"`{' '.join(now)}`") for name, now in OLD_NAMES.items()]
+    old.append(("`status --gateway URL`", "`gateway status --gateway URL`"))
+    old += [
+        (f"`{name}` of `{command}`", f"`{now}`")
+        for command, options in OLD_OPTIONS.items()
+        for name, now in options.items()
+    ]
+    parts.append(
+        "## Old spellings\n\n"
+        "They work for two releases. A line on stderr gives the new one.\n\n"
+        f"{_table(*old)}\n"
+    )
     root = click.Context(main, info_name="servanda", **main.context_settings)
     parts.append("## The first page\n")
     parts += [_command(root, main.get_command(root, name)) for name in FIRST]

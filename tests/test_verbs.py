@@ -13,6 +13,7 @@ from jsonschema import Draft7Validator
 from servanda.authoring.template import starter
 from servanda.cli.commands import FIRST, GROUPS, OLD_NAMES, OLD_OPTIONS
 from servanda.cli.main import main
+from servanda.contract.presets import PRESETS
 from servanda.engines import engine_names
 from servanda.engines.faults import FAULTS
 from servanda.engines.worker import interpreter_of
@@ -291,6 +292,57 @@ def test_the_starter_reads_without_a_problem(engine, model):
     contract, _ = parse(text, "x.yaml", engines=engine_names(), faults=[*FAULTS])
     assert contract.kernels.train.model == contract.kernels.infer.model == model
     assert contract.kernels.infer.engine == engine
+
+
+def test_a_hyphen_is_standard_output(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = servanda("contract", "init", "-", "--engine", "table", "--model", "t.json")
+    assert (
+        parse(done.stdout, "-", engines=engine_names(), faults=[*FAULTS])[0].metadata.name == "my"
+    )
+    path, _ = kit.write(tmp_path)
+    assert servanda("check", path, "--quiet", "-o", "-").stdout.endswith("exit 0\n")
+    as_json = servanda("check", path, "--quiet", "-o", "-", "--format", "json")
+    assert json.loads(as_json.stdout)["outcome"] == "holds"
+    report = servanda("tools", "report", "runs/toy", "-o", "-", "--format", "json")
+    assert json.loads(report.stdout)["outcome"] == "holds"
+    pack = servanda("tools", "measure", path, "--side", "infer", "-o", "-")
+    assert pack.exit_code == 2 and "a pack is no text" in pack.stderr
+    assert not (tmp_path / "-").exists()
+
+
+def test_a_hyphen_is_standard_input(tmp_path, monkeypatch):
+    path, _ = kit.write(tmp_path)
+    text = path.read_text()
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        ["contract", "lint"],
+        ["contract", "explain"],
+        ["contract", "explain", "--chain"],
+        ["contract", "plan", "--no-probe", "--quiet"],
+        ["check", "--quiet", "--run-dir", "run", "--format", "json"],
+        ["promotion", "can-promote", "--to", "canary", "--ledger", "none.db"],
+    ):
+        piped, named = servanda(*words, "-", stdin=text), servanda(*words, path.name)
+        assert piped.exit_code == named.exit_code, (words, piped.output)
+        shown = piped.stdout.replace("stdin: ok", f"{path.name}: ok")
+        shown = shown.replace('"file": "stdin"', f'"file": "{path.name}"')
+        assert shown.replace("contract  -", f"contract  {path.name}") == named.stdout, words
+        wrong = servanda(*words, "-", stdin=text.replace("metric: tv", "metric: vt"))
+        assert wrong.exit_code == 2 and "stdin:" in wrong.output, words
+    assert not (tmp_path / "-").exists()
+
+
+def test_what_is_printed_is_there_as_json(tmp_path):
+    path, _ = kit.write(tmp_path)
+    pack = tmp_path / "x.pack"
+    plan = json.loads(servanda("contract", "plan", path, "--no-probe", "--format", "json").stdout)
+    assert plan["digest"] == run.load(path).digest and len(plan["cells"]) == 3
+    assert plan["cost"]["sequences"] > 0
+    presets = json.loads(servanda("contract", "presets", "--format", "json").stdout)
+    assert [row["name"] for row in presets] == [*PRESETS]
+    measure = ["tools", "measure", path, "--side", "infer", "-o", pack, "--quiet"]
+    assert json.loads(servanda(*measure, "--format", "json").stdout)["file"] == str(pack)
 
 
 def test_init_writes_a_contract_that_lints_clean_once_its_files_are_there(tmp_path):

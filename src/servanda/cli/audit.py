@@ -12,9 +12,9 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.options import no_code_option
+from servanda.cli.options import format_option, no_code_option
 from servanda.cli.output import show
-from servanda.cli.promotion_options import ledger_key, run_format
+from servanda.cli.promotion_options import ledger_key
 from servanda.errors import MeasurementError
 from servanda.gateway.controller.audit import Audit, text
 from servanda.traces.serialization import to_plain
@@ -45,7 +45,7 @@ _EVERY_S = 2.0  # between two looks at a log that grows
     default="",
     help="Write every change to a ledger: a file for SQLite, or postgresql://USER@HOST/DATABASE.",
 )
-@run_format
+@format_option
 @no_code_option
 def audit(
     contract: Path,

@@ -19,8 +19,8 @@ from servanda.authoring.calibrate import (
     standard,
 )
 from servanda.authoring.calibrate import calibrate as calibrated
-from servanda.cli.options import no_code_option
-from servanda.cli.output import refuse_place, show, write_text
+from servanda.cli.options import format_option, no_code_option
+from servanda.cli.output import STDOUT, refuse_place, show, write_text
 from servanda.cli.report import read
 from servanda.engines.faults import signatures
 from servanda.errors import EvidenceError
@@ -66,7 +66,10 @@ _BINDS = {
     help="Of the run, where it lies elsewhere now.  [default: the file that was checked]",
 )
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Write the contract with them to FILE."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write the contract with them to FILE; - prints it.",
 )
 @click.option(
     "--standard",
@@ -75,7 +78,7 @@ _BINDS = {
     help="Limits of a standard set of clauses, instead of the contract's own.",
 )
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
-@click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text")
+@format_option
 @no_code_option
 def calibrate(
     run_dir: Path,
@@ -112,6 +115,7 @@ def calibrate(
         limits = {place: f"{limit:g}" for place, limit in found.limits.items()}
         text = rewritten(text, limits, found.notes)
         caught = _caught(run, text)
+    aside = output is not None and str(output) == STDOUT  # only the contract goes to stdout then
     if format_ == "json":
         data = {
             **found.to_dict(),
@@ -119,13 +123,15 @@ def calibrate(
             "warnings": _warnings(verdict, found),
             "caught": to_plain(list(map(asdict, caught))),
         }
-        show(json.dumps(data, indent=1))
+        shown = json.dumps(data, indent=1)
     else:
-        show("\n".join(_lines(run_dir, run, found, caught)))
+        shown = "\n".join(_lines(run_dir, run, found, caught))
+    show(shown, err=aside)
     if output is not None:
         places = moved(run.plan.contract, run.path.parent, output.parent)
         write_text(output, rewritten(text, places))
-        click.echo(f"wrote {output}", err=format_ == "json")
+        if not aside:
+            click.echo(f"wrote {output}", err=format_ == "json")
 
 
 def _calibrated(

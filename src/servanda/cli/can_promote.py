@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.options import ledger_option, no_code_option
+from servanda.cli.input import contract_at
+from servanda.cli.options import format_option, ledger_option, no_code_option
 from servanda.cli.output import show
-from servanda.cli.promotion_options import opened, run_format
+from servanda.cli.promotion_options import opened
 from servanda.promotion.run import report
 from servanda.promotion.run.can_promote import can_promote as answer_of
-from servanda.runner.load import load
 
 
 @click.command("can-promote")
@@ -28,7 +28,7 @@ from servanda.runner.load import load
 )
 @click.option("--train-digest", "train", default="", help="The digest of train, or its beginning.")
 @ledger_option
-@run_format
+@format_option
 @no_code_option
 def can_promote(contract: Path, to: str, infer: str, train: str, where: str, format_: str) -> None:
     """Say whether the ledger lets the build of CONTRACT be at a stage.
@@ -39,7 +39,7 @@ def can_promote(contract: Path, to: str, infer: str, train: str, where: str, for
     Exit codes: 0 yes, 1 no: it is rolled back, 2 the text or the call is wrong, 3 no: it was not
     shown, 4 the ledger cannot be read.
     """
-    found = load(contract)
+    found = contract_at(contract)
     with opened(where, reading=True) as store:
         answer = answer_of(store, found, to, now=time.time(), infer=infer, train=train)
         if format_ == "json":

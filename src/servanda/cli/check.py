@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from servanda.cli.input import contract_bytes
 from servanda.cli.options import max_time_option, no_code_option, until
 from servanda.cli.output import FORMAT, OUTPUT, by_suffix, chosen, clear, show, write
 from servanda.cli.progress import watching
@@ -67,7 +68,7 @@ def check(
     An old file at a report's place is removed first, so that a run that fails leaves none.
 
     Where CONTRACT is the folder of a trainer's dump, or a file of one, its rollouts are judged
-    instead, as by `servanda tools check-dump`.
+    instead, as by `servanda tools check-dump`.  - reads the contract from standard input.
     """
     if contract.is_dir() or (contract.suffix in _DUMPED and contract.is_file()):
         _refuse(run_dir=run_dir, fresh=fresh, max_time=max_time)
@@ -82,15 +83,17 @@ def check(
     for path in files:
         clear(path)
     deadline = until(max_time)
-    if not quiet and contract.is_file():
-        named = load.load(contract)
+    data, name, folder = contract_bytes(contract)
+    named = load.read(data, name, folder)
+    if not quiet:
         for code in code_of(named):
             click.echo(f"runs code: {code}", err=True)
         for key in keys_of(named):
             click.echo(f"sends a key: {key}", err=True)
     with watching(quiet) as watch:
         verdict = run.check(
-            contract,
+            named,
+            text=data.decode("utf-8-sig"),
             run_dir=run_dir,
             fresh=fresh,
             watch=watch,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 from servanda.judgement.cost import Cost, Decides
 from servanda.judgement.plan import Plan
 from servanda.report.format import duration, rough
 from servanda.report.table import table
+from servanda.traces.serialization import to_plain
 
 _UNITS = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
 
@@ -60,6 +64,27 @@ def _row(cell: Decides) -> tuple[str, ...]:
         f"{show(cell.violated)} ({show(cell.violated_even)})",
         f"{cell.n:,} {cell.units}",
     )
+
+
+def plan_data(plan: Plan, cost: Cost) -> dict[str, Any]:
+    """The same as data: of `servanda contract plan --format json`."""
+    return {
+        "contract": plan.contract.metadata.name,
+        "digest": plan.contract.digest,
+        "alpha": plan.alpha,
+        "workloads": [
+            {
+                "name": s.name,
+                "groups": [s.first, s.last],
+                "round": s.workload.round,
+                "prompts": len(s.corpus),
+                "file": s.corpus.file,
+            }
+            for s in plan.schedules
+        ],
+        "cells": [cell.name for cell in plan.cells],
+        "cost": to_plain(asdict(cost)),
+    }
 
 
 def plan_lines(plan: Plan, cost: Cost) -> list[str]:

@@ -16,7 +16,7 @@ from servanda.authoring.derive import MOST, Asked, Derived
 from servanda.authoring.derive import derive as derived
 from servanda.authoring.template import name_of
 from servanda.cli.options import no_code_option
-from servanda.cli.output import refuse_place, write_text
+from servanda.cli.output import OUTPUT, refuse_place, write_text
 from servanda.contract.kernel_string import parse_kernel
 from servanda.contract.model import GroupAdvantage, Kernel, Weighting
 from servanda.engines import engine_names
@@ -90,7 +90,7 @@ _WEIGHTINGS = ("naive", *Weighting.model_fields)
     show_default=True,
     help="Prompt groups that a run may have.",
 )
-@click.option("-o", "--output", type=_FILE, help="Write to FILE instead of printing.")
+@OUTPUT
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
 @no_code_option
 def derive(

@@ -9,13 +9,12 @@ import click
 
 from servanda.authoring.diff import SIDES, Difference, Side
 from servanda.authoring.diff.report import FORMATS
+from servanda.cli.input import STDIN, contract_bytes
 from servanda.cli.output import show
 from servanda.contract.model import Contract
-from servanda.contract.yaml_reader import MAX_BYTES
 from servanda.errors import ContractError, Problem
 from servanda.runner import load
 
-_STDIN = "-"
 _BREAKING = 1
 
 
@@ -58,14 +57,13 @@ def diff_command(old: str, new: str, side: Side, format_: str) -> None:
 
 
 def _read(file: str) -> Contract:
-    if file == _STDIN:
-        return load.parse(sys.stdin.buffer.read(MAX_BYTES + 1), "stdin")
-    return load.parse(load.bytes_of(Path(file)), file)
+    data, name, _ = contract_bytes(file)
+    return load.parse(data, name)
 
 
 def _refuse_same(old: str, new: str) -> None:
     """Two names of one file: a gate would pass whatever it holds."""
-    if old == _STDIN and new == _STDIN:
+    if old == STDIN and new == STDIN:
         raise click.UsageError("one of the two may be -, standard input")
     try:
         same = old == new or Path(old).samefile(new)

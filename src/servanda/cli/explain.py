@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from servanda.cli.input import STDIN, contract_at
 from servanda.cli.options import no_code_option
 from servanda.cli.output import show
 from servanda.cli.report import read
@@ -37,6 +38,7 @@ def explain(what: str, chain: bool, format_: str) -> None:
 
     NAME is a metric (tv), a guard (sampler_fidelity) or a slice field (context.position).  With
     --chain: number by number what the limits of a contract imply, or the upper ends of a run.
+    - reads a contract from standard input.
     """
     if chain:
         found = _chain(Path(what))
@@ -45,7 +47,7 @@ def explain(what: str, chain: bool, format_: str) -> None:
         return
     if format_ != "text":
         raise click.UsageError("--format is of --chain: a contract is explained as text")
-    if not Path(what).exists():
+    if what != STDIN and not Path(what).exists():
         text = explain_name(what)
         if text is None:
             raise ContractError(
@@ -54,7 +56,7 @@ def explain(what: str, chain: bool, format_: str) -> None:
             )
         click.echo(text)
         return
-    contract = load.load(what)
+    contract = contract_at(what)
     plan, problems = planning.draft(contract, *load.corpora(contract))
     click.echo(explain_contract(plan))
     if code := code_of(contract):
@@ -79,6 +81,8 @@ def _chain(path: Path) -> Chain:
         ContractError: there is no such file, or it is no contract.
         EvidenceError: a verdict that does not hold the text of its contract.
     """
+    if str(path) == STDIN:
+        return chain_of(contract_at(STDIN))
     if not path.exists():
         raise ContractError(
             f"there is no {path}",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from servanda.cli.options import format_option
 from servanda.cli.output import show
 from servanda.cli.pin import asking, gateway_option, key_option
-from servanda.cli.promotion_options import run_format
 from servanda.gateway.controller.web import text as slices
 from servanda.traces.serialization import to_plain
 
@@ -17,7 +17,7 @@ from servanda.traces.serialization import to_plain
 @click.command("status")
 @gateway_option
 @key_option
-@run_format
+@format_option
 def gateway_status(gateway: str | None, key_file: Path | None, format_: str) -> None:
     """Show how things stand at the leader of a gateway now, a row a slice.
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from servanda.authoring.template import name_of, starter
+from servanda.cli.output import STDOUT, write_text
 from servanda.contract.model import EXTERNAL
 from servanda.engines import engine_names
-from servanda.errors import ContractError, MeasurementError
+from servanda.errors import ContractError
 from servanda.registry import did_you_mean
 
 _SUFFIX = ".kernelcontract.yaml"
@@ -23,19 +24,19 @@ _SUFFIX = ".kernelcontract.yaml"
 def init(file: Path, engine: str, model: str, force: bool) -> None:
     """Write a starter contract to FILE, with a word on every part of it.
 
-    FILE is my.kernelcontract.yaml if it is not given.
+    FILE is my.kernelcontract.yaml if it is not given; - prints the contract.
     """
     if engine not in engine_names():
         hint = did_you_mean(engine, engine_names())
         if engine == EXTERNAL:
             hint = "a starter contract measures offline; a trainer's is written by hand"
         raise ContractError(f"no engine is named {engine!r}", hint=hint)
+    if str(file) == STDOUT:
+        click.echo(starter(f"my{_SUFFIX}", "my", engine, model), nl=False)
+        return
     if file.exists() and not force:
         raise ContractError(f"{file} is there already", hint="give another name, or --force")
     name = name_of(file.name.removesuffix(_SUFFIX))
-    try:
-        file.write_text(starter(file.name, name, engine, model), encoding="utf-8")
-    except OSError as error:
-        raise MeasurementError(f"{file} cannot be written: {error.strerror or error}") from None
+    write_text(file, starter(file.name, name, engine, model))
     click.echo(f"wrote {file}; put the model and the prompts where it says, then:")
     click.echo(f"  servanda contract lint {file}")

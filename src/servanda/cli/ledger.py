@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from datetime import datetime, timezone
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.options import ledger_option
-from servanda.cli.output import clear, show
+from servanda.cli.options import format_option, ledger_option
+from servanda.cli.output import OutputPath, clear, show
 from servanda.cli.promotion_options import ledger_key, opened
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.gateway.controller import ledger_history
@@ -35,7 +36,7 @@ def ledger() -> None:
 @ledger.command("show")
 @click.option("--run", metavar="NAME", help="Only entries of this run.")
 @ledger_option
-@click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text")
+@format_option
 def show_command(run: str | None, where: str, format_: str) -> None:
     """Print the entries, oldest first.
 
@@ -55,7 +56,8 @@ def show_command(run: str | None, where: str, format_: str) -> None:
 
 @ledger.command("verify")
 @ledger_option
-def verify_command(where: str) -> None:
+@format_option
+def verify_command(where: str, format_: str) -> None:
     """Name every entry that was changed, or that does not follow from those before it.
 
     Exits 0 where there is none, else 1.
@@ -66,6 +68,10 @@ def verify_command(where: str) -> None:
         with opened(where, reading=True) as store:
             problems = (*disagreements(store), *ledger_history.disagreements(store))
             said += [problem.message for problem in problems]
+    if format_ == "json":
+        data = {"entries": found.entries, "head": found.head, "problems": said}
+        show(json.dumps(data, indent=1))
+        sys.exit(1 if said else 0)
     for problem in said:
         show(f"✗ {problem}")
     entries = "1 entry" if found.entries == 1 else f"{found.entries} entries"
@@ -82,7 +88,7 @@ def verify_command(where: str) -> None:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=OutputPath(),
     help="Write to FILE instead of printing; one that ends in .jsonl can be given as --ledger.",
 )
 def export_command(where: str, output: Path | None) -> None:

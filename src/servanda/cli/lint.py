@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
-from servanda.cli.options import no_code_option
+from servanda.cli.input import contract_bytes
+from servanda.cli.options import format_option, no_code_option
 from servanda.contract.model import Contract
 from servanda.contract.stages import course_of
-from servanda.contract.yaml_reader import MAX_BYTES
 from servanda.engines.foreign_code import code_of, keys_of
 from servanda.errors import ContractError, Problem
 from servanda.judgement import plan as planning
 from servanda.runner import load
-
-_STDIN = "-"
 
 
 @dataclass(frozen=True)
@@ -57,12 +54,9 @@ class _Read:
 
 def read(file: str) -> _Read:
     """Read a contract as `check` would, and stop before anything is measured."""
-    file, from_stdin = ("stdin", True) if file == _STDIN else (file, False)
     try:
-        if from_stdin:
-            contract = load.read(sys.stdin.buffer.read(MAX_BYTES + 1), file, Path())
-        else:
-            contract = load.load(file)
+        data, file, folder = contract_bytes(file)
+        contract = load.read(data, file, folder)
         cells, note = _cells(contract)
     except ContractError as error:
         return _Read(file, error.problems)
@@ -94,9 +88,7 @@ def _cells(contract: Contract) -> tuple[int | None, str]:
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option(
-    "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
-)
+@format_option
 @no_code_option
 def lint(files: tuple[str, ...], format_: str) -> None:
     """Print every problem of the contracts in FILE...; - reads standard input.

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from servanda.authoring.diff import Listed, Shelf, Step, shelves
+from servanda.cli.options import format_option
 from servanda.cli.output import show
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
@@ -24,9 +25,7 @@ _CLASH = 1
 
 @click.command("list")
 @click.argument("folder", type=click.Path(path_type=Path), default=".")
-@click.option(
-    "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
-)
+@format_option
 def list_command(folder: Path, format_: str) -> None:
     """List every *.kernelcontract.yaml under FOLDER by name and version, with what changed.
 

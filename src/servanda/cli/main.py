@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -68,7 +68,9 @@ def _load(group: str, name: str) -> click.Command:
 class _Servanda(_Commands):
     """Prints our errors as they are: place, what was found, next move; never a traceback."""
 
-    lines: ClassVar = {**FIRST, **_SUMMARIES}
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.lines = {**FIRST, **_SUMMARIES}
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -66,6 +66,15 @@ def no_code_option(verb: Callable[..., R]) -> Callable[..., R]:
     return refusing
 
 
+format_option = click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Of what is printed.",
+)
+
 ledger_option = click.option(
     "--ledger",
     "where",

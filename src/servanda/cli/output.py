@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,8 +20,21 @@ FORMAT = click.option(
     type=click.Choice(sorted(FORMATS)),
     help="Of what is printed, or written to -o.  [default: by the suffix of -o, else text]",
 )
+STDOUT = "-"
+
+
+class OutputPath(click.Path):
+    """A file to write to; None for -, standard output, where a command prints without it."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return None if str(value) == STDOUT else super().convert(value, param, ctx)
+
+
 OUTPUT = click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Write to FILE instead of printing."
+    "-o", "--output", type=OutputPath(), help="Write to FILE instead of printing; - prints."
 )
 
 
@@ -48,7 +62,7 @@ def refuse_place(output: Path | None, force: bool | None) -> None:
     Args:
         force: whether one that is there is replaced; None: the command has no such option.
     """
-    if output is None:
+    if output is None or str(output) == STDOUT:
         return
     _refuse_folder(output)
     if output.exists() and not force:
@@ -63,11 +77,14 @@ def _refuse_folder(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A contract to its file.
+    """A contract to its file, or to standard output where that is -.
 
     Raises:
         MeasurementError: it cannot be written.
     """
+    if str(path) == STDOUT:
+        show(text.rstrip("\n"))
+        return
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -100,9 +117,9 @@ def write(verdict: Verdict, format_: str, path: Path) -> None:
         ) from None
 
 
-def show(text: str) -> None:
+def show(text: str, *, err: bool = False) -> None:
     """Print, though whoever reads may have seen enough; the exit code still counts."""
     try:
-        click.echo(text)
+        click.echo(text, err=err)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

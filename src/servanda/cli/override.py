@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import click
 
-from servanda.cli.options import DurationType, ledger_option
+from servanda.cli.options import DurationType, format_option, ledger_option
 from servanda.cli.promotion_options import (
     acting,
     actor_option,
     effect_options,
     reason_option,
-    run_format,
 )
 from servanda.promotion import Override
 from servanda.promotion.ledger import Ledger
@@ -30,7 +29,7 @@ from servanda.promotion.run.record import let_pass
 @actor_option
 @ledger_option
 @effect_options
-@run_format
+@format_option
 def override(
     run: str,
     clause: str,

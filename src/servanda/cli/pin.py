@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from servanda.cli.options import DurationType
+from servanda.cli.options import DurationType, format_option
 from servanda.cli.output import show
 from servanda.errors import ContractError
 from servanda.report.format import line
@@ -40,6 +41,7 @@ key_option = click.option(
 @click.option("--reason", required=True, help="Why: the ledger keeps it.")
 @gateway_option
 @key_option
+@format_option
 def pin(
     slice_: str,
     to: str | None,
@@ -48,6 +50,7 @@ def pin(
     reason: str,
     gateway: str | None,
     key_file: Path | None,
+    format_: str,
 ) -> None:
     """Say who serves SLICE until a time is over, whatever was decided of it.
 
@@ -68,6 +71,9 @@ def pin(
         moved = leader.pin(slice_, to, ttl, reason)
     else:
         moved = leader.unpin(slice_, reason)
+    if format_ == "json":
+        show(json.dumps(moved, indent=1))
+        return
     for one in moved or [{}]:
         show(_told(one, slice_))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from servanda.cli.options import format_option
 from servanda.cli.output import show
 from servanda.cli.progress import watching
 from servanda.rl.sync_drill.signals import TIMEOUT_S
@@ -52,14 +53,7 @@ T = TypeVar("T")
     help="How long one sync or score may take; 0 for ever.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of tokens and noise.")
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Of what is printed.",
-)
+@format_option
 @click.option("--quiet", is_flag=True, help="No progress.")
 def preflight_command(
     words: tuple[str, ...],

@@ -11,6 +11,7 @@ import click
 
 from servanda.cli.options import (
     DurationType,
+    format_option,
     ledger_option,
     max_time_option,
     no_code_option,
@@ -23,7 +24,6 @@ from servanda.cli.promotion_options import (
     effect_options,
     opened,
     print_story,
-    run_format,
     told,
     told_late,
 )
@@ -63,7 +63,7 @@ _THROUGH = "completed"
 @effect_options
 @actor_option
 @max_time_option
-@run_format
+@format_option
 @click.option("--quiet", is_flag=True, help="No progress.")
 @no_code_option
 def promote(

@@ -42,9 +42,6 @@ actor_option = click.option(
     help="Who decides: the ledger keeps it.",
 )
 reason_option = click.option("--reason", required=True, help="Why: the ledger keeps it.")
-run_format = click.option(
-    "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
-)
 
 
 def effect_options(command: Callable[..., Any]) -> Callable[..., Any]:

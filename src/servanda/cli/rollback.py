@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import click
 
-from servanda.cli.options import ledger_option
+from servanda.cli.options import format_option, ledger_option
 from servanda.cli.promotion_options import (
     acting,
     actor_option,
     effect_options,
     reason_option,
-    run_format,
 )
 from servanda.promotion.notify import Sink
 from servanda.promotion.run.record import take_back
@@ -24,7 +23,7 @@ from servanda.promotion.run.record import take_back
 @actor_option
 @ledger_option
 @effect_options
-@run_format
+@format_option
 def rollback(
     run: str, reason: str, actor: str, where: str, sinks: Sequence[Sink], format_: str
 ) -> None:

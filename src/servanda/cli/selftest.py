@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import click
 
-from servanda.cli.options import no_code_option
+from servanda.cli.options import format_option, no_code_option
 from servanda.cli.progress import watching
 from servanda.runner.compare.selftest import SEQUENCES, Row, selftest
 
@@ -26,6 +28,7 @@ from servanda.runner.compare.selftest import SEQUENCES, Row, selftest
 )
 @click.option("--max-new-tokens", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--quiet", is_flag=True, help="No progress.")
+@format_option
 @no_code_option
 def selftest_command(
     url: str,
@@ -34,6 +37,7 @@ def selftest_command(
     sequences: int,
     max_new_tokens: int,
     quiet: bool,
+    format_: str,
 ) -> None:
     """Compare the server at URL with itself, then with faults that are asked of it.
 
@@ -43,7 +47,9 @@ def selftest_command(
     Exit codes: 0 all of it, 1 the server breaks its agreement with itself, 3 something was
     not decided or not found at this size.
     """
-    click.echo(f"selftest  {url}" + (f", re-scored by {referee}" if referee else ""))
+    aside = format_ == "json"  # only the data goes to stdout then
+    say = partial(click.echo, err=aside)
+    say(f"selftest  {url}" + (f", re-scored by {referee}" if referee else ""))
     rows: list[Row] = []
     with (
         tempfile.TemporaryDirectory(prefix="servanda-selftest-") as place,
@@ -60,16 +66,25 @@ def selftest_command(
         )
         for row in found:
             rows.append(row)
-            click.echo(_line(row))
+            say(_line(row))
+    if aside:
+        data = [
+            {"case": r.case, "passed": r.passed, "by": r.by, "tokens": r.verdict.tokens}
+            for r in rows
+        ]
+        click.echo(json.dumps(data, indent=1))
     if not rows[0].passed:
         said = rows[0].verdict.outcome
-        click.echo(f"the server against itself: {said}. A gate on it would be red by itself")
+        say(f"the server against itself: {said}. A gate on it would be red by itself")
         sys.exit(rows[0].verdict.exit_code)
     missed = [row.case for row in rows if not row.passed]
     if missed:
-        click.echo(f"not found at this size: {'; '.join(missed)}. Try more: --sequences")
+        say(f"not found at this size: {'; '.join(missed)}. Try more: --sequences")
         sys.exit(3)
-    click.echo("a gate on this server holds when nothing is wrong, and sees an undisclosed sampler")
+    click.echo(
+        "a gate on this server holds when nothing is wrong, and sees an undisclosed sampler",
+        err=aside,
+    )
 
 
 def _line(row: Row) -> str:

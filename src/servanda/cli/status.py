@@ -7,9 +7,9 @@ import time
 
 import click
 
-from servanda.cli.options import ledger_option
+from servanda.cli.options import format_option, ledger_option
 from servanda.cli.output import show
-from servanda.cli.promotion_options import opened, print_story, run_format
+from servanda.cli.promotion_options import opened, print_story
 from servanda.gateway.controller.ledger_status import recalled, text
 from servanda.promotion.run import report
 from servanda.promotion.run.can_promote import named
@@ -20,7 +20,7 @@ from servanda.traces.serialization import to_plain
 @click.command()
 @click.argument("run", required=False)
 @ledger_option
-@run_format
+@format_option
 def status(run: str | None, where: str, format_: str) -> None:
     """Show where RUN stands; without a name, every run that has not ended.
 

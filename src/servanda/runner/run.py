@@ -73,6 +73,7 @@ def weigh(plan: Plan, pairs: Pairs) -> Evidence:
 def check(
     contract: str | Path | Contract,
     *,
+    text: str = "",
     run_dir: str | Path | None = None,
     fresh: bool = False,
     open: Open = spawn,
@@ -84,6 +85,7 @@ def check(
     """Measure and judge a contract at the offline stage.
 
     Args:
+        text: of a contract that is given as a Contract, for reports; of a file it is read.
         run_dir: where to measure; default runs/NAME.  An attempt there is continued.
         fresh: open a new attempt instead, judged at a smaller alpha; an attempt that was
             interrupted is finished first.
@@ -96,7 +98,6 @@ def check(
     Raises:
         ContractError, MeasurementError, Interrupted: as load, compile and measure do.
     """
-    text = ""
     if not isinstance(contract, Contract):
         path, contract = Path(contract), load(contract)
         text = path.read_text(encoding="utf-8-sig")

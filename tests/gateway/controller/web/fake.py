@@ -211,7 +211,7 @@ class Leader:
         self.asked.append(("unpin", slice_, actor, reason))
         if next(s for s in self.now.slices if s.name == slice_).pin is None:
             raise EvidenceError(
-                f"{slice_} has no pin", hint="`servanda promotion status` shows the pins"
+                f"{slice_} has no pin", hint="`servanda gateway status` shows the pins"
             )
         self._change(slice_, pin=None)
         return (transition(4, "active, pinned to stable", "active", actor=actor, reason=reason),)

@@ -270,7 +270,7 @@ def test_what_the_leader_refuses_is_told_with_its_next_move(server):
     answer = client.post("/v1/admin/unpin", json=ACTS["/v1/admin/unpin"], headers=bearer("admin"))
     assert answer.status_code == 409
     assert answer.json()["error"]["message"] == "long has no pin"
-    assert answer.json()["error"]["hint"] == "`servanda promotion status` shows the pins"
+    assert answer.json()["error"]["hint"] == "`servanda gateway status` shows the pins"
 
 
 def test_a_reload_that_is_refused_says_why(server):

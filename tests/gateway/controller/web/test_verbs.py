@@ -73,7 +73,7 @@ def test_the_key_may_lie_in_a_file(server, tmp_path):
         (
             ("long", "--release"),
             4,
-            "URL: long has no pin\n  hint: `servanda promotion status` shows the pins",
+            "URL: long has no pin\n  hint: `servanda gateway status` shows the pins",
         ),
         (("long", "--to", "infer"), 2, "give --to with --ttl, or --release"),
         (("long", "--ttl", "1h"), 2, "give --to with --ttl, or --release"),
@@ -234,7 +234,7 @@ def test_status_as_json_is_the_standing(server):
 def test_status_of_a_run_and_of_a_gateway_are_two_things(server):
     done = servanda("gateway", "status", "r-1", "--gateway", server[0])
     assert done.exit_code == 2
-    assert "give RUN or --gateway" in done.output
+    assert "unexpected extra argument (r-1)" in done.output
 
 
 def test_problems_pins_and_odd_names_are_told_on_lines_of_their_own():
