@@ -6,7 +6,6 @@ from pathlib import Path
 
 from servanda.contract import parser
 from servanda.engines.exact_table import Table, TablePair
-from servanda.judgement import lint
 
 TOKENS = ["a", "b", "c", "d", "<eos>"]
 BASE = [0.35, 0.25, 0.2, 0.1, 0.1]

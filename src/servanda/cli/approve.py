@@ -14,7 +14,7 @@ from servanda.cli.promotion_options import (
     reason_option,
     run_format,
 )
-from servanda.promotion.notify import Sink
+from servanda.promotion.notify.base import Sink
 from servanda.promotion.run.record import say_yes
 
 

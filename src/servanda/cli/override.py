@@ -14,11 +14,11 @@ from servanda.cli.promotion_options import (
     reason_option,
     run_format,
 )
-from servanda.promotion import Override
-from servanda.promotion.ledger import Ledger
-from servanda.promotion.notify import Sink
+from servanda.promotion.ledger.entry import Ledger
+from servanda.promotion.notify.base import Sink
 from servanda.promotion.run.history import Story
 from servanda.promotion.run.record import let_pass
+from servanda.promotion.state import Override
 
 
 @click.command(short_help="Let a cell of a run not count, for a while.")

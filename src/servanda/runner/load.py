@@ -18,7 +18,6 @@ from servanda.engines import engine_names
 from servanda.engines.faults import FAULTS
 from servanda.engines.foreign_code import refuse_code
 from servanda.errors import ContractError, Problem
-from servanda.judgement import lint
 from servanda.judgement import plan as planning
 from servanda.judgement.plan import Plan
 from servanda.judgement.rewards import file_and_function
