@@ -12,16 +12,17 @@ from typing import get_args
 import click
 from pydantic import BaseModel
 
-from servanda.authoring.diff import RULES
 from servanda.authoring.diff.directions import Part
+from servanda.authoring.diff.rules import RULES
 from servanda.cli.commands import FIRST, GROUPS, OLD_NAMES, OLD_OPTIONS
 from servanda.cli.main import main
 from servanda.contract.actions import ACTIONS
 from servanda.contract.model import Contract
 from servanda.contract.presets import PRESETS, preset_text, title
 from servanda.engines.faults.sync import SYNC_FAULTS
-from servanda.judgement.clauses import CHAIN, GUARDS
-from servanda.judgement.lint import RUNTIME_METRICS
+from servanda.judgement.clauses.base import GUARDS
+from servanda.judgement.clauses.chain_metrics import CHAIN
+from servanda.judgement.lint.runtime import RUNTIME_METRICS
 from servanda.judgement.slices.rules import FIELDS, LABEL, OPERATORS
 from servanda.report.explain.glossary import of_guard, of_metric
 from servanda.runner import load

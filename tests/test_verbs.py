@@ -18,7 +18,7 @@ from servanda.engines import engine_names
 from servanda.engines.faults import FAULTS
 from servanda.engines.worker import interpreter_of
 from servanda.errors import MeasurementError
-from servanda.report.explain import names
+from servanda.report.explain.glossary import names
 from servanda.runner import run
 from servanda.theory.stats import attempt_alpha, reach, units_expected
 from tests import kit

@@ -12,7 +12,7 @@ from benchmarks.theory.report import Findings, find, markdown, text
 from servanda.cli.output import OUTPUT, clear, show
 from servanda.cli.progress import watching
 from servanda.errors import MeasurementError, ServandaError
-from servanda.report import format_of
+from servanda.report.base import format_of
 from servanda.runner.measurement import Progress
 
 _FORMATS = {

@@ -10,13 +10,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servanda.authoring.derive import Asked, derive
+from servanda.authoring.derive.budget import Asked
+from servanda.authoring.derive.derivation import derive
 from servanda.authoring.derive.sizes import Held
 from servanda.cli.main import main
 from servanda.contract.model import GroupAdvantage, Kernel, Weighting
 from servanda.errors import ContractError
 from servanda.judgement import plan as planning
-from servanda.judgement.bound_chain import chain
+from servanda.judgement.bound_chain.chain import chain
 from servanda.runner import load, run
 from servanda.theory.bounds import sequence_tv_from_osc, sequence_tv_from_token_tv
 from servanda.theory.stats import units_expected

@@ -21,7 +21,7 @@ from servanda.judgement.evidence import Round, weigh
 from servanda.judgement.verdict import Verdict, judge
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.runner import load, run
-from servanda.runner.compare import Asked, compare, prepare
+from servanda.runner.compare.contract import Asked, compare, prepare
 from servanda.runner.probe import Engines
 from servanda.theory.divergence.precision import rounded
 from servanda.theory.stats.agreement import ENOUGH, INFORMATIVE, Agreement

@@ -10,9 +10,9 @@ from benchmarks.theory.random_kernels import distributions, near
 from click.testing import CliRunner
 
 from servanda.cli.main import main
-from servanda.judgement.bound_chain import Rest, chain
-from servanda.judgement.bound_chain.assumptions import rest
-from servanda.report.explain import chain_text
+from servanda.judgement.bound_chain.assumptions import Rest, rest
+from servanda.judgement.bound_chain.chain import chain
+from servanda.report.chain_text import chain_text
 from servanda.runner import run
 from servanda.theory.bounds import (
     LOGIT_SCORE_NORM,

@@ -2,7 +2,9 @@
 
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.stages import Leg
-from servanda.promotion import Asked, Finding, Found, advance, approve, begin
+from servanda.promotion.advance import advance, begin
+from servanda.promotion.operator import approve
+from servanda.promotion.state import Asked, Finding, Found
 
 KEY = EvidenceKey(contract="c", corpus="p", train="t", infer="i", weights="w")
 T0 = 1_000.0

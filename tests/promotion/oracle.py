@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 
 from servanda.contract.identity import EvidenceKey
-from servanda.promotion import Effect, Finding, Override, State
+from servanda.promotion.state import Effect, Finding, Override, State
 
 PATIENCE = 3
 

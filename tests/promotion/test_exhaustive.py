@@ -11,20 +11,10 @@ from itertools import product
 import pytest
 
 from servanda.errors import EvidenceError
-from servanda.promotion import (
-    Asked,
-    Finding,
-    Found,
-    Override,
-    State,
-    advance,
-    approve,
-    begin,
-    leg_of,
-    override,
-    roll_back,
-    route_of,
-)
+from servanda.promotion.advance import advance, begin
+from servanda.promotion.effects import route_of
+from servanda.promotion.operator import approve, override, roll_back
+from servanda.promotion.state import Asked, Finding, Found, Override, State, leg_of
 from tests.promotion.made import FULL, KEY, OFFLINE, ONE, TEN
 
 DWELL, VALID, LONG = 2.0, 3.0, 99.0

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
-from servanda.promotion import Asked, Found, found
+from servanda.promotion.finding import found
+from servanda.promotion.state import Asked, Found
 from tests.judgement.lint.test_stages import CONTRACT
 from tests.kit import parse
 from tests.promotion.made import KEY, OFFLINE, SHADOW

@@ -7,19 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from servanda.errors import EvidenceError
-from servanda.promotion import (
-    Asked,
-    Finding,
-    Found,
-    Override,
-    advance,
-    approve,
-    begin,
-    leg_of,
-    override,
-    roll_back,
-    route_of,
-)
+from servanda.promotion.advance import advance, begin
+from servanda.promotion.effects import route_of
+from servanda.promotion.operator import approve, override, roll_back
+from servanda.promotion.state import Asked, Finding, Found, Override, leg_of
 from tests.drawn import examples
 from tests.promotion import oracle
 from tests.promotion.made import FULL, KEY, OFFLINE, ONE, SHADOW, T0, TEN

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from servanda.contract.identity import EvidenceKey
 from servanda.errors import Where
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.token_profile import EDGES, RATIO_EDGES, Portrait, Sums, Worst
 from servanda.judgement.verdict import Caught, Circumstances, Verdict
 

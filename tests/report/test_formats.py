@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servanda.contract.model import Claim, Section
-from servanda.judgement.clauses import CellVerdict
-from servanda.judgement.clauses.base import Outcome, worst
+from servanda.judgement.clauses.base import CellVerdict, Outcome, worst
 from servanda.judgement.verdict import BlindSpot, Verdict
-from servanda.report import FORMATS, format
+from servanda.report import format
+from servanda.report.base import FORMATS
 from servanda.report.html_cards import cards
 from servanda.report.html_details import numbers
 from servanda.report.summary import headline, impact

@@ -16,19 +16,10 @@ from servanda.engines.folder import config_values, sampling_defaults
 from servanda.engines.table import TableEngine
 from servanda.errors import ContractError, IdentityError, MeasurementError
 from servanda.judgement.verdict import Circumstances, Verdict
-from servanda.report import FORMATS
+from servanda.report.base import FORMATS
 from servanda.runner import run
-from servanda.runner.compare import (
-    CONTRACT,
-    Alone,
-    Asked,
-    alone,
-    compare,
-    costed,
-    measure_pack,
-    plan_of,
-    prepare,
-)
+from servanda.runner.compare.contract import CONTRACT, Asked, compare, costed, plan_of, prepare
+from servanda.runner.compare.reference import Alone, alone, measure_pack
 from servanda.runner.probe import Engines
 from tests import kit
 from tests.report.made import verdict

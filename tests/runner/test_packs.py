@@ -14,7 +14,7 @@ from servanda.engines.pack_file import MANIFEST, read_pack
 from servanda.errors import ContractError, MeasurementError, ServandaError
 from servanda.judgement.verdict import Verdict
 from servanda.runner import reference_pack, run
-from servanda.runner.compare import Alone, alone, measure_pack
+from servanda.runner.compare.reference import Alone, alone, measure_pack
 from servanda.runner.golden_intervals import BOUNDED
 from servanda.theory.divergence import LogitRows, exact
 from servanda.theory.sampling import Sampling, log_softmax

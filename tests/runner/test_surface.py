@@ -13,8 +13,11 @@ from servanda.contract.model import Kernel
 from servanda.engines.http import HTTPEngine
 from servanda.engines.table import TableEngine
 from servanda.errors import MeasurementError
-from servanda.runner.compare.surface import Door, conclusion, differs, lines, look
 from servanda.runner.compare.surface.cases import TOOL_PROMPTS
+from servanda.runner.compare.surface.compare import look
+from servanda.runner.compare.surface.dialects import Door
+from servanda.runner.compare.surface.difference import differs
+from servanda.runner.compare.surface.text import conclusion, lines
 
 pytest.importorskip("uvicorn")
 from tests.engines.serving import live, table_engine

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from servanda.authoring.mutation import mutate
+from servanda.authoring.mutation.run import mutate
 from servanda.runner import run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

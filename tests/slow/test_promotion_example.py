@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from servanda.promotion.ledger import open_ledger, verify_at
+from servanda.promotion.ledger.open import open_ledger, verify_at
 from servanda.promotion.run.history import disagreements, stories
 from servanda.traces.request_log import read_served
 

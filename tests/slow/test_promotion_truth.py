@@ -6,7 +6,8 @@ import pytest
 from scipy.stats import binom
 
 from servanda.contract.stages import course_of
-from servanda.promotion import advance, begin, found
+from servanda.promotion.advance import advance, begin
+from servanda.promotion.finding import found
 from servanda.promotion.run.evaluate import look
 from servanda.runner.run import in_process, load
 from tests import kit, serving

@@ -29,7 +29,7 @@ from benchmarks.gateway.chaos.finding import Finding, during, scenario, well
 from benchmarks.gateway.deployment import Deployment
 from benchmarks.gateway.running import ROOT
 from benchmarks.gateway.settled import WHOLE
-from servanda.promotion.ledger import open_ledger
+from servanda.promotion.ledger.open import open_ledger
 
 _ACTS = 60
 _TEXTS = 20

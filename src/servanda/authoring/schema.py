@@ -10,12 +10,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from servanda.authoring.contract_test import ContractTest
+from servanda.authoring.contract_test.model import ContractTest
 from servanda.contract.model import EXTERNAL, QUANTIZATIONS, SECTIONS, Contract
-from servanda.judgement.clauses import CHAIN, GUARDS
+from servanda.judgement.clauses.base import GUARDS
+from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.scope import OUTCOME_METRICS
-from servanda.judgement.lint import RUNTIME_METRICS
 from servanda.judgement.lint.escalation import BARE, STATES, SUBJECTS, WITH_VALUE
+from servanda.judgement.lint.runtime import RUNTIME_METRICS
 from servanda.theory.divergence import DIVERGENCES
 
 DRAFT = "http://json-schema.org/draft-07/schema#"

@@ -13,7 +13,7 @@ from servanda.cli.promotion_options import (
     effect_options,
     reason_option,
 )
-from servanda.promotion.notify import Sink
+from servanda.promotion.notify.base import Sink
 from servanda.promotion.run.record import say_yes
 
 

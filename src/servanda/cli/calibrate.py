@@ -10,21 +10,18 @@ from pathlib import Path
 import click
 import numpy as np
 
-from servanda.authoring.calibrate import (
-    Calibration,
-    Row,
-    accept,
-    rewritten,
-    seen,
-    standard,
-)
-from servanda.authoring.calibrate import calibrate as calibrated
+from servanda.authoring.calibrate.base import Calibration, Row
+from servanda.authoring.calibrate.default_clauses import standard
+from servanda.authoring.calibrate.eligibility import accept
+from servanda.authoring.calibrate.limits import calibrate as calibrated
+from servanda.authoring.calibrate.recorder import seen
+from servanda.authoring.calibrate.rewrite import rewritten
 from servanda.cli.options import format_option, no_code_option
 from servanda.cli.output import STDOUT, refuse_place, show, write_text
 from servanda.cli.report import read
 from servanda.engines.faults import signatures
 from servanda.errors import EvidenceError
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.plan import Plan
 from servanda.judgement.power import power as power_of
 from servanda.judgement.verdict import Caught, Verdict, judge

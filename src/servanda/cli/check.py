@@ -12,7 +12,7 @@ from servanda.cli.options import max_time_option, no_code_option, until
 from servanda.cli.output import FORMAT, OUTPUT, by_suffix, chosen, clear, show, write
 from servanda.cli.progress import watching
 from servanda.engines.foreign_code import code_of, keys_of
-from servanda.report import FORMATS
+from servanda.report.base import FORMATS
 from servanda.runner import load, run
 
 _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump end; no contract does

@@ -20,7 +20,7 @@ from servanda.cli.output import (
 )
 from servanda.cli.progress import watching
 from servanda.errors import ContractError
-from servanda.report import FORMATS
+from servanda.report.base import FORMATS
 from servanda.rl.dumps.judge import Asked, judge_dump
 from servanda.rl.dumps.report import tell
 

@@ -13,9 +13,9 @@ from servanda.cli.options import max_time_option, no_code_option, until
 from servanda.cli.progress import watching
 from servanda.cli.surface import looked
 from servanda.engines.worker import spawn
-from servanda.report import FORMATS
-from servanda.runner.compare import CONTRACT, Asked, compare, costed, plan_of, prepare
-from servanda.runner.compare.surface import conclusion
+from servanda.report.base import FORMATS
+from servanda.runner.compare.contract import CONTRACT, Asked, compare, costed, plan_of, prepare
+from servanda.runner.compare.surface.text import conclusion
 from servanda.runner.probe import Engines
 
 _FILE = click.Path(path_type=Path)

@@ -12,8 +12,10 @@ from typing import get_args
 import click
 from pydantic import ValidationError
 
-from servanda.authoring.derive import MOST, Asked, Derived
-from servanda.authoring.derive import derive as derived
+from servanda.authoring.derive.budget import Asked
+from servanda.authoring.derive.derivation import Derived
+from servanda.authoring.derive.derivation import derive as derived
+from servanda.authoring.derive.sizes import MOST
 from servanda.authoring.template import name_of
 from servanda.cli.options import no_code_option
 from servanda.cli.output import OUTPUT, refuse_place, write_text

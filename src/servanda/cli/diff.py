@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from servanda.authoring.diff import SIDES, Difference, Side
+from servanda.authoring.diff.difference import Difference
 from servanda.authoring.diff.report import FORMATS
+from servanda.authoring.diff.values import SIDES, Side
 from servanda.cli.input import STDIN, contract_bytes
 from servanda.cli.output import show
 from servanda.contract.model import Contract

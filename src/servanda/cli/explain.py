@@ -14,10 +14,12 @@ from servanda.cli.report import read
 from servanda.engines.foreign_code import code_of, keys_of
 from servanda.errors import ContractError, EvidenceError
 from servanda.judgement import plan as planning
-from servanda.judgement.bound_chain import Chain
-from servanda.judgement.bound_chain import chain as chain_of
+from servanda.judgement.bound_chain.chain import chain as chain_of
+from servanda.judgement.bound_chain.steps import Chain
 from servanda.registry import did_you_mean
-from servanda.report.explain import chain_text, explain_contract, explain_name, names
+from servanda.report.chain_text import chain_text
+from servanda.report.explain.contract import explain_contract
+from servanda.report.explain.glossary import explain_name, names
 from servanda.runner import load
 from servanda.traces.serialization import to_plain
 

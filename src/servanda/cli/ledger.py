@@ -15,8 +15,10 @@ from servanda.cli.output import OutputPath, clear, show
 from servanda.cli.promotion_options import ledger_key, opened
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.gateway.controller import ledger_history
-from servanda.promotion.ledger import Entry, export, verify_at
+from servanda.promotion.ledger.entry import Entry
+from servanda.promotion.ledger.export import export
 from servanda.promotion.ledger.hash_chain import line
+from servanda.promotion.ledger.open import verify_at
 from servanda.promotion.run.history import TOLD, disagreements
 from servanda.report.table import table
 

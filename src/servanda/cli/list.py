@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from servanda.authoring.diff import Listed, Shelf, Step, shelves
+from servanda.authoring.diff.history import Listed, Shelf, Step, shelves
 from servanda.cli.options import format_option
 from servanda.cli.output import show
 from servanda.contract.model import Contract

@@ -10,7 +10,7 @@ import click
 from servanda.cli.options import format_option, no_code_option
 from servanda.cli.output import STDOUT
 from servanda.cli.progress import watching
-from servanda.runner.compare import Alone, alone, measure_pack
+from servanda.runner.compare.reference import Alone, alone, measure_pack
 
 _FILE = click.Path(path_type=Path)
 

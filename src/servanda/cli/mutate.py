@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from servanda.authoring.contract_test.files import Prepared
-from servanda.authoring.mutation import Mutation, mutate
-from servanda.authoring.mutation.run import never, unsaid
+from servanda.authoring.mutation.result import Mutation
+from servanda.authoring.mutation.run import mutate, never, unsaid
 from servanda.cli.options import DurationType, until
 from servanda.cli.output import show
 from servanda.cli.progress import watching

@@ -11,8 +11,7 @@ import click
 
 from servanda.errors import ContractError, MeasurementError
 from servanda.judgement.verdict import Verdict
-from servanda.report import FORMATS, format_of
-from servanda.report.base import SUFFIXES
+from servanda.report.base import FORMATS, SUFFIXES, format_of
 
 FORMAT = click.option(
     "--format",

@@ -13,11 +13,11 @@ from servanda.cli.promotion_options import (
     effect_options,
     reason_option,
 )
-from servanda.promotion import Override
-from servanda.promotion.ledger import Ledger
-from servanda.promotion.notify import Sink
+from servanda.promotion.ledger.entry import Ledger
+from servanda.promotion.notify.base import Sink
 from servanda.promotion.run.history import Story
 from servanda.promotion.run.record import let_pass
+from servanda.promotion.state import Override
 
 
 @click.command()

@@ -15,7 +15,7 @@ from servanda.cli.progress import watching
 from servanda.engines.worker import spawn
 from servanda.judgement.cost import cost_of
 from servanda.runner import run
-from servanda.runner.compare import costed
+from servanda.runner.compare.contract import costed
 from servanda.runner.probe import Engines
 
 

@@ -28,8 +28,8 @@ from servanda.cli.promotion_options import (
     told_late,
 )
 from servanda.contract.model import STAGES
-from servanda.promotion.ledger import Outrun
-from servanda.promotion.notify import Sink
+from servanda.promotion.ledger.entry import Outrun
+from servanda.promotion.notify.base import Sink
 from servanda.promotion.run import report
 from servanda.promotion.run.history import Story
 from servanda.promotion.run.promoter import Build, Step

@@ -15,13 +15,16 @@ import click
 
 from servanda.cli.output import show
 from servanda.errors import EvidenceError
-from servanda.promotion import Status
-from servanda.promotion.ledger import ChainedLedger, Ledger, open_ledger
-from servanda.promotion.notify import Sink, sinks_of
+from servanda.promotion.ledger.entry import Ledger
+from servanda.promotion.ledger.ledger import ChainedLedger
+from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.notify.base import Sink
+from servanda.promotion.notify.sinks import sinks_of
 from servanda.promotion.run import report
 from servanda.promotion.run.can_promote import named
 from servanda.promotion.run.history import Story, refreshed
 from servanda.promotion.run.outbox import Told, tell, tell_late
+from servanda.promotion.state import Status
 
 _WAITS, _FAILED = 3, 4
 _CODES: dict[Status, int] = {"completed": 0, "rolled_back": 1, "superseded": _FAILED}

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from servanda.cli.output import FORMAT, OUTPUT, chosen, clear, show, write
-from servanda.report import FORMATS
+from servanda.report.base import FORMATS
 from servanda.runner.finished_run import read
 
 __all__ = ["read", "report"]

@@ -8,8 +8,12 @@ from servanda.contract.kernel_string import parse_kernel
 from servanda.contract.model import Kernel
 from servanda.engines import engine_names
 from servanda.engines.http import HTTPEngine
-from servanda.runner.compare import Asked, plain_texts
-from servanda.runner.compare.surface import Door, Finding, conclusion, differs, lines, look
+from servanda.runner.compare.contract import Asked
+from servanda.runner.compare.prompts import plain_texts
+from servanda.runner.compare.surface.compare import look
+from servanda.runner.compare.surface.dialects import Door
+from servanda.runner.compare.surface.difference import Finding, differs
+from servanda.runner.compare.surface.text import conclusion, lines
 
 _TEXTS = 32  # of the workload, that both tokenizers are asked to encode
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from servanda.authoring.contract_test import Rehearsal
 from servanda.authoring.contract_test.files import Prepared, files_of, prepared
 from servanda.authoring.contract_test.report import junit, told
+from servanda.authoring.contract_test.results import Rehearsal
 from servanda.cli.mutate import mutate_options, refuse_without, run_mutations
 from servanda.cli.options import no_code_option
 from servanda.cli.output import show

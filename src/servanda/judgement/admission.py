@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from servanda.contract.identity import GRADES, Description, Grade
 from servanda.contract.model import Contract, Kernel, Path
 from servanda.errors import ContractError, IdentityError, MeasurementError, Problem, Where
-from servanda.judgement.clauses import Cell, CornerFact, ServiceLevel
+from servanda.judgement.clauses.base import Cell
+from servanda.judgement.clauses.envelope import CornerFact
+from servanda.judgement.clauses.service_level import ServiceLevel
 from servanda.judgement.plan import Plan
 from servanda.theory.divergence.precision import CAPTURES, TYPICAL_NATS, capture_floor, eta
 from servanda.theory.sampling import Sampling

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from servanda.judgement.clauses import Outcome
+from servanda.judgement.clauses.base import Outcome
 
 
 @dataclass(frozen=True)

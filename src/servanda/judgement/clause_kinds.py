@@ -5,26 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from servanda.contract.model import BEST_ONLY, WHOLE, Clause, Contract, Place, Section, Stage
-from servanda.judgement.clauses import (
-    CALIBRATION,
-    CHAIN,
-    DRAWS,
-    GUARDS,
-    TIMINGS,
-    BatchInvariance,
-    BoundedFact,
-    Calibration,
-    Fact,
-    Kind,
-    Later,
-    LoadOf,
-    NotHere,
-    certificate_of,
-    chain_metric,
-    service_level,
+from servanda.contract.model import (
+    BEST_ONLY,
+    WHOLE,
+    Clause,
+    Contract,
+    Place,
+    Relative,
+    Section,
+    Stage,
 )
-from servanda.judgement.clauses.base import Source
+from servanda.judgement.clauses.base import GUARDS, Kind, Source
+from servanda.judgement.clauses.batch_invariance import BatchInvariance
+from servanda.judgement.clauses.calibration import CALIBRATION, Calibration
+from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
+from servanda.judgement.clauses.mass_gap import MassGap
+from servanda.judgement.clauses.not_applicable import Later, NotHere
+from servanda.judgement.clauses.numerical import Fact
+from servanda.judgement.clauses.numerical_interval import BoundedFact
+from servanda.judgement.clauses.relative import RelativeToNoise, RelativeToStable
+from servanda.judgement.clauses.reward_gap import DRAWS
+from servanda.judgement.clauses.scaling import feed_of
+from servanda.judgement.clauses.service_level import TIMINGS, LoadOf, service_level
+from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.schedule import Schedule
 from servanda.theory.divergence import DIVERGENCES
 
@@ -136,7 +139,20 @@ def _kind(contract: Contract, section: Section, clause: Clause, schedule: Schedu
     if clause.metric in DIVERGENCES:
         if section == "numerical":
             return Fact()
-        kind = certificate_of(clause)
+        kind = _certificate_of(clause)
         if kind is not None:
             return kind
     return Later(f"this version cannot judge {clause.metric!r}")
+
+
+def _certificate_of(clause: Clause) -> Certificate | MassGap | None:
+    """How a statistical clause is certified; None where it cannot be."""
+    if clause.metric == "mass_gap":
+        return MassGap(clause.at_most) if isinstance(clause.at_most, float) else None
+    feed = feed_of(clause)
+    if feed is None:
+        return None
+    if isinstance(clause.at_most, Relative):
+        relative = {"self_noise": RelativeToNoise, "stable": RelativeToStable}[clause.at_most.of]
+        return relative(feed, times=clause.at_most.times)
+    return Certificate(feed)

@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from servanda.judgement.clauses import DRAWS, BySequence, Cell, Certificate, RelativeCertificate
+from servanda.judgement.clauses.base import Cell
+from servanda.judgement.clauses.relative import RelativeCertificate
+from servanda.judgement.clauses.reward_gap import DRAWS
+from servanda.judgement.clauses.sequences import BySequence
+from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import NOISE_STRIDE, Schedule
 from servanda.judgement.slices.rules import Cut

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from servanda.contract.model import Contract, Escalation
-from servanda.judgement.clauses import CellVerdict, worst
+from servanda.judgement.clauses.base import CellVerdict, worst
 
 
 def watched(when: Mapping[str, Any], cells: Sequence[CellVerdict]) -> list[CellVerdict]:

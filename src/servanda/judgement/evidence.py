@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from servanda.contract.identity import EvidenceKey
 from servanda.errors import EvidenceError
-from servanda.judgement.clauses import DRAWS, SELVES, Cell, View
-from servanda.judgement.clauses.base import Source
+from servanda.judgement.clauses.base import Cell, Source, View
+from servanda.judgement.clauses.reward_gap import DRAWS
+from servanda.judgement.clauses.self_noise import SELVES
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule, Unit
 from servanda.judgement.slices.columns import columns

@@ -13,22 +13,16 @@ from servanda.contract.model import WHOLE, Clause, Contract, Kernel, Place, Sect
 from servanda.contract.stages import Leg
 from servanda.errors import ContractError, Problem
 from servanda.judgement.clause_kinds import clauses_at, kind_of
-from servanda.judgement.clauses import (
-    DRAWS,
-    BySequence,
-    Cell,
-    Certificate,
-    CornerFact,
-    Fact,
-    Later,
-    LoadOf,
-    NotHere,
-    RelativeCertificate,
-    RewardGap,
-    ServiceLevel,
-    corners_of,
-)
+from servanda.judgement.clauses.base import Cell
+from servanda.judgement.clauses.envelope import CornerFact, corners_of
+from servanda.judgement.clauses.not_applicable import Later, NotHere
+from servanda.judgement.clauses.numerical import Fact
+from servanda.judgement.clauses.relative import RelativeCertificate
+from servanda.judgement.clauses.reward_gap import DRAWS, RewardGap
 from servanda.judgement.clauses.scope import slices_of
+from servanda.judgement.clauses.sequences import BySequence
+from servanda.judgement.clauses.service_level import LoadOf, ServiceLevel
+from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.reward_answers import unanswered
 from servanda.judgement.rewards import file_and_function
 from servanda.judgement.schedule import Arrivals, Schedule

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.judgement.clauses import Cell, CellVerdict, Fact, Look, View
-from servanda.judgement.clauses.numerical import Values
+from servanda.judgement.clauses.base import Cell, CellVerdict, Look, View
+from servanda.judgement.clauses.numerical import Fact, Values
 from servanda.judgement.evidence import Evidence
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule

@@ -12,7 +12,8 @@ from servanda.contract.model import WHOLE, Contract
 from servanda.errors import EvidenceError
 from servanda.judgement.bitwise import SAME, objection, remarks
 from servanda.judgement.breakdown import Breakdown
-from servanda.judgement.clauses import Cell, CellVerdict, Certificate, Look, Outcome, Sampled, worst
+from servanda.judgement.clauses.base import Cell, CellVerdict, Look, Outcome, Sampled, worst
+from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.strength import weak_guards
 from servanda.judgement.evidence import Evidence, Weighed, cut_answers
 from servanda.judgement.plan import Plan

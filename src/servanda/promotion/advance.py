@@ -13,7 +13,7 @@ from dataclasses import replace
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.stages import Leg
 from servanda.errors import EvidenceError
-from servanda.judgement.clauses import Outcome, worst
+from servanda.judgement.clauses.base import Outcome, worst
 from servanda.promotion.effects import effects_of
 from servanda.promotion.state import Asked, Effect, Finding, Found, State, Status, leg_of
 

@@ -9,7 +9,7 @@ from servanda.contract.actions import ACTIONS
 from servanda.contract.model import Contract
 from servanda.contract.stages import Leg
 from servanda.judgement.clause_kinds import DEFAULT_GUARDS
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.escalation import action_of, rules_met
 from servanda.judgement.verdict import Verdict
 from servanda.promotion.state import Asked, Finding, Found

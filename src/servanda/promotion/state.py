@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.stages import Leg
-from servanda.judgement.clauses import CellVerdict, Outcome
+from servanda.judgement.clauses.base import CellVerdict, Outcome
 
 Status = Literal[
     "running",

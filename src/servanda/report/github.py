@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
 from servanda.report import cell_text, format
 from servanda.report.base import FORMATS

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.drift_location import Contrast, contrast, parted
 from servanda.judgement.token_profile import Portrait, Worst
 from servanda.judgement.verdict import Caught, Verdict

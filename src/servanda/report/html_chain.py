@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from servanda.contract import yaml_reader
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
-from servanda.judgement.bound_chain import chain
+from servanda.judgement.bound_chain.chain import chain
 from servanda.judgement.verdict import Verdict
 from servanda.report.chain_text import chain_text
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.token_profile import EDGES, RATIO_EDGES, Portrait, Sums
 from servanda.judgement.verdict import Verdict
 from servanda.report import cell_text, format

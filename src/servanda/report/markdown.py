@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.field_thresholds import gates
 from servanda.judgement.verdict import Verdict
 from servanda.report import cell_text, format

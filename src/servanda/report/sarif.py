@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from servanda._version import __version__
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
 from servanda.report import cell_text, format
 from servanda.report.base import FORMATS

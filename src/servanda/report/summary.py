@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from servanda.contract.model import EXTERNAL, WHOLE
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.clauses.fidelity import FOUND_TRAIN
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import excess, limit, measured, reason, where, worst_first

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from servanda.judgement.clauses import CellVerdict
-from servanda.judgement.clauses.base import ORDER
+from servanda.judgement.clauses.base import ORDER, CellVerdict
 from servanda.judgement.clauses.chain_metrics import CHAIN, ChainCertificate
 from servanda.judgement.clauses.statistical import ALWAYS
 from servanda.judgement.verdict import Verdict

@@ -13,7 +13,7 @@ from servanda.contract.model import Kernel
 from servanda.engines.arrow import to_table
 from servanda.engines.base import Engine
 from servanda.engines.pack_file import parquet
-from servanda.judgement.clauses import DRAWS
+from servanda.judgement.clauses.reward_gap import DRAWS
 from servanda.judgement.cost import Lengths, Probe
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule

@@ -19,7 +19,7 @@ from servanda.contract.model import Kernel, Path
 from servanda.engines.base import Engine, verb_of
 from servanda.errors import MeasurementError
 from servanda.judgement.admission import as_declared, path_of
-from servanda.judgement.clauses import DRAWS, REWARD
+from servanda.judgement.clauses.reward_gap import DRAWS, REWARD
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Arrivals, Schedule, Unit
 from servanda.runner.reward_scorer import Scorer

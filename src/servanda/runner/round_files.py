@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from servanda.errors import EvidenceError
-from servanda.judgement.clauses import DRAWS
+from servanda.judgement.clauses.reward_gap import DRAWS
 from servanda.judgement.evidence import Round
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from servanda.authoring.calibrate import seen
+from servanda.authoring.calibrate.recorder import seen
 from servanda.authoring.calibrate.resample import Again, drawn, top_share
-from servanda.judgement.clauses import Certificate, Feed
-from servanda.judgement.clauses.statistical import total
+from servanda.judgement.clauses.scaling import Feed
+from servanda.judgement.clauses.statistical import Certificate, total
 from servanda.runner import run
 from servanda.runner.finished_run import reread
 from tests import kit

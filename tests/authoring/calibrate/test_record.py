@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from servanda.authoring.calibrate import seen
 from servanda.authoring.calibrate.precision_floor import record_floor
+from servanda.authoring.calibrate.recorder import seen
 from servanda.authoring.calibrate.resample import Again
-from servanda.judgement.clauses import Certificate
+from servanda.judgement.clauses.statistical import Certificate
 from servanda.runner import run
 from servanda.runner.finished_run import reread
 from servanda.theory.divergence.precision import eta

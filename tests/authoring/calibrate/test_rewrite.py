@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from servanda.authoring.calibrate import rewritten
+from servanda.authoring.calibrate.rewrite import rewritten
 from servanda.contract.yaml_reader import read
 from servanda.errors import ContractError
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servanda.authoring.contract_test import read_tests, rehearse
 from servanda.authoring.contract_test.files import prepared
+from servanda.authoring.contract_test.parser import read_tests
+from servanda.authoring.contract_test.run import rehearse
 from servanda.errors import ContractError, EvidenceError
 from servanda.runner import load
 from servanda.theory.stats import LogMoment

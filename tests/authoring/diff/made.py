@@ -10,7 +10,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from servanda.authoring.diff import Kind
+from servanda.authoring.diff.values import Kind
 from servanda.contract.model import API_VERSION, Contract
 from servanda.contract.objective import Weighting
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from pydantic import BaseModel
 
-from servanda.authoring.diff import BREAKING, RULES, Change, changes
+from servanda.authoring.diff.compare import changes
 from servanda.authoring.diff.directions import REWRITTEN, Items, With
-from servanda.authoring.diff.values import MIRROR
+from servanda.authoring.diff.rules import RULES
+from servanda.authoring.diff.values import BREAKING, MIRROR, Change
 from servanda.contract.model import Contract, NamedWorkload
 from tests.authoring.diff.made import ABSENT, MOVES, NO_MOVE, Move, contract, contracts
 from tests.contract.test_whole_language import WHOLE

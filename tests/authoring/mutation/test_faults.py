@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from servanda.authoring.mutation import mutate
+from servanda.authoring.mutation.run import mutate
 from servanda.engines.table import TableEngine
 from servanda.errors import ContractError, MeasurementError
 from servanda.runner import fault_drill, run

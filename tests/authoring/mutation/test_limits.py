@@ -2,7 +2,8 @@
 
 import pytest
 
-from servanda.authoring.mutation import mutants, mutate
+from servanda.authoring.mutation.mutants import mutants
+from servanda.authoring.mutation.run import mutate
 from servanda.errors import ContractError
 from tests.authoring.mutation import made
 

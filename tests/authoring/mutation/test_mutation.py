@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.authoring.mutation import Conforming, Injected, Mutation, Tried
+from servanda.authoring.mutation.result import Conforming, Injected, Mutation, Tried
 
 MARKS = ("killed", "survived", "equivalent", "refused", "open")
 FATES = ("caught", "missed", "undecided", "not applicable", "open")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from servanda.gateway.controller.ledger_history import gateway_runs, retold
 from servanda.gateway.controller.store import Store
-from servanda.promotion.ledger import open_ledger
+from servanda.promotion.ledger.open import open_ledger
 
 CHILD = "from tests.gateway.controller.killed import child; import sys; child(*sys.argv[1:])"
 ROOT = Path(__file__).parents[3]

@@ -6,7 +6,8 @@ import pytest
 
 from servanda.cli.main import main
 from servanda.gateway.controller.ledger_history import disagreements, retold
-from servanda.promotion.ledger import Record, open_ledger
+from servanda.promotion.ledger.entry import Record
+from servanda.promotion.ledger.open import open_ledger
 from servanda.promotion.run.history import disagreements as promotions
 from servanda.promotion.run.history import stories, stories_of, story_of
 from tests.gateway.controller import leads

@@ -11,7 +11,7 @@ from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.gateway.controller.ledger_history import gateway_runs, retold
 from servanda.gateway.controller.store import FILE
 from servanda.gateway.routing.model import Known, snapshot_of
-from servanda.promotion.ledger import open_ledger
+from servanda.promotion.ledger.open import open_ledger
 from servanda.traces.request_log import OTHER_PROMPT
 from servanda.traces.serialization import to_plain
 from tests import kit, serving
@@ -222,7 +222,7 @@ def test_what_the_ledger_took_before_a_crash_is_not_said_twice(tmp_path, clock, 
 
 
 def _once(teller, ledger):
-    from servanda.promotion.ledger import Record
+    from servanda.promotion.ledger.entry import Record
     from servanda.traces.serialization import from_plain
 
     teller._read(ledger)

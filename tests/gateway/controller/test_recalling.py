@@ -7,7 +7,8 @@ import pytest
 
 from servanda.cli.main import main
 from servanda.gateway.controller.ledger_status import recalled, text
-from servanda.promotion.ledger import LedgerError, open_ledger
+from servanda.promotion.ledger.entry import LedgerError
+from servanda.promotion.ledger.open import open_ledger
 from tests.gateway.controller import leads
 
 

@@ -11,7 +11,7 @@ from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.gateway.controller.intake import Intake
 from servanda.gateway.controller.rescoring import ANOTHER, COPIED, EARLIER, ODD, Down, Scorer
 from servanda.gateway.controller.watched_cells import watch
-from servanda.judgement.clauses import Certificate
+from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.evidence import Round, weigh
 from servanda.judgement.schedule import Unit
 from servanda.judgement.traffic import SAMPLING, SEED, traffic_of

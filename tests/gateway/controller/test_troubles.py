@@ -14,7 +14,7 @@ from servanda.gateway.controller.ledger_history import disagreements
 from servanda.gateway.controller.rescoring import Scorer
 from servanda.gateway.controller.store import FILE
 from servanda.gateway.controller.watched_cells import watch
-from servanda.promotion.ledger import open_ledger, verify_at
+from servanda.promotion.ledger.open import open_ledger, verify_at
 from servanda.runner.load import load
 from tests.engines.serving import live
 from tests.gateway.controller import leads

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from servanda.contract.model import Clause
-from servanda.judgement.clauses import CHAIN, Cell, SupportMass, View, WeightGap
-from servanda.judgement.clauses.chain_metrics import between
+from servanda.judgement.clauses.base import Cell, View
+from servanda.judgement.clauses.chain_metrics import CHAIN, between
+from servanda.judgement.clauses.gradient import WeightGap
 from servanda.judgement.clauses.statistical import ALWAYS
+from servanda.judgement.clauses.support import SupportMass
 from servanda.judgement.slices.rules import Cut
 from servanda.report.explain.contract import explain_contract
 from servanda.runner import run

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from servanda.contract.model import Clause
-from servanda.judgement.clauses import Certificate, Look, MassGap
-from servanda.judgement.clauses.base import Cell
+from servanda.judgement.clauses.base import Cell, Look
+from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.scaling import Feed
-from servanda.judgement.clauses.statistical import Grown
+from servanda.judgement.clauses.statistical import Certificate, Grown
 from servanda.judgement.slices.rules import Cut
 from servanda.theory.stats import GroupRatio, LogMoment
 

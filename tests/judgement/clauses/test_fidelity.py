@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from servanda.contract.model import WHOLE, Clause
-from servanda.judgement.clauses import Cell, Look, SamplerFidelity, View
-from servanda.judgement.clauses.fidelity import ServedFidelity, log_evidence
+from servanda.judgement.clauses.base import Cell, Look, View
+from servanda.judgement.clauses.fidelity import SamplerFidelity, ServedFidelity, log_evidence
 from servanda.judgement.slices.rules import Cut
 from servanda.theory.sampling import columns_of, draw
 from servanda.theory.stats.cells import TILTS, Cells

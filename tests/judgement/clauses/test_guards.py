@@ -7,7 +7,9 @@ import pytest
 
 from servanda.contract.model import WHOLE, Clause, Kernel
 from servanda.engines.table import TableEngine
-from servanda.judgement.clauses import GUARDS, Cell, Coherent, Look, SamplerFidelity, View
+from servanda.judgement.clauses.base import GUARDS, Cell, Look, View
+from servanda.judgement.clauses.fidelity import SamplerFidelity
+from servanda.judgement.clauses.guards import Coherent
 from servanda.judgement.slices.rules import Cut
 from servanda.report.explain.glossary import explain_guard
 from servanda.runner import run

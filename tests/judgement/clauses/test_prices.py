@@ -15,28 +15,22 @@ import pytest
 
 import servanda.judgement.clauses
 from servanda.contract.model import Clause
-from servanda.judgement.clauses import (
-    Certificate,
-    Coherent,
+from servanda.judgement.clauses.base import Cell, Look
+from servanda.judgement.clauses.fidelity import Drawn, SamplerFidelity, ServedFidelity
+from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
+from servanda.judgement.clauses.mass_gap import MassGap
+from servanda.judgement.clauses.relative import Compared, RelativeToNoise, RelativeToStable
+from servanda.judgement.clauses.reward_gap import Growth, Paired, RewardGap
+from servanda.judgement.clauses.scaling import Feed
+from servanda.judgement.clauses.self_noise import SelfNoise
+from servanda.judgement.clauses.service_level import (
+    LOOKS,
     LoadOf,
-    Look,
-    MassGap,
-    RelativeToNoise,
-    RelativeToStable,
-    RewardGap,
-    SamplerFidelity,
-    SelfNoise,
-    UsableRatio,
+    Samples,
+    ServiceLevel,
     service_level,
 )
-from servanda.judgement.clauses.base import Cell
-from servanda.judgement.clauses.fidelity import Drawn, ServedFidelity
-from servanda.judgement.clauses.guards import Counts
-from servanda.judgement.clauses.relative import Compared
-from servanda.judgement.clauses.reward_gap import Growth, Paired
-from servanda.judgement.clauses.scaling import Feed
-from servanda.judgement.clauses.service_level import LOOKS, Samples, ServiceLevel
-from servanda.judgement.clauses.statistical import Grown
+from servanda.judgement.clauses.statistical import Certificate, Grown
 from servanda.judgement.slices.rules import Cut
 from servanda.theory.stats import GroupRatio, LogMoment, Refutation
 from servanda.theory.stats.block_bootstrap import block_interval

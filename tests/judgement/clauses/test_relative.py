@@ -5,9 +5,8 @@ import pytest
 
 import servanda as sv
 from servanda.contract.model import Clause
-from servanda.judgement.clauses import Look, RelativeToNoise
-from servanda.judgement.clauses.base import Cell
-from servanda.judgement.clauses.relative import Compared
+from servanda.judgement.clauses.base import Cell, Look
+from servanda.judgement.clauses.relative import Compared, RelativeToNoise
 from servanda.judgement.clauses.scaling import Feed
 from servanda.judgement.slices.rules import Cut
 from servanda.runner import run

@@ -9,20 +9,20 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from servanda import report
 from servanda.cli.cost_table import plan_lines
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import Sampling
 from servanda.engines.exact_table import TablePair
 from servanda.engines.table import TableEngine
 from servanda.errors import ContractError, Interrupted, MeasurementError
-from servanda.judgement.clauses import DRAWS, REWARD, RewardGap, SamplerFidelity
-from servanda.judgement.clauses.fidelity import FOUND_TRAIN, log_evidence
+from servanda.judgement.clauses.fidelity import FOUND_TRAIN, SamplerFidelity, log_evidence
+from servanda.judgement.clauses.reward_gap import DRAWS, REWARD, RewardGap
 from servanda.judgement.cost import cost_of
+from servanda.report.base import FORMATS
 from servanda.report.explain.contract import explain_contract
 from servanda.report.summary import headline
 from servanda.runner import run
-from servanda.runner.compare import measure_pack
+from servanda.runner.compare.reference import measure_pack
 from servanda.runner.probe import Engines, probe
 from servanda.runner.reward_scorer import scorer_of
 from servanda.runner.run_directory import opened
@@ -575,8 +575,8 @@ def test_every_door_can_show_it(tmp_path):
     path, _ = write(tmp_path, limit=0.3)
     verdict = check(path)
     assert gap_of(verdict).outcome == "holds"
-    for name in report.FORMATS:
-        assert "gap" in report.FORMATS[name](verdict)
+    for name in FORMATS:
+        assert "gap" in FORMATS[name](verdict)
     plan = run.compile(run.load(path))
     assert "train draws answers of its own, by decoding" in explain_contract(plan)
     with Engines(run.in_process) as engines:

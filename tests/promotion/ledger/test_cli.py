@@ -7,7 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from servanda.cli.main import main
-from servanda.promotion.ledger import Record, open_exported, open_ledger, verify
+from servanda.promotion.ledger.entry import Record
+from servanda.promotion.ledger.open import open_exported, open_ledger
+from servanda.promotion.ledger.verify import verify
 from tests.promotion.run.histories import reaching
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from servanda.promotion.ledger import Damaged, LedgerError, Outrun, Record, open_ledger, verify
+from servanda.promotion.ledger.entry import Damaged, LedgerError, Outrun, Record
 from servanda.promotion.ledger.hash_chain import FIRST, canonical, digest
+from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.verify import verify
 from tests.drawn import examples
 
 AT = 1_700_000_000.25

@@ -8,7 +8,8 @@ from urllib.parse import quote
 import pytest
 
 from servanda.errors import ServandaError
-from servanda.promotion.ledger import LedgerError, Record, open_ledger, verify_at
+from servanda.promotion.ledger.entry import LedgerError, Record
+from servanda.promotion.ledger.open import open_ledger, verify_at
 from tests.cluster import PASSWORD, USER
 
 

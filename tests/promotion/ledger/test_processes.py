@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from servanda.promotion.ledger import open_ledger, verify
+from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.verify import verify
 
 ROOT = Path(__file__).parents[3]
 KILLS = 30  # two hundred in tests/slow

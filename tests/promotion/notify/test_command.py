@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from servanda.errors import ContractError, MeasurementError
-from servanda.promotion.notify import Busy, Command
+from servanda.promotion.notify.command import Command
+from servanda.promotion.notify.http_post import Busy
 from tests.promotion.notify.made import BODY, effect
 
 # holds the pipe open, as does its child, which would write to it much later

@@ -10,7 +10,8 @@ import pytest
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.stages import Leg
 from servanda.promotion.effects import effects_of
-from servanda.promotion.notify import Command, message
+from servanda.promotion.notify.base import message
+from servanda.promotion.notify.command import Command
 from servanda.promotion.notify.slack import lines
 from servanda.promotion.state import Asked, Effect, Found, State
 from servanda.traces.serialization import to_plain

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.stages import course_of
-from servanda.promotion import Asked, Finding, Found
 from servanda.promotion.run.record import look_at, open_run, say_yes
+from servanda.promotion.state import Asked, Finding, Found
 from tests.kit import parse
 
 TEXT = """\

@@ -3,8 +3,9 @@
 from collections import deque
 
 from servanda.errors import MeasurementError
-from servanda.promotion.ledger import Entry, Outrun
-from servanda.promotion.notify import KINDS, Busy
+from servanda.promotion.ledger.entry import Entry, Outrun
+from servanda.promotion.notify.base import KINDS
+from servanda.promotion.notify.http_post import Busy
 from servanda.traces.serialization import to_plain
 
 RUN = "llama-int8-3f9a"

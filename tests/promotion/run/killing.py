@@ -16,13 +16,15 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from servanda.promotion import Override
-from servanda.promotion.ledger import LedgerError, Outrun, open_ledger
-from servanda.promotion.notify import KINDS, Command, message
+from servanda.promotion.ledger.entry import LedgerError, Outrun
+from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.notify.base import KINDS, message
+from servanda.promotion.notify.command import Command
 from servanda.promotion.run.history import refreshed, stories
 from servanda.promotion.run.outbox import tell, tell_late
 from servanda.promotion.run.promoter import Build, promote
 from servanda.promotion.run.record import let_pass, say_yes, take_back
+from servanda.promotion.state import Override
 from servanda.runner.run import in_process
 from tests import kit, serving
 from tests.promotion.ledger.processes import drained, end_with, forked

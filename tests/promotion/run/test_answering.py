@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from servanda.errors import ContractError, EvidenceError
-from servanda.promotion.ledger import LedgerError, Record, open_ledger
+from servanda.promotion.ledger.entry import LedgerError, Record
+from servanda.promotion.ledger.open import open_ledger
 from servanda.promotion.run.can_promote import can_promote, named
 from servanda.promotion.run.record import look_at, take_back
 from tests.promotion.run.histories import (

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 import pytest
 
 from servanda.cli.main import main
-from servanda.promotion import Override
-from servanda.promotion.ledger import open_ledger
+from servanda.promotion.ledger.open import open_ledger
 from servanda.promotion.run.history import stories
 from servanda.promotion.run.record import let_pass
+from servanda.promotion.state import Override
 from servanda.runner.run_directory import opened
 from tests import kit, serving
 from tests.promotion.run.test_promoter import STAGES

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from servanda.judgement.traffic import traffic_of
-from servanda.promotion.notify import sinks_of
+from servanda.promotion.notify.sinks import sinks_of
 from servanda.runner.run import load
 from servanda.traces.request_log import read_served
 from tests import kit

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from servanda.promotion import Effect
-from servanda.promotion.ledger import open_ledger, verify
-from servanda.promotion.notify import message
+from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.verify import verify
+from servanda.promotion.notify.base import message
 from servanda.promotion.run.history import disagreements, retold
+from servanda.promotion.state import Effect
 from servanda.traces.serialization import from_plain
 from tests.promotion.run.killing import Site
 

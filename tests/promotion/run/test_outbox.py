@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.promotion.ledger import LedgerError, Outrun, Record, open_ledger, verify
-from servanda.promotion.notify import Webhook, message
+from servanda.promotion.ledger.entry import LedgerError, Outrun, Record
+from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.verify import verify
+from servanda.promotion.notify.base import message
+from servanda.promotion.notify.webhook import Webhook
 from servanda.promotion.run.outbox import Told, tell, tell_late
 from servanda.promotion.state import Effect
 from servanda.traces.serialization import to_plain

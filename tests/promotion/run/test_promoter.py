@@ -7,7 +7,8 @@ from servanda.cli.lint import read
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.errors import ContractError, EvidenceError, MeasurementError
-from servanda.promotion.ledger import open_ledger, verify
+from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.verify import verify
 from servanda.promotion.run.history import disagreements, story_of
 from servanda.promotion.run.promoter import Build, promote
 from servanda.promotion.run.record import say_yes, take_back

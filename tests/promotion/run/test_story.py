@@ -6,10 +6,13 @@ import pytest
 
 from servanda import __version__
 from servanda.errors import EvidenceError
-from servanda.promotion import Override, advance
-from servanda.promotion.ledger import LedgerError, Outrun, Record, open_ledger, verify
+from servanda.promotion.advance import advance
+from servanda.promotion.ledger.entry import LedgerError, Outrun, Record
+from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.verify import verify
 from servanda.promotion.run.history import TOLD, disagreements, kept, refreshed, stories, story_of
 from servanda.promotion.run.record import let_pass, look_at, take_back
+from servanda.promotion.state import Override
 from servanda.traces.serialization import to_plain
 from tests.promotion.run.histories import ACTOR, LEGS, finding, key, opened, reaching
 

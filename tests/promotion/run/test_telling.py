@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from servanda.promotion import Override
-from servanda.promotion.ledger import open_ledger
+from servanda.promotion.ledger.open import open_ledger
 from servanda.promotion.run import report
 from servanda.promotion.run.record import let_pass, look_at, say_yes, take_back
+from servanda.promotion.state import Override
 from tests.promotion.run.histories import ACTOR, LEGS, cell, finding, key, reaching
 
 

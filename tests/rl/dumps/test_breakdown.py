@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from servanda.cli.main import main
 from servanda.judgement.verdict import Verdict
-from servanda.report import FORMATS
+from servanda.report.base import FORMATS
 from servanda.rl.dumps.blocks import paired
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.rl.dumps.judge import Asked, judge_dump

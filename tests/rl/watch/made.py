@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.rl.watch.contract import Asked
 from servanda.rl.watch.loop import Following
 from servanda.rl.watch.open import Found

@@ -8,7 +8,7 @@ import pytest
 
 from servanda.contract.identity import EvidenceKey
 from servanda.judgement.evidence import Evidence, Weighed
-from servanda.promotion.ledger import Record
+from servanda.promotion.ledger.entry import Record
 from servanda.promotion.ledger.hash_chain import sealed
 from servanda.theory.stats import (
     Coherence,

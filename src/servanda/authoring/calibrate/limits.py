@@ -16,9 +16,12 @@ from servanda.authoring.calibrate.recorder import Seen
 from servanda.authoring.calibrate.resample import Again, drawn
 from servanda.contract.model import Clause, Place, Relative
 from servanda.errors import EvidenceError
-from servanda.judgement.clauses import Cell, CellVerdict, Certificate, Fact, NotHere
+from servanda.judgement.clauses.base import Cell, CellVerdict
 from servanda.judgement.clauses.calibration import Calibration as CalibrationFact
+from servanda.judgement.clauses.not_applicable import NotHere
+from servanda.judgement.clauses.numerical import Fact
 from servanda.judgement.clauses.numerical_interval import BoundedFact
+from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.plan import Plan
 from servanda.theory.divergence import DIVERGENCES
 from servanda.theory.divergence.precision import CAPTURES, captured, eta

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from servanda.contract.identity import EvidenceKey
-from servanda.judgement.clauses import Cell, Kind, View
-from servanda.judgement.clauses.base import Source
+from servanda.judgement.clauses.base import Cell, Kind, Source, View
 from servanda.judgement.evidence import Round, weigh
 from servanda.judgement.plan import Plan
 

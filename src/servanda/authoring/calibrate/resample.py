@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.authoring.calibrate.recorder import Seen
-from servanda.judgement.clauses import Cell, Certificate, View
+from servanda.judgement.clauses.base import Cell, View
 from servanda.judgement.clauses.scaling import Feed
-from servanda.judgement.clauses.statistical import Units
+from servanda.judgement.clauses.statistical import Certificate, Units
 from servanda.theory.stats import units_to_decide
 from servanda.theory.stats.log_moment import NEG
 

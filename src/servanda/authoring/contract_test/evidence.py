@@ -19,8 +19,7 @@ from servanda.authoring.contract_test.synthetic import Steered, Traffic, first_g
 from servanda.authoring.contract_test.validate import width_of
 from servanda.contract.identity import EvidenceKey
 from servanda.errors import ContractError, EvidenceError, Problem
-from servanda.judgement.clauses import Cell
-from servanda.judgement.clauses.base import Source
+from servanda.judgement.clauses.base import Cell, Source
 from servanda.judgement.evidence import Evidence, GoldenRun, Round, weigh, weigh_golden, weigh_once
 from servanda.judgement.plan import Plan, make_plan
 from servanda.judgement.schedule import Schedule

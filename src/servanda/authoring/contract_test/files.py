@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from servanda.authoring.contract_test import (
-    ContractTest,
-    Recording,
-    Rehearsal,
-    read_tests,
-    rehearse,
-)
-from servanda.authoring.contract_test.model import SUFFIX
+from servanda.authoring.contract_test.evidence import Recording
+from servanda.authoring.contract_test.model import SUFFIX, ContractTest
+from servanda.authoring.contract_test.parser import read_tests
+from servanda.authoring.contract_test.results import Rehearsal
+from servanda.authoring.contract_test.run import rehearse
 from servanda.contract.model import Contract
 from servanda.contract.text_file import content
 from servanda.contract.yaml_reader import MAX_BYTES

@@ -9,28 +9,22 @@ from typing import Any, ClassVar
 import numpy as np
 
 from servanda.authoring.contract_test.model import Case, ContractTest, Level
-from servanda.judgement.clauses import (
-    CALIBRATION,
-    DRAWS,
-    SELVES,
-    BoundedFact,
-    Cell,
-    CellVerdict,
-    CornerFact,
-    Coverage,
-    Fact,
-    Later,
-    LoadOf,
-    Look,
-)
-from servanda.judgement.clauses.coverage import Windows
-from servanda.judgement.clauses.envelope import CornerRun
+from servanda.judgement.clauses.base import Cell, CellVerdict, Look
+from servanda.judgement.clauses.calibration import CALIBRATION
+from servanda.judgement.clauses.coverage import Coverage, Windows
+from servanda.judgement.clauses.envelope import CornerFact, CornerRun
+from servanda.judgement.clauses.not_applicable import Later
+from servanda.judgement.clauses.numerical import Fact
+from servanda.judgement.clauses.numerical_interval import BoundedFact
+from servanda.judgement.clauses.reward_gap import DRAWS
+from servanda.judgement.clauses.self_noise import SELVES
 from servanda.judgement.clauses.service_level import (
     LOOKS,
     RECORDED,
     SERVED,
     STABLE,
     TIMINGS,
+    LoadOf,
     LoadRun,
 )
 from servanda.judgement.evidence import GoldenRun

@@ -12,7 +12,7 @@ from servanda.authoring.contract_test.series import SeriesText
 from servanda.contract.fields import Duration, Flag, Number, Value, Whole
 from servanda.contract.model import API_VERSION, WHOLE, Metadata, Place, Stage
 from servanda.errors import Where
-from servanda.promotion import Status
+from servanda.promotion.state import Status
 
 KIND = "ContractTest"
 REST = "rest"  # the tokens that no slice above it has

@@ -16,20 +16,11 @@ from servanda.errors import ContractError, EvidenceError
 from servanda.judgement.plan import Plan, make_plan
 from servanda.judgement.schedule import Arrivals, Schedule
 from servanda.judgement.verdict import Verdict, judge
-from servanda.promotion import (
-    Effect,
-    Finding,
-    Override,
-    State,
-    advance,
-    approve,
-    begin,
-    found,
-    leg_of,
-    override,
-    roll_back,
-    route_of,
-)
+from servanda.promotion.advance import advance, begin
+from servanda.promotion.effects import route_of
+from servanda.promotion.finding import found
+from servanda.promotion.operator import approve, override, roll_back
+from servanda.promotion.state import Effect, Finding, Override, State, leg_of
 
 _REHEARSED = "rehearsed"  # the run's name, and the reason of every act
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from servanda.authoring.contract_test.results import CaseResult, Check, Looked, Rehearsal
 from servanda.contract.fields import duration_text
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.report import cell_text, format
 from servanda.report.format import xml_text
 

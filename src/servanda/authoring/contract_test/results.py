@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from servanda.errors import Where
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
 from servanda.traces.serialization import to_plain
 

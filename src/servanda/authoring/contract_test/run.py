@@ -22,11 +22,11 @@ from servanda.authoring.contract_test.validate import misfits
 from servanda.contract.model import Contract
 from servanda.contract.stages import Leg, course_of
 from servanda.errors import ContractError, Problem
-from servanda.judgement.clauses import CellVerdict, Outcome, worst
+from servanda.judgement.clauses.base import CellVerdict, Outcome, worst
 from servanda.judgement.escalation import asked_for
 from servanda.judgement.plan import Plan, make_plan
 from servanda.judgement.verdict import Verdict, judge
-from servanda.promotion import leg_of
+from servanda.promotion.state import leg_of
 from servanda.registry import quoted
 from servanda.report.cell_text import worst_first
 from servanda.traces.corpus import Corpus

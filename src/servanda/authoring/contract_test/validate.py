@@ -10,7 +10,7 @@ from servanda.authoring.contract_test.model import REST, Case, ContractTest, Exp
 from servanda.contract.model import WHOLE
 from servanda.contract.stages import course_of
 from servanda.errors import Problem
-from servanda.judgement.clauses import TIMINGS
+from servanda.judgement.clauses.service_level import TIMINGS
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import cuts_of
 from servanda.registry import nearest, quoted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from servanda.authoring.mutation.result import Conforming, Failing
 from servanda.contract.model import PACK, Contract, Kernels
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.plan import Plan, out_of_reach
 from servanda.judgement.verdict import Verdict
 from servanda.runner.fault_drill import Drill

@@ -8,7 +8,8 @@ from servanda.authoring.mutation.missing_case import written
 from servanda.authoring.mutation.mutants import Mutant
 from servanda.contract.model import STAGES, Contract
 from servanda.contract.stages import course_of
-from servanda.judgement.clauses import Cell, Later, NotHere
+from servanda.judgement.clauses.base import Cell
+from servanda.judgement.clauses.not_applicable import Later, NotHere
 from servanda.judgement.plan import draft
 from servanda.traces.corpus import Corpus
 

@@ -11,8 +11,8 @@ from servanda.contract.model import Contract
 from servanda.engines.faults import FAULTS
 from servanda.engines.faults.base import cannot
 from servanda.errors import Interrupted, MeasurementError, ServandaError
-from servanda.judgement.clauses import CellVerdict
-from servanda.judgement.lint import RUNTIME_METRICS
+from servanda.judgement.clauses.base import CellVerdict
+from servanda.judgement.lint.runtime import RUNTIME_METRICS
 from servanda.judgement.verdict import Verdict
 from servanda.runner.fault_drill import Drill, drill
 from servanda.runner.measurement import Open, Progress, Watch

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from servanda.authoring.contract_test import Case, CaseResult, Rehearsal
 from servanda.authoring.contract_test.files import Prepared
+from servanda.authoring.contract_test.model import Case
+from servanda.authoring.contract_test.results import CaseResult, Rehearsal
 from servanda.authoring.mutation.equivalent import proof
 from servanda.authoring.mutation.mutants import Mutant, mutants
 from servanda.authoring.mutation.result import Mark, Near, Tried
 from servanda.contract.model import Contract
 from servanda.contract.stages import course_of
 from servanda.errors import ContractError
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.plan import draft
 from servanda.report.cell_text import of_cell
 from servanda.traces.corpus import Corpus

@@ -18,8 +18,8 @@ from servanda.authoring.mutation.limit_mutants import lowered, raised
 from servanda.contract.model import Clause, Contract, Place, Relative, Section
 from servanda.contract.yaml_reader import Marks, Source
 from servanda.errors import Where
-from servanda.judgement import lint
-from servanda.judgement.clauses import GUARDS
+from servanda.judgement.clauses.base import GUARDS
+from servanda.judgement.lint import linter
 from servanda.theory.divergence import DIVERGENCES
 
 Kind = Literal["limit", "clause", "slice", "severity", "escalation"]
@@ -291,7 +291,7 @@ def _refusals(contract: Contract) -> frozenset[str]:
     kernels = [*vars(contract.kernels).values(), *([contract.stable] if contract.stable else [])]
     nowhere = Marks(Source("", ""))
     nowhere.note((), 0)
-    problems = lint.check(
+    problems = linter.check(
         contract,
         nowhere,
         engines={k.engine for k in kernels},

@@ -30,8 +30,8 @@ from servanda.gateway.routing import state_machine
 from servanda.gateway.routing.model import Decision, Known, Pin, PinTo, Snapshot
 from servanda.gateway.routing.router import Router
 from servanda.gateway.routing.state import Transition
-from servanda.promotion.ledger import open_ledger
-from servanda.promotion.notify import Sink
+from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.notify.base import Sink
 from servanda.runner.load import load
 from servanda.runner.measurement import Open
 from servanda.traces.serialization import to_plain

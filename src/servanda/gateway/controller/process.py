@@ -20,7 +20,7 @@ from servanda.gateway.controller.web.app import app
 from servanda.gateway.http.api_keys import Role
 from servanda.gateway.http.listener import Listening, bound
 from servanda.gateway.http.reload import ListenerFiles, stamps_of
-from servanda.promotion.notify import sinks_of
+from servanda.promotion.notify.sinks import sinks_of
 from servanda.traces.serialization import from_plain
 
 _LOOK_S = 0.5  # between two looks at what became of it

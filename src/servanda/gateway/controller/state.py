@@ -25,7 +25,7 @@ from servanda.gateway.routing.model import Snapshot
 from servanda.gateway.routing.sampling_budget import samples
 from servanda.gateway.routing.snapshot import differ
 from servanda.gateway.routing.state import Facts, RoutingState, Rules, Score, Transition, named
-from servanda.promotion.ledger import Record
+from servanda.promotion.ledger.entry import Record
 from servanda.promotion.run.history import GATEWAY
 from servanda.traces.request_log import OTHER_PROMPT
 from servanda.traces.serialization import from_plain, to_plain

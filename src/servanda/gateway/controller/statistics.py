@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.gateway.controller.watched_cells import Watching
-from servanda.judgement.clauses import Certificate, View
+from servanda.judgement.clauses.base import View
+from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.slices.columns import columns
 from servanda.theory.stats import GroupRatio, RequestDraws
 from servanda.traces.corpus import Prompt

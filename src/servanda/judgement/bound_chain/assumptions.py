@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from servanda.contract.model import WHOLE, Contract
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
 from servanda.theory.bounds import ASSUMPTIONS
 

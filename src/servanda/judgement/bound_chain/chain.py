@@ -12,7 +12,7 @@ from servanda.contract.model import WHOLE, Contract
 from servanda.judgement.bound_chain.assumptions import rest
 from servanda.judgement.bound_chain.inputs import LeaveOut, Start, tokens_of
 from servanda.judgement.bound_chain.steps import Chain, Step, follow, joined, weakest
-from servanda.judgement.clauses import CHAIN
+from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.gradient import bias_assumes, loss_of, psi_of, score_norm_of
 from servanda.judgement.clauses.scope import slices_of
 from servanda.judgement.verdict import Verdict

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from servanda.contract.model import WHOLE, Clause, Contract, Section
 from servanda.judgement.bound_chain.steps import STANDINGS, Step, joined
-from servanda.judgement.clauses import CHAIN, CellVerdict, ChainMetric, RewardGap
-from servanda.judgement.clauses.chain_metrics import chain_metric
+from servanda.judgement.clauses.base import CellVerdict
+from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, chain_metric
+from servanda.judgement.clauses.reward_gap import RewardGap
 from servanda.judgement.verdict import Verdict
 from servanda.theory.bounds import Standing, is_vacuous
 from servanda.theory.sampling import Sampling

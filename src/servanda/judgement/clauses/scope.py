@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from servanda.contract.model import WHOLE, Clause, Contract, Section
-from servanda.judgement.clauses import CHAIN, chain_metric
+from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
 from servanda.judgement.slices.rules import Known, known
 from servanda.theory.divergence import DIVERGENCES
 

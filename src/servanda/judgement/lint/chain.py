@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from servanda.contract.finding import Finding
 from servanda.contract.model import Clause, Contract, Section
 from servanda.contract.yaml_reader import Path
-from servanda.judgement.clauses import CHAIN, chain_metric
+from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
 from servanda.judgement.clauses.scope import known_by_name
 
 _ORDER = ("request", "context", "outcome")

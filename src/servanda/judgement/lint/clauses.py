@@ -8,7 +8,9 @@ from collections.abc import Collection, Iterator
 from servanda.contract.finding import Finding
 from servanda.contract.model import WHOLE, Clause, Contract, Relative, Section
 from servanda.contract.yaml_reader import Marks, Path
-from servanda.judgement.clauses import CALIBRATION, CHAIN, GUARDS
+from servanda.judgement.clauses.base import GUARDS
+from servanda.judgement.clauses.calibration import CALIBRATION
+from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.scope import known_by_name
 from servanda.judgement.lint.calibration import calibration
 from servanda.judgement.lint.chain import chain

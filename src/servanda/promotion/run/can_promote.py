@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from servanda.contract.model import Contract
 from servanda.contract.stages import refuse_absent
 from servanda.errors import EvidenceError
-from servanda.promotion import judged
-from servanda.promotion.advance import in_order
-from servanda.promotion.ledger import Ledger
+from servanda.promotion.advance import in_order, judged
+from servanda.promotion.ledger.entry import Ledger
 from servanda.promotion.run.history import Story, stories, stories_of, story_of
 from servanda.promotion.run.report import cell_text, when
 

@@ -15,20 +15,11 @@ from servanda._version import __version__
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.stages import Leg
 from servanda.errors import EvidenceError, Problem
-from servanda.promotion import (
-    Finding,
-    Moved,
-    Override,
-    State,
-    advance,
-    approve,
-    begin,
-    beginning_of,
-    leg_of,
-    override,
-    roll_back,
-)
-from servanda.promotion.ledger import Entry, Ledger, LedgerError
+from servanda.promotion.advance import Moved, advance, begin
+from servanda.promotion.api import beginning_of
+from servanda.promotion.ledger.entry import Entry, Ledger, LedgerError
+from servanda.promotion.operator import approve, override, roll_back
+from servanda.promotion.state import Finding, Override, State, leg_of
 from servanda.traces.serialization import from_plain, to_plain
 
 TOLD = "told"  # an effect that was delivered: it changes nothing

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from servanda.errors import EvidenceError, MeasurementError
-from servanda.promotion import beginning_of
-from servanda.promotion.ledger import Entry, Ledger, LedgerError, Outrun, Record
-from servanda.promotion.notify import Kind, Sink, insist
+from servanda.promotion.api import beginning_of
+from servanda.promotion.ledger.entry import Entry, Ledger, LedgerError, Outrun, Record
+from servanda.promotion.notify.base import Kind, Sink
+from servanda.promotion.notify.http_post import insist
 from servanda.promotion.run.history import TOLD
 from servanda.promotion.state import ENDED, Effect
 from servanda.traces.serialization import from_plain

@@ -11,11 +11,13 @@ from servanda.contract.model import Contract
 from servanda.contract.stages import Leg, course_of, refuse_absent
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, EvidenceError, Interrupted, ServandaError
-from servanda.promotion import Finding, found, leg_of, run_name
-from servanda.promotion.ledger import Ledger, LedgerError
+from servanda.promotion.api import run_name
+from servanda.promotion.finding import found
+from servanda.promotion.ledger.entry import Ledger, LedgerError
 from servanda.promotion.run.evaluate import Looked, look
 from servanda.promotion.run.history import Story, refreshed, stories_of, story_of
 from servanda.promotion.run.record import look_at, open_run, take_back
+from servanda.promotion.state import Finding, leg_of
 from servanda.runner.load import compile, load
 from servanda.runner.measurement import Open, Watch
 from servanda.runner.run import RUNS

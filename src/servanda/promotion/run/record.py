@@ -10,19 +10,12 @@ from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import Contract
 from servanda.contract.stages import Leg
 from servanda.errors import EvidenceError
-from servanda.promotion import (
-    Finding,
-    Moved,
-    Override,
-    advance,
-    approve,
-    begin,
-    override,
-    roll_back,
-    run_name,
-)
-from servanda.promotion.ledger import Ledger, Record
+from servanda.promotion.advance import Moved, advance, begin
+from servanda.promotion.api import run_name
+from servanda.promotion.ledger.entry import Ledger, Record
+from servanda.promotion.operator import approve, override, roll_back
 from servanda.promotion.run.history import Story, kept, retold
+from servanda.promotion.state import Finding, Override
 from servanda.traces.serialization import to_plain
 
 

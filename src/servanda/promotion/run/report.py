@@ -8,8 +8,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from servanda.contract.stages import Leg
-from servanda.promotion import Found, judged, route_of
+from servanda.promotion.advance import judged
+from servanda.promotion.effects import route_of
 from servanda.promotion.run.history import Look, Story
+from servanda.promotion.state import Found
 from servanda.report.format import duration, line, number
 from servanda.report.table import table
 from servanda.traces.serialization import to_plain

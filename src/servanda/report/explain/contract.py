@@ -6,22 +6,17 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from servanda.contract.model import Clause, Relative
-from servanda.judgement.clauses import (
-    CHAIN,
-    GUARDS,
-    BySequence,
-    Calibration,
-    Cell,
-    Certificate,
-    ChainCertificate,
-    Fact,
-    Later,
-    MassGap,
-    NotHere,
-    RelativeCertificate,
-    RewardGap,
-)
-from servanda.judgement.lint import RUNTIME_METRICS
+from servanda.judgement.clauses.base import GUARDS, Cell
+from servanda.judgement.clauses.calibration import Calibration
+from servanda.judgement.clauses.chain_metrics import CHAIN, ChainCertificate
+from servanda.judgement.clauses.mass_gap import MassGap
+from servanda.judgement.clauses.not_applicable import Later, NotHere
+from servanda.judgement.clauses.numerical import Fact
+from servanda.judgement.clauses.relative import RelativeCertificate
+from servanda.judgement.clauses.reward_gap import RewardGap
+from servanda.judgement.clauses.sequences import BySequence
+from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.lint.runtime import RUNTIME_METRICS
 from servanda.judgement.plan import Plan
 from servanda.report.explain.glossary import of_guard, of_metric
 from servanda.report.explain.promotion import explain_course

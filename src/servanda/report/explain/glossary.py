@@ -6,8 +6,9 @@ import inspect
 from collections.abc import Callable, Collection
 
 from servanda.judgement.clause_kinds import DEFAULT_GUARDS
-from servanda.judgement.clauses import CHAIN, GUARDS
-from servanda.judgement.lint import RUNTIME_METRICS
+from servanda.judgement.clauses.base import GUARDS
+from servanda.judgement.clauses.chain_metrics import CHAIN
+from servanda.judgement.lint.runtime import RUNTIME_METRICS
 from servanda.judgement.slices.rules import FIELDS, LABEL, field_of
 from servanda.theory.divergence import DIVERGENCES, Divergence
 

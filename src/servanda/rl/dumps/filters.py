@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from servanda.judgement.breakdown import Removed
-from servanda.judgement.clauses import worst
+from servanda.judgement.clauses.base import worst
 from servanda.judgement.token_profile import Sums
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import of_cell

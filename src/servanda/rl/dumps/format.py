@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.report.cell_text import of_cell, quantity
 from servanda.report.format import percent
 

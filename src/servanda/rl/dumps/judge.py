@@ -13,7 +13,8 @@ from pathlib import Path
 from servanda.contract.model import WHOLE
 from servanda.errors import MeasurementError
 from servanda.judgement.breakdown import Breakdown
-from servanda.judgement.clauses import CellVerdict, Certificate
+from servanda.judgement.clauses.base import CellVerdict
+from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.verdict import BlindSpot, Circumstances, Verdict, judge, unsound
 from servanda.report.breakdown import removed_line
 from servanda.rl.dumps import diagnosis

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.breakdown import Breakdown, StepRow
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.field_thresholds import quantile_shown
 from servanda.judgement.token_profile import Portrait
 from servanda.report.breakdown import count_of, digits, sequence_row, step_row, worst_steps

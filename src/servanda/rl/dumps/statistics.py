@@ -19,7 +19,7 @@ from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import WHOLE, Contract
 from servanda.judgement import plan as planning
 from servanda.judgement.breakdown import Removed
-from servanda.judgement.clauses import Certificate
+from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.evidence import Evidence, Round, Weighed, weigh
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Unit

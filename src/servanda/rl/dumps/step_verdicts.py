@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.breakdown import StepRow
-from servanda.judgement.clauses import CellVerdict, Certificate, worst
+from servanda.judgement.clauses.base import CellVerdict, worst
+from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import excess
 from servanda.rl.dumps.checks import Finding, Soundness, of_step

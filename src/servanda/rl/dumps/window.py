@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.clauses import CellVerdict, Outcome, worst
+from servanda.judgement.clauses.base import CellVerdict, Outcome, worst
 from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.verdict import Verdict, judge, unsound

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from servanda.contract.actions import ACTIONS
 from servanda.contract.model import WHOLE, Contract
 from servanda.judgement import escalation
-from servanda.judgement.clauses import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import Verdict

@@ -13,10 +13,12 @@ from servanda.contract.model import EXTERNAL, Clause, Contract, Kernel, SliceRul
 from servanda.contract.presets import PRESETS
 from servanda.errors import ContractError
 from servanda.judgement import plan as planning
-from servanda.judgement.clauses import Cell, Certificate, Kind, RelativeCertificate, UsableRatio
+from servanda.judgement.clauses.base import Cell, Kind
 from servanda.judgement.clauses.gradient import AnswerGap, Gap
-from servanda.judgement.clauses.guards import Coherent
+from servanda.judgement.clauses.guards import Coherent, UsableRatio
 from servanda.judgement.clauses.not_applicable import NotHere
+from servanda.judgement.clauses.relative import RelativeCertificate
+from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import LABEL
 from servanda.rl.dumps import preset as dump_preset

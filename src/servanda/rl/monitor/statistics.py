@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.judgement.clauses import Cell, Certificate, UsableRatio
+from servanda.judgement.clauses.base import Cell
 from servanda.judgement.clauses.gradient import Gap
-from servanda.judgement.clauses.guards import Coherent, Counts
-from servanda.judgement.clauses.statistical import Grown
+from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
+from servanda.judgement.clauses.statistical import Certificate, Grown
 from servanda.judgement.evidence import Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut

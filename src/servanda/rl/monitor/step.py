@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.clauses import CellVerdict, Outcome
+from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.judgement.verdict import EXIT_CODES, Verdict
 from servanda.report.cell_text import seen_first
 from servanda.rl.dumps.steps import GroupSums

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from servanda.errors import MeasurementError
-from servanda.judgement.clauses import Outcome
+from servanda.judgement.clauses.base import Outcome
 from servanda.report.format import line
 from servanda.rl.watch.report import alert_lines, last_line, step_line
 from servanda.rl.watch.series import placed, series

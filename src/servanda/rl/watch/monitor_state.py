@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from servanda.errors import ContractError
-from servanda.judgement.clauses import GUARDS, CellVerdict
+from servanda.judgement.clauses.base import GUARDS, CellVerdict
 from servanda.rl.dumps.steps import GroupSums, trend
 from servanda.rl.monitor.state_file import SCHEMA, Memory
 from servanda.rl.watch.first_last import plain, steps_of

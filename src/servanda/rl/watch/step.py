@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.clauses import CellVerdict, Outcome
+from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.report.cell_text import seen_first
 from servanda.rl.dumps import format
 from servanda.rl.dumps.steps import Trend

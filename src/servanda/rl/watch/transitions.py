@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from servanda.judgement.clauses import CellVerdict, Outcome
+from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.rl.dumps import format as words
 from servanda.rl.dumps.diagnosis import DOUBLED, GROWS
 from servanda.rl.watch.step import COVERAGE, Seen

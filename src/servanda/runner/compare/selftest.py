@@ -16,7 +16,7 @@ from servanda.engines.http import HTTPEngine
 from servanda.engines.worker import spawn
 from servanda.judgement.verdict import Verdict
 from servanda.runner import run
-from servanda.runner.compare import CONTRACT, Asked, Comparison, prepare
+from servanda.runner.compare.contract import CONTRACT, Asked, Comparison, prepare
 from servanda.runner.measurement import Watch
 from servanda.runner.probe import Engines
 from servanda.theory.sampling import Sampling

@@ -14,7 +14,7 @@ from servanda.gateway.controller.web.app import Web, app
 from servanda.gateway.controller.web.auth import Limits
 from servanda.gateway.http.api_keys import ROLES, Keys
 from servanda.gateway.routing.model import snapshot_of
-from servanda.promotion.notify import sinks_of
+from servanda.promotion.notify.sinks import sinks_of
 from servanda.promotion.state import Effect
 from tests.gateway.controller.web import fake
 from tests.gateway.controller.web.serving import KEY, KEYS, WAIT_S, bearer, live

@@ -1,0 +1,66 @@
+# Lint: what one part of a contract means for another, all findings at once.
+#
+# Each rule is a generator of findings over a contract; the place of a finding is the path
+# of the value that is to be changed.
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from servanda.contract.finding import Finding
+from servanda.contract.model import Contract
+from servanda.contract.yaml_reader import Marks, Path
+from servanda.errors import Problem, Where
+from servanda.judgement.lint.clauses import clauses
+from servanda.judgement.lint.escalation import escalation
+from servanda.judgement.lint.kernels import kernels
+from servanda.judgement.lint.objective import learning
+from servanda.judgement.lint.routing import routing
+from servanda.judgement.lint.runtime import envelope
+from servanda.judgement.lint.slices import slices
+from servanda.judgement.lint.stages import promotion
+from servanda.judgement.lint.workloads import labels, workloads
+
+
+def check(
+    contract: Contract,
+    marks: Marks,
+    *,
+    engines: Collection[str],
+    faults: Collection[str] = (),
+    broken: Collection[Path] = (),
+) -> list[Problem]:
+    """What is wrong between the parts of a contract, in the order of the text.
+
+    Args:
+        contract: the values.
+        marks: their places.
+        engines, faults: names that a kernel may use.
+        broken: mappings in which a value was wrong already and is not as its author wrote
+            it; nothing is said about them, nor about the contract as a whole.
+    """
+    findings = [
+        *kernels(contract, engines, faults),
+        *workloads(contract),
+        *labels(contract),
+        *learning(contract),
+        *slices(contract),
+        *clauses(contract, marks, broken),
+        *envelope(contract),
+        *escalation(contract),
+        *promotion(contract),
+        *routing(contract),
+    ]
+    broken = {path for path in broken if path}
+    problems = [
+        Problem(f.message, _where(f, marks), f.hint)
+        for f in findings
+        if not any(f.path[:n] in broken for n in range(len(f.path) + 1))
+    ]
+    return sorted(problems, key=lambda p: (p.where.line, p.where.column) if p.where else (0, 0))
+
+
+def _where(finding: Finding, marks: Marks) -> Where:
+    found = marks.key(finding.path) if finding.key else marks.near(finding.path)
+    return replace(found, text="") if finding.bare else found
