@@ -6,6 +6,7 @@ from pathlib import Path
 
 from servanda.contract import parser
 from servanda.engines.exact_table import Table, TablePair
+from servanda.judgement.lint import linter
 
 TOKENS = ["a", "b", "c", "d", "<eos>"]
 BASE = [0.35, 0.25, 0.2, 0.1, 0.1]
@@ -125,5 +126,5 @@ def golden(folder, texts=("a b c d a b", "b b a d c a")):
 
 def parse(text, file, *, engines, faults=()):
     """A contract and its places, where these engines and faults are known."""
-    rules = partial(lint.check, engines=engines, faults=faults)
+    rules = partial(linter.check, engines=engines, faults=faults)
     return parser.parse(text, file, rules=rules)

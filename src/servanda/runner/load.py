@@ -19,6 +19,7 @@ from servanda.engines.faults import FAULTS
 from servanda.engines.foreign_code import refuse_code
 from servanda.errors import ContractError, Problem
 from servanda.judgement import plan as planning
+from servanda.judgement.lint import linter
 from servanda.judgement.plan import Plan
 from servanda.judgement.rewards import file_and_function
 from servanda.judgement.traffic import Traffic
@@ -111,7 +112,7 @@ def contract_of(text: str, name: str) -> Contract:
 
 @lru_cache(maxsize=32)  # one run reads its contract several times
 def _parsed(text: str, name: str, engines: tuple[str, ...], faults: tuple[str, ...]) -> Contract:
-    rules = partial(lint.check, engines=engines, faults=faults)
+    rules = partial(linter.check, engines=engines, faults=faults)
     return parser.parse(text, name, rules=rules)[0]
 
 
