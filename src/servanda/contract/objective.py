@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from servanda.contract.clause import form
 from servanda.contract.fields import Number, Range, Value, Whole
-from servanda.theory.bounds import group_advantage_bound
+from servanda.theory.bounds.gradient import group_advantage_bound
 
 
 class Reward(Value):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from servanda.contract.identity import GRADES, Description, Grade
 from servanda.contract.model import Contract, Kernel, Path
@@ -16,11 +17,13 @@ from servanda.errors import ContractError, IdentityError, MeasurementError, Prob
 from servanda.judgement.clauses.base import Cell
 from servanda.judgement.clauses.envelope import CornerFact
 from servanda.judgement.clauses.service_level import ServiceLevel
-from servanda.judgement.plan import Plan
 from servanda.theory.divergence.precision import CAPTURES, TYPICAL_NATS, capture_floor, eta
 from servanda.theory.sampling import Sampling
 from servanda.traces.corpus import Corpus
 from servanda.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from servanda.judgement.plan import Plan
 
 _SHOWN = 5  # lines of one file that are printed; the rest is counted
 _ABOUT = ("path", "batch_size", "sampling")

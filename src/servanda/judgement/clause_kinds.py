@@ -15,7 +15,7 @@ from servanda.contract.model import (
     Section,
     Stage,
 )
-from servanda.judgement.clauses.base import GUARDS, Kind, Source
+from servanda.judgement.clauses.base import DRAWS, GUARDS, Kind, Source
 from servanda.judgement.clauses.batch_invariance import BatchInvariance
 from servanda.judgement.clauses.calibration import CALIBRATION, Calibration
 from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
@@ -24,7 +24,6 @@ from servanda.judgement.clauses.not_applicable import Later, NotHere
 from servanda.judgement.clauses.numerical import Fact
 from servanda.judgement.clauses.numerical_interval import BoundedFact
 from servanda.judgement.clauses.relative import RelativeToNoise, RelativeToStable
-from servanda.judgement.clauses.reward_gap import DRAWS
 from servanda.judgement.clauses.scaling import feed_of
 from servanda.judgement.clauses.service_level import TIMINGS, LoadOf, service_level
 from servanda.judgement.clauses.statistical import Certificate

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from servanda.judgement.clauses.base import Cell
+from servanda.judgement.clauses.base import DRAWS, Cell
 from servanda.judgement.clauses.relative import RelativeCertificate
-from servanda.judgement.clauses.reward_gap import DRAWS
 from servanda.judgement.clauses.sequences import BySequence
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.plan import Plan

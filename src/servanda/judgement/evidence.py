@@ -8,17 +8,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from servanda.contract.identity import EvidenceKey
 from servanda.errors import EvidenceError
-from servanda.judgement.clauses.base import Cell, Source, View
-from servanda.judgement.clauses.reward_gap import DRAWS
+from servanda.judgement.clauses.base import DRAWS, Cell, Source, View
 from servanda.judgement.clauses.self_noise import SELVES
-from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule, Unit
 from servanda.judgement.slices.columns import columns
 from servanda.judgement.slices.rules import FIELDS, LABEL
@@ -27,6 +25,9 @@ from servanda.theory.sampling import uniforms
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.corpus import Corpus
 from servanda.traces.trace import TracePair, unended
+
+if TYPE_CHECKING:
+    from servanda.judgement.plan import Plan
 
 Array = NDArray[Any]
 # what is measured beside the rounds (timed requests, batches, corners of the envelope): source ->

@@ -13,12 +13,12 @@ from servanda.contract.model import WHOLE, Clause, Contract, Kernel, Place, Sect
 from servanda.contract.stages import Leg
 from servanda.errors import ContractError, Problem
 from servanda.judgement.clause_kinds import clauses_at, kind_of
-from servanda.judgement.clauses.base import Cell
+from servanda.judgement.clauses.base import DRAWS, Cell
 from servanda.judgement.clauses.envelope import CornerFact, corners_of
 from servanda.judgement.clauses.not_applicable import Later, NotHere
 from servanda.judgement.clauses.numerical import Fact
 from servanda.judgement.clauses.relative import RelativeCertificate
-from servanda.judgement.clauses.reward_gap import DRAWS, RewardGap
+from servanda.judgement.clauses.reward_gap import RewardGap
 from servanda.judgement.clauses.scope import slices_of
 from servanda.judgement.clauses.sequences import BySequence
 from servanda.judgement.clauses.service_level import LoadOf, ServiceLevel

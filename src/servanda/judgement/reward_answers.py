@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from servanda.contract.model import Contract, Place
 from servanda.errors import Problem
-from servanda.judgement.clauses.base import Cell
-from servanda.judgement.clauses.reward_gap import DRAWS
+from servanda.judgement.clauses.base import DRAWS, Cell
 from servanda.judgement.clauses.scope import known_by_name
 from servanda.judgement.rewards import REWARDS
 from servanda.judgement.slices.rules import Cut

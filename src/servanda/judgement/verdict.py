@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import WHOLE, Contract
@@ -16,11 +16,13 @@ from servanda.judgement.clauses.base import Cell, CellVerdict, Look, Outcome, Sa
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.strength import weak_guards
 from servanda.judgement.evidence import Evidence, Weighed, cut_answers
-from servanda.judgement.plan import Plan
 from servanda.judgement.token_profile import Portrait, added
 from servanda.judgement.workload_coverage import uncovered
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.serialization import from_plain, to_plain
+
+if TYPE_CHECKING:
+    from servanda.judgement.plan import Plan
 
 EXIT_CODES: Mapping[Outcome, int] = {"holds": 0, "violated": 1, "inconclusive": 3, "error": 4}
 _PRECONDITION = "a precondition failed"

@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import LABEL, Cut, Term, cuts_of
 from servanda.traces.corpus import Corpus
+
+if TYPE_CHECKING:
+    from servanda.judgement.plan import Plan
 
 _NAMED = 3  # values or slices that one sentence names
 _SHALLOW = 5  # new tokens, of which the late ones are no slice

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from servanda.contract.identity import EvidenceKey, digest_of
 from servanda.contract.model import Contract
 from servanda.contract.stages import course_of
 from servanda.errors import EvidenceError
-from servanda.judgement.plan import Plan
-from servanda.judgement.verdict import Verdict
 from servanda.promotion.advance import advance as advanced
 from servanda.promotion.advance import begin, leg_of
 from servanda.promotion.finding import found
 from servanda.promotion.state import Effect, State
 from servanda.traces.serialization import to_plain
+
+if TYPE_CHECKING:
+    from servanda.judgement.plan import Plan
+    from servanda.judgement.verdict import Verdict
 
 
 def advance(

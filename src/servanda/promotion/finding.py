@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from servanda.contract.actions import ACTIONS
 from servanda.contract.model import Contract
@@ -11,8 +11,10 @@ from servanda.contract.stages import Leg
 from servanda.judgement.clause_kinds import DEFAULT_GUARDS
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.escalation import action_of, rules_met
-from servanda.judgement.verdict import Verdict
 from servanda.promotion.state import Asked, Finding, Found
+
+if TYPE_CHECKING:
+    from servanda.judgement.verdict import Verdict
 
 
 def found(contract: Contract, leg: Leg, verdict: Verdict) -> Finding:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,15 @@ from servanda.errors import ContractError, MeasurementError, Where
 from servanda.judgement.admission import path_of
 from servanda.judgement.clauses.calibration import COLUMNS
 from servanda.judgement.evidence import GoldenRun
-from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import NOISE_STRIDE
 from servanda.runner.golden_intervals import BOUNDED, TAIL, bounded
 from servanda.runner.run_directory import RunDirectory
 from servanda.theory.divergence import DIVERGENCES, LogitRows, exact
 from servanda.theory.sampling import entropy_nats
 from servanda.traces.trace import Batch, Trace, TracePair
+
+if TYPE_CHECKING:
+    from servanda.judgement.plan import Plan
 
 Pieces = Iterator[NDArray[np.floating]]
 _JOINT = "joint."

@@ -7,20 +7,23 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from servanda.contract.identity import Description, same_policy
 from servanda.contract.model import Kernel
 from servanda.engines.arrow import to_table
 from servanda.engines.base import Engine
 from servanda.engines.pack_file import parquet
-from servanda.judgement.clauses.reward_gap import DRAWS
+from servanda.judgement.clauses.base import DRAWS
 from servanda.judgement.cost import Lengths, Probe
-from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule
 from servanda.runner.measurement import Open, Progress, Watch
 from servanda.runner.round_files import in_order
 from servanda.traces.corpus import Corpus
 from servanda.traces.trace import Batch, Trace
+
+if TYPE_CHECKING:
+    from servanda.judgement.plan import Plan
 
 PROBED = 16  # sequences
 _WARM = 2  # before the clock runs: the first call of a library does more than compute

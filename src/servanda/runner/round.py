@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from servanda.contract.model import Kernel, Path
 from servanda.engines.base import Engine, verb_of
 from servanda.errors import MeasurementError
 from servanda.judgement.admission import as_declared, path_of
-from servanda.judgement.clauses.reward_gap import DRAWS, REWARD
-from servanda.judgement.plan import Plan
+from servanda.judgement.clauses.base import DRAWS, REWARD
 from servanda.judgement.schedule import Arrivals, Schedule, Unit
 from servanda.runner.reward_scorer import Scorer
 from servanda.runner.round_files import SIDES, in_order, round_name
@@ -28,6 +27,9 @@ from servanda.runner.run_directory import RunDirectory
 from servanda.theory.sampling import Sampling
 from servanda.traces.token_history import with_history
 from servanda.traces.trace import Batch, Trace, answered, some, with_ends
+
+if TYPE_CHECKING:
+    from servanda.judgement.plan import Plan
 
 
 def ends_of(descriptions: Mapping[str, Description], side: str) -> tuple[int, ...]:

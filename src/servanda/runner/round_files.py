@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from servanda.errors import EvidenceError
-from servanda.judgement.clauses.reward_gap import DRAWS
+from servanda.judgement.clauses.base import DRAWS
 from servanda.judgement.evidence import Round
-from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule
 from servanda.runner.run_directory import RunDirectory
 from servanda.traces.trace import Batch, Trace, TracePair, align, some
+
+if TYPE_CHECKING:
+    from servanda.judgement.plan import Plan
 
 SIDES = ("train", "infer")
 STABLE = ("stable", "stable_train")  # what the stable kernel drew, and train's scores of it

@@ -15,8 +15,9 @@ from servanda.contract.model import Sampling
 from servanda.engines.exact_table import TablePair
 from servanda.engines.table import TableEngine
 from servanda.errors import ContractError, Interrupted, MeasurementError
+from servanda.judgement.clauses.base import DRAWS, REWARD
 from servanda.judgement.clauses.fidelity import FOUND_TRAIN, SamplerFidelity, log_evidence
-from servanda.judgement.clauses.reward_gap import DRAWS, REWARD, RewardGap
+from servanda.judgement.clauses.reward_gap import RewardGap
 from servanda.judgement.cost import cost_of
 from servanda.report.base import FORMATS
 from servanda.report.explain.contract import explain_contract

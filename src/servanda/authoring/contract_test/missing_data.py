@@ -9,14 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from servanda.authoring.contract_test.model import Case, ContractTest, Level
-from servanda.judgement.clauses.base import Cell, CellVerdict, Look
+from servanda.judgement.clauses.base import DRAWS, Cell, CellVerdict, Look
 from servanda.judgement.clauses.calibration import CALIBRATION
 from servanda.judgement.clauses.coverage import Coverage, Windows
 from servanda.judgement.clauses.envelope import CornerFact, CornerRun
 from servanda.judgement.clauses.not_applicable import Later
 from servanda.judgement.clauses.numerical import Fact
 from servanda.judgement.clauses.numerical_interval import BoundedFact
-from servanda.judgement.clauses.reward_gap import DRAWS
 from servanda.judgement.clauses.self_noise import SELVES
 from servanda.judgement.clauses.service_level import (
     LOOKS,

@@ -26,6 +26,9 @@ Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"
 Source = Literal["workload", "golden", "timing", "batches", "corners", "coverage", "none"]
 Statistic = Any  # LogMoment, GroupRatio, Fidelity, Values, Counts: frozen, added with +
 
+DRAWS = "train_draws"  # the peer that holds what train drew for the same units
+REWARD = "reward"  # the column of a trace: of the whole answer, at each of its tokens
+
 # one total order everywhere; what is not applicable never counts (law 2)
 ORDER: tuple[Outcome, ...] = ("violated", "error", "inconclusive", "holds")
 

@@ -12,9 +12,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from servanda.judgement.clauses.base import GUARDS, ORDER, Array, Cell, CellVerdict, Look, View
+from servanda.judgement.clauses.base import (
+    DRAWS,
+    GUARDS,
+    ORDER,
+    Array,
+    Cell,
+    CellVerdict,
+    Look,
+    View,
+)
 from servanda.judgement.clauses.guards import Guard, errors_of, lost, refuted
-from servanda.judgement.clauses.reward_gap import DRAWS
 from servanda.judgement.clauses.strength import NOTHING, SHARES, Seen, seen_of, weakest
 from servanda.judgement.clauses.top_tokens import SLACK, Likeliest
 from servanda.theory.stats import Fidelity, LikelihoodRatio, Refutation, Served

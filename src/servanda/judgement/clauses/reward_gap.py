@@ -22,6 +22,8 @@ import numpy as np
 
 from servanda.contract.model import Clause, Contract
 from servanda.judgement.clauses.base import (
+    DRAWS,
+    REWARD,
     Array,
     Cell,
     CellVerdict,
@@ -39,8 +41,6 @@ from servanda.judgement.slices.rules import Known
 from servanda.theory.stats import interval, units_to_decide
 from servanda.theory.stats.log_moment import NEG, POS, log_mean_exp
 
-DRAWS = "train_draws"  # the peer that holds what train drew for the same units
-REWARD = "reward"  # the column of a trace: of the whole answer, at each of its tokens
 _SAME = 0.5  # x where both answers have the same reward
 
 

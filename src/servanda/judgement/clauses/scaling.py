@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from servanda.contract.model import Clause, Relative
-from servanda.judgement.clauses.base import Array
 from servanda.theory.divergence import DIVERGENCES
+
+if TYPE_CHECKING:
+    from servanda.judgement.clauses.base import Array
 
 _HAIR = 1e-9  # below 0 is rounding; more is an error, which the statistics refuse
 _CUT = 20.0  # limits at which the mean of an unbounded metric is cut, to be refuted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -20,11 +20,13 @@ from servanda.judgement.clauses.base import (
     blank,
     peak,
 )
-from servanda.judgement.clauses.scaling import Feed
 from servanda.theory.bounds import Standing
 from servanda.theory.divergence import DIVERGENCES
 from servanda.theory.stats import GroupRatio, LogMoment, interval, units_to_decide
 from servanda.theory.stats.log_moment import log_mean_exp
+
+if TYPE_CHECKING:
+    from servanda.judgement.clauses.scaling import Feed
 
 _FLOOR_TOKENS = 50  # of fewer, one odd token would make a floor that nothing can exceed
 _LITTLE = 0.25  # a fill of less is worth a word
