@@ -46,7 +46,7 @@ class Promoted:
         self.code, self.said = self.call("promote", serving.contract.name, *words)
         self.full = serving.status()
         self.met = len(users.met)
-        self.back = self.call("rollback", "toy", "--reason", "a drill")
+        self.back = self.call("promotion", "rollback", "toy", "--reason", "a drill")
         until(lambda: users.pools("a", -12) == {"stable"}, "stable serves")
         self.taken_back = serving.status()
 

@@ -121,7 +121,7 @@ def test_of_two_builds_the_one_that_is_meant_has_to_be_named(ledger):
         answer(ledger, "shadow")
 
     assert "runs of 2 builds of toy: infer infer-1, infer-2" in str(error.value)
-    assert "hint: say which is meant: --infer DIGEST" in str(error.value)
+    assert "hint: say which is meant: --infer-digest DIGEST" in str(error.value)
     assert answer(ledger, "shadow", infer="infer-1").yes
     assert answer(ledger, "shadow", infer="infer-2").exit_code == 3
 

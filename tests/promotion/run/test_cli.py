@@ -76,14 +76,14 @@ def test_a_rollback_that_no_router_heard_of_ends_with_4_and_is_told_by_the_same_
     call("promote", build, "--quiet")
     router = ("--command", "sh -c '[ -e up ] && cat > told.json'")
 
-    code, out, err = call("rollback", "toy", "--reason", "enough", *router)
+    code, out, err = call("promotion", "rollback", "toy", "--reason", "enough", *router)
 
     assert (code, "ROLLED BACK on shadow: " in out) == (4, True)
     assert "was not told" in err
     assert err.endswith("  hint: it is decided, and in the ledger; the same call tells it again\n")
 
     (build.parent / "up").touch()
-    code, _, err = call("rollback", "toy", "--reason", "enough", *router)
+    code, _, err = call("promotion", "rollback", "toy", "--reason", "enough", *router)
 
     assert code == 4
     assert "is rolled back (" in err
@@ -98,18 +98,18 @@ def test_no_clock_keeps_traffic_where_a_person_does_not_want_it(build, call):
         later = story.state.seen + 1e6
         let_pass(ledger, story, Override("tv", "*", "Ada", "known", 2 * later), now=later)
 
-    code, _, err = call("approve", "toy", "--reason", "well")
+    code, _, err = call("promotion", "approve", "toy", "--reason", "well")
     assert (code, "the clock went back by " in err) == (4, True)
 
-    code, out, _ = call("rollback", "toy", "--reason", "enough")
+    code, out, _ = call("promotion", "rollback", "toy", "--reason", "enough")
 
     assert (code, "ROLLED BACK on shadow: " in out) == (0, True)
-    assert call("ledger", "verify")[0] == 0
+    assert call("promotion", "ledger", "verify")[0] == 0
 
 
 def test_a_folder_is_no_ledger(build, call):
     for where in (".", "/"):
-        code, _, err = call("status", "--ledger", where)
+        code, _, err = call("promotion", "status", "--ledger", where)
 
         assert code == 4
         assert err.startswith(f"{where} is a folder, and a ledger is a file\n  hint: name a file")

@@ -91,7 +91,7 @@ def test_a_webhook_gets_the_alert_as_documented():
                 "limit": 0.025,
                 "n": 1000,
                 "cause": "what env a sends",
-                "command": "servanda import runs --steps 14",
+                "command": "servanda tools check-dump runs --steps 14",
                 "would_have_stopped_at": 14,
             },
         )

@@ -103,6 +103,6 @@ def served(counts: Mapping[str, int]) -> tuple[Part, ...]:
 def _part(share: float) -> str:
     """
     >>> _part(0.25), _part(0.0), _part(7.9e-6), _part(1 - 7.9e-6)
-    ('25.0 %', '0.0 %', '< 0.1 %', '> 99.9 %')
+    ('25.0 %', '0 %', '< 0.1 %', '> 99.9 %')
     """
     return "< 0.1 %" if 0 < share < 0.0005 else percent(share)
