@@ -14,7 +14,7 @@ fi
 contract=$1 stage=$2
 [ $# -eq 3 ] && SERVANDA_LEDGER=$3 && export SERVANDA_LEDGER
 
-${SERVANDA:-servanda} can-promote "$contract" --to "$stage"
+${SERVANDA:-servanda} promotion can-promote "$contract" --to "$stage"
 code=$?
 
 case $code in

@@ -536,7 +536,7 @@ def test_kernels_and_files_that_are_not_there_are_said_with_their_place(folder, 
     done = call(folder, "--reward-drift", 0.1, infer="none.json")
     assert f"--infer:1:7: there is no {folder / 'none.json'}" in done.output
     done = servanda(
-        *("derive", "--train", "table:x", "--infer", "tabel:y", "--prompts", "z"),
+        *("contract", "derive", "--train", "table:x", "--infer", "tabel:y", "--prompts", "z"),
         *("--max-new-tokens", 4),
     )
     assert done.exit_code == 2
