@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from servanda.contract.model import (
-    BEST_ONLY,
-    WHOLE,
-    Clause,
-    Contract,
-    Place,
-    Relative,
-    Section,
-    Stage,
-)
+from servanda.contract.clause import WHOLE, Clause, Place, Relative, Section, Stage
+from servanda.contract.model import BEST_ONLY, Contract
 from servanda.judgement.clauses.base import DRAWS, GUARDS, Kind, Source
 from servanda.judgement.clauses.batch_invariance import BatchInvariance
 from servanda.judgement.clauses.calibration import CALIBRATION, Calibration
@@ -28,7 +20,7 @@ from servanda.judgement.clauses.scaling import feed_of
 from servanda.judgement.clauses.service_level import TIMINGS, LoadOf, service_level
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.schedule import Schedule
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
 
 # Preconditions that every statistical clause needs, added where a contract has none.
 DEFAULT_GUARDS = (

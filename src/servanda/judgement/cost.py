@@ -15,7 +15,7 @@ from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import NOISE_STRIDE, Schedule
 from servanda.judgement.slices.rules import Cut
-from servanda.theory.stats import reach
+from servanda.theory.stats.reachable import reach
 from servanda.traces.corpus import Corpus
 
 CHARACTERS_A_TOKEN = 4  # of plain text, where no tokenizer is at hand

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from servanda.contract.clause import WHOLE, Clause, Place, Section, Stage
 from servanda.contract.identity import digest_of
-from servanda.contract.model import WHOLE, Clause, Contract, Kernel, Place, Section, Stage
+from servanda.contract.model import Contract, Kernel
 from servanda.contract.stages import Leg
 from servanda.errors import ContractError, Problem
 from servanda.judgement.clause_kinds import clauses_at, kind_of
@@ -29,7 +30,8 @@ from servanda.judgement.schedule import Arrivals, Schedule
 from servanda.judgement.slices.rules import LABEL, Cut, cuts_of
 from servanda.judgement.traffic import Traffic
 from servanda.registry import did_you_mean
-from servanda.theory.stats import attempt_alpha, units_at_best
+from servanda.theory.stats.interval import units_at_best
+from servanda.theory.stats.multiplicity import attempt_alpha
 from servanda.traces.corpus import Corpus
 
 

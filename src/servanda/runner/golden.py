@@ -23,7 +23,7 @@ from servanda.judgement.evidence import GoldenRun
 from servanda.judgement.schedule import NOISE_STRIDE
 from servanda.runner.golden_intervals import BOUNDED, TAIL, bounded
 from servanda.runner.run_directory import RunDirectory
-from servanda.theory.divergence import DIVERGENCES, LogitRows, exact
+from servanda.theory.divergence.base import DIVERGENCES, LogitRows, exact
 from servanda.theory.sampling import entropy_nats
 from servanda.traces.trace import Batch, Trace, TracePair
 

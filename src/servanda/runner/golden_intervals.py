@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.errors import MeasurementError
-from servanda.theory.divergence import DIVERGENCES, TopK, TopRows, interval
+from servanda.theory.divergence.base import DIVERGENCES
+from servanda.theory.divergence.topk import interval
+from servanda.theory.divergence.topk_rows import TopK, TopRows
 from servanda.theory.sampling import log_softmax
 from servanda.traces.trace import Trace
 

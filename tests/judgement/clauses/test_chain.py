@@ -15,8 +15,9 @@ from servanda.judgement.slices.rules import Cut
 from servanda.report.explain.contract import explain_contract
 from servanda.runner import run
 from servanda.runner.load import compile, load
-from servanda.theory.bounds import PSI, THEOREMS
-from servanda.theory.stats import units_at_best
+from servanda.theory.bounds.importance_weights import PSI
+from servanda.theory.bounds.theorem import THEOREMS
+from servanda.theory.stats.interval import units_at_best
 from servanda.traces.trace import Trace, TracePair
 from tests import kit
 

@@ -7,7 +7,7 @@ import pytest
 
 from servanda.contract.objective import GroupAdvantage
 from servanda.errors import EvidenceError
-from servanda.theory.bounds import (
+from servanda.theory.bounds.gradient import (
     LOGIT_SCORE_NORM,
     group_advantage_bound,
     loss_weights,

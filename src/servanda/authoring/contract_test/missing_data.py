@@ -28,7 +28,7 @@ from servanda.judgement.clauses.service_level import (
 )
 from servanda.judgement.evidence import GoldenRun
 from servanda.judgement.plan import Plan
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
 from servanda.traces.latency import Timing
 from servanda.traces.trace import Trace, TracePair
 

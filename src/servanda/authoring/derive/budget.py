@@ -10,8 +10,8 @@ from servanda.contract.model import Claim, Contract, GroupAdvantage, Kernel, Wei
 from servanda.contract.objective import Gradient, Reward
 from servanda.errors import ContractError, Problem
 from servanda.judgement.lint.objective import learning
-from servanda.theory.bounds import PSI, Psi, loss_weights
-from servanda.theory.bounds.gradient import LOGIT_SCORE_NORM, Loss
+from servanda.theory.bounds.gradient import LOGIT_SCORE_NORM, Loss, loss_weights
+from servanda.theory.bounds.importance_weights import PSI, Psi
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from servanda.contract.model import WHOLE, Contract
+from servanda.contract.clause import WHOLE
+from servanda.contract.model import Contract
 from servanda.judgement.bound_chain.assumptions import rest
 from servanda.judgement.bound_chain.inputs import LeaveOut, Start, tokens_of
 from servanda.judgement.bound_chain.steps import Chain, Step, follow, joined, weakest
@@ -16,7 +17,8 @@ from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.gradient import bias_assumes, loss_of, psi_of, score_norm_of
 from servanda.judgement.clauses.scope import slices_of
 from servanda.judgement.verdict import Verdict
-from servanda.theory.bounds import THEOREMS, is_vacuous
+from servanda.theory.bounds.sequence import is_vacuous
+from servanda.theory.bounds.theorem import THEOREMS
 
 _EVERYWHERE = "every_context"
 # what a clause at the end of the chain is called, where its metric's name would not do

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract.model import Claim, Clause, Place, Section
+from servanda.contract.clause import Claim, Clause, Place, Section
 from servanda.errors import Where
 from servanda.judgement.slices.rules import Cut
 from servanda.registry import Registry
-from servanda.theory.divergence import sampled
+from servanda.theory.divergence.base import sampled
 from servanda.traces.trace import TracePair
 
 Array = NDArray[Any]

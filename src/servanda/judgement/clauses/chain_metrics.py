@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
-from servanda.contract.model import Clause, Contract
+from servanda.contract.clause import Clause
+from servanda.contract.model import Contract
 from servanda.judgement.clauses.base import Cell, Kind
 from servanda.judgement.clauses.scaling import Feed
 from servanda.judgement.clauses.statistical import Certificate

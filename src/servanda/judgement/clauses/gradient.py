@@ -12,7 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from servanda.contract.model import Clause, Contract, Weighting
+from servanda.contract.clause import Clause
+from servanda.contract.model import Contract
+from servanda.contract.objective import Weighting
 from servanda.judgement.clauses.base import Array, Cell, View
 from servanda.judgement.clauses.chain_metrics import (
     CHAIN,
@@ -23,17 +25,14 @@ from servanda.judgement.clauses.chain_metrics import (
     limit_of,
 )
 from servanda.judgement.clauses.sequences import SequenceCertificate
-from servanda.theory.bounds import (
+from servanda.theory.bounds.gradient import (
     LOGIT_SCORE_NORM,
-    PSI,
-    Psi,
-    Standing,
+    Loss,
     loss_weights,
     policy_gradient_bias,
-    weight_gap,
 )
-from servanda.theory.bounds.gradient import Loss
-from servanda.theory.bounds.importance_weights import naive
+from servanda.theory.bounds.importance_weights import PSI, Psi, naive, weight_gap
+from servanda.theory.bounds.theorem import Standing
 
 _SUMS = {
     "token_mean": "averaged over the tokens of the batch (loss: token_mean)",

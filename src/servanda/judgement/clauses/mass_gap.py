@@ -31,7 +31,7 @@ from servanda.judgement.clauses.statistical import (
     rests_on,
     total,
 )
-from servanda.theory.stats import interval
+from servanda.theory.stats.interval import interval
 
 Sides = tuple[Process, Process]  # of the slice, and of its complement
 

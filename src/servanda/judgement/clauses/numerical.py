@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract.model import Clause, Relative
+from servanda.contract.clause import Clause, Relative
 from servanda.judgement.clauses.base import Cell, CellVerdict, Look, Source, View, blank
 from servanda.judgement.clauses.statistical import WITHIN_NOISE
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
 
 
 @dataclass(frozen=True)

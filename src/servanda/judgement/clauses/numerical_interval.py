@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from servanda.judgement.clauses.base import Cell, CellVerdict, Look, Source, View
 from servanda.judgement.clauses.numerical import Fact, Values, aggregate, judged
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from servanda.judgement.clauses.base import Cell, CellVerdict, Look, View
 from servanda.judgement.clauses.statistical import WITHIN_NOISE, Certificate, Process, total
-from servanda.theory.stats import interval
+from servanda.theory.stats.interval import interval
 
 
 @dataclass(frozen=True)

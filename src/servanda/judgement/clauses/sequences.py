@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from servanda.contract.model import Clause, Contract
+from servanda.contract.clause import Clause
+from servanda.contract.model import Contract
 from servanda.judgement.clauses.base import Array, Cell, View
 from servanda.judgement.clauses.chain_metrics import (
     CHAIN,
@@ -20,7 +21,7 @@ from servanda.judgement.clauses.chain_metrics import (
 )
 from servanda.judgement.clauses.statistical import Certificate, Noise, Units
 from servanda.judgement.slices.rules import Known
-from servanda.theory.bounds import shortfall
+from servanda.theory.bounds.sequence import shortfall
 
 
 class BySequence:

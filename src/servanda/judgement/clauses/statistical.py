@@ -20,10 +20,11 @@ from servanda.judgement.clauses.base import (
     blank,
     peak,
 )
-from servanda.theory.bounds import Standing
-from servanda.theory.divergence import DIVERGENCES
-from servanda.theory.stats import GroupRatio, LogMoment, interval, units_to_decide
-from servanda.theory.stats.log_moment import log_mean_exp
+from servanda.theory.bounds.theorem import Standing
+from servanda.theory.divergence.base import DIVERGENCES
+from servanda.theory.stats.group_ratio import GroupRatio
+from servanda.theory.stats.interval import interval, units_to_decide
+from servanda.theory.stats.log_moment import LogMoment, log_mean_exp
 
 if TYPE_CHECKING:
     from servanda.judgement.clauses.scaling import Feed

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from servanda.contract.model import Clause, Contract
+from servanda.contract.clause import Clause
+from servanda.contract.model import Contract
 from servanda.judgement.clauses.base import Array, Cell, View
 from servanda.judgement.clauses.chain_metrics import (
     CHAIN,

@@ -22,8 +22,9 @@ from servanda.report.explain.glossary import of_guard, of_metric
 from servanda.report.explain.promotion import explain_course
 from servanda.report.format import exact_percent, wrapped
 from servanda.report.table import table
-from servanda.theory.divergence import DIVERGENCES
-from servanda.theory.stats import units_at_best, units_expected
+from servanda.theory.divergence.base import DIVERGENCES
+from servanda.theory.stats.interval import units_at_best
+from servanda.theory.stats.sample_size import units_expected
 
 _WIDTH = 96
 _TOKENS = {
