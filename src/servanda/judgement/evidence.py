@@ -137,10 +137,14 @@ class Evidence:
         return tuple(prefix)
 
     @property
+    def digested(self) -> str:
+        """Every number in it, with the names of classes and fields, which stored digests fix."""
+        return repr((self.key, self.plan, sorted(self.rounds.items()), sorted(self.once.items())))
+
+    @property
     def digest(self) -> str:
         """Of every number in it; independent of the order in which shards were merged."""
-        text = repr((self.key, self.plan, sorted(self.rounds.items()), sorted(self.once.items())))
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(self.digested.encode(), digest_size=16).hexdigest()
 
 
 def weigh(plan: Plan, key: EvidenceKey, rounds: Iterable[Round]) -> Evidence:
