@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from servanda.judgement.clauses.base import DRAWS, Cell
 from servanda.judgement.clauses.relative import RelativeCertificate
-from servanda.judgement.clauses.sequences import BySequence
-from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.statistical import BySequence, Certificate
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import NOISE_STRIDE, Schedule
 from servanda.judgement.slices.rules import Cut

@@ -21,9 +21,8 @@ from servanda.judgement.clauses.numerical import Fact
 from servanda.judgement.clauses.relative import RelativeCertificate
 from servanda.judgement.clauses.reward_gap import RewardGap
 from servanda.judgement.clauses.scope import slices_of
-from servanda.judgement.clauses.sequences import BySequence
 from servanda.judgement.clauses.service_level import LoadOf, ServiceLevel
-from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.statistical import BySequence, Certificate
 from servanda.judgement.reward_answers import unanswered
 from servanda.judgement.rewards import file_and_function
 from servanda.judgement.schedule import Arrivals, Schedule

@@ -11,7 +11,6 @@ from servanda.judgement.clauses.base import Cell, CellVerdict, Look, Source, Vie
 from servanda.judgement.clauses.numerical import judged
 from servanda.theory.divergence.calibration import calibration
 
-CALIBRATION = "calibration"
 COLUMNS = ("conf_train", "hit_train", "conf_infer", "hit_infer")
 
 

@@ -33,11 +33,11 @@ from servanda.judgement.clauses.base import (
     Source,
     View,
     blank,
+    limit_of,
     peak,
 )
-from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, Lack, limit_of
-from servanda.judgement.clauses.sequences import BySequence, sequence_units
-from servanda.judgement.clauses.statistical import Process, Tally, total
+from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, Lack
+from servanda.judgement.clauses.statistical import BySequence, Process, Tally, sequence_units, total
 from servanda.judgement.slices.rules import Known
 from servanda.theory.stats.interval import interval, units_to_decide
 from servanda.theory.stats.log_moment import NEG, POS, log_mean_exp
