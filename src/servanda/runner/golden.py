@@ -24,7 +24,9 @@ from servanda.judgement.clauses.calibration import COLUMNS
 from servanda.judgement.evidence import GoldenRun
 from servanda.judgement.schedule import NOISE_STRIDE
 from servanda.runner.run_directory import RunDirectory
-from servanda.theory.divergence import DIVERGENCES, LogitRows, TopK, TopRows, exact, interval
+from servanda.theory.divergence.base import DIVERGENCES, LogitRows, exact
+from servanda.theory.divergence.topk import interval
+from servanda.theory.divergence.topk_rows import TopK, TopRows
 from servanda.theory.sampling import entropy_nats, log_softmax
 from servanda.traces.corpus import Corpus
 from servanda.traces.trace import Batch, Trace, TracePair

@@ -20,11 +20,10 @@ from servanda.errors import EvidenceError
 from servanda.judgement.clauses.base import Cell, CellVerdict
 from servanda.judgement.clauses.calibration import Calibration as CalibrationFact
 from servanda.judgement.clauses.not_applicable import NotHere
-from servanda.judgement.clauses.numerical import Fact
-from servanda.judgement.clauses.numerical_interval import BoundedFact
+from servanda.judgement.clauses.numerical import BoundedFact, Fact
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.plan import Plan
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.divergence.precision import CAPTURES, captured, eta
 
 FEWEST = 50  # prompt groups of a run, or of a slice: fewer are no ground to draw from

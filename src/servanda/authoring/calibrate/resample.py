@@ -18,7 +18,7 @@ from servanda.authoring.calibrate.recorder import Seen
 from servanda.judgement.clauses.base import Cell, View
 from servanda.judgement.clauses.scaling import Feed
 from servanda.judgement.clauses.statistical import Certificate, Units
-from servanda.theory.stats import units_to_decide
+from servanda.theory.stats.interval import units_to_decide
 from servanda.theory.stats.log_moment import NEG
 
 Floats = NDArray[np.float64]

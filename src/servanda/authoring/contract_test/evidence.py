@@ -22,7 +22,7 @@ from servanda.judgement.clauses.base import Cell, Source
 from servanda.judgement.evidence import Evidence, GoldenRun, Round, weigh, weigh_golden, weigh_once
 from servanda.judgement.plan import Plan, make_plan
 from servanda.judgement.schedule import Schedule
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.stats.agreement import Agreement
 
 _MADE = "rehearsed"  # instead of a kernel's digest: nobody ran

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from servanda.authoring.contract_test.model import REST
 from servanda.authoring.contract_test.series import Chance, Series
 from servanda.errors import ContractError
-from servanda.judgement.clauses.self_noise import SELVES
+from servanda.judgement.clauses.base import SELVES
 from servanda.judgement.evidence import Round
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule, Unit

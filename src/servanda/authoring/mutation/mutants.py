@@ -20,7 +20,7 @@ from servanda.contract.yaml_reader import Marks, Source
 from servanda.errors import Where
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.lint import linter
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
 
 Kind = Literal["limit", "clause", "slice", "severity", "escalation"]
 Span = tuple[float, float]

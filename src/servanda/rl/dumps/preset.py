@@ -10,7 +10,7 @@ from servanda.errors import ContractError
 from servanda.judgement.contract_text import of_trainer
 from servanda.registry import did_you_mean
 from servanda.runner import load
-from servanda.theory.stats import units_at_best
+from servanda.theory.stats.interval import units_at_best
 
 # nothing holds before one prompt group, and a dump ends where it ends
 _SIZES = (1, 10_000_000)

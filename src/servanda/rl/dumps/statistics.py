@@ -31,7 +31,7 @@ from servanda.rl.dumps.filters import Tally
 from servanda.rl.dumps.outliers import Outliers, tv_limit
 from servanda.rl.dumps.steps import ENDS, GroupSums, Step
 from servanda.rl.dumps.transform import Transform
-from servanda.theory.divergence import sampled
+from servanda.theory.divergence.base import sampled
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.corpus import Corpus, Prompt
 from servanda.traces.rollouts import Rollouts

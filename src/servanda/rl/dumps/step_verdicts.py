@@ -16,7 +16,7 @@ from servanda.rl.dumps.checks import Finding, Soundness, of_step
 from servanda.rl.dumps.soundness import Told, errors_of, sides
 from servanda.rl.dumps.statistics import WORKLOAD, Weighing
 from servanda.rl.dumps.window import Window
-from servanda.theory.stats import interval
+from servanda.theory.stats.interval import interval
 from servanda.traces.rollouts import Rollouts
 
 SHOWN = 6  # cells of single steps that a verdict has

@@ -25,7 +25,7 @@ from servanda.runner.compare.prompts import SHIPPED, golden_of, prompts_of, read
 from servanda.runner.compare.sides import Sides, fitting_preset, roles, sides_of, who
 from servanda.runner.measurement import Watch, unwatched
 from servanda.runner.probe import Engines, probe
-from servanda.theory.stats import units_at_best
+from servanda.theory.stats.interval import units_at_best
 from servanda.traces.corpus import Corpus
 
 CONTRACT = "contract.kernelcontract.yaml"
