@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servanda.authoring.derive.budget import Asked
+from servanda.authoring.derive.budget import Request
 from servanda.authoring.derive.derivation import derive
-from servanda.authoring.derive.sizes import Held
+from servanda.authoring.derive.sizes import Requirement
 from servanda.cli.main import main
 from servanda.contract.model import GroupAdvantage, Kernel, Weighting
 from servanda.errors import ContractError
@@ -61,7 +61,7 @@ def asked(folder, **budgets):
     """What the command line would ask, of tables."""
     train, infer = (Kernel(engine="table", model=name) for name in ("p.json", "q.json"))
     more = {"tokens": 6, "golden": "golden.jsonl"} | budgets
-    return Asked("derived", train, infer, "prompts.jsonl", **more)
+    return Request("derived", train, infer, "prompts.jsonl", **more)
 
 
 def read(folder, text):
@@ -246,16 +246,16 @@ def test_a_reward_of_your_own_takes_the_place_of_every_reward(folder):
 
 
 def test_sizes_are_those_of_the_certificate():
-    expected = Held(0.05).units(alpha=0.025, cells=2)
+    expected = Requirement(0.05).units(alpha=0.025, cells=2)
     holds, violated = units_expected(0.05, 0.025, 0.025), units_expected(0.05, 0.1, 0.025, 2)
     assert expected == pytest.approx(max(holds, violated), rel=0.02)
     # each of two ends has half of alpha
-    both = Held(0.05, sides=2).units(alpha=0.05, cells=2)
+    both = Requirement(0.05, sides=2).units(alpha=0.05, cells=2)
     assert both == expected
     # groups that are hardly filled say less, and weights near 1 say more
-    assert Held(0.05).units(alpha=0.025, cells=2, fill=0.1) > expected
-    near = Held.of(0.05, (-1.0, 1.0), "token", 0.1)
-    assert near.units(alpha=0.025, cells=2) < Held(near.limit, near.best).units(
+    assert Requirement(0.05).units(alpha=0.025, cells=2, fill=0.1) > expected
+    near = Requirement.of(0.05, (-1.0, 1.0), "token", 0.1)
+    assert near.units(alpha=0.025, cells=2) < Requirement(near.limit, near.best).units(
         alpha=0.025, cells=2
     )
 

@@ -21,7 +21,7 @@ from servanda.judgement.evidence import Round, weigh
 from servanda.judgement.verdict import Verdict, judge
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.runner import load, run
-from servanda.runner.compare.contract import Asked, compare, prepare
+from servanda.runner.compare.contract import Options, compare, prepare
 from servanda.runner.probe import Engines
 from servanda.theory.divergence.precision import rounded
 from servanda.theory.stats.agreement import ENOUGH, INFORMATIVE, Agreement
@@ -165,7 +165,7 @@ def test_comparing_a_kernel_with_itself_declares_it(tmp_path, monkeypatch):
     Path("prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
 
     def compared(b, **options):
-        asked = Asked(
+        asked = Options(
             *("table:p.json", f"table:{b}"),
             prompts=Path("prompts.jsonl"),
             preset="nvfp4",

@@ -4,7 +4,7 @@ from servanda.contract.identity import EvidenceKey
 from servanda.contract.stages import Leg
 from servanda.promotion.advance import advance, begin
 from servanda.promotion.operator import approve
-from servanda.promotion.state import Asked, Finding, Found
+from servanda.promotion.state import CellResult, LegFinding, RuleAction
 
 KEY = EvidenceKey(contract="c", corpus="p", train="t", infer="i", weights="w")
 T0 = 1_000.0
@@ -19,18 +19,18 @@ WHOLE = (OFFLINE, SHADOW, ONE, TEN, FULL)
 
 def cell(outcome="holds", clause="tv", slice="all", *, n=100, guard=False, high=0.02, limit=0.05):
     """What a clause shows on a slice."""
-    return Found(clause, slice, outcome, 0.01, 0.0, high, limit, n, "tokens", guard=guard)
+    return CellResult(clause, slice, outcome, 0.01, 0.0, high, limit, n, "tokens", guard=guard)
 
 
 def asked(action, value="", *cells, rule="tv is violated"):
-    return Asked(action, value, cells or (cell("violated"),), rule)
+    return RuleAction(action, value, cells or (cell("violated"),), rule)
 
 
 def finding(leg, *cells, groups=4, evidence=None, key=KEY, asked=(), error=""):
     """A look at a leg, given as such or by its name; each size is new evidence."""
     name = leg if isinstance(leg, str) else leg.name
     weighed = f"{name} {groups}" if evidence is None else evidence
-    return Finding(name, key, groups, weighed, cells, tuple(asked), error)
+    return LegFinding(name, key, groups, weighed, cells, tuple(asked), error)
 
 
 def begun(course, *, now=T0):

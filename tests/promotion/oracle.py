@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 
 from servanda.contract.identity import EvidenceKey
-from servanda.promotion.state import Effect, Finding, Override, State
+from servanda.promotion.state import Effect, LegFinding, Override, State
 
 PATIENCE = 3
 
@@ -19,7 +19,7 @@ class Step:
     now: float
     state: State
     effects: tuple[Effect, ...] = ()
-    finding: Finding | None = None
+    finding: LegFinding | None = None
     override: Override | None = None
 
 

@@ -14,15 +14,15 @@ from servanda.errors import EvidenceError
 from servanda.promotion.advance import advance, begin
 from servanda.promotion.effects import route_of
 from servanda.promotion.operator import approve, override, roll_back
-from servanda.promotion.state import Asked, Finding, Found, Override, State, leg_of
+from servanda.promotion.state import CellResult, LegFinding, Override, RuleAction, State, leg_of
 from tests.promotion.made import FULL, KEY, OFFLINE, ONE, TEN
 
 DWELL, VALID, LONG = 2.0, 3.0, 99.0
 FIRST, LAST = 2, 4  # of every leg in made.py
 TICKS = (0.0, 1.0, 3.0)
 
-TV = Found("tv", "all", "holds", n=9)
-TAIL = Found("tail", "all", "holds", n=9)
+TV = CellResult("tv", "all", "holds", n=9)
+TAIL = CellResult("tail", "all", "holds", n=9)
 BROKEN = replace(TAIL, outcome="violated")
 OPEN = replace(TAIL, outcome="inconclusive")
 # name -> (cells, what rules ask for); those in SOUND alone may carry a run forward
@@ -34,9 +34,12 @@ FINDINGS = {
     "guards alone": ((replace(TV, guard=True),), ()),
     "nothing": ((), ()),
     "error cell": ((TV, replace(TAIL, outcome="error")), ()),
-    "hold": ((TV, TAIL), (Asked("hold", "", (TV,), "r"),)),
-    "halt": ((TV, OPEN), (Asked("halt", "", (TV,), "r"), Asked("page", "ana", (TV,), "r"))),
-    "roll back": ((TV, TAIL), (Asked("roll_back", "", (TV,), "r"),)),
+    "hold": ((TV, TAIL), (RuleAction("hold", "", (TV,), "r"),)),
+    "halt": (
+        (TV, OPEN),
+        (RuleAction("halt", "", (TV,), "r"), RuleAction("page", "ana", (TV,), "r")),
+    ),
+    "roll back": ((TV, TAIL), (RuleAction("roll_back", "", (TV,), "r"),)),
 }
 WORD = ("tail", "all", "ana", "known")
 
@@ -47,9 +50,9 @@ def looks(leg):
         for groups in (FIRST - 1, FIRST, LAST) if name in ("holds", "open") else (LAST,):
             # old evidence, looked at once more, and evidence that is new
             for evidence in ("old", "new") if name in ("holds", "open") else ("new",):
-                yield name, Finding(leg.name, KEY, groups, evidence, cells, asked)
-    yield "failed", Finding(leg.name, error="no answer")
-    yield "another", Finding(leg.name, replace(KEY, infer="other"), LAST, "new", (TV, TAIL))
+                yield name, LegFinding(leg.name, KEY, groups, evidence, cells, asked)
+    yield "failed", LegFinding(leg.name, error="no answer")
+    yield "another", LegFinding(leg.name, replace(KEY, infer="other"), LAST, "new", (TV, TAIL))
 
 
 def canonical(state, dwell, valid):

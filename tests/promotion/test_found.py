@@ -6,8 +6,8 @@ import pytest
 
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
-from servanda.promotion.finding import found
-from servanda.promotion.state import Asked, Found
+from servanda.promotion.finding import leg_finding
+from servanda.promotion.state import CellResult, RuleAction
 from tests.judgement.lint.test_stages import CONTRACT
 from tests.kit import parse
 from tests.promotion.made import KEY, OFFLINE, SHADOW
@@ -46,11 +46,11 @@ def verdict(*cells, groups=300):
 
 
 def test_a_finding_carries_the_numbers_the_key_and_the_digest():
-    look = found(CONTRACT, SHADOW, verdict(cell("holds")))
+    look = leg_finding(CONTRACT, SHADOW, verdict(cell("holds")))
 
     assert (look.leg, look.key, look.groups, look.evidence) == ("shadow", KEY, 300, "digest")
     assert look.cells == (
-        Found("tv", "all", "holds", 0.01, 0.002, 0.03, 0.05, 70, "tokens", "so", False),
+        CellResult("tv", "all", "holds", 0.01, 0.002, 0.03, 0.05, 70, "tokens", "so", False),
     )
     assert (look.asked, look.error) == ((), "")
 
@@ -62,11 +62,11 @@ def test_what_is_only_shown_does_not_count():
         cell("holds"),
     )
 
-    assert [c.clause for c in found(CONTRACT, OFFLINE, verdict(*shown)).cells] == ["tv"]
+    assert [c.clause for c in leg_finding(CONTRACT, OFFLINE, verdict(*shown)).cells] == ["tv"]
 
 
 def test_a_precondition_is_known_as_one():
-    look = found(CONTRACT, OFFLINE, verdict(cell("holds", "finite", section="observability")))
+    look = leg_finding(CONTRACT, OFFLINE, verdict(cell("holds", "finite", section="observability")))
 
     assert [c.guard for c in look.cells] == [True]
 
@@ -74,13 +74,13 @@ def test_a_precondition_is_known_as_one():
 def test_a_limit_from_below_is_known_as_one():
     seen = verdict(cell("holds"), cell("holds", "usable_ratio", metric="usable_ratio"))
 
-    assert [c.at_least for c in found(CONTRACT, OFFLINE, seen).cells] == [False, True]
+    assert [c.at_least for c in leg_finding(CONTRACT, OFFLINE, seen).cells] == [False, True]
 
 
 def test_where_nothing_was_computed_nothing_is_made_up():
     empty = cell("inconclusive", value=None, interval=None, limit=None, n=0)
 
-    (only,) = found(CONTRACT, OFFLINE, verdict(empty)).cells
+    (only,) = leg_finding(CONTRACT, OFFLINE, verdict(empty)).cells
 
     assert (only.value, only.low, only.high, only.limit, only.n) == (None, None, None, None, 0)
 
@@ -89,13 +89,13 @@ def test_rules_ask_for_what_a_promotion_does_by_the_cells_that_meet_them():
     """What a gateway does is not asked of a promotion, nor what the traffic is."""
     broken, fine = cell("violated"), cell("holds", slice="code")
 
-    look = found(CONTRACT, OFFLINE, verdict(broken, fine))
+    look = leg_finding(CONTRACT, OFFLINE, verdict(broken, fine))
 
-    by = (Found.of(broken),)
+    by = (CellResult.of(broken),)
     assert look.asked == (
-        Asked("roll_back", "", by, "tv is violated"),
-        Asked("page", "oncall", by, "tv is violated"),
-        Asked("hold", "", by, "statistical is not holds"),
+        RuleAction("roll_back", "", by, "tv is violated"),
+        RuleAction("page", "oncall", by, "tv is violated"),
+        RuleAction("hold", "", by, "statistical is not holds"),
     )
     assert [str(one) for one in look.asked] == [
         "roll_back, for tv is violated",
@@ -106,14 +106,14 @@ def test_rules_ask_for_what_a_promotion_does_by_the_cells_that_meet_them():
 
 @pytest.mark.parametrize(("groups", "asks"), [(1, False), (2, True)])
 def test_that_everything_is_undecided_before_the_first_look_is_no_news(groups, asks):
-    look = found(CONTRACT, OFFLINE, verdict(cell("inconclusive"), groups=groups))
+    look = leg_finding(CONTRACT, OFFLINE, verdict(cell("inconclusive"), groups=groups))
 
     assert bool(look.asked) is asks
 
 
 @pytest.mark.parametrize("outcome", ["violated", "error"])
 def test_what_is_bad_is_news_at_any_size(outcome):
-    look = found(CONTRACT, OFFLINE, verdict(cell(outcome), cell("inconclusive"), groups=1))
+    look = leg_finding(CONTRACT, OFFLINE, verdict(cell(outcome), cell("inconclusive"), groups=1))
 
     assert "hold" in [one.action for one in look.asked]
 
@@ -121,13 +121,13 @@ def test_what_is_bad_is_news_at_any_size(outcome):
 def test_a_rule_about_a_clause_hears_it_though_it_is_not_enforced():
     watched = cell("violated", enforced=False)
 
-    look = found(CONTRACT, OFFLINE, verdict(watched))
+    look = leg_finding(CONTRACT, OFFLINE, verdict(watched))
 
     assert look.cells == ()
     assert [one.action for one in look.asked] == ["roll_back", "page"]
 
 
 def test_a_finding_says_nothing_of_the_leg_but_its_name():
-    one = found(CONTRACT, OFFLINE, verdict(cell("holds")))
+    one = leg_finding(CONTRACT, OFFLINE, verdict(cell("holds")))
 
-    assert replace(one, leg="shadow") == found(CONTRACT, SHADOW, verdict(cell("holds")))
+    assert replace(one, leg="shadow") == leg_finding(CONTRACT, SHADOW, verdict(cell("holds")))

@@ -10,7 +10,7 @@ from servanda.errors import EvidenceError
 from servanda.promotion.advance import advance, begin
 from servanda.promotion.effects import route_of
 from servanda.promotion.operator import approve, override, roll_back
-from servanda.promotion.state import Asked, Finding, Found, Override, leg_of
+from servanda.promotion.state import CellResult, LegFinding, Override, RuleAction, leg_of
 from tests.drawn import examples
 from tests.promotion import oracle
 from tests.promotion.made import FULL, KEY, OFFLINE, ONE, SHADOW, T0, TEN
@@ -35,7 +35,7 @@ COURSES = [
 OUTCOMES = ("holds", "holds", "holds", "inconclusive", "violated", "error", "not applicable")
 
 cells = st.builds(
-    Found,
+    CellResult,
     clause=st.sampled_from(["tv", "tail"]),
     slice=st.sampled_from(["all", "code"]),
     outcome=st.sampled_from(OUTCOMES),
@@ -44,10 +44,10 @@ cells = st.builds(
     n=st.sampled_from([0, 1, 500, 500]),
     guard=st.booleans(),
 )
-good = st.builds(Found, clause=st.sampled_from(["tv", "tail"]), slice=st.just("all"),
+good = st.builds(CellResult, clause=st.sampled_from(["tv", "tail"]), slice=st.just("all"),
                  outcome=st.just("holds"), n=st.just(9))  # fmt: skip
 asks = st.builds(
-    Asked,
+    RuleAction,
     action=st.sampled_from(["hold", "halt", "roll_back", "page", "page"]),
     value=st.sampled_from(["ana", "ben"]),
     cells=st.lists(cells, min_size=1, max_size=2).map(tuple),
@@ -121,27 +121,27 @@ class Promotion(RuleBasedStateMachine):
           asked=st.lists(asks, max_size=2).map(tuple))  # fmt: skip
     def anything_is_found(self, cells, groups, evidence, asked):
         leg = oracle.leg_at(self.course, self.state)
-        self.look(Finding(leg.name, KEY, groups, evidence, cells, asked))
+        self.look(LegFinding(leg.name, KEY, groups, evidence, cells, asked))
 
     @rule(cells=st.lists(good, min_size=1, max_size=2).map(tuple), groups=sizes, evidence=digests)
     def everything_is_found_to_hold(self, cells, groups, evidence):
         leg = oracle.leg_at(self.course, self.state)
-        self.look(Finding(leg.name, KEY, groups, evidence, cells))
+        self.look(LegFinding(leg.name, KEY, groups, evidence, cells))
 
     @rule(cells=st.lists(cells, max_size=1).map(tuple), key=st.sampled_from([None, KEY]))
     def measuring_fails(self, cells, key):
         leg = oracle.leg_at(self.course, self.state)
-        self.look(Finding(leg.name, key, cells=cells, error="no answer"))
+        self.look(LegFinding(leg.name, key, cells=cells, error="no answer"))
 
     @precondition(lambda self: len(self.history) > 3)
     @rule(key=others, cells=st.lists(cells, max_size=2).map(tuple))
     def another_build_is_found(self, key, cells):
         leg = oracle.leg_at(self.course, self.state)
-        self.look(Finding(leg.name, key, 4, "o", cells))
+        self.look(LegFinding(leg.name, key, 4, "o", cells))
 
     @rule()
     def the_finding_is_of_another_leg(self):
-        look = Finding("elsewhere", KEY, 4, "e", (Found("tv", "all", "holds", n=9),))
+        look = LegFinding("elsewhere", KEY, 4, "e", (CellResult("tv", "all", "holds", n=9),))
         if not self.state.ended:
             self.refused(lambda: advance(self.course, self.state, look, now=self.now))
 
@@ -184,7 +184,7 @@ class Promotion(RuleBasedStateMachine):
     @rule(by=signed, seconds=st.sampled_from([0.001, 1.0, 1e9]))
     def the_clock_goes_back(self, by, seconds):
         state, early = self.state, self.history[-1].state.seen - seconds
-        look = Finding(oracle.leg_at(self.course, state).name, KEY, 4, "e")
+        look = LegFinding(oracle.leg_at(self.course, state).name, KEY, 4, "e")
         word = Override("tv", "all", *by, early + 60)
         self.refused(lambda: advance(self.course, state, look, now=early))
         self.refused(lambda: override(self.course, state, word, now=early))

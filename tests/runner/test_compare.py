@@ -18,8 +18,8 @@ from servanda.errors import ContractError, IdentityError, MeasurementError
 from servanda.judgement.verdict import Circumstances, Verdict
 from servanda.report.base import FORMATS
 from servanda.runner import run
-from servanda.runner.compare.contract import CONTRACT, Asked, compare, costed, plan_of, prepare
-from servanda.runner.compare.reference import Alone, alone, measure_pack
+from servanda.runner.compare.contract import CONTRACT, Options, compare, costed, plan_of, prepare
+from servanda.runner.compare.reference import PackOptions, measure_pack, pack_contract
 from servanda.runner.probe import Engines
 from tests import kit
 from tests.report.made import verdict
@@ -45,7 +45,7 @@ def tables(tmp_path, monkeypatch):
 
 def asked(b="q.json", a="table:p.json", **options):
     options = {"prompts": Path("prompts.jsonl"), "preset": "nvfp4", "max_new_tokens": 6} | options
-    return Asked(a, f"table:{b}", **options)
+    return Options(a, f"table:{b}", **options)
 
 
 def ready(**options):
@@ -222,8 +222,8 @@ def test_every_preset_can_be_completed(tables, name):
 
 
 def pack(tables, sequences=512, golden=None):
-    contract, side = alone(
-        Alone(
+    contract, side = pack_contract(
+        PackOptions(
             "table:p.json",
             prompts=Path("prompts.jsonl"),
             golden=golden,
@@ -296,7 +296,7 @@ def test_a_pack_refuses_another_comparison(tables, options, message):
 def test_a_pack_is_no_candidate(tables):
     pack(tables)
     with Engines(run.in_process) as engines, pytest.raises(ContractError) as caught:
-        prepare(Asked("table:p.json", "p.pack"), engines)
+        prepare(Options("table:p.json", "p.pack"), engines)
     assert "give the pack first" in caught.value.problems[0].hint
 
 
@@ -537,7 +537,7 @@ def test_engines_of_other_packages_can_be_compared(tables, monkeypatch):
     names = (*BUILTIN, "clock", "slow_clock")
     for module in ("runner.compare.sides", "runner.load"):
         monkeypatch.setattr(f"servanda.{module}.engine_names", lambda: names)
-    wanted = Asked(
+    wanted = Options(
         "clock", "slow_clock", prompts=Path("prompts.jsonl"), preset="nvfp4", max_new_tokens=6
     )
     with Engines(run.in_process) as engines:

@@ -14,7 +14,7 @@ from servanda.engines.pack_file import MANIFEST, read_pack
 from servanda.errors import ContractError, MeasurementError, ServandaError
 from servanda.judgement.verdict import Verdict
 from servanda.runner import reference_pack, run
-from servanda.runner.compare.reference import Alone, alone, measure_pack
+from servanda.runner.compare.reference import PackOptions, measure_pack, pack_contract
 from servanda.runner.golden import BOUNDED
 from servanda.theory.divergence.base import LogitRows, exact
 from servanda.theory.sampling import Sampling, log_softmax
@@ -252,14 +252,14 @@ def test_a_missing_pack_and_a_file_that_is_none(tmp_path):
 
 def test_a_kernel_string_is_measured_on_its_prompts(tmp_path):
     kit.write(tmp_path)
-    asked = Alone(
+    asked = PackOptions(
         f"table:{tmp_path}/p.json",
         prompts=tmp_path / "prompts.jsonl",
         sequences=40,
         max_new_tokens=5,
         temperature=0.7,
     )
-    contract, side = alone(asked)
+    contract, side = pack_contract(asked)
     pack = measure_pack(contract, side, tmp_path / "x.pack", open=run.in_process)
     assert pack.groups == 64  # rounds are whole
     assert pack.workload.sampling.max_new_tokens == 5
@@ -269,9 +269,9 @@ def test_a_kernel_string_is_measured_on_its_prompts(tmp_path):
 def test_options_of_a_kernel_do_not_go_with_a_contract(tmp_path):
     path, _ = kit.write(tmp_path)
     with pytest.raises(ContractError, match="--temperature is the contract's to say"):
-        alone(Alone(str(path), temperature=0.5))
+        pack_contract(PackOptions(str(path), temperature=0.5))
     with pytest.raises(ContractError, match="--side names a side of a contract"):
-        alone(Alone(f"table:{tmp_path}/p.json", side="train"))
+        pack_contract(PackOptions(f"table:{tmp_path}/p.json", side="train"))
 
 
 # golden texts: what the best tokens of a pack say of a candidate

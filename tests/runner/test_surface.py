@@ -14,8 +14,8 @@ from servanda.engines.http import HTTPEngine
 from servanda.engines.table import TableEngine
 from servanda.errors import MeasurementError
 from servanda.runner.compare.surface.cases import TOOL_PROMPTS
-from servanda.runner.compare.surface.compare import look
-from servanda.runner.compare.surface.dialects import Door
+from servanda.runner.compare.surface.compare import compare_layers
+from servanda.runner.compare.surface.dialects import Client
 from servanda.runner.compare.surface.difference import differs
 from servanda.runner.compare.surface.text import conclusion, lines
 
@@ -80,13 +80,13 @@ def doors(tmp_path, a, b):
             url = str(client.base_url).rstrip("/")
             engine = HTTPEngine(Kernel(engine="openai_http", url=url))
             stack.callback(engine.close)
-            found.append(Door(name, engine))
+            found.append(Client(name, engine))
         yield tuple(found)
 
 
 def looked(tmp_path, a, b):
     with doors(tmp_path, a, b) as (first, second):
-        return {f.layer: f for f in look(first, second, ["a text of the workload"])}
+        return {f.layer: f for f in compare_layers(first, second, ["a text of the workload"])}
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_calls_that_a_client_cannot_run_are_told(tmp_path):
         assert sound.called(weather).calls == 1
         assert careless.called(weather).wrong == ("weather: get_weather without 'city'",)
         assert sound.called(add).wrong == ("sum: calls 'get_weather', which was not offered",)
-        tools = [*look(sound, careless)][-1]
+        tools = [*compare_layers(sound, careless)][-1]
     assert tools.outcome == "differs"
     assert tools.text == "answers with calls that parse: A 5 of 6, B 0 of 6"
 
@@ -144,7 +144,7 @@ def test_calls_that_a_client_cannot_run_are_told(tmp_path):
 @pytest.mark.parametrize(("kind", "said"), [(Chatty, "✓"), (Marked, "✗")])
 def test_the_lines_say_it_before_any_statistics(tmp_path, kind, said):
     with doors(tmp_path, Chatty, kind) as pair:
-        text = [line for finding in look(*pair) for line in lines(finding)]
+        text = [line for finding in compare_layers(*pair) for line in lines(finding)]
     assert text[0].startswith("servers   A: vllm")
     assert any(line.startswith(f"template  {said} ") for line in text)
 

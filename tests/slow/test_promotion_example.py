@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from servanda.promotion.ledger.open import open_ledger, verify_at
-from servanda.promotion.run.history import disagreements, stories
+from servanda.promotion.run.history import disagreements, histories
 from servanda.traces.request_log import read_served
 
 ROOT = Path(__file__).parents[2]
@@ -53,8 +53,8 @@ def told(out):
     with open_ledger(str(out / "ledger.db"), reading=True) as ledger:
         assert disagreements(ledger) == ()
         return {
-            story.opened["contract"]["name"].removeprefix("tiny-int8-"): story
-            for story in stories(ledger)
+            history.opened["contract"]["name"].removeprefix("tiny-int8-"): history
+            for history in histories(ledger)
         }
 
 
@@ -66,11 +66,11 @@ def test_all_of_it_ends_as_it_has_to(ran):
 
 def test_the_good_build_goes_from_offline_to_full_on_what_was_measured(ran):
     out, done = ran
-    story = told(out)["good"]
-    assert story.state.status == "completed" and story.leg.stage == "full", done.stdout
-    legs = [*dict.fromkeys(look.leg.name for look in story.looks)]
+    history = told(out)["good"]
+    assert history.state.status == "completed" and history.leg.stage == "full", done.stdout
+    legs = [*dict.fromkeys(look.leg.name for look in history.evaluations)]
     assert legs == ["offline", "shadow", "canary-1", "canary-2", "full-1"]
-    for look in story.looks:
+    for look in history.evaluations:
         if look.state.why.startswith("everything held"):
             cells = [cell for cell in look.finding.cells if not cell.guard]
             assert cells and all(cell.outcome == "holds" and cell.n > 0 for cell in cells)
@@ -82,14 +82,16 @@ def test_the_good_build_goes_from_offline_to_full_on_what_was_measured(ran):
 @pytest.mark.parametrize("stage", FAULTY)
 def test_a_faulty_build_is_stopped_where_it_goes_wrong(ran, stage):
     out, done = ran
-    story = told(out)[f"faulty-at-{stage}"]
-    assert (story.state.status, story.leg.stage) == ("rolled_back", stage), done.stdout
-    violated = [cell for cell in story.looks[-1].finding.cells if cell.outcome == "violated"]
+    history = told(out)[f"faulty-at-{stage}"]
+    assert (history.state.status, history.leg.stage) == ("rolled_back", stage), done.stdout
+    violated = [
+        cell for cell in history.evaluations[-1].finding.cells if cell.outcome == "violated"
+    ]
     assert violated and all(cell.n > 0 and cell.low > cell.limit for cell in violated)
     route = json.loads((out / f"faulty-at-{stage}" / "route.json").read_text())
     assert route["share"] == 0.0
     assert route["mirror"] == (0.0 if stage == "offline" else 0.5)  # what went wrong can be seen
-    head = rf"faulty-at-{stage}: rolled back on {story.leg.name} .*; infer serves 0 %.*\n"
+    head = rf"faulty-at-{stage}: rolled back on {history.leg.name} .*; infer serves 0 %.*\n"
     names = "|".join(re.escape(cell.name) for cell in violated)
     assert re.search(rf"{head}  decided by ({names}): .* in \[.*\], limit .*, n \d+", done.stdout)
 

@@ -7,8 +7,8 @@ from scipy.stats import binom
 
 from servanda.contract.stages import course_of
 from servanda.promotion.advance import advance, begin
-from servanda.promotion.finding import found
-from servanda.promotion.run.evaluate import look
+from servanda.promotion.finding import leg_finding
+from servanda.promotion.run.evaluate import evaluate_leg
 from servanda.runner.run import in_process, load
 from tests import kit, serving
 
@@ -60,10 +60,10 @@ def looked_at(folder, tv, seed, legs):
             draw = 100 * seed + i
             serving.log(folder, serving.rows(path, leg.name, leg.last, seed=draw))
         at = {"attempt": 1, "run": serving.RUN, "served": [served], "now": 1e4}
-        looked = look(contract, leg, folder / "run", **at, open=in_process)
+        looked = evaluate_leg(contract, leg, folder / "run", **at, open=in_process)
         state, _ = begin(serving.RUN, looked.key, course, now=1e4)
         state = replace(state, leg=i)
-        finding = replace(found(contract, leg, looked.verdict), key=looked.key)
+        finding = replace(leg_finding(contract, leg, looked.verdict), key=looked.key)
         after, _ = advance(course, state, finding, now=1e4)
         yield leg, state, after
 

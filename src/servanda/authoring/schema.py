@@ -74,9 +74,11 @@ def _draft_07(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     new = {
-        {"$defs": "definitions"}.get(name, name): _draft_07(value)
+        "definitions" if name == "$defs" else name: _draft_07(value)
         for name, value in node.items()
-        if name not in ("discriminator", "default") and not _is_title(name, value)
+        if name not in ("discriminator", "default")
+        # pydantic makes up titles from names; a property may be called title, too
+        if name != "title" or not isinstance(value, str)
     }
     if "prefixItems" in new:
         new |= {"items": new.pop("prefixItems"), "additionalItems": False}
@@ -91,19 +93,12 @@ def _draft_07(node: Any) -> Any:
     return new
 
 
-def _is_title(name: str, value: Any) -> bool:
-    """Titles that pydantic makes up from names; a property may be called title, too."""
-    return name == "title" and isinstance(value, str)
-
-
 def _both_words(kernels: dict[str, Any]) -> None:
     """reference and candidate are accepted words for train and infer."""
+    kernels["allOf"] = []
     for ours, theirs in (("train", "reference"), ("infer", "candidate")):
         kernels["properties"][theirs] = kernels["properties"][ours]
-    kernels["allOf"] = [
-        {"oneOf": [{"required": [ours]}, {"required": [theirs]}]}
-        for ours, theirs in (("train", "reference"), ("infer", "candidate"))
-    ]
+        kernels["allOf"] += [{"oneOf": [{"required": [ours]}, {"required": [theirs]}]}]
     del kernels["required"]
 
 

@@ -14,7 +14,7 @@ from servanda.cli.promotion_options import (
     reason_option,
 )
 from servanda.promotion.notify.base import Sink
-from servanda.promotion.run.record import say_yes
+from servanda.promotion.run.record import approve_run
 
 
 @click.command()
@@ -37,7 +37,9 @@ def approve(
     acting(
         where,
         run,
-        lambda store, story, now: say_yes(store, story, actor=actor, reason=reason, now=now),
+        lambda store, history, now: approve_run(
+            store, history, actor=actor, reason=reason, now=now
+        ),
         sinks,
         format_,
     )

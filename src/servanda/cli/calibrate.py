@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 import numpy as np
 
-from servanda.authoring.calibrate.base import Calibration, Row
+from servanda.authoring.calibrate.base import Calibration, Limit
 from servanda.authoring.calibrate.default_clauses import standard
 from servanda.authoring.calibrate.eligibility import accept
 from servanda.authoring.calibrate.limits import calibrate as calibrated
-from servanda.authoring.calibrate.recorder import seen
+from servanda.authoring.calibrate.recorder import closed_rounds
 from servanda.authoring.calibrate.rewrite import rewritten
 from servanda.cli.options import format_option, no_code_option
 from servanda.cli.output import STDOUT, refuse_place, show, write_text
@@ -134,7 +134,7 @@ def calibrate(
 def _calibrated(
     run: Finished, plan: Plan, judged: Sequence[CellVerdict], power: float, resamples: int
 ) -> Calibration:
-    rounds = seen(plan, run.verdict.key, run.rounds)
+    rounds = closed_rounds(plan, run.verdict.key, run.rounds)
     rng = np.random.Generator(np.random.Philox(key=_SEED))
     # a contract with other limits is another one: its first attempt is to come
     plan = replace(plan, attempt=1)
@@ -201,7 +201,7 @@ def _warnings(verdict: Verdict, found: Calibration) -> list[str]:
     ]
 
 
-def _row(row: Row) -> list[str]:
+def _row(row: Limit) -> list[str]:
     what = f"{row.aggregate} {row.metric}".strip()
     return [
         what if what == row.clause else f"{row.clause}: {what}",

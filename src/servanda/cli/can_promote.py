@@ -43,8 +43,8 @@ def can_promote(contract: Path, to: str, infer: str, train: str, where: str, for
     with opened(where, reading=True) as store:
         answer = answer_of(store, found, to, now=time.time(), infer=infer, train=train)
         if format_ == "json":
-            story = answer.story
-            run = report.data(story, now=time.time()) if story is not None else None
+            history = answer.history
+            run = report.data(history, now=time.time()) if history is not None else None
             show(json.dumps({"yes": answer.yes, "why": answer.why, "run": run}, indent=1))
         else:
             show(str(answer))

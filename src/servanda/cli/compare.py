@@ -14,7 +14,7 @@ from servanda.cli.progress import watching
 from servanda.cli.surface import looked
 from servanda.engines.worker import spawn
 from servanda.report.base import FORMATS
-from servanda.runner.compare.contract import CONTRACT, Asked, compare, costed, plan_of, prepare
+from servanda.runner.compare.contract import CONTRACT, Options, compare, costed, plan_of, prepare
 from servanda.runner.compare.surface.text import conclusion
 from servanda.runner.probe import Engines
 
@@ -78,7 +78,7 @@ def compare_command(
                 click.echo(line, err=aside)
 
     with Engines(spawn) as engines, watching(quiet) as watch:
-        wanted = Asked(**asked)  # type: ignore[arg-type]
+        wanted = Options(**asked)  # type: ignore[arg-type]
         odd = () if plan else looked(wanted, say)
         if odd and quiet:  # the exit code stands on it
             click.echo(f"surface   ✗ {conclusion(odd)}", err=aside)

@@ -12,8 +12,8 @@ from typing import get_args
 import click
 from pydantic import ValidationError
 
-from servanda.authoring.derive.budget import Asked
-from servanda.authoring.derive.derivation import Derived
+from servanda.authoring.derive.budget import Request
+from servanda.authoring.derive.derivation import Derivation
 from servanda.authoring.derive.derivation import derive as derived
 from servanda.authoring.derive.sizes import MOST
 from servanda.authoring.template import name_of
@@ -145,7 +145,7 @@ def derive(
         for kernel in kernels
     ]
     found = derived(
-        Asked(
+        Request(
             name=name_of(output.name.removesuffix(_SUFFIX)) if output else "derived",
             train=there[0],
             infer=there[1],
@@ -227,7 +227,7 @@ def _refuse_unfit(text: str, place: Path) -> None:
         raise ContractError.all(problems) from None
 
 
-def _said(found: Derived, output: Path | None, each: float) -> list[str]:
+def _said(found: Derivation, output: Path | None, each: float) -> list[str]:
     """What was derived, why some of it is only watched, and what it will take.
 
     Args:

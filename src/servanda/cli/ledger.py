@@ -19,7 +19,7 @@ from servanda.promotion.ledger.entry import Entry
 from servanda.promotion.ledger.export import export
 from servanda.promotion.ledger.hash_chain import line
 from servanda.promotion.ledger.open import verify_at
-from servanda.promotion.run.history import TOLD, disagreements
+from servanda.promotion.run.history import DELIVERED, disagreements
 from servanda.report.table import table
 
 _LONGEST = 60  # letters of what an entry says, in a table
@@ -133,7 +133,7 @@ def _what(entry: Entry) -> str:
     state = entry.body.get("state")
     places = (entry.body, state if isinstance(state, dict) else {})
     said = (place.get(name) for place in places for name in _SAYING)
-    if entry.kind == TOLD:
+    if entry.kind == DELIVERED:
         effect = str(entry.body.get("key")).removeprefix(f"{entry.run}:")
         left_out = f" ({why})" if (why := entry.body.get("why")) else ""
         said = (f"{effect} to {entry.body.get('sink')}{left_out}",)

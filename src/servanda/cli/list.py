@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from servanda.authoring.diff.history import Listed, Shelf, Step, shelves
+from servanda.authoring.diff.history import ContractFile, ContractVersions, Step, versions_by_name
 from servanda.cli.options import format_option
 from servanda.cli.output import show
 from servanda.contract.model import Contract
@@ -33,14 +33,14 @@ def list_command(folder: Path, format_: str) -> None:
     not read or there is none.
     """
     files = _files(folder)
-    found: list[Listed] = []
+    found: list[ContractFile] = []
     wrong: dict[str, ContractError] = {}
     for file in files:
         try:
-            found.append(Listed(str(file), load.parse(load.bytes_of(file), str(file))))
+            found.append(ContractFile(str(file), load.parse(load.bytes_of(file), str(file))))
         except ContractError as error:
             wrong[str(file)] = error
-    stood = shelves(found)
+    stood = versions_by_name(found)
     show(_json(stood, wrong) if format_ == "json" else "\n".join(_text(stood, wrong)))
     if wrong:
         sys.exit(ContractError.exit_code)
@@ -63,7 +63,7 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def _text(stood: tuple[Shelf, ...], wrong: dict[str, ContractError]) -> Iterator[str]:
+def _text(stood: tuple[ContractVersions, ...], wrong: dict[str, ContractError]) -> Iterator[str]:
     for shelf in stood:
         yield f"{line(shelf.name)}: {_kernels(shelf.versions[0].contract)}"
         rows = table([_row(listed) for listed in shelf.versions])
@@ -89,7 +89,7 @@ def _between(step: Step) -> Iterator[str]:
         yield f"now {kernels}"
 
 
-def _row(listed: Listed) -> list[str]:
+def _row(listed: ContractFile) -> list[str]:
     clauses = sum(1 for _ in listed.contract.clauses())
     return [
         line(listed.version, 24),
@@ -103,7 +103,7 @@ def _kernels(contract: Contract) -> str:
     return line(f"{contract.kernels.infer} against {contract.kernels.train}")
 
 
-def _json(stood: tuple[Shelf, ...], wrong: dict[str, ContractError]) -> str:
+def _json(stood: tuple[ContractVersions, ...], wrong: dict[str, ContractError]) -> str:
     data = {
         "contracts": [
             {
@@ -122,7 +122,7 @@ def _json(stood: tuple[Shelf, ...], wrong: dict[str, ContractError]) -> str:
     return json.dumps(data, indent=1)
 
 
-def _version(listed: Listed) -> dict[str, Any]:
+def _version(listed: ContractFile) -> dict[str, Any]:
     contract = listed.contract
     return {
         "version": listed.version,

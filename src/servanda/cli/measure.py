@@ -10,7 +10,7 @@ import click
 from servanda.cli.options import format_option, no_code_option
 from servanda.cli.output import STDOUT
 from servanda.cli.progress import watching
-from servanda.runner.compare.reference import Alone, alone, measure_pack
+from servanda.runner.compare.reference import PackOptions, measure_pack, pack_contract
 
 _FILE = click.Path(path_type=Path)
 
@@ -38,7 +38,7 @@ def measure_command(
     """
     if str(output) == STDOUT:
         raise click.UsageError("a pack is no text: it cannot be printed\n  hint: -o x.pack")
-    contract, of = alone(Alone(what, side, **asked))  # type: ignore[arg-type]
+    contract, of = pack_contract(PackOptions(what, side, **asked))  # type: ignore[arg-type]
     with watching(quiet) as watch:
         pack = measure_pack(contract, of, output, watch=watch)
     if format_ == "json":

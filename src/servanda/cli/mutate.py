@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-from servanda.authoring.contract_test.files import Prepared
+from servanda.authoring.contract_test.files import PreparedTest
+from servanda.authoring.mutation.report import render
 from servanda.authoring.mutation.result import Mutation
-from servanda.authoring.mutation.run import mutate, never, unsaid
+from servanda.authoring.mutation.run import discard, mutate, never
 from servanda.cli.options import DurationType, until
 from servanda.cli.output import show
 from servanda.cli.progress import watching
@@ -81,7 +82,7 @@ def refuse_without(mutate: bool, format_: str, **given: object) -> None:
 
 
 def run_mutations(
-    tests: Sequence[Prepared],
+    tests: Sequence[PreparedTest],
     *,
     only: Any = None,
     faults: Sequence[str] = (),
@@ -114,11 +115,11 @@ def run_mutations(
                 faults=faults,
                 watch=watch,
                 deadline=deadline,
-                say=unsaid if quiet else _on_stderr,
+                say=discard if quiet else _on_stderr,
             )
         found.append(result)
         if format_ == "text":
-            show(f"{result}{_wanted(result, at_least)}")
+            show(f"{render(result)}{_wanted(result, at_least)}")
         if result.stopped == "interrupted":
             break
     if format_ == "json":
@@ -127,8 +128,8 @@ def run_mutations(
     return next((code for code in _WORST if code in codes), 0)
 
 
-def _by_contract(tests: Sequence[Prepared]) -> list[list[Prepared]]:
-    found: dict[Path, list[Prepared]] = {}
+def _by_contract(tests: Sequence[PreparedTest]) -> list[list[PreparedTest]]:
+    found: dict[Path, list[PreparedTest]] = {}
     for test in tests:
         found.setdefault(test.path.resolve(), []).append(test)
     return [*found.values()]

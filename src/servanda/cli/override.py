@@ -15,8 +15,8 @@ from servanda.cli.promotion_options import (
 )
 from servanda.promotion.ledger.entry import Ledger
 from servanda.promotion.notify.base import Sink
-from servanda.promotion.run.history import Story
-from servanda.promotion.run.record import let_pass
+from servanda.promotion.run.history import History
+from servanda.promotion.run.record import override_cell
 from servanda.promotion.state import Override
 
 
@@ -49,8 +49,8 @@ def override(
     or the ledger cannot be read or written.
     """
 
-    def act(store: Ledger, story: Story, now: float) -> Story:
+    def act(store: Ledger, history: History, now: float) -> History:
         given = Override(clause, slice_, actor, reason, now + ttl)
-        return let_pass(store, story, given, now=now)
+        return override_cell(store, history, given, now=now)
 
     acting(where, run, act, sinks, format_)

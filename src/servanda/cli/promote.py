@@ -31,7 +31,7 @@ from servanda.contract.model import STAGES
 from servanda.promotion.ledger.entry import Outrun
 from servanda.promotion.notify.base import Sink
 from servanda.promotion.run import report
-from servanda.promotion.run.history import Story
+from servanda.promotion.run.history import History
 from servanda.promotion.run.promoter import Build, Step
 from servanda.promotion.run.promoter import promote as promote_build
 from servanda.promotion.run.request_log_files import absent
@@ -93,7 +93,7 @@ def promote(
     name = load(contract).metadata.name  # a contract that is wrong begins no ledger
     deadline = until(max_time)
     stage = until_ if until_ in STAGES else None
-    latest: list[Story] = []
+    latest: list[History] = []
     missing: list[str] = []
 
     def above() -> str:
@@ -103,13 +103,14 @@ def promote(
     with opened(where) as store, watching(quiet, above) as watch:
 
         def stepped(step: Step) -> None:
-            latest[:] = [told(store, step.story, sinks)]
+            latest[:] = [told(store, step.history, sinks)]
             missing[:] = _missing(step, served)
             if step.error:
                 click.echo(step.error, err=True)
             if not quiet and not sys.stderr.isatty():
-                leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
-                click.echo(f"{leg}: {step.story.state.why}", err=True)
+                history = step.history
+                leg = history.evaluations[-1].leg if history.evaluations else history.leg
+                click.echo(f"{leg.name}: {history.state.why}", err=True)
                 for what in missing if every is not None else ():
                     click.echo(f"  {what}", err=True)
 
@@ -117,7 +118,7 @@ def promote(
         build = Build(contract, run_dir, served, fresh)
         while True:
             try:
-                story = promote_build(
+                history = promote_build(
                     build,
                     store,
                     actor=actor,
@@ -133,16 +134,16 @@ def promote(
                 click.echo(str(error), err=True)
                 time.sleep(every)
                 continue
-            story = told(store, story, sinks)
+            history = told(store, history, sinks)
             build = Build(contract, run_dir, served)
-            over = story.state.ended or _reached(story, until_)
+            over = history.state.ended or _reached(history, until_)
             if every is None or over or (deadline is not None and deadline()):
                 break
             time.sleep(every)
-    print_story(story, format_)
-    for what in missing if not story.state.ended else ():
+    print_story(history, format_)
+    for what in missing if not history.state.ended else ():
         click.echo(f"  {what}", err=True)
-    sys.exit(0 if _reached(story, until_) else code_of(story))
+    sys.exit(0 if _reached(history, until_) else code_of(history))
 
 
 def _missing(step: Step, served: tuple[Path, ...]) -> list[str]:
@@ -150,13 +151,13 @@ def _missing(step: Step, served: tuple[Path, ...]) -> list[str]:
     looked = step.looked
     if looked is None or looked.plan.traffic is None:
         return []
-    ended = step.story.state.ended  # it waits for nothing
+    ended = step.history.state.ended  # it waits for nothing
     waits = [] if ended else [*absent(served), *filter(None, [looked.waiting])]
     outside = [f"{n:,} requests are no evidence: {why}" for why, n in looked.outside.items()]
     return [*(f"waiting: {what}" for what in waits), *outside]
 
 
-def _reached(story: Story, until_: str | None) -> bool:
+def _reached(history: History, until_: str | None) -> bool:
     if until_ == _THROUGH:
-        return story.state.status == _THROUGH
-    return until_ is not None and story.reached(until_)
+        return history.state.status == _THROUGH
+    return until_ is not None and history.reached(until_)

@@ -22,8 +22,8 @@ from servanda.promotion.notify.base import Sink
 from servanda.promotion.notify.sinks import sinks_of
 from servanda.promotion.run import report
 from servanda.promotion.run.can_promote import named
-from servanda.promotion.run.history import Story, refreshed
-from servanda.promotion.run.outbox import Told, tell, tell_late
+from servanda.promotion.run.history import History, refreshed
+from servanda.promotion.run.outbox import Delivery, deliver, deliver_late
 from servanda.promotion.state import Status
 
 _WAITS, _FAILED = 3, 4
@@ -101,38 +101,38 @@ def ledger_key() -> bytes:
     return os.environ.get("SERVANDA_LEDGER_KEY", "").encode()
 
 
-def print_story(story: Story, format_: str) -> None:
+def print_story(history: History, format_: str) -> None:
     now = time.time()
     if format_ == "json":
-        show(json.dumps(report.data(story, now=now), indent=1))
+        show(json.dumps(report.data(history, now=now), indent=1))
     else:
-        show(report.text(story, now=now))
+        show(report.text(history, now=now))
 
 
-def code_of(story: Story) -> int:
+def code_of(history: History) -> int:
     """0 through, 1 rolled back, 3 it waits, 4 measuring failed or the evidence expired."""
-    if story.state.errors:
+    if history.state.errors:
         return _FAILED
-    return _CODES.get(story.state.status, _WAITS)
+    return _CODES.get(history.state.status, _WAITS)
 
 
-def told(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> Story:
+def told(ledger: Ledger, history: History, sinks: Sequence[Sink]) -> History:
     """Deliver what is to be told of a run; what cannot be delivered is said, and kept."""
-    _missed(ledger, story, sinks)
-    return refreshed(ledger, story)
+    _missed(ledger, history, sinks)
+    return refreshed(ledger, history)
 
 
 def told_late(ledger: Ledger, name: str, sinks: Sequence[Sink]) -> None:
     """The same of all that was decided of a contract, by its name, before whoever did it was
     killed.
     """
-    _complain(tell_late(ledger, name, sinks, now=time.time, wait=time.sleep))
+    _complain(deliver_late(ledger, name, sinks, now=time.time, wait=time.sleep))
 
 
 def acting(
     where: str,
     run: str,
-    act: Callable[[Ledger, Story, float], Story],
+    act: Callable[[Ledger, History, float], History],
     sinks: Sequence[Sink],
     format_: str,
 ) -> None:
@@ -145,15 +145,15 @@ def acting(
         act: on the ledger and the run as it stood, at a time in unix seconds.
     """
     with opened(where) as ledger:
-        story = named(ledger, run)
+        history = named(ledger, run)
         try:
-            story = act(ledger, story, time.time())
+            history = act(ledger, history, time.time())
         except EvidenceError:
-            _missed(ledger, story, sinks)
+            _missed(ledger, history, sinks)
             raise
-        missed = _missed(ledger, story, sinks)
-        story = refreshed(ledger, story)
-    print_story(story, format_)
+        missed = _missed(ledger, history, sinks)
+        history = refreshed(ledger, history)
+    print_story(history, format_)
     if missed:
         click.echo(
             "  hint: it is decided, and in the ledger; the same call tells it again", err=True
@@ -161,12 +161,12 @@ def acting(
     sys.exit(_FAILED if missed else 0)
 
 
-def _missed(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> bool:
+def _missed(ledger: Ledger, history: History, sinks: Sequence[Sink]) -> bool:
     """Whether a receiver could not be told; which one is said."""
-    return _complain(tell(ledger, story.run, sinks, now=time.time, wait=time.sleep))
+    return _complain(deliver(ledger, history.run, sinks, now=time.time, wait=time.sleep))
 
 
-def _complain(tried: Sequence[Told]) -> bool:
+def _complain(tried: Sequence[Delivery]) -> bool:
     problems = [one for one in tried if one.problem]
     for one in problems:
         click.echo(f"{one.sink} was not told: {one.problem}", err=True)

@@ -14,7 +14,7 @@ from servanda.cli.promotion_options import (
     reason_option,
 )
 from servanda.promotion.notify.base import Sink
-from servanda.promotion.run.record import take_back
+from servanda.promotion.run.record import roll_back_run
 
 
 @click.command()
@@ -35,7 +35,9 @@ def rollback(
     acting(
         where,
         run,
-        lambda store, story, now: take_back(store, story, actor=actor, reason=reason, now=now),
+        lambda store, history, now: roll_back_run(
+            store, history, actor=actor, reason=reason, now=now
+        ),
         sinks,
         format_,
     )

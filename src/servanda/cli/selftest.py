@@ -12,7 +12,7 @@ import click
 
 from servanda.cli.options import format_option, no_code_option
 from servanda.cli.progress import watching
-from servanda.runner.compare.selftest import SEQUENCES, Row, selftest
+from servanda.runner.compare.selftest import SEQUENCES, SelftestCase, selftest
 
 
 @click.command("selftest")
@@ -50,7 +50,7 @@ def selftest_command(
     aside = format_ == "json"  # only the data goes to stdout then
     say = partial(click.echo, err=aside)
     say(f"selftest  {url}" + (f", re-scored by {referee}" if referee else ""))
-    rows: list[Row] = []
+    rows: list[SelftestCase] = []
     with (
         tempfile.TemporaryDirectory(prefix="servanda-selftest-") as place,
         watching(quiet) as watch,
@@ -87,7 +87,7 @@ def selftest_command(
     )
 
 
-def _line(row: Row) -> str:
+def _line(row: SelftestCase) -> str:
     verdict = row.verdict
     by = f"by {', '.join(row.by)}" if row.by else ""
     told = f"{verdict.outcome} {by}".strip()

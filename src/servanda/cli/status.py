@@ -13,7 +13,7 @@ from servanda.cli.promotion_options import opened, print_story
 from servanda.gateway.controller.ledger_status import recalled, text
 from servanda.promotion.run import report
 from servanda.promotion.run.can_promote import named
-from servanda.promotion.run.history import stories
+from servanda.promotion.run.history import histories
 from servanda.traces.serialization import to_plain
 
 
@@ -32,13 +32,13 @@ def status(run: str | None, where: str, format_: str) -> None:
         if run is not None and not gateways:
             print_story(named(store, run), format_)
             return
-        found = [story for story in stories(store) if run is None and not story.state.ended]
+        found = [history for history in histories(store) if run is None and not history.state.ended]
     now = time.time()
     if format_ == "json":
-        data = [report.data(story, now=now) for story in found]
+        data = [report.data(history, now=now) for history in found]
         data += [{"status": "routing", **to_plain(one)} for one in gateways]
         show(json.dumps(data, indent=1))
         return
-    told = [report.text(story, now=now) for story in found]
+    told = [report.text(history, now=now) for history in found]
     told += ["\n".join(map(text, gateways))] if gateways else []
     show("\n\n".join(told) or "no run is under way")

@@ -8,17 +8,17 @@ from servanda.contract.kernel_string import parse_kernel
 from servanda.contract.model import Kernel
 from servanda.engines import engine_names
 from servanda.engines.http import HTTPEngine
-from servanda.runner.compare.contract import Asked
+from servanda.runner.compare.contract import Options
 from servanda.runner.compare.prompts import plain_texts
-from servanda.runner.compare.surface.compare import look
-from servanda.runner.compare.surface.dialects import Door
-from servanda.runner.compare.surface.difference import Finding, differs
+from servanda.runner.compare.surface.compare import compare_layers
+from servanda.runner.compare.surface.dialects import Client
+from servanda.runner.compare.surface.difference import LayerResult, differs
 from servanda.runner.compare.surface.text import conclusion, lines
 
 _TEXTS = 32  # of the workload, that both tokenizers are asked to encode
 
 
-def looked(asked: Asked, say: Callable[..., None]) -> tuple[Finding, ...]:
+def looked(asked: Options, say: Callable[..., None]) -> tuple[LayerResult, ...]:
     """What differs above the kernels of two servers, said line by line; () of other kernels.
 
     Raises:
@@ -35,13 +35,13 @@ def looked(asked: Asked, say: Callable[..., None]) -> tuple[Finding, ...]:
 
 def _looked(
     kernels: dict[str, Kernel], texts: list[str], say: Callable[..., None]
-) -> tuple[Finding, ...]:
-    found: list[Finding] = []
+) -> tuple[LayerResult, ...]:
+    found: list[LayerResult] = []
     engines: list[HTTPEngine] = []
     try:
         engines.extend(map(HTTPEngine, kernels.values()))
-        a, b = (Door(name, engine) for name, engine in zip(kernels, engines, strict=True))
-        for finding in look(a, b, texts):
+        a, b = (Client(name, engine) for name, engine in zip(kernels, engines, strict=True))
+        for finding in compare_layers(a, b, texts):
             found.append(finding)
             say(*lines(finding))
             if finding.layer == "tokenizer" and finding.outcome == "differs":

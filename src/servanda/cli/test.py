@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from servanda.authoring.contract_test.files import Prepared, files_of, prepared
-from servanda.authoring.contract_test.report import junit, told
-from servanda.authoring.contract_test.results import Rehearsal
+from servanda.authoring.contract_test.files import PreparedTest, files_of, prepare_tests
+from servanda.authoring.contract_test.report import junit, render
+from servanda.authoring.contract_test.results import SuiteResult
 from servanda.cli.mutate import mutate_options, refuse_without, run_mutations
 from servanda.cli.options import no_code_option
 from servanda.cli.output import show
@@ -56,32 +56,32 @@ def test(paths: tuple[Path, ...], format_: str, mutate: bool, **mutating: Any) -
         data = {"passed": _passed(found), "tests": [one.to_dict() for one in found]}
         show(json.dumps(data, indent=1))
     else:
-        show((junit if format_ == "junit" else told)(found).rstrip("\n"))
+        show((junit if format_ == "junit" else render)(found).rstrip("\n"))
     if not _passed(found):
         sys.exit(_FAILED)
 
 
-def _passed(found: Sequence[Rehearsal]) -> bool:
+def _passed(found: Sequence[SuiteResult]) -> bool:
     return all(one.passed for one in found)
 
 
-def _prepared(files: Sequence[Path]) -> list[Prepared]:
+def _prepared(files: Sequence[Path]) -> list[PreparedTest]:
     """The tests of all files; what is wrong with any of them is said at once."""
     tests, problems = [], []
     for file in files:
         try:
-            tests += prepared(file)
+            tests += prepare_tests(file)
         except ContractError as error:
             problems += error.problems
     _refuse(problems)
     return tests
 
 
-def _rehearsed(tests: Sequence[Prepared]) -> list[Rehearsal]:
+def _rehearsed(tests: Sequence[PreparedTest]) -> list[SuiteResult]:
     found, problems = [], []
     for test in tests:
         try:
-            found.append(test.rehearse())
+            found.append(test.run())
         except ContractError as error:
             problems += error.problems
     _refuse(problems)

@@ -15,15 +15,23 @@ from servanda.contract.stages import Leg
 from servanda.errors import EvidenceError
 from servanda.judgement.clauses.base import Outcome, worst
 from servanda.promotion.effects import effects_of
-from servanda.promotion.state import Asked, Effect, Finding, Found, State, Status, leg_of
+from servanda.promotion.state import (
+    CellResult,
+    Effect,
+    LegFinding,
+    RuleAction,
+    State,
+    Status,
+    leg_of,
+)
 
 ERRORS = 3  # looks in a row at which measuring failed, after which a run is halted
 EXPIRED = "what was shown has expired"
 
-Moved = tuple[State, tuple[Effect, ...]]
+Move = tuple[State, tuple[Effect, ...]]
 
 
-def begin(run: str, key: EvidenceKey, course: Sequence[Leg], *, now: float) -> Moved:
+def begin(run: str, key: EvidenceKey, course: Sequence[Leg], *, now: float) -> Move:
     """A run at its first leg.
 
     Raises:
@@ -33,10 +41,10 @@ def begin(run: str, key: EvidenceKey, course: Sequence[Leg], *, now: float) -> M
     state = State(
         run, key, status="running", since=now, seen=now, weighed=now, why="the run begins"
     )
-    return moved(course, None, state, None)
+    return move_to(course, None, state, None)
 
 
-def advance(course: Sequence[Leg], state: State, finding: Finding, *, now: float) -> Moved:
+def advance(course: Sequence[Leg], state: State, finding: LegFinding, *, now: float) -> Move:
     """Where a run stands after a look, and the effects that follow; pure.
 
     Args:
@@ -62,9 +70,9 @@ def advance(course: Sequence[Leg], state: State, finding: Finding, *, now: float
         )
     overrides = tuple(o for o in state.overrides if o.expires > now)
     current = replace(state, seen=now, overrides=overrides)
-    asked = tuple(_heard(current, finding))
-    after, decided = _settled(course, current, leg, finding, asked, now)
-    return moved(course, state, after, decided, asked)
+    requested = tuple(_rule_actions(current, finding))
+    after, decided = _decided(course, current, leg, finding, requested, now)
+    return move_to(course, state, after, decided, requested)
 
 
 def in_order(state: State, now: float) -> None:
@@ -88,29 +96,29 @@ def _refuse_timeless(now: float) -> None:
         )
 
 
-def moved(
+def move_to(
     course: Sequence[Leg],
     before: State | None,
     after: State,
-    decided: Found | None,
-    asked: Sequence[Asked] = (),
-) -> Moved:
+    decided: CellResult | None,
+    requested: Sequence[RuleAction] = (),
+) -> Move:
     """The next state, counted as a turn where anybody is to be told of it."""
     turned = replace(after, turn=after.turn + 1)
-    effects = effects_of(course, before, turned, decided, asked)
+    effects = effects_of(course, before, turned, decided, requested)
     if effects or before is None or before.span != after.span:
         return turned, effects
     return after, ()
 
 
-def _settled(
+def _decided(
     course: Sequence[Leg],
     state: State,
     leg: Leg,
-    finding: Finding,
-    asked: Sequence[Asked],
+    finding: LegFinding,
+    requested: Sequence[RuleAction],
     now: float,
-) -> tuple[State, Found | None]:
+) -> tuple[State, CellResult | None]:
     """The state after a look, and the cell that decided it."""
     if other := _changed(state.key, finding.key):
         # what was shown is of another build, and keeps no traffic there
@@ -122,30 +130,30 @@ def _settled(
         weighed = now if finding.evidence != state.evidence else state.weighed
         errors = state.errors if outcome == "error" else 0
         state = replace(state, evidence=finding.evidence, weighed=weighed, errors=errors)
-        state = replace(state, asked=tuple(map(str, asked)))
+        state = replace(state, asked=tuple(map(str, requested)))
     # first of all: what has expired in full keeps its traffic, and what is broken must not
     if outcome == "violated":
         assert decided is not None
         return _ended(state, "rolled_back", f"{decided.name} is violated"), decided
-    if back := _of(asked, "roll_back"):
+    if back := _cell_for(requested, "roll_back"):
         return _ended(state, "rolled_back", f"a rule says roll back for {back.name}"), back
     if state.expired:
         return _ended(state, "superseded", EXPIRED), None
     if finding.error:
-        return _failed(state, finding.error), None
-    if halt := _of(asked, "halt"):
+        return _after_failure(state, finding.error), None
+    if halt := _cell_for(requested, "halt"):
         return replace(state, status="halted", why=f"a rule says halt for {halt.name}"), halt
     if outcome == "error":
         assert decided is not None
-        return _failed(state, ": ".join(filter(None, (decided.name, decided.note)))), decided
+        return _after_failure(state, ": ".join(filter(None, (decided.name, decided.note)))), decided
     if outcome != "holds":
-        return _undecided(state, leg, finding, decided, now), decided
-    if hold := _of(asked, "hold"):
+        return _after_undecided(state, leg, finding, decided, now), decided
+    if hold := _cell_for(requested, "hold"):
         return replace(state, status="halted", why=f"a rule says hold for {hold.name}"), hold
     if leg.live and finding.groups < leg.first:
         why = f"{finding.groups:,} of {leg.first:,} prompt groups"
         return replace(state, status="awaiting_evidence", why=why), decided
-    return _held(course, state, leg, finding, now), decided
+    return _after_holding(course, state, leg, finding, now), decided
 
 
 def _changed(begun: EvidenceKey, now: EvidenceKey | None) -> list[str]:
@@ -156,25 +164,24 @@ def _changed(begun: EvidenceKey, now: EvidenceKey | None) -> list[str]:
     return [*begun.differences(now), *attempt]
 
 
-def judged(cells: Sequence[Found]) -> tuple[Outcome, Found | None]:
+def judged(cells: Sequence[CellResult]) -> tuple[Outcome, CellResult | None]:
     """The outcome of the cells that count, and the one that decides it.
 
     What has no sample behind it does not hold, whatever it says of itself, and preconditions
     alone promise nothing.
     """
     known = [c for c in cells if c.outcome != "not applicable"]
-    shown = [replace(c, outcome="inconclusive") if _empty(c) else c for c in known]
-    promises = [c for c in shown if not c.guard]
-    outcome = worst([*(c.outcome for c in shown), *(() if promises else ("inconclusive",))])
-    deciding = [c for c in (promises if outcome == "holds" else shown) if c.outcome == outcome]
+    counted = [
+        replace(c, outcome="inconclusive") if c.outcome == "holds" and c.n <= 0 else c
+        for c in known
+    ]
+    promises = [c for c in counted if not c.guard]
+    outcome = worst([*(c.outcome for c in counted), *(() if promises else ("inconclusive",))])
+    deciding = [c for c in (promises if outcome == "holds" else counted) if c.outcome == outcome]
     return outcome, max(deciding, key=_nearness, default=None)
 
 
-def _empty(cell: Found) -> bool:
-    return cell.outcome == "holds" and cell.n <= 0
-
-
-def _nearness(cell: Found) -> float:
+def _nearness(cell: CellResult) -> float:
     """How near a cell is to its limit, or how far beyond: the one to look at first."""
     near = cell.low if cell.at_least else cell.high
     end = near if near is not None else cell.value
@@ -184,33 +191,33 @@ def _nearness(cell: Found) -> float:
     return end / limit if limit else math.inf if end else -math.inf
 
 
-def _waived(state: State, cell: Found) -> bool:
+def _waived(state: State, cell: CellResult) -> bool:
     return any(override.covers(cell) for override in state.overrides)
 
 
-def _heard(state: State, finding: Finding) -> Iterator[Asked]:
+def _rule_actions(state: State, finding: LegFinding) -> Iterator[RuleAction]:
     """What rules ask for, by the cells that are not waived.
 
     Nothing where measuring failed, or another build was measured.
     """
     if finding.error or _changed(state.key, finding.key):
         return
-    for one in finding.asked:
-        cells = tuple(cell for cell in one.cells if not _waived(state, cell))
+    for action in finding.asked:
+        cells = tuple(cell for cell in action.cells if not _waived(state, cell))
         if cells:
-            yield replace(one, cells=cells)
+            yield replace(action, cells=cells)
 
 
-def _of(asked: Sequence[Asked], action: str) -> Found | None:
+def _cell_for(requested: Sequence[RuleAction], action: str) -> CellResult | None:
     """The cell for which an action is asked."""
-    return next((a.cells[0] for a in asked if a.action == action), None)
+    return next((a.cells[0] for a in requested if a.action == action), None)
 
 
 def _ended(state: State, status: Status, why: str) -> State:
     return replace(state, status=status, why=why, approved="")
 
 
-def _failed(state: State, error: str) -> State:
+def _after_failure(state: State, error: str) -> State:
     """A measurement that failed says nothing of the kernel: nothing moves.
 
     Neither does a cell that is an error, whatever `if_inconclusive` says of undecided ones.
@@ -223,8 +230,8 @@ def _failed(state: State, error: str) -> State:
     return replace(state, errors=errors, status="awaiting_evidence", why=why)
 
 
-def _undecided(
-    state: State, leg: Leg, finding: Finding, decided: Found | None, now: float
+def _after_undecided(
+    state: State, leg: Leg, finding: LegFinding, decided: CellResult | None, now: float
 ) -> State:
     on = f"{decided.name} is {decided.outcome}" if decided else "nothing was judged"
     full = leg.stage == "full"
@@ -243,7 +250,9 @@ def _undecided(
     return replace(state, status=status, why=why)
 
 
-def _held(course: Sequence[Leg], state: State, leg: Leg, finding: Finding, now: float) -> State:
+def _after_holding(
+    course: Sequence[Leg], state: State, leg: Leg, finding: LegFinding, now: float
+) -> State:
     """Everything that counts holds: is it time to go forward?"""
     if leg.valid_for_s is not None:
         state = replace(state, valid_until=state.weighed + leg.valid_for_s)
@@ -273,7 +282,7 @@ def _held(course: Sequence[Leg], state: State, leg: Leg, finding: Finding, now: 
     )
 
 
-def _everything(state: State, finding: Finding) -> str:
+def _everything(state: State, finding: LegFinding) -> str:
     """What holds, in words: it is not to be read as more than what counted."""
     waived = [c.name for c in finding.cells if c.outcome != "holds" and _waived(state, c)]
     return f"everything but {', '.join(waived)} (overridden)" if waived else "everything"

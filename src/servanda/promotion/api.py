@@ -10,7 +10,7 @@ from servanda.contract.stages import course_of
 from servanda.errors import EvidenceError
 from servanda.promotion.advance import advance as advanced
 from servanda.promotion.advance import begin, leg_of
-from servanda.promotion.finding import found
+from servanda.promotion.finding import leg_finding
 from servanda.promotion.state import Effect, State
 from servanda.traces.serialization import to_plain
 
@@ -50,7 +50,7 @@ def advance(
                 hint="judge that leg: each has evidence and a part of alpha of its own; "
                 "compile(contract, leg=...) plans it, and course_of(contract) lists them",
             )
-    after, effects = advanced(course, state, found(plan.contract, leg, verdict), now=now)
+    after, effects = advanced(course, state, leg_finding(plan.contract, leg, verdict), now=now)
     return after, (*begun, *effects)
 
 

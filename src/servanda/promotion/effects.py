@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from servanda.contract.stages import Leg
-from servanda.promotion.state import Asked, Effect, Found, State, leg_of
+from servanda.promotion.state import CellResult, Effect, RuleAction, State, leg_of
 from servanda.traces.serialization import to_plain
 
 
@@ -17,65 +17,56 @@ def route_of(course: Sequence[Leg], state: State) -> dict[str, float]:
     expires says nothing against a kernel that serves everybody: there the route stays.
     """
     leg = course[state.leg]
-    kept = leg.stage == "full" and state.status == "superseded" and state.expired
-    if state.ended and not kept:
-        shadow = next((one for one in course if one.stage == "shadow"), None)
-        seen = shadow is not None and leg.live
-        return {
-            "share": 0.0,
-            "mirror": shadow.mirror if shadow and seen else 0.0,
-            "sample": shadow.sample if shadow and seen else 0.0,
-        }
-    return {
-        "share": leg.share,
-        "mirror": leg.mirror,
-        "sample": leg.sample if leg.live else 0.0,
-    }
+    serves_on = leg.stage == "full" and state.status == "superseded" and state.expired
+    if state.ended and not serves_on:
+        shadow = next((stage for stage in course if stage.stage == "shadow"), None)
+        if shadow is None or not leg.live:
+            return {"share": 0.0, "mirror": 0.0, "sample": 0.0}
+        return {"share": 0.0, "mirror": shadow.mirror, "sample": shadow.sample}
+    sample = leg.sample if leg.live else 0.0
+    return {"share": leg.share, "mirror": leg.mirror, "sample": sample}
 
 
 def effects_of(
     course: Sequence[Leg],
     before: State | None,
     after: State,
-    decided: Found | None,
-    asked: Sequence[Asked] = (),
+    decided: CellResult | None,
+    requested: Sequence[RuleAction] = (),
 ) -> tuple[Effect, ...]:
     """What is told of a change: the route where it is another, people where a status is.
 
     Args:
-        asked: what rules ask for now; whoever they name is paged once when one begins to be met.
+        requested: by rules now; whoever they name is paged once when one begins to be met.
     """
-    found: list[Effect] = []
+    effects: list[Effect] = []
     body = _body(course, before, after, decided)
-    if before is None or _served(course, before) != _served(course, after):
-        found.append(Effect("route", f"{after.run}:{after.turn}:route", body))
-    if before is None or _told(before) != _told(after) or _waived(before, after):
-        found.append(Effect("notify", f"{after.run}:{after.turn}:notify", body))
+    if before is None or _routed(course, before) != _routed(course, after):
+        effects.append(Effect("route", f"{after.run}:{after.turn}:route", body))
+    waived = before is not None and not {*after.overrides} <= {*before.overrides}
+    if before is None or _announced(before) != _announced(after) or waived:
+        effects.append(Effect("notify", f"{after.run}:{after.turn}:notify", body))
     known = before.asked if before is not None else ()
-    begun = [one for one in asked if one.action == "page" and str(one) not in known]
-    for whom in dict.fromkeys(one.value for one in begun):
-        rules = [one.rule for one in begun if one.value == whom]
+    begun = [action for action in requested if action.action == "page" and str(action) not in known]
+    for whom in dict.fromkeys(action.value for action in begun):
+        rules = [action.rule for action in begun if action.value == whom]
         paged = {**body, "to": whom, "for": [*dict.fromkeys(rules)]}
-        found.append(Effect("page", f"{after.run}:{after.turn}:page:{whom}", paged))
-    return tuple(found)
+        effects.append(Effect("page", f"{after.run}:{after.turn}:page:{whom}", paged))
+    return tuple(effects)
 
 
-def _served(course: Sequence[Leg], state: State) -> tuple[str, dict[str, float]]:
+def _routed(course: Sequence[Leg], state: State) -> tuple[str, dict[str, float]]:
     """What a proxy has to know: who serves, and as which leg it logs that."""
     return leg_of(course, state).name, route_of(course, state)
 
 
-def _told(state: State) -> tuple[object, ...]:
+def _announced(state: State) -> tuple[object, ...]:
     """What people hear of when it changes; the reason alone does with every number."""
     return state.status, state.leg, state.approved
 
 
-def _waived(before: State, after: State) -> bool:
-    return not set(after.overrides) <= set(before.overrides)
-
-
 def _body(
-    course: Sequence[Leg], before: State | None, after: State, decided: Found | None
+    course: Sequence[Leg], before: State | None, after: State, decided: CellResult | None
 ) -> dict[str, Any]:
     leg = leg_of(course, after)
     numbers = None

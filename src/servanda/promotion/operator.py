@@ -1,4 +1,4 @@
-# Acts: what a person does to a run; each has an actor and a reason, and is a turn of its own.
+# Operator: what a person does to a run; each has an actor and a reason, and is a turn of its own.
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from servanda.contract.stages import Leg
 from servanda.errors import EvidenceError
-from servanda.promotion.advance import Moved, in_order, moved
+from servanda.promotion.advance import Move, in_order, move_to
 from servanda.promotion.state import Override, State, leg_of
 
 
-def approve(course: Sequence[Leg], state: State, *, actor: str, reason: str, now: float) -> Moved:
+def approve(course: Sequence[Leg], state: State, *, actor: str, reason: str, now: float) -> Move:
     """Say yes to the stage after this one; the next look that holds goes there.
 
     Raises:
@@ -21,19 +21,19 @@ def approve(course: Sequence[Leg], state: State, *, actor: str, reason: str, now
     _refuse_unsigned(state, "an approval", actor, reason, now)
     if state.status != "awaiting_approval":
         raise EvidenceError(
-            f"run {state.run} awaits no approval: it is {_said(state)}",
+            f"run {state.run} awaits no approval: it is {_status_text(state)}",
             hint="approve what was shown: wait until everything holds on the leg"
             if not state.ended
             else "begin another attempt: servanda promote --fresh",
         )
     why = f"{actor} said yes: {reason}"
     leg = leg_of(course, state).name
-    return moved(
+    return move_to(
         course, state, replace(state, status="running", approved=leg, seen=now, why=why), None
     )
 
 
-def override(course: Sequence[Leg], state: State, given: Override, *, now: float) -> Moved:
+def override(course: Sequence[Leg], state: State, given: Override, *, now: float) -> Move:
     """Let a cell not count until the override expires.
 
     Raises:
@@ -43,7 +43,7 @@ def override(course: Sequence[Leg], state: State, given: Override, *, now: float
     _refuse_unsigned(state, "an override", given.actor, given.reason, now)
     if state.ended:
         raise EvidenceError(
-            f"run {state.run} is {_said(state)}: there is nothing to override",
+            f"run {state.run} is {_status_text(state)}: there is nothing to override",
             hint="begin another attempt: servanda promote --fresh",
         )
     if not math.isfinite(given.expires):
@@ -57,12 +57,12 @@ def override(course: Sequence[Leg], state: State, given: Override, *, now: float
             hint="give it a time to live, such as --ttl 24h",
         )
     why = f"{given.actor} overrode {given.clause} on {given.slice}: {given.reason}"
-    kept = tuple(o for o in state.overrides if (o.clause, o.slice) != (given.clause, given.slice))
-    after = replace(state, overrides=(*kept, given), seen=now, why=why)
-    return moved(course, state, after, None)
+    others = tuple(o for o in state.overrides if (o.clause, o.slice) != (given.clause, given.slice))
+    after = replace(state, overrides=(*others, given), seen=now, why=why)
+    return move_to(course, state, after, None)
 
 
-def roll_back(course: Sequence[Leg], state: State, *, actor: str, reason: str, now: float) -> Moved:
+def roll_back(course: Sequence[Leg], state: State, *, actor: str, reason: str, now: float) -> Move:
     """Give all traffic back to stable, from wherever the run stands.
 
     Raises:
@@ -71,11 +71,12 @@ def roll_back(course: Sequence[Leg], state: State, *, actor: str, reason: str, n
     _refuse_unsigned(state, "a rollback", actor, reason, now)
     if state.status == "rolled_back":
         raise EvidenceError(
-            f"run {state.run} is {_said(state)}", hint="servanda promotion status shows who serves"
+            f"run {state.run} is {_status_text(state)}",
+            hint="servanda promotion status shows who serves",
         )
     why = f"{actor} rolled back: {reason}"
     after = replace(state, status="rolled_back", approved="", seen=now, why=why)
-    return moved(course, state, after, None)
+    return move_to(course, state, after, None)
 
 
 def _refuse_unsigned(state: State, act: str, actor: str, reason: str, now: float) -> None:
@@ -88,5 +89,5 @@ def _refuse_unsigned(state: State, act: str, actor: str, reason: str, now: float
             )
 
 
-def _said(state: State) -> str:
+def _status_text(state: State) -> str:
     return f"{state.status.replace('_', ' ')} ({state.why})"

@@ -24,7 +24,7 @@ ENDED: tuple[Status, ...] = ("rolled_back", "superseded")  # nothing but a new r
 
 
 @dataclass(frozen=True)
-class Found:
+class CellResult:
     """One enforced cell as a promotion reads it: the numbers that every decision carries.
 
     Args:
@@ -54,7 +54,7 @@ class Found:
         return f"{self.clause} on {self.slice}"
 
     @classmethod
-    def of(cls, cell: CellVerdict, *, at_least: bool = False) -> Found:
+    def of(cls, cell: CellVerdict, *, at_least: bool = False) -> CellResult:
         low, high = cell.interval or (None, None)
         return cls(
             cell.clause,
@@ -73,7 +73,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RuleAction:
     """An action that a rule of the contract asks for.
 
     Args:
@@ -84,7 +84,7 @@ class Asked:
 
     action: str
     value: str
-    cells: tuple[Found, ...]
+    cells: tuple[CellResult, ...]
     rule: str = ""
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Finding:
+class LegFinding:
     """What one look at a leg found: a verdict in short, or why there is none.
 
     Args:
@@ -110,8 +110,8 @@ class Finding:
     key: EvidenceKey | None = None
     groups: int = 0
     evidence: str = ""
-    cells: tuple[Found, ...] = ()
-    asked: tuple[Asked, ...] = ()
+    cells: tuple[CellResult, ...] = ()
+    asked: tuple[RuleAction, ...] = ()
     error: str = ""
 
 
@@ -130,8 +130,8 @@ class Override:
     reason: str
     expires: float
 
-    def covers(self, found: Found) -> bool:
-        return self.clause in ("*", found.clause) and self.slice in ("*", found.slice)
+    def covers(self, cell: CellResult) -> bool:
+        return self.clause in ("*", cell.clause) and self.slice in ("*", cell.slice)
 
 
 @dataclass(frozen=True)

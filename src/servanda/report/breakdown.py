@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from servanda.judgement.breakdown import Breakdown, Removed, SequenceRow, StepRow
+from servanda.judgement.breakdown import Removed, SequenceRow, StepRow
 from servanda.judgement.clauses.base import ORDER
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import GLYPH
@@ -21,18 +21,22 @@ _SEQUENCE_HEADS = [
 
 def tables(verdict: Verdict) -> list[Table]:
     """(title, heads, rows) of what a report folds; [] of a verdict that is not of a dump."""
-    found = verdict.breakdown
-    if found is None:
+    breakdown = verdict.breakdown
+    if breakdown is None:
         return []
-    made: list[Table] = []
-    if len(found.steps) > 1:
-        rows = worst_steps(found.steps)[:STEPS]
-        made.append((_steps_title(found, len(rows)), _STEP_HEADS, [step_row(r) for r in rows]))
-    if found.sequences:
-        title = f"The worst {len(found.sequences)} sequences; {found.beyond:,} of all are beyond "
-        title += "the limit on their own tokens"
-        made.append((title, _SEQUENCE_HEADS, [sequence_row(r) for r in found.sequences]))
-    return made
+    tables: list[Table] = []
+    steps, sequences = breakdown.steps, breakdown.sequences
+    if len(steps) > 1:
+        shown = worst_steps(steps)[:STEPS]
+        title = f"Each step judged alone: {count_of(steps)}"
+        if len(shown) < len(steps):
+            title += f"; the worst {len(shown)} (JSON has all)"
+        tables.append((title, _STEP_HEADS, [step_row(row) for row in shown]))
+    if sequences:
+        title = f"The worst {len(sequences)} sequences; {breakdown.beyond:,} of all are beyond the "
+        title += "limit on their own tokens"
+        tables.append((title, _SEQUENCE_HEADS, [sequence_row(row) for row in sequences]))
+    return tables
 
 
 def worst_steps(steps: Sequence[StepRow]) -> list[StepRow]:
@@ -95,8 +99,3 @@ def removed_line(removed: Removed) -> str:
 def digits(value: float | None) -> str:
     """Three significant digits."""
     return "" if value is None else f"{value:.4g}" if value >= 1 else f"{value:.3g}"
-
-
-def _steps_title(found: Breakdown, shown: int) -> str:
-    title = f"Each step judged alone: {count_of(found.steps)}"
-    return title if shown == len(found.steps) else f"{title}; the worst {shown} (JSON has all)"

@@ -28,6 +28,15 @@ def of_cell(cell: CellVerdict, value: float | None) -> str:
     return percent(value) if cell.threshold is not None else number(value)
 
 
+def interval(cell: CellVerdict) -> str:
+    """Both ends, or "" where it has none."""
+    return f"[{', '.join(of_cell(cell, end) for end in cell.interval)}]" if cell.interval else ""
+
+
+def signed_limit(cell: CellVerdict) -> str:
+    return f"{limit_sign(cell)} {limit(cell)}" if cell.limit is not None else ""
+
+
 def quantity(cell: CellVerdict) -> str:
     """What is measured, such as "mean tv" or "tokens with abs_log_ratio_nats > 0.2"."""
     if cell.threshold is not None:
@@ -63,7 +72,7 @@ def worst_first(cells: Iterable[CellVerdict]) -> list[CellVerdict]:
     return sorted(cells, key=lambda c: (rank.get(c.outcome, len(ORDER)), -excess(c)))
 
 
-def seen_first(cells: Iterable[CellVerdict]) -> CellVerdict | None:
+def worst_promise(cells: Iterable[CellVerdict]) -> CellVerdict | None:
     """The enforced promise to name first: violated before others, then the largest of its limit."""
     measured = (
         c
@@ -100,10 +109,9 @@ def meaning(cell: CellVerdict) -> str:
         exact = cell.kind in ("fact", "bound")  # of these positions, so nothing is claimed
         parts.append(cell.kind if exact else f"{cell.kind}, {cell.claim} claim")
     if cell.interval:
-        low, high = (of_cell(cell, end) for end in cell.interval)
-        parts.append(f"interval [{low}, {high}]")
+        parts.append(f"interval {interval(cell)}")
     if cell.limit is not None:
-        parts.append(f"limit {limit_sign(cell)} {limit(cell)}")
+        parts.append(f"limit {signed_limit(cell)}")
     if cell.floor is not None:
         parts.append(f"self-noise floor on infer's tokens {of_cell(cell, cell.floor)}")
     if cell.n:
@@ -123,9 +131,9 @@ def sentence(cell: CellVerdict) -> str:
         text += f" is {of_cell(cell, cell.value)}"
     text += f" on {where(cell)}"
     if cell.limit is not None:
-        text += f", limit {limit_sign(cell)} {limit(cell)}"
+        text += f", limit {signed_limit(cell)}"
     if cell.interval:
-        text += f", interval [{', '.join(of_cell(cell, end) for end in cell.interval)}]"
+        text += f", interval {interval(cell)}"
     if cell.n:
         text += f", n {cell.n:,} {cell.units}"
     if cell.note:

@@ -19,7 +19,8 @@ _SHORT = {"conditional bound": "conditional"}
 def chain_text(chain: Chain) -> str:
     """A chain for people to read."""
     marks = {rest.name: _MARKS[i % len(_MARKS)] for i, rest in enumerate(chain.rests)}
-    laws = {name: i for i, name in enumerate(_laws(chain), start=1)}
+    theorems = dict.fromkeys(step.theorem for step in chain.steps if step.theorem)
+    laws = {name: i for i, name in enumerate(theorems, start=1)}
     blocks = [_head(chain)]
     if chain.vacuous:
         blocks.append(_vacuous(chain))
@@ -97,10 +98,6 @@ def _table(chain: Chain, marks: Mapping[str, str], laws: Mapping[str, int]) -> I
 def _rests(chain: Chain, marks: Mapping[str, str]) -> Iterator[str]:
     for rest in chain.rests:
         yield from _wrapped([f"  {marks[rest.name]}  {rest.text}", f"     {rest.said}"], 5)
-
-
-def _laws(chain: Chain) -> list[str]:
-    return [*dict.fromkeys(step.theorem for step in chain.steps if step.theorem)]
 
 
 def _by(laws: Mapping[str, int]) -> Iterator[str]:

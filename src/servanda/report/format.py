@@ -37,12 +37,12 @@ def percent(value: float | None) -> str:
     """A share as percent; more digits where it is small."""
     if value is None or math.isnan(value):
         return ""
-    shown = f"{100 * value:.1f}"
-    if shown == "0.0" and value:
-        shown = f"{100 * value:.2g}"
-    if shown == "100.0" and value != 1:
+    digits = f"{100 * value:.1f}"
+    if digits == "0.0" and value:
+        digits = f"{100 * value:.2g}"
+    if digits == "100.0" and value != 1:
         return "> 99.9 %" if value < 1 else "> 100 %"
-    return f"{100 * value:.0f} %" if value in (0, 1) else f"{shown} %"
+    return f"{100 * value:.0f} %" if value in (0, 1) else f"{digits} %"
 
 
 def place(name: str, longest: int = 0) -> str:

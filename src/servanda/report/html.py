@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from servanda.judgement.field_thresholds import gates
 from servanda.judgement.verdict import Verdict
@@ -49,8 +48,7 @@ _GLOSSARY = (
 )
 
 
-@dataclass(frozen=True)
-class Known:
+class GateRow(NamedTuple):
     """One row of the table of other gates."""
 
     name: str
@@ -90,7 +88,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
     """Everything that the page shows, by the names that its template uses."""
     what, portrait = described(verdict)
     known = [g.passes for g in gates(verdict.portraits)]
-    found = verdict.breakdown
+    breakdown = verdict.breakdown
     return {
         "v": verdict,
         "head": headline(verdict),
@@ -111,7 +109,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
         "assumed": cell_text.assumed(c for c in verdict.cells if cell_text.certified(c)),
         "heads": NUMBER_HEADS,
         "tables": tables(verdict),
-        "removed": removed_line(found.removed) if found and found.removed else "",
+        "removed": removed_line(breakdown.removed) if breakdown and breakdown.removed else "",
         "numbers": numbers(verdict),
         "glossary": _GLOSSARY,
         "line": format.line,
@@ -142,8 +140,8 @@ def _size(verdict: Verdict) -> str:
     seconds = verdict.circumstances.seconds
     if seconds is not None:
         parts.append(format.duration(seconds))
-    if told := _STOPPED.get(verdict.circumstances.stopped):
-        parts.append(told)
+    if reason := _STOPPED.get(verdict.circumstances.stopped):
+        parts.append(reason)
     if verdict.key.attempt > 1:
         parts.append(f"attempt {verdict.key.attempt}")
     return " · ".join([*parts, f"contract {verdict.key.contract[:8]}"])
@@ -160,14 +158,11 @@ def _gates_title(verdict: Verdict, passes: list[bool | None]) -> str:
     return f"What the usual gates say: {sum(judged)} of {len(judged)} would pass"
 
 
-def _gates(verdict: Verdict) -> list[Known]:
+def _gates(verdict: Verdict) -> list[GateRow]:
     says = {True: ("would pass", "plain"), False: ("would fail", "fails"), None: ("–", "plain")}
-    rows = [Known(g.name, g.shown, *says[g.passes]) for g in gates(verdict.portraits)]
-    return [*rows, Known("this contract", _ours(verdict), *_answer(verdict))]
-
-
-def _answer(verdict: Verdict) -> tuple[str, str]:
-    return f"{cell_text.GLYPH[verdict.outcome]} {verdict.outcome}", verdict.outcome
+    rows = [GateRow(g.name, g.shown, *says[g.passes]) for g in gates(verdict.portraits)]
+    answer = f"{cell_text.GLYPH[verdict.outcome]} {verdict.outcome}"
+    return [*rows, GateRow("this contract", _ours(verdict), answer, verdict.outcome)]
 
 
 def _ours(verdict: Verdict) -> str:

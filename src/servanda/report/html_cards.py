@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict
@@ -21,8 +21,7 @@ _GRADES = {
 }
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One line of a card; glyph and tone are empty where nothing is judged."""
 
     text: str
@@ -31,8 +30,7 @@ class Line:
     strong: bool = False
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
     title: str
     lines: tuple[Line, ...]
 
@@ -87,32 +85,32 @@ def _coverage(cell: CellVerdict) -> str:
 
 
 def _sampler(cell: CellVerdict) -> str:
-    told = {
+    answer = {
         "holds": "sampled as reported",
         "violated": "not sampled as reported",
     }.get(cell.outcome, "sampler not judged")
-    return f"{told}, n {cell.n:,} tokens" if cell.n else told
+    return f"{answer}, n {cell.n:,} tokens" if cell.n else answer
 
 
 def _sits(verdict: Verdict) -> list[Line]:
     what, portrait = described(verdict)
     if not portrait.total.n:
         return [Line("No token was compared.")]
-    found = contrast(portrait)
-    if found is None and (broken := _broken_slices(verdict)):
+    sharpest = contrast(portrait)
+    if sharpest is None and (broken := _broken_slices(verdict)):
         return [
             Line(f"On {broken[0]}.", strong=True),
             *([Line(f"And on {', '.join(broken[1:])}.")] if broken[1:] else []),
             Line("No edge of prompt length, position or entropy tells more."),
         ]
-    if found is None:
+    if sharpest is None:
         mean = format.number(portrait.total.mean("tv"))
         return [
             Line("Nowhere in particular.", strong=True),
             Line("No edge of prompt length, position or entropy doubles mean TV"),
             Line(f"({mean} over n {portrait.total.n:,} tokens)."),
         ]
-    return _contrast_lines(found, verdict, what)
+    return _contrast_lines(sharpest, verdict, what)
 
 
 def _broken_slices(verdict: Verdict) -> list[str]:
@@ -121,13 +119,13 @@ def _broken_slices(verdict: Verdict) -> list[str]:
     return [name for name in dict.fromkeys(c.slice for c in red) if name != WHOLE]
 
 
-def _contrast_lines(found: Contrast, verdict: Verdict, what: str) -> list[Line]:
-    inside, outside = found.inside, found.outside
+def _contrast_lines(sharpest: Contrast, verdict: Verdict, what: str) -> list[Line]:
+    inside, outside = sharpest.inside, sharpest.outside
     times = "and none elsewhere"
-    if math.isfinite(found.ratio):
-        times = f"{found.ratio:.3g} times that of the others"
+    if math.isfinite(sharpest.ratio):
+        times = f"{sharpest.ratio:.3g} times that of the others"
     lines = [
-        Line(f"{found.words[0].upper()}{found.words[1:]}:", strong=True),
+        Line(f"{sharpest.words[0].upper()}{sharpest.words[1:]}:", strong=True),
         Line(f"mean TV {times}."),
         Line(
             f"{format.number(inside.mean('tv'))} (n {inside.n:,}) against "
@@ -135,8 +133,8 @@ def _contrast_lines(found: Contrast, verdict: Verdict, what: str) -> list[Line]:
         ),
     ]
     own = verdict.portraits.get("self_infer")
-    noise = parted(own, found) if own is not None and what == "workload" else None
-    if noise is not None and noise >= found.ratio / _ALIKE:
+    noise = parted(own, sharpest) if own is not None and what == "workload" else None
+    if noise is not None and noise >= sharpest.ratio / _ALIKE:
         lines.append(Line(f"So is infer against itself ({noise:.3g} times): it looks like noise."))
     elif noise is not None:
         lines.append(Line(f"Infer against itself: {noise:.2g} times, so it is not its noise."))
@@ -195,8 +193,8 @@ def _missed(verdict: Verdict) -> list[Line]:
     blind = max(reach, key=lambda pair: pair[1] / abs(pair[0].limit or 1.0))
     lines = [Line("By the widths of this run's intervals, red from about:")]
     whole = next((pair for pair in reach if pair[0].slice == WHOLE), None)
-    for cell, seen in dict.fromkeys(filter(None, (whole, blind))):
-        least = format.rough(seen, share=cell.threshold is not None)
+    for cell, least_mean in dict.fromkeys(filter(None, (whole, blind))):
+        least = format.rough(least_mean, share=cell.threshold is not None)
         text = f"{format.place(cell.slice, 24)}: {least} (limit {cell_text.limit(cell)})"
         lines.append(Line(text, strong=True))
     least = "; the last is the least sensitive slice" if blind[0].slice != WHOLE else ""
@@ -210,12 +208,12 @@ def _missed(verdict: Verdict) -> list[Line]:
 def _power(verdict: Verdict) -> list[Line]:
     lines = []
     for met, at in ((False, "the catalogue's strengths"), (True, "the strengths of the field")):
-        found = [c for c in verdict.power if c.met == met]
-        missed = [c for c in found if not c.by]
-        if found:
-            caught = f"{len(found) - len(missed)} of {len(found)}"
-            told = f"At {at} this size catches {caught} known faults."
-            lines.append(Line(told, strong=not met))
+        faults = [c for c in verdict.power if c.met == met]
+        missed = [c for c in faults if not c.by]
+        if faults:
+            caught = f"{len(faults) - len(missed)} of {len(faults)}"
+            text = f"At {at} this size catches {caught} known faults."
+            lines.append(Line(text, strong=not met))
         if missed:
             names = ", ".join(format.line(_strong(c), 48) for c in missed[:4])
             more = f", {len(missed) - 4} more" if len(missed) > 4 else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -14,8 +14,7 @@ from servanda.judgement.verdict import Verdict
 from servanda.report.chain_text import chain_text
 
 
-@dataclass(frozen=True)
-class Implied:
+class Implied(NamedTuple):
     """The chain in one line, and as text."""
 
     summary: str
@@ -25,13 +24,13 @@ class Implied:
 def implied(verdict: Verdict) -> Implied | None:
     """The chain of a verdict; None where the text of its contract was not kept."""
     contract = _contract(verdict.circumstances.contract_text)
-    found = chain(contract, verdict) if contract else None
-    if found is None or not found.steps:
+    bounds = chain(contract, verdict) if contract else None
+    if bounds is None or not bounds.steps:
         return None
-    summary = f"{len(found.steps)} numbers follow"
-    if found.vacuous:
-        summary += f", {len(found.vacuous)} of them vacuous"
-    return Implied(summary, chain_text(found))
+    summary = f"{len(bounds.steps)} numbers follow"
+    if bounds.vacuous:
+        summary += f", {len(bounds.vacuous)} of them vacuous"
+    return Implied(summary, chain_text(bounds))
 
 
 def _contract(text: str) -> Contract | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,7 @@ from servanda.report.html_ladder import Track, shown_values, track
 from servanda.report.html_scale import Scale
 
 
-@dataclass(frozen=True)
-class Box:
+class Box(NamedTuple):
     """A cell of the matrix; None of its parts exists where the clause has no such cell."""
 
     glyph: str
@@ -28,8 +28,7 @@ class Box:
     track: Track | None
 
 
-@dataclass(frozen=True)
-class Matrix:
+class Matrix(NamedTuple):
     """Clauses as columns, slices as rows.
 
     Args:
@@ -63,8 +62,7 @@ def _box(cell: CellVerdict, scale: Scale) -> Box:
     return Box(cell_text.GLYPH[cell.outcome], cell.outcome, value, drawn)
 
 
-@dataclass(frozen=True)
-class Bin:
+class Bin(NamedTuple):
     label: str
     n: str
     value: str
@@ -72,8 +70,7 @@ class Bin:
     track: Track
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """Mean TV by bins of one field."""
 
     title: str
@@ -96,39 +93,34 @@ def curves(verdict: Verdict) -> tuple[Curve, ...]:
     """Mean TV by each field of the portrait, the self-noise and the stable kernel beside it."""
     what, portrait = described(verdict)
     peers = verdict.portraits if what == "workload" else {}
-    return tuple(
-        _curve(name, portrait.by[name], peers) for name in _TITLES if any(_ns(portrait, name))
-    )
-
-
-def _ns(portrait: Portrait, name: str) -> list[int]:
-    return [s.n for s in portrait.by.get(name, ())]
+    bins = {name: portrait.by.get(name, ()) for name in _TITLES}
+    return tuple(_curve(name, sums, peers) for name, sums in bins.items() if any(s.n for s in sums))
 
 
 def _curve(name: str, bins: Sequence[Sums], peers: Mapping[str, Portrait]) -> Curve:
     def of(peer: str, i: int) -> float | None:
-        found = peers[peer].by.get(name, ()) if peer in peers else ()
-        return found[i].mean("tv") if i < len(found) else None
+        sums_of = peers[peer].by.get(name, ()) if peer in peers else ()
+        return sums_of[i].mean("tv") if i < len(sums_of) else None
 
-    met = [i for i, sums in enumerate(bins) if sums.n]
-    means = {i: bins[i].mean("tv") or 0.0 for i in met}
-    noises = {i: _most(of("self_train", i), of("self_infer", i)) for i in met}
-    rings = {i: of("stable", i) for i in met}
+    filled = [i for i, sums in enumerate(bins) if sums.n]
+    means = {i: bins[i].mean("tv") or 0.0 for i in filled}
+    noises = {i: _most(of("self_train", i), of("self_infer", i)) for i in filled}
+    rings = {i: of("stable", i) for i in filled}
     most = max(means.values())
     near = [v for v in noises.values() if v and v > most / 1e4]
     scale = Scale.of([*means.values(), *near, *rings.values()])
     title, unit = _TITLES[name]
     drawn = []
-    for i in met:
+    for i in filled:
         label, mean, noise, ring = bin_label(name, i), means[i], noises[i], rings[i]
-        told = f"{title} {label}: mean TV {format.number(mean)}, n {bins[i].n:,} tokens"
+        caption = f"{title} {label}: mean TV {format.number(mean)}, n {bins[i].n:,} tokens"
         if noise is not None:
-            told += f"; self-noise {format.number(noise)}"
+            caption += f"; self-noise {format.number(noise)}"
         if ring is not None:
-            told += f"; stable kernel {format.number(ring)}"
+            caption += f"; stable kernel {format.number(ring)}"
         marks = Track(
             "plain",
-            told,
+            caption,
             dot=scale.at(mean),
             floor=None if noise is None else scale.at(noise),
             ring=None if ring is None else scale.at(ring),
@@ -157,16 +149,14 @@ def bin_label(name: str, i: int) -> str:
     return f"{first}" if first == last else f"{first}–{last}"
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     x1: float
     y1: float
     x2: float
     y2: float
 
 
-@dataclass(frozen=True)
-class Tail:
+class Tail(NamedTuple):
     """Share of tokens beyond each |log ratio|, as line segments in percent of the drawing."""
 
     name: str
@@ -175,8 +165,7 @@ class Tail:
     segments: tuple[Segment, ...]
 
 
-@dataclass(frozen=True)
-class Tails:
+class Tails(NamedTuple):
     lines: tuple[Tail, ...]
     across: Scale
     up: Scale
@@ -197,17 +186,17 @@ def tails(verdict: Verdict) -> Tails | None:
     what, portrait = described(verdict)
     if not portrait.total.n:
         return None
-    found = {"infer against train, golden texts": ("infer", portrait)}
+    sides = {"infer against train, golden texts": ("infer", portrait)}
     if what == "workload":
         of = verdict.portraits
-        found = {said: (tone, of[name]) for name, tone, said in _TAILS if name in of}
-    shares = {name: _survival(p) for name, (_, p) in found.items() if p.total.n}
+        sides = {label: (tone, of[name]) for name, tone, label in _TAILS if name in of}
+    shares = {name: _survival(p) for name, (_, p) in sides.items() if p.total.n}
     inside = [x for points in shares.values() for x, _ in points]
     across = Scale.of([x for x in inside if x > 1e-6] or [1e-6, 1.0])
     smallest = min(s for points in shares.values() for _, s in points if s > 0)
     up = Scale(Scale.of([smallest]).low, 1.0)
     lines = [
-        Tail(name, found[name][0], f"{found[name][1].total.n:,}", _segments(points, across, up))
+        Tail(name, sides[name][0], f"{sides[name][1].total.n:,}", _segments(points, across, up))
         for name, points in shares.items()
     ]
     below, above = (sum(side) for side in portrait.ratios)
@@ -231,8 +220,7 @@ def _segments(
     return tuple(Segment(*a, *b) for a, b in itertools.pairwise(placed) if a != b)
 
 
-@dataclass(frozen=True)
-class Fingerprints:
+class Fingerprints(NamedTuple):
     """Key by key, one column a side; `other` are the rows in which the sides differ."""
 
     sides: tuple[str, ...]
@@ -255,8 +243,7 @@ def fingerprints(verdict: Verdict) -> Fingerprints | None:
     )
 
 
-@dataclass(frozen=True)
-class Number:
+class Number(NamedTuple):
     """One cell as a row of text, with everything that its number claims."""
 
     outcome: str
@@ -277,16 +264,17 @@ def numbers(verdict: Verdict) -> tuple[Number, ...]:
 
 
 def _number(cell: CellVerdict) -> Number:
-    def show(value: float | None) -> str:
-        return cell_text.of_cell(cell, value)
-
-    evidence = [_evidence(e) for e in (cell.e_holds, cell.e_violated)]
+    show = partial(cell_text.of_cell, cell)
+    evidence = [
+        "–" if nats is None or not math.isfinite(nats) else f"{nats:.1f}"
+        for nats in (cell.e_holds, cell.e_violated)
+    ]
     columns = (
         f"{format.line(cell.clause)}: {cell_text.quantity(cell)}",
         cell_text.where(cell),
         show(cell.value),
-        f"[{show(cell.interval[0])}, {show(cell.interval[1])}]" if cell.interval else "",
-        f"{cell_text.limit_sign(cell)} {cell_text.limit(cell)}" if cell.limit is not None else "",
+        cell_text.interval(cell),
+        cell_text.signed_limit(cell),
         show(cell.floor),
         show(cell.stable),
         f"{cell.n:,}" if cell.units else "",
@@ -303,7 +291,3 @@ def _number(cell: CellVerdict) -> Number:
     if cell.more:
         notes.append(f"about {cell.more:,} more prompt groups would decide")
     return Number(cell.outcome, cell_text.GLYPH[cell.outcome], columns, "; ".join(notes))
-
-
-def _evidence(nats: float | None) -> str:
-    return "–" if nats is None or not math.isfinite(nats) else f"{nats:.1f}"

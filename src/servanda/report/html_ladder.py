@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict
@@ -14,8 +14,7 @@ from servanda.report.html_scale import Scale
 _ROWS = 10
 
 
-@dataclass(frozen=True)
-class Track:
+class Track(NamedTuple):
     """One row of a drawing; places in percent of the width, None where there is nothing.
 
     Args:
@@ -32,8 +31,7 @@ class Track:
     ring: float | None = None
 
 
-@dataclass(frozen=True)
-class Row:
+class LadderRow(NamedTuple):
     name: str
     whole: bool
     share: str
@@ -43,8 +41,7 @@ class Row:
     track: Track
 
 
-@dataclass(frozen=True)
-class Ladder:
+class Ladder(NamedTuple):
     """Rows on one axis.
 
     Args:
@@ -53,7 +50,7 @@ class Ladder:
     """
 
     what: str
-    rows: tuple[Row, ...]
+    rows: tuple[LadderRow, ...]
     scale: Scale
     limit: str
     limit_at: float | None
@@ -102,13 +99,13 @@ def ladder(verdict: Verdict) -> Ladder | None:
     scale = Scale.of(shown_values(family))
     whole = [c for c in family if c.slice == WHOLE]
     others = [c for c in family if c.slice != WHOLE]
-    shown = [*others[: _ROWS - len(whole)], *whole]
+    drawn = [*others[: _ROWS - len(whole)], *whole]
     hidden = others[_ROWS - len(whole) :]
     limits = {c.limit for c in family if c.limit is not None}
     same = limits.pop() if len(limits) == 1 else None
     return Ladder(
         what=cell_text.quantity(family[0]),
-        rows=tuple(_row(c, scale) for c in shown),
+        rows=tuple(_row(c, scale) for c in drawn),
         scale=scale,
         limit="" if same is None else cell_text.limit(family[0]),
         limit_at=None if same is None else scale.at(same),
@@ -119,9 +116,9 @@ def ladder(verdict: Verdict) -> Ladder | None:
     )
 
 
-def _row(cell: CellVerdict, scale: Scale) -> Row:
+def _row(cell: CellVerdict, scale: Scale) -> LadderRow:
     share = "" if cell.share is None or cell.section == "numerical" else format.percent(cell.share)
-    return Row(
+    return LadderRow(
         cell_text.where(cell),
         cell.slice == WHOLE,
         share,

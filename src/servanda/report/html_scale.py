@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _APART = 17.0  # percent of the width that a label needs
 _FAR = 1e30  # beyond it a number is drawn as what is infinite, or zero, is
 _DECADES = 6  # what lies further below the largest value is drawn at the left edge
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(NamedTuple):
     at: float
     label: str
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """An axis from `low` to `high`, both positive; values outside stand at its ends."""
 
     low: float
@@ -27,9 +25,9 @@ class Scale:
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Scale:
         """The axis that shows some values; those that are not positive stand at the left."""
-        shown = [v for v in values if v is not None and 1 / _FAR < v < _FAR]
-        high = max(shown, default=1.0)
-        low = max(min(shown, default=0.1), high / 10**_DECADES)
+        positive = [v for v in values if v is not None and 1 / _FAR < v < _FAR]
+        high = max(positive, default=1.0)
+        low = max(min(positive, default=0.1), high / 10**_DECADES)
         return cls(_step_below(low / 1.1), _step_above(high * 1.1))
 
     def at(self, value: float) -> float:

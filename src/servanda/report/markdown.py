@@ -49,17 +49,13 @@ def _table(cells: Sequence[CellVerdict]) -> list[str]:
 
 
 def _row(cell: CellVerdict) -> list[str]:
-    interval = ""
-    if cell.interval:
-        low, high = (cell_text.of_cell(cell, end) for end in cell.interval)
-        interval = f" [{low}, {high}]"
     answer = cell_text.reason(cell) or cell.outcome
     texts = [
         f"{cell_text.GLYPH[cell.outcome]} {answer if cell.enforced else f'{answer} (monitored)'}",
         f"{format.line(cell.clause, 40)}: {cell_text.quantity(cell)}",
         cell_text.where(cell, 40),
-        f"{cell_text.of_cell(cell, cell.value) or 'no number'}{interval}",
-        f"{cell_text.limit_sign(cell)} {cell_text.limit(cell)}" if cell.limit is not None else "",
+        f"{cell_text.of_cell(cell, cell.value) or 'no number'} {cell_text.interval(cell)}".rstrip(),
+        cell_text.signed_limit(cell),
         cell_text.of_cell(cell, cell.floor),
         f"{cell.n:,} {cell_text.UNITS.get(cell.units, cell.units)}" if cell.units else "",
     ]
@@ -70,8 +66,8 @@ def _gates(verdict: Verdict) -> list[str]:
     says = {True: "would pass", False: "would fail", None: "not measured"}
     lines = ["| gate | value | |", "|---|--:|---|"]
     for gate in gates(verdict.portraits):
-        shown = gate.shown if gate.passes is not None else "–"
-        lines.append(f"| {plain(gate.name)} | {plain(shown)} | {says[gate.passes]} |")
+        value = gate.shown if gate.passes is not None else "–"
+        lines.append(f"| {plain(gate.name)} | {plain(value)} | {says[gate.passes]} |")
     return lines
 
 

@@ -173,8 +173,8 @@ def _nearest(cells: Sequence[CellVerdict]) -> list[str]:
     cell = max((c for c in judged if c.value is not None), key=excess, default=None)
     if cell is None or not excess(cell):
         return []
-    found = f"{measured(cell)} on {where(cell, 40)}"
-    return [f"{found} comes nearest to its limit, {limit(cell)}."]
+    text = f"{measured(cell)} on {where(cell, 40)}"
+    return [f"{text} comes nearest to its limit, {limit(cell)}."]
 
 
 def _traffic(bad: Sequence[CellVerdict]) -> list[str]:

@@ -29,10 +29,10 @@ def cut(text: str, widest: int) -> str:
     text = line(text)
     if width(text) <= widest:
         return text
-    kept = text
-    while width(kept) > widest - 1:
-        kept = kept[:-1]
-    return kept + "…"
+    shorter = text
+    while width(shorter) > widest - 1:
+        shorter = shorter[:-1]
+    return shorter + "…"
 
 
 def table(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from servanda.judgement.clauses.base import ORDER, CellVerdict
 from servanda.judgement.clauses.chain_certificate import ChainCertificate
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.statistical import ALWAYS
 from servanda.judgement.verdict import Verdict
 from servanda.report.base import FORMATS
-from servanda.report.cell_text import GIVEN_UP, GLYPH, UNITS, assumed, certified
-from servanda.report.format import line, number, percent
+from servanda.report.cell_text import GIVEN_UP, GLYPH, UNITS, assumed, certified, interval, of_cell
+from servanda.report.format import line, percent
 from servanda.report.table import table
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
 from servanda.theory.divergence.base import DIVERGENCES
@@ -27,7 +29,7 @@ def render(verdict: Verdict) -> str:
     cells = sorted(verdict.cells, key=lambda c: rank.get(c.outcome, len(ORDER)))
     rows = [["clause", "slice", "measured", "interval", "limit", "floor", "n"]]
     rows += [_row(cell) for cell in cells]
-    head, *told = table(rows, right=range(2, len(rows[0])), widest=_WIDEST)
+    head, *row_texts = table(rows, right=range(2, len(rows[0])), widest=_WIDEST)
     lines = [
         f"{line(verdict.contract)}: {line(verdict.infer)}  against  {line(verdict.train)}",
         _measured(verdict),
@@ -35,7 +37,7 @@ def render(verdict: Verdict) -> str:
         "",
         f"  {head}",
     ]
-    for cell, row in zip(cells, told, strict=True):
+    for cell, row in zip(cells, row_texts, strict=True):
         lines += [f"{GLYPH[cell.outcome]} {row}"]
         lines += [f"    {note}" for note in _notes(cell)]
     lines += ["", sentence(verdict), *not_examined(verdict), *_small_print(verdict)]
@@ -87,13 +89,13 @@ def _measured(verdict: Verdict) -> str:
 
 
 def _row(cell: CellVerdict) -> list[str]:
-    show = percent if cell.threshold is not None else number
+    show = partial(of_cell, cell)
     absent = "not measured" if certified(cell) or cell.kind == "fact" else ""
     return [
         _clause(cell),
         cell.slice,
         absent if cell.value is None else show(cell.value),
-        f"[{show(cell.interval[0])}, {show(cell.interval[1])}]" if cell.interval else "",
+        interval(cell),
         show(cell.limit),
         show(cell.floor),
         f"{cell.n:,} {UNITS.get(cell.units, cell.units)}" if cell.units else "",
@@ -195,8 +197,8 @@ def _rests(cell: CellVerdict) -> str:
 
 def _floors(verdict: Verdict) -> str:
     """Whose noise the floors are."""
-    told = "a side against itself in other batches, on the tokens that infer drew"
+    whose = "a side against itself in other batches, on the tokens that infer drew"
     unknown = [side for side in ("train", "infer") if f"self_{side}" not in verdict.portraits]
     if len(unknown) != 1:
-        return told
-    return f"{told}; that of {unknown[0]} is not known: it cannot score what was drawn"
+        return whose
+    return f"{whose}; that of {unknown[0]} is not known: it cannot score what was drawn"

@@ -12,7 +12,7 @@ from servanda.engines.base import Engine
 from servanda.errors import ContractError
 from servanda.judgement.clauses.batch_invariance import Company
 from servanda.judgement.clauses.envelope import Corner, CornerFact, CornerRun
-from servanda.runner.golden import against_itself, both, exact_columns, kept
+from servanda.runner.golden import against_itself, both, cached_golden, exact_columns
 from servanda.runner.run_directory import RunDirectory
 from servanda.theory.sampling import Sampling, uniforms
 from servanda.traces.corpus import joined
@@ -38,12 +38,12 @@ def measure_batches(
     """Logprobs of each golden text alone and in full batches, on both paths."""
     size = plan.contract.kernels.infer.batch_size
     batch = _texts(plan, run, infer, golden, prompts)
-    found = {}
+    by_path = {}
     for path in PATHS:
         alone = run.kept(f"batches/{path}.alone", partial(_alone, infer, batch, path))
         together = run.kept(f"batches/{path}.together", partial(infer.score, batch, PLAIN, path))
-        found[path] = Company(alone.columns["logp"], together.columns["logp"], size)
-    return found
+        by_path[path] = Company(alone.columns["logp"], together.columns["logp"], size)
+    return by_path
 
 
 def _texts(
@@ -97,8 +97,8 @@ def measure_corners(
     watch: Callable[[int, int], None],
 ) -> dict[str, CornerRun]:
     """Both kernels at every corner of the envelope, infer in batches of the corner's size."""
-    found = {cell.kind.corner for cell in plan.cells if isinstance(cell.kind, CornerFact)}
-    corners = sorted(found, key=lambda corner: corner.name)
+    asked_for = {cell.kind.corner for cell in plan.cells if isinstance(cell.kind, CornerFact)}
+    corners = sorted(asked_for, key=lambda corner: corner.name)
     runs = {}
     for number, corner in enumerate(corners):
         watch(number, len(corners))
@@ -114,9 +114,9 @@ def _corner(
     place = f"corners/{corner.batch_size:04d}-{corner.prompt_tokens or 0:06d}"
     sides = {"train": batch, "infer": replace(batch, together=corner.batch_size)}
     paths: dict[str, Path] = {"train": "prefill", "infer": corner.path}
-    pair = kept(run, f"{place}.both", lambda: both(sides, engines, paths))
+    pair = cached_golden(run, f"{place}.both", lambda: both(sides, engines, paths))
     selves = [
-        kept(
+        cached_golden(
             run, f"{place}.self_{side}", partial(against_itself, batch, engines[side], paths[side])
         )
         for side, batch in sides.items()

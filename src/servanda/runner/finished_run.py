@@ -108,18 +108,18 @@ def reread_as_measured(root: Path, verdict: Verdict, folder: Path) -> Iterator[F
 def _finished(
     root: Path, verdict: Verdict, text: str, path: Path, *, named: bool
 ) -> Iterator[Finished]:
-    found = load.read(text.encode(), str(path), path.parent)
-    if found.digest != verdict.key.contract:
+    parsed = load.read(text.encode(), str(path), path.parent)
+    if parsed.digest != verdict.key.contract:
         hint = "name the contract that `servanda check` measured there"
         if not named:
             hint = "it changed since: restore it, measure again with --fresh, or "
             hint += "name the one that was measured: --contract FILE"
         raise EvidenceError(
-            f"{path} is not the contract of this run: its digest is {found.digest[:8]}, and "
+            f"{path} is not the contract of this run: its digest is {parsed.digest[:8]}, and "
             f"{root} was measured for {verdict.key.contract[:8]}",
             hint=hint,
         )
-    plan = compile(found, attempt=verdict.key.attempt)
+    plan = compile(parsed, attempt=verdict.key.attempt)
     if plan.texts != verdict.key.corpus:
         raise EvidenceError(
             f"the prompts or golden texts of {path} changed since {root} was measured",
@@ -127,11 +127,11 @@ def _finished(
         )
     with opened(root, attempt=verdict.key.attempt) as run:
         rounds = tuple(read_rounds(plan, run))
-        there = sum(len({unit.group for unit in one.units}) for one in rounds)
-        if there < verdict.groups:
+        recorded = sum(len({unit.group for unit in closed.units}) for closed in rounds)
+        if recorded < verdict.groups:
             raise EvidenceError(
-                f"{run.path} has the records of {there:,} prompt groups, and its verdict counted "
-                f"{verdict.groups:,}: a file of a round is lost or damaged",
+                f"{run.path} has the records of {recorded:,} prompt groups, and its verdict "
+                f"counted {verdict.groups:,}: a file of a round is lost or damaged",
                 hint="the same `servanda check` measures it again, with the same draws",
             )
         yield Finished(verdict, text, path, plan, read_golden(run), rounds)
@@ -215,8 +215,8 @@ def read(path: Path) -> Verdict:
 
 
 def _latest(folder: Path) -> Path:
-    found = [p for p in folder.glob(f"{ATTEMPT}*/{_FILE}") if _number(p).isdecimal()]
-    last = max(found, key=lambda p: int(_number(p)), default=folder / _FILE)
+    files = [p for p in folder.glob(f"{ATTEMPT}*/{_FILE}") if _number(p).isdecimal()]
+    last = max(files, key=lambda p: int(_number(p)), default=folder / _FILE)
     if last.is_file():
         return last
     raise EvidenceError(

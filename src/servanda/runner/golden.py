@@ -56,8 +56,8 @@ def measure_golden(
     refuse_short(plan.golden, ids)
     kernels = plan.contract.kernels
     paths: dict[str, Path] = {"train": "prefill", "infer": plan.contract.golden.path}
-    told = engines["infer"].describe()
-    best = 0 if told.full_logits else told.top
+    description = engines["infer"].describe()
+    best = 0 if description.full_logits else description.top
     if best and kernels.infer.engine not in BEST_ONLY:
         raise MeasurementError(
             f"the infer engine {kernels.infer.engine!r} answers golden texts with their {best} "
@@ -89,17 +89,17 @@ def measure_golden(
     for number, rows in enumerate(batches):
         watch(number, total)
         make = partial(measured, dict.fromkeys(paths, text_batch(rows, ids)), engines, paths)
-        traces.append(kept(run, f"golden/{number:06d}", make, names))
+        traces.append(cached_golden(run, f"golden/{number:06d}", make, names))
     selves = []
     for number, side in enumerate(sides):
         watch(len(batches) + number, total)
         make = partial(against_itself, text_batch(again, ids), engines[side], paths[side])
-        selves.append(kept(run, f"golden/self_{side}", make))
+        selves.append(cached_golden(run, f"golden/self_{side}", make))
     watch(total, total)
     return _run(Trace.join(traces), selves)
 
 
-def kept(
+def cached_golden(
     run: RunDirectory, name: str, make: Callable[[], Trace], names: frozenset[str] = EXACT
 ) -> Trace:
     """The trace on disk, or a new one: also where a version that knew fewer metrics wrote it.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -39,8 +39,8 @@ def load(path: str | Path) -> Contract:
     return read(bytes_of(path), str(path), path.parent)
 
 
-def bytes_of(path: Path) -> bytes:
-    """What a contract's file holds.
+def bytes_of(path: Path, hint: str = "give the path of a .kernelcontract.yaml file") -> bytes:
+    """What the file of a contract, or of its tests, holds.
 
     Raises:
         ContractError: it cannot be read.
@@ -48,12 +48,10 @@ def bytes_of(path: Path) -> bytes:
     try:
         return content(path, MAX_BYTES)
     except OSError as error:
-        raise ContractError(
-            f"{path} cannot be read: {error.strerror or error}",
-            hint="of servers: `servanda compare A B`, `servanda tools selftest URL`"
-            if str(path).startswith(("http:", "https:"))
-            else "give the path of a .kernelcontract.yaml file",
-        ) from None
+        if str(path).startswith(("http:", "https:")):
+            hint = "of servers: `servanda compare A B`, `servanda tools selftest URL`"
+        message = f"{path} cannot be read: {error.strerror or error}"
+        raise ContractError(message, hint=hint) from None
 
 
 def read(data: bytes, name: str, folder: Path) -> Contract:
@@ -90,14 +88,15 @@ def parse(data: bytes, name: str) -> Contract:
             f"{name} has more than the {MAX_BYTES:,} bytes that are read at most",
             hint="give one contract, and not what it was measured on",
         )
+    return contract_of(decoded(data, name), name)
+
+
+def decoded(data: bytes, name: str) -> str:
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ContractError(
-            f"{name} is not UTF-8 text: {error.reason} at byte {error.start}",
-            hint="save it as UTF-8",
-        ) from None
-    return contract_of(text, name)
+        message = f"{name} is not UTF-8 text: {error.reason} at byte {error.start}"
+        raise ContractError(message, hint="save it as UTF-8") from None
 
 
 def contract_of(text: str, name: str) -> Contract:
@@ -158,17 +157,11 @@ def _reward_file(contract: Contract) -> Iterator[tuple[Place, str]]:
 def beside(contract: Contract, folder: Path) -> Contract:
     """The contract with its paths resolved against its own folder."""
 
-    def kernel(k: Kernel) -> Kernel:
-        places = {"model": k.model, "python": k.python}
-        return k.model_copy(update={n: str(folder / p) for n, p in places.items() if p})
-
-    changes: dict[str, object] = {
-        "kernels": contract.kernels.model_copy(
-            update={s: kernel(getattr(contract.kernels, s)) for s in ("train", "infer")}
-        )
-    }
+    place = partial(moved_kernel, lambda path: str(folder / path))
+    sides = {side: place(getattr(contract.kernels, side)) for side in ("train", "infer")}
+    changes: dict[str, object] = {"kernels": contract.kernels.model_copy(update=sides)}
     if contract.stable:
-        changes["stable"] = kernel(contract.stable)
+        changes["stable"] = place(contract.stable)
 
     for _, file in _reward_file(contract):
         assert contract.reward is not None and contract.reward.of is not None
@@ -188,6 +181,12 @@ def beside(contract: Contract, folder: Path) -> Contract:
     elif contract.workloads:
         changes["workloads"] = tuple(map(texts, contract.workloads))
     return contract.model_copy(update=changes)
+
+
+def moved_kernel(move: Callable[[str], str], kernel: Kernel) -> Kernel:
+    """A kernel whose paths are others."""
+    places = {"model": kernel.model, "python": kernel.python}
+    return kernel.model_copy(update={name: move(path) for name, path in places.items() if path})
 
 
 def compile(  # noqa: A001 - the field's word

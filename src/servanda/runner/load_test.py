@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from servanda.contract.identity import digest_of
@@ -28,7 +28,7 @@ from servanda.judgement.clauses.service_level import (
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule
 from servanda.runner.run_directory import RunDirectory
-from servanda.theory.sampling import Sampling, uniforms
+from servanda.theory.sampling import uniforms
 from servanda.traces.corpus import joined
 from servanda.traces.latency import Timing
 from servanda.traces.serialization import from_plain
@@ -70,7 +70,7 @@ def _until_decided(
     plan: Plan, run: RunDirectory, session: _Session, watch: Callable[[int, int], None]
 ) -> LoadRun:
     blocks: list[Mapping[str, Timing]] = []
-    found = LoadRun()
+    result = LoadRun()
     for look in LOOKS:
         while len(blocks) < look:
             watch(len(blocks), look)
@@ -78,54 +78,53 @@ def _until_decided(
             name = f"timing/{session.load}/{number:06d}"
             data = run.kept_data(name, lambda: session.block(number))  # noqa: B023 - called now
             blocks.append({side: from_plain(Timing, timed) for side, timed in data.items()})
-        found = LoadRun(tuple(blocks))
-        if not _open(plan, session.load, found):
+        result = LoadRun(tuple(blocks))
+        if not _open(plan, session.load, result):
             break
     watch(len(blocks), len(blocks))
-    return found
+    return result
 
 
-def _open(plan: Plan, load: LoadOf, found: LoadRun) -> bool:
+def _open(plan: Plan, load: LoadOf, result: LoadRun) -> bool:
     """Whether a cell of this load is undecided, and counts."""
     look = Look(plan.alpha, plan.price_cells, 0, 0, part=plan.part)
     return any(
-        cell.kind.judge(cell, [cell.kind.weigh(cell, {load: found})], None, look).open
+        cell.kind.judge(cell, [cell.kind.weigh(cell, {load: result})], None, look).open
         for cell in plan.cells
         if isinstance(cell.kind, ServiceLevel) and cell.kind.load == load and cell.clause.enforced
     )
 
 
+@dataclass
 class _Session:
     """One load being timed by engines that are awake."""
 
-    def __init__(
-        self,
-        load: LoadOf,
-        schedule: Schedule,
-        ids: Sequence[Ids],
-        engines: Mapping[str, Engine],
-        sides: Sequence[str],
-    ) -> None:
-        self.load, self._schedule, self._ids = load, schedule, ids
-        self._engines, self._sides = engines, sides
-        self._sampling: Sampling = schedule.workload.sampling.transform
-        self._seed = int(digest_of(["timing", schedule.seed])[:15], 16)
-        self._warm = False
+    load: LoadOf
+    schedule: Schedule
+    ids: Sequence[Ids]
+    engines: Mapping[str, Engine]
+    sides: Sequence[str]
+    warm: bool = False
+
+    @property
+    def _seed(self) -> int:
+        return int(digest_of(["timing", self.schedule.seed])[:15], 16)
 
     def block(self, number: int) -> dict[str, Any]:
         """One block on every side, as plain data."""
         batch = self._batch(number)
-        if not self._warm:
-            for side in self._sides:
+        if not self.warm:
+            for side in self.sides:
                 self._timed(side, batch)
-            self._warm = True
-        order = self._sides if number % 2 == 0 else self._sides[::-1]
+            self.warm = True
+        order = self.sides if number % 2 == 0 else self.sides[::-1]
         timed = {side: asdict(self._timed(side, batch)) for side in order}
-        return {side: timed[side] for side in self._sides}
+        return {side: timed[side] for side in self.sides}
 
     def _timed(self, side: str, batch: Batch) -> Timing:
         name = STABLE if side == STABLE else "infer"
-        timing = self._engines[name].time(batch, self._sampling, self._seed, side == RECORDED)
+        sampling = self.schedule.workload.sampling.transform
+        timing = self.engines[name].time(batch, sampling, self._seed, side == RECORDED)
         seconds = (*timing.first_S, *timing.gap_N)
         sound = all(math.isfinite(s) and s >= 0 for s in seconds) and timing.wall >= 0
         if not sound or len(timing.first_S) != len(batch):
@@ -138,10 +137,10 @@ class _Session:
 
     def _batch(self, number: int) -> Batch:
         """The requests of a block: prompts at random with replacement, decided by the seed."""
-        load, ids = self.load, self._ids
+        load, ids, seed = self.load, self.ids, self._seed
         start = number * load.concurrency
         draws = range(start, start + load.concurrency)
-        rows = [int(uniforms(self._seed, "prompt", d, 1)[0] * len(ids)) for d in draws]
+        rows = [int(uniforms(seed, "prompt", d, 1)[0] * len(ids)) for d in draws]
         n = load.prompt_tokens
         prompts = tuple(joined(ids, row, n) if n else ids[row] for row in rows)
         return Batch(tuple(draws), prompts, load.new_tokens)

@@ -40,7 +40,7 @@ from servanda.runner.batch_invariance import measure_batches, measure_corners
 from servanda.runner.golden import measure_golden
 from servanda.runner.load_test import measure_timing
 from servanda.runner.reward_scorer import scorer_of
-from servanda.runner.round import Drawing, ends_of
+from servanda.runner.round import RoundRunner, ends_of
 from servanda.runner.round_files import SIDES, peers, round_name
 from servanda.runner.run_directory import RunDirectory
 from servanda.traces.corpus import Corpus
@@ -160,7 +160,7 @@ class Measurement:
         golden = None if self.plan.live else self.plan.golden
         self.golden_ids = self._encode(golden, 0) if golden else []
         self._refuse_empty_slices()
-        self.drawing = Drawing(
+        self.drawing = RoundRunner(
             self.plan,
             self.run,
             kernels,
@@ -194,11 +194,11 @@ class Measurement:
         before, text = begun
         if before != self.key:
             what = ", ".join(before.differences(self.key)) or "the attempt"
-            told = "; ".join(_changes(text, contract)[:3])
+            changes = "; ".join(_changes(text, contract)[:3])
             self.run.expire(what)
             raise ExpiredError(
                 f"{self.run.path} holds evidence of another agreement: {what} changed since"
-                + (f" ({told})" if told else ""),
+                + (f" ({changes})" if changes else ""),
                 hint="evidence expires with its key: --fresh opens attempt "
                 f"{self.run.attempt + 1}, judged at a smaller alpha; or choose another --run-dir",
                 key=self.key,
@@ -256,33 +256,28 @@ class Measurement:
         """The golden texts, measured or re-read; None where there are none, and on traffic."""
         if self.plan.golden is None or self.plan.live:
             return None
-        return measure_golden(
-            self.plan,
-            self.run,
-            self.engines,
-            self.golden_ids,
-            lambda d, t: self.watch(Progress("golden texts", d, t)),
-        )
+        watch = self._watching("golden texts")
+        return measure_golden(self.plan, self.run, self.engines, self.golden_ids, watch)
+
+    def _watching(self, what: str) -> Callable[[int, int], None]:
+        return lambda done, total: self.watch(Progress(what, done, total))
 
     def once(self) -> dict[Source, Any]:
         """What clauses need besides golden texts and rounds; time first, while all is idle."""
 
-        def told(what: str) -> Callable[[int, int], None]:
-            return lambda done, total: self.watch(Progress(what, done, total))
-
         plan, run, ids = self.plan, self.run, self.golden_ids
         sources = {cell.kind.source for cell in plan.cells}
-        found: dict[Source, Any] = {}
+        measured: dict[Source, Any] = {}
         if "timing" in sources:
-            watch = told("timed blocks")
-            found["timing"] = measure_timing(plan, run, self.engines, self.prompts, watch)
+            watch = self._watching("timed blocks")
+            measured["timing"] = measure_timing(plan, run, self.engines, self.prompts, watch)
         if "batches" in sources:
             infer = self.engines["infer"]
-            found["batches"] = measure_batches(plan, run, infer, ids, self.prompts)
+            measured["batches"] = measure_batches(plan, run, infer, ids, self.prompts)
         if "corners" in sources:
-            watch = told("corners of the envelope")
-            found["corners"] = measure_corners(plan, run, self.engines, ids, watch)
-        return found
+            watch = self._watching("corners of the envelope")
+            measured["corners"] = measure_corners(plan, run, self.engines, ids, watch)
+        return measured
 
     def _token_classes(self) -> Any:
         """The class of every token id, where a slice is cut by it; else None."""

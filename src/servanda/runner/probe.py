@@ -85,7 +85,7 @@ def probe(plan: Plan, engines: Engines, watch: Watch) -> tuple[Lengths, Probe | 
     for side in [*described][1:]:
         same_policy(described["train"], described[side], side)
     ids = {s.name: encoded(s.corpus, opened["infer"]) for s in plan.schedules}
-    lengths = {name: [len(tokens) for tokens in found] for name, found in ids.items()}
+    lengths = {name: [len(tokens) for tokens in lines] for name, lines in ids.items()}
     if not plan.schedules:
         return lengths, None
     first = plan.schedules[0]

@@ -57,27 +57,27 @@ class Scorer:
             MeasurementError: the function raised, or gave no number within the range.
         """
         line = f"{corpus.file}:{corpus.prompts[row].line}"
-        said = f"{side}'s answer {_short(answer)} to {line}"
+        answer_text = f"{side}'s answer {_short(answer)} to {line}"
         try:
             with self._one, contextlib.redirect_stdout(sys.stderr):
-                found = self.score(corpus.given(row), answer)
+                value = self.score(corpus.given(row), answer)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # exit(0) in it would read as "holds"
             raise MeasurementError(
-                f"the reward {self.of} failed on {said}: {_told(error)}",
+                f"the reward {self.of} failed on {answer_text}: {_error_text(error)}",
                 where=_place(error, self.file),
                 hint="mend the function; what was measured with another text of it expires",
             ) from error
-        if not isinstance(found, Real | np.bool_) or math.isnan(found):
+        if not isinstance(value, Real | np.bool_) or math.isnan(value):
             raise MeasurementError(
-                f"the reward {self.of} of {said} is {_short(found)}, and a number is wanted",
+                f"the reward {self.of} of {answer_text} is {_short(value)}, and a number is wanted",
                 hint="return a number for every answer: 0 for a wrong one",
             )
         low, high = self.span
-        if not low <= (reward := float(found)) <= high:
+        if not low <= (reward := float(value)) <= high:
             raise MeasurementError(
-                f"the reward {self.of} of {said} is {reward:g}, outside of the declared "
+                f"the reward {self.of} of {answer_text} is {reward:g}, outside of the declared "
                 f"range {low:g} to {high:g}",
                 hint="declare the range that the reward has under reward.range",
             )
@@ -113,22 +113,22 @@ def _loaded(file: str, function: str, source: str) -> Callable[[dict[str, Any], 
         raise
     except BaseException as error:
         raise MeasurementError(
-            f"the reward's file cannot be run: {_told(error)}",
+            f"the reward's file cannot be run: {_error_text(error)}",
             where=_place(error, file),
             hint="it is run by itself: it may import what is installed, and no file beside it",
         ) from error
-    found = getattr(module, function, None)
-    if not callable(found):
+    scorer = getattr(module, function, None)
+    if not callable(scorer):
         tree = ast.parse(source)
         known = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
         raise MeasurementError(
             f"{file} has no function {function!r}",
             hint=did_you_mean(function, known) if known else f"define {function}(prompt, answer)",
         )
-    return found
+    return scorer
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {text}".rstrip(": ")
 

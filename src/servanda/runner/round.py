@@ -38,7 +38,7 @@ def ends_of(descriptions: Mapping[str, Description], side: str) -> tuple[int, ..
 
 
 @dataclass(frozen=True)
-class Drawing:
+class RoundRunner:
     """The open kernels of a measurement, and where their traces are kept.
 
     Args:
@@ -106,8 +106,8 @@ class Drawing:
 
     def _declared(self, trace: Trace, schedule: Schedule, side: str, path: Path) -> Trace:
         record = self.plan.contract.observability.record
-        sampling, told = self._sampling(schedule, side), self.descriptions[side]
-        return as_declared(trace, side, self.kernels[side], path, sampling, told, record)
+        sampling, description = self._sampling(schedule, side), self.descriptions[side]
+        return as_declared(trace, side, self.kernels[side], path, sampling, description, record)
 
     def _classified(self, batch: Batch, trace: Trace) -> Trace:
         """The trace with the class of each token, and of the token before it."""
@@ -132,16 +132,16 @@ class Drawing:
             return trace
         prompts, lost_S = schedule.corpus.prompts, trace.lost_S | (trace.length_S == 0)
         tokens_S = trace.prompt_tokens_S.tolist()
-        met = [
+        scored = [
             s
             for s, unit in enumerate(units)
             if not lost_S[s]
             if any(cut.may_meet(prompts[unit.row], tokens_S[s]) for cut in cuts)
         ]
         answers = trace.continuations
-        texts = self._texts(side, [answers[s] for s in met])
+        texts = self._texts(side, [answers[s] for s in scored])
         reward_S = np.full(len(units), np.nan)
-        for s, text in zip(met, texts, strict=True):
+        for s, text in zip(scored, texts, strict=True):
             reward_S[s] = self.scorer(schedule.corpus, units[s].row, text, side)
         columns = {**trace.columns, REWARD: np.repeat(reward_S, trace.length_S)}
         return replace(trace, columns=columns)

@@ -63,7 +63,7 @@ def round_name(schedule: Schedule, index: int, what: str) -> str:
 
 def peers(infer: Trace, train: Trace, others: Mapping[str, Trace]) -> dict[str, TracePair]:
     """What a round is compared with, from the traces beside it."""
-    found = {}
+    pairs = {}
     for name, side in (("self_train", train), ("self_infer", infer)):
         if name in others and len(others[name].sequence_S):
             again = others[name]
@@ -71,9 +71,9 @@ def peers(infer: Trace, train: Trace, others: Mapping[str, Trace]) -> dict[str, 
             own, drawn = some(side, rows), some(infer, rows)
             # scores carry no classes of tokens: those of the draw, for it is the same tokens
             own = replace(own, columns={**drawn.columns, **own.columns})
-            found[name] = align(again, own)
+            pairs[name] = align(again, own)
     if "stable" in others:
-        found["stable"] = align(others["stable_train"], others["stable"])
+        pairs["stable"] = align(others["stable_train"], others["stable"])
     if DRAWS in others:
         own = others[DRAWS]
         if not np.array_equal(own.sequence_S, infer.sequence_S):
@@ -81,8 +81,8 @@ def peers(infer: Trace, train: Trace, others: Mapping[str, Trace]) -> dict[str, 
                 "train answered other prompts than infer did: their rewards are no pairs",
                 hint="measure in a run directory of its own",
             )
-        found[DRAWS] = align(own, own)
-    return found
+        pairs[DRAWS] = align(own, own)
+    return pairs
 
 
 def batch_of(

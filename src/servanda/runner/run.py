@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -59,8 +57,8 @@ def measure(
         Interrupted: Ctrl-C; what was measured is kept.
     """
     with opened(Path(run_dir), attempt=plan.attempt) as run:
-        found = gather(plan, run, open, watch)
-    return Pairs(found.key, found.golden, lambda: read_rounds(plan, run), found.once)
+        measured = gather(plan, run, open, watch)
+    return Pairs(measured.key, measured.golden, lambda: read_rounds(plan, run), measured.once)
 
 
 def weigh(plan: Plan, pairs: Pairs) -> Evidence:
@@ -118,13 +116,9 @@ def check(
                     hint="record in another --run-dir, or in a new attempt: --fresh",
                 )
             opening = stack.enter_context(_recording(Path(record), record_side, open))
-        resumed, began = run.begun is not None, time.monotonic()
-        found = gather(plan, run, opening, watch, deadline)
-        # what an earlier process took is not known
-        seconds = None if resumed else time.monotonic() - began
-        circumstances = found.circumstances(seconds, text)
-        verdict = concluded(plan, found.evidence, circumstances, deadline)
-        run.finish(json.dumps(verdict.to_dict(), indent=1))
+        measured = gather(plan, run, opening, watch, deadline)
+        verdict = concluded(plan, measured, text, deadline)
+        run.finish(verdict.to_dict())
     return verdict
 
 

@@ -70,8 +70,8 @@ class RunDirectory:
         """Whether a verdict was reached, or the key changed; else `--fresh` goes on with it."""
         return any((self.path / name).exists() for name in ("verdict.json", "expired.json"))
 
-    def finish(self, verdict: str) -> None:
-        self._write("verdict.json", verdict.encode())
+    def finish(self, verdict: dict[str, Any]) -> None:
+        self._write("verdict.json", json.dumps(verdict, indent=1).encode())
 
     def expire(self, changed: str) -> None:
         """Let `--fresh` open the next attempt though this one reached no verdict."""
@@ -155,8 +155,8 @@ def _sync(folder: Path) -> None:
 
 def latest(root: Path, *, fresh: bool) -> int:
     """The attempt to go on with; a fresh one only after one that reached its verdict."""
-    found = [p.name.removeprefix(ATTEMPT) for p in root.glob(f"{ATTEMPT}*")]
-    last = max((int(name) for name in found if name.isascii() and name.isdigit()), default=1)
+    names = [p.name.removeprefix(ATTEMPT) for p in root.glob(f"{ATTEMPT}*")]
+    last = max((int(name) for name in names if name.isascii() and name.isdigit()), default=1)
     return last + 1 if fresh and RunDirectory(root, last).finished else last
 
 

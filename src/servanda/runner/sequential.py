@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,7 @@ class Gathered:
         once: timed requests, batches, corners of the envelope, by their source.
         fingerprints: of each kernel by its side, key by key.
         differences: what the sides' files say otherwise, one sentence each.
+        seconds: that it took; None where an earlier process measured a part, or nothing was.
     """
 
     key: EvidenceKey
@@ -35,11 +37,7 @@ class Gathered:
     evidence: Evidence
     fingerprints: Mapping[str, Mapping[str, str]]
     differences: tuple[str, ...] = ()
-
-    def circumstances(self, seconds: float | None, contract_text: str) -> Circumstances:
-        return Circumstances(
-            self.fingerprints, seconds, contract_text=contract_text, differences=self.differences
-        )
+    seconds: float | None = None
 
 
 def gather(
@@ -62,6 +60,7 @@ def gather(
         Interrupted: Ctrl-C; what was measured is kept.
     """
     watch = watch or unwatched
+    resumed, began = run.begun is not None, time.monotonic()
     try:
         with Measurement(plan, run, open_, watch) as measurement:
             golden = measurement.golden()
@@ -71,10 +70,12 @@ def gather(
                 evidence += weigh_golden(plan, measurement.key, golden)
             for schedule in plan.schedules:
                 evidence += _until_decided(plan, measurement, evidence, schedule, watch, deadline)
-            found = measurement.descriptions
-            fingerprints = {side: d.fingerprint for side, d in found.items()}
-            odd = differences(found["train"], found["infer"])
-            return Gathered(measurement.key, golden, once, evidence, fingerprints, odd)
+            descriptions = measurement.descriptions
+            fingerprints = {side: d.fingerprint for side, d in descriptions.items()}
+            odd = differences(descriptions["train"], descriptions["infer"])
+            seconds = None if resumed else time.monotonic() - began
+            key = measurement.key
+            return Gathered(key, golden, once, evidence, fingerprints, odd, seconds)
     except KeyboardInterrupt:
         raise Interrupted(
             f"stopped; what was measured is kept in {run.path}",
@@ -83,18 +84,20 @@ def gather(
 
 
 def concluded(
-    plan: Plan,
-    evidence: Evidence,
-    circumstances: Circumstances,
-    deadline: Deadline | None = None,
+    plan: Plan, gathered: Gathered, contract_text: str, deadline: Deadline | None
 ) -> Verdict:
     """The verdict on evidence, with why it ended and which faults it would have caught."""
+    evidence = gathered.evidence
     verdict = judge(plan, evidence)
-    verdict = replace(
-        verdict,
-        circumstances=replace(circumstances, stopped=_why_stopped(plan, evidence, verdict)),
-        power=power(plan, evidence, signatures.catalogue()),
+    circumstances = Circumstances(
+        gathered.fingerprints,
+        gathered.seconds,
+        contract_text=contract_text,
+        differences=gathered.differences,
+        stopped=_why_stopped(plan, evidence, verdict),
     )
+    faults = power(plan, evidence, signatures.catalogue())
+    verdict = replace(verdict, circumstances=circumstances, power=faults)
     return _out_of_time(verdict) if deadline is not None and deadline() else verdict
 
 
@@ -137,18 +140,18 @@ def _until_decided(
     """A workload's rounds, as many as it takes, and as the time allows."""
     name = schedule.name
     what = "prompt groups" if len(plan.schedules) == 1 else f"prompt groups of {name}"
-    found = Evidence(before.key, before.plan)
+    evidence = Evidence(before.key, before.plan)
     arrived = schedule.rounds * schedule.workload.round
     watch(Progress(what, 0, arrived if plan.live else schedule.first))
     if deadline is not None and deadline():
-        return found
-    for measured in measurement.rounds(schedule):
-        found += weigh(plan, before.key, [measured])
-        launched = sum(r.groups for r in found.closed(name))
+        return evidence
+    for closed in measurement.rounds(schedule):
+        evidence += weigh(plan, before.key, [closed])
+        launched = sum(r.groups for r in evidence.closed(name))
         if plan.live:
             watch(Progress(what, launched, arrived))
         else:
-            look = judge(plan, before + found, intervals=False)
+            look = judge(plan, before + evidence, intervals=False)
             total = min(launched + (look.more_of(name) or 0), schedule.last)
             watch(Progress(what, launched, total))
             if launched >= schedule.first and look.decided_on(name):
@@ -157,4 +160,4 @@ def _until_decided(
                 break  # slices that are near their limits cannot mend it
         if deadline is not None and deadline():
             break
-    return found
+    return evidence

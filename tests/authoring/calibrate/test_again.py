@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from servanda.authoring.calibrate.recorder import seen
-from servanda.authoring.calibrate.resample import Again, drawn, top_share
+from servanda.authoring.calibrate.recorder import closed_rounds
+from servanda.authoring.calibrate.resample import Resampled, draw_counts, top_share
 from servanda.judgement.clauses.scaling import Feed
 from servanda.judgement.clauses.statistical import Certificate, total
 from servanda.runner import run
@@ -40,13 +40,13 @@ def test_the_run_itself_is_one_of_its_later_runs(tmp_path, claim, samples):
     verdict = run.check(path, run_dir=tmp_path / "run", open=run.in_process)
     compared = 0
     with reread(tmp_path / "run", verdict) as found:
-        rounds = seen(found.plan, verdict.key, found.rounds)["workload"]
+        rounds = closed_rounds(found.plan, verdict.key, found.rounds)["workload"]
     once = np.ones((1, rounds.groups))
     for cell in found.plan.cells:
         if not isinstance(cell.kind, Certificate):
             continue
         for limit in LIMITS:
-            again = Again(cell, cell.kind, rounds, once, 0.0)
+            again = Resampled(cell, cell.kind, rounds, once, 0.0)
             kind = again.at(limit)
             process = total(cell, [kind.process(cell, view) for view in rounds.own])
             log_e = process.log_e_below(kind.feed.limit)
@@ -61,7 +61,7 @@ def test_later_runs_vary_by_what_one_run_does_not_know_and_by_their_own_draws():
     rng = np.random.default_rng(3)
     x_G = rng.exponential(1.0, 400)
 
-    count_BG = drawn(400, 1000, 4000, rng)
+    count_BG = draw_counts(400, 1000, 4000, rng)
 
     assert count_BG.shape == (4000, 400) and (count_BG.sum(axis=1) == 1000).all()
     mean_B = count_BG @ x_G / 1000
@@ -84,5 +84,5 @@ def test_the_top_of_a_slice_is_that_of_the_groups_that_met_it():
     met_G[:5] = 1.0
     kind = Certificate(Feed(limit=0.1))
     sums = {("sums", None): (0.3 * met_G, met_G, np.zeros(100))}
-    again = Again(None, kind, None, np.ones((1, 100)), 0.0, sums)
+    again = Resampled(None, kind, None, np.ones((1, 100)), 0.0, sums)
     assert again.top == pytest.approx(0.2)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from servanda.authoring.calibrate.precision_floor import record_floor
-from servanda.authoring.calibrate.recorder import seen
-from servanda.authoring.calibrate.resample import Again
+from servanda.authoring.calibrate.recorder import closed_rounds
+from servanda.authoring.calibrate.resample import Resampled
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.runner import run
 from servanda.runner.finished_run import reread
@@ -33,7 +33,7 @@ def floors(folder, loss, capture):
     path, _ = kit.write(folder, q={"": kit.BASE}, limit=0.5, more=MORE, slices=GRADIENT % loss)
     verdict = run.check(path, run_dir=folder / "run", open=run.in_process)
     with reread(folder / "run", verdict) as found:
-        rounds = seen(found.plan, verdict.key, found.rounds)["workload"]
+        rounds = closed_rounds(found.plan, verdict.key, found.rounds)["workload"]
     rng = np.random.default_rng(5)
     answers = [view.pair.infer.length_S for view in rounds.own]
     sums = [
@@ -43,7 +43,7 @@ def floors(folder, loss, capture):
     made = {}
     for cell in found.plan.cells:
         if isinstance(cell.kind, Certificate):
-            again = Again(cell, cell.kind, rounds, np.ones((1, rounds.groups)), 0.0)
+            again = Resampled(cell, cell.kind, rounds, np.ones((1, rounds.groups)), 0.0)
             made[cell.clause.id] = record_floor(again, capture)
     return made, sums
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from servanda.authoring.contract_test.files import prepared
+from servanda.authoring.contract_test.files import prepare_tests
 from tests import kit
 
 SLICES = """\
@@ -36,8 +36,8 @@ def written(folder, cases, *, seed=7, top="", contract=None, **more):
 
 def rehearsed(folder, cases, **more):
     """What the only test of a file found."""
-    (one,) = prepared(written(folder, cases, **more))
-    return one.rehearse()
+    (one,) = prepare_tests(written(folder, cases, **more))
+    return one.run()
 
 
 def case(traffic, *expect, name="a case", more=""):

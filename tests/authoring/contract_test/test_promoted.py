@@ -37,10 +37,10 @@ def promoting(folder, cases, *, if_inconclusive="wait", more="", **given):
     text = path.read_text()
     text = text[: text.index("promotion:")] + more
     path.write_text(text + STAGES.replace("CASE", if_inconclusive))
-    from servanda.authoring.contract_test.files import prepared
+    from servanda.authoring.contract_test.files import prepare_tests
 
-    (one,) = prepared(file)
-    return one.rehearse()
+    (one,) = prepare_tests(file)
+    return one.run()
 
 
 def shown(found, i=0):

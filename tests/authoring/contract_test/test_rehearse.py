@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servanda.authoring.contract_test.files import prepared
+from servanda.authoring.contract_test.files import prepare_tests
 from servanda.authoring.contract_test.parser import read_tests
-from servanda.authoring.contract_test.run import rehearse
+from servanda.authoring.contract_test.run import run_test
 from servanda.errors import ContractError, EvidenceError
 from servanda.runner import load
 from servanda.theory.stats.log_moment import LogMoment
@@ -436,14 +436,14 @@ def run_of(tmp_path):
 
 def recorded(folder, *expect, contract="toy.kernelcontract.yaml"):
     text = case("", *expect, more="recorded: runs/one")
-    (one,) = prepared(written(folder, text, contract=contract))
+    (one,) = prepare_tests(written(folder, text, contract=contract))
     return one
 
 
 @pytest.mark.slow
 def test_a_recorded_run_is_judged_again_number_for_number(run_of):
     folder, _, verdict = run_of
-    found = recorded(folder, f"{{verdict: {verdict.outcome}}}").rehearse()
+    found = recorded(folder, f"{{verdict: {verdict.outcome}}}").run()
     assert found.passed
     again = found.cases[0].expectations[0].verdict
     # where a clause stands in a text is no part of its answer
@@ -456,7 +456,7 @@ def test_yesterdays_record_is_judged_by_todays_contract(run_of):
     assert verdict.outcome == "holds"
     path.write_text(path.read_text().replace("at_most: 0.1}", "at_most: 0.012}"))
     expect = ("{after: 32, verdict: inconclusive}", "{verdict: inconclusive}")
-    found = recorded(folder, *expect).rehearse()
+    found = recorded(folder, *expect).run()
     assert found.cases[0].expectations[0].groups == 32
     assert found.passed
     assert cell_of(found, "tv on all").limit == 0.012
@@ -465,7 +465,7 @@ def test_yesterdays_record_is_judged_by_todays_contract(run_of):
 def test_a_look_beyond_a_record_is_refused(run_of):
     folder, _, verdict = run_of
     with pytest.raises(ContractError, match=f"runs/one has {verdict.groups} prompt groups"):
-        recorded(folder, "{after: 1999, verdict: holds}").rehearse()
+        recorded(folder, "{after: 1999, verdict: holds}").run()
 
 
 @pytest.mark.parametrize(
@@ -481,13 +481,13 @@ def test_a_record_of_other_draws_is_refused(run_of, old, new, message):
     (folder / "other.jsonl").write_text('{"prompt": "a", "labels": {"first": "a"}}\n')
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(EvidenceError, match=message):
-        recorded(folder, "{verdict: holds}").rehearse()
+        recorded(folder, "{verdict: holds}").run()
 
 
 def test_a_record_that_is_not_there_is_said_at_its_place(tmp_path):
     text = case("", "{verdict: holds}", more="recorded: runs/none")
     with pytest.raises(ContractError) as caught:
-        prepared(written(tmp_path, text))
+        prepare_tests(written(tmp_path, text))
     assert caught.value.problems[0].where.line == 9
     assert "runs/none is no run directory" in str(caught.value)
 
@@ -497,5 +497,5 @@ def test_the_pure_part_is_handed_what_it_reads(tmp_path):
     file = written(tmp_path, case('"0x60"', "{verdict: inconclusive}"))
     (test,) = read_tests(file.read_text(), "t")
     contract = load.load(tmp_path / "toy.kernelcontract.yaml")
-    found = rehearse(test, contract, *load.corpora(contract))
+    found = run_test(test, contract, *load.corpora(contract))
     assert (found.test, found.contract, found.digest) == ("toy-tests", "toy", contract.digest)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from servanda.authoring.contract_test.files import prepared
+from servanda.authoring.contract_test.files import prepare_tests
 from servanda.theory.stats.interval import units_at_best
 from tests import kit
 
@@ -120,4 +120,4 @@ def written(folder, cases=SHARP, contract=CONTRACT, p=None, q=None):
     (folder / "toy.kernelcontract.yaml").write_text(contract)
     path = folder / "toy.kerneltest.yaml"
     path.write_text(HEAD + cases)
-    return prepared(path)
+    return prepare_tests(path)

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.authoring.mutation.result import Conforming, Injected, Mutation, Tried
+from servanda.authoring.mutation.report import render
+from servanda.authoring.mutation.result import Conformance, FaultResult, MutantResult, Mutation
 
 MARKS = ("killed", "survived", "equivalent", "refused", "open")
 FATES = ("caught", "missed", "undecided", "not applicable", "open")
 KINDS = ("limit", "clause")
-HOLDS = Conforming("train against itself", "holds", cells=3, groups=64)
-FAILS = Conforming("train against itself", "violated")
-OPEN = Conforming("train against itself", "inconclusive", open=True)
+HOLDS = Conformance("train against itself", "holds", cells=3, groups=64)
+FAILS = Conformance("train against itself", "violated")
+OPEN = Conformance("train against itself", "inconclusive", open=True)
 
 limits = st.lists(st.tuples(st.sampled_from(MARKS), st.sampled_from(KINDS)), max_size=6)
 fates = st.lists(st.sampled_from(FATES), max_size=6)
@@ -27,9 +28,9 @@ def mutation(marks=(), found=(), itself=HOLDS, stopped=""):
         "toy",
         "d" * 32,
         ("limits", "faults"),
-        limits=tuple(Tried(f"m{i}", k, f"m{i} moves", m) for i, (m, k) in enumerate(marks)),
+        limits=tuple(MutantResult(f"m{i}", k, f"m{i} moves", m) for i, (m, k) in enumerate(marks)),
         itself=itself,
-        faults=tuple(Injected(f"f{i}", 1, fate) for i, fate in enumerate(found)),
+        faults=tuple(FaultResult(f"f{i}", 1, fate) for i, fate in enumerate(found)),
         stopped=stopped,
     )
 
@@ -102,12 +103,14 @@ def test_a_kernel_that_has_to_pass_decides_before_the_score(itself, stopped, cod
 
 def test_the_text_counts_both_parts_and_marks_rounding():
     result = mutation([("killed", "limit")] * 299 + [("survived", "limit")], ["caught"])
-    assert str(result).endswith(
+    assert render(result).endswith(
         "mutation score 300 of 301 (99.7 %): limits 299 of 300, faults 1 of 1"
     )
 
     result = mutation([("killed", "limit")] * 12 + [("survived", "limit")] * 2, ["missed"] * 6)
-    assert str(result).endswith("mutation score 12 of 20 (60.0 %): limits 12 of 14, faults 0 of 6")
+    assert render(result).endswith(
+        "mutation score 12 of 20 (60.0 %): limits 12 of 14, faults 0 of 6"
+    )
 
 
 def test_json_has_the_summary_and_every_part():

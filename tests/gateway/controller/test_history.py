@@ -9,12 +9,12 @@ from servanda.gateway.controller.ledger_history import disagreements, retold
 from servanda.promotion.ledger.entry import Record
 from servanda.promotion.ledger.open import open_ledger
 from servanda.promotion.run.history import disagreements as promotions
-from servanda.promotion.run.history import stories, stories_of, story_of
+from servanda.promotion.run.history import histories, histories_of, history_of
 from tests.gateway.controller import leads
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory):
+def history(tmp_path_factory):
     """Entries of a leader that quarantined a slice, and of another one beside it."""
     folder = tmp_path_factory.mktemp("story")
     path, clock = leads.contract(folder, q=leads.FAULTY, routing=leads.ACTING), leads.Clock()
@@ -27,34 +27,34 @@ def story(tmp_path_factory):
         return [*ledger.entries()]
 
 
-def at(story, **wanted):
+def at(history, **wanted):
     return next(
-        i for i, e in enumerate(story) if all(e.body.get(k) == v for k, v in wanted.items())
+        i for i, e in enumerate(history) if all(e.body.get(k) == v for k, v in wanted.items())
     )
 
 
-def changed(story, i, **body):
-    entry = replace(story[i], body={**story[i].body, **body})
-    return [*story[:i], entry, *story[i + 1 :]]
+def changed(history, i, **body):
+    entry = replace(history[i], body={**history[i].body, **body})
+    return [*history[:i], entry, *history[i + 1 :]]
 
 
 def said(entries):
     return [p.message.partition(") ")[2] for p in retold(entries)]
 
 
-def test_what_a_leader_wrote_can_have_happened(story):
-    assert said(story) == []
+def test_what_a_leader_wrote_can_have_happened(history):
+    assert said(history) == []
 
 
-def test_two_leaders_in_one_run_do_not_get_in_each_others_way(story):
-    other = [replace(e, body={**e.body, "leader": "other"}) for e in story]
-    mixed = [e for pair in zip(story, other, strict=True) for e in pair]
+def test_two_leaders_in_one_run_do_not_get_in_each_others_way(history):
+    other = [replace(e, body={**e.body, "leader": "other"}) for e in history]
+    mixed = [e for pair in zip(history, other, strict=True) for e in pair]
     assert said(mixed) == []
 
 
-def test_an_entry_that_is_left_out_is_named(story):
-    del_at = at(story, after="quarantined")
-    found = said([*story[:del_at], *story[del_at + 1 :]])
+def test_an_entry_that_is_left_out_is_named(history):
+    del_at = at(history, after="quarantined")
+    found = said([*history[:del_at], *history[del_at + 1 :]])
     assert found[0].startswith(f"is number {del_at + 2} of its leader, and follows {del_at}")
 
 
@@ -73,37 +73,37 @@ def test_an_entry_that_is_left_out_is_named(story):
         ({"log_price": "x"}, "cannot be told again"),
     ],
 )
-def test_a_claim_that_cannot_be_is_named(story, body, message):
-    found = said(changed(story, at(story, after="quarantined"), **body))
+def test_a_claim_that_cannot_be_is_named(history, body, message):
+    found = said(changed(history, at(history, after="quarantined"), **body))
     assert any(message in one for one in found), found
 
 
-def test_an_opening_that_says_otherwise_is_named(story):
-    again = replace(story[0], body={**story[0].body, "o": len(story) + 1})
-    found = said([*story, again])
+def test_an_opening_that_says_otherwise_is_named(history):
+    again = replace(history[0], body={**history[0].body, "o": len(history) + 1})
+    found = said([*history, again])
     assert any("transitions came before" in one for one in found)
     assert any("says first=a was active, and it was quarantined" in one for one in found)
 
 
-def test_an_entry_of_another_kind_is_named(story):
-    kind = replace(story[-1], kind="forgot")
-    assert said([*story[:-1], kind]) == ["is of a kind that nobody knows, 'forgot'"]
+def test_an_entry_of_another_kind_is_named(history):
+    kind = replace(history[-1], kind="forgot")
+    assert said([*history[:-1], kind]) == ["is of a kind that nobody knows, 'forgot'"]
 
 
-def test_a_ledger_with_runs_of_both_is_read_by_both(story, tmp_path):
+def test_a_ledger_with_runs_of_both_is_read_by_both(history, tmp_path):
     with open_ledger(str(tmp_path / "l.db"), key=b"") as ledger:
-        records = [Record(e.kind, e.actor, e.at, e.body) for e in story]
+        records = [Record(e.kind, e.actor, e.at, e.body) for e in history]
         ledger.append("toy-gateway", records, after=0)
-        assert story_of(ledger, "toy-gateway") is None
-        assert [*stories(ledger)] == []
-        assert stories_of(ledger, "toy") == ()
+        assert history_of(ledger, "toy-gateway") is None
+        assert [*histories(ledger)] == []
+        assert histories_of(ledger, "toy") == ()
         assert promotions(ledger) == ()
         assert disagreements(ledger) == ()
 
 
-def test_the_verb_names_an_edited_history(story, tmp_path, capsys):
+def test_the_verb_names_an_edited_history(history, tmp_path, capsys):
     where = str(tmp_path / "l.db")
-    edited = changed(story, at(story, after="quarantined"), log_evidence=0.5)
+    edited = changed(history, at(history, after="quarantined"), log_evidence=0.5)
     with open_ledger(where, key=b"") as ledger:
         records = [Record(e.kind, e.actor, e.at, e.body) for e in edited]
         ledger.append("toy-gateway", records, after=0)

@@ -13,7 +13,7 @@ from servanda.promotion.effects import effects_of
 from servanda.promotion.notify.base import message
 from servanda.promotion.notify.command import Command
 from servanda.promotion.notify.slack import lines
-from servanda.promotion.state import Asked, Effect, Found, State
+from servanda.promotion.state import CellResult, Effect, RuleAction, State
 from servanda.traces.serialization import to_plain
 from tests.transcripts import blocks
 
@@ -32,8 +32,8 @@ def test_the_json_of_the_page_has_the_keys_of_an_effect(shown):
     course = (Leg("offline"), Leg("canary", share=0.25))
     run, turn = shown["run"], shown["turn"]
     state = State(run, EvidenceKey("c", "p", "t", "i", "w"), leg=1, turn=turn)
-    cell = Found("gradient", "all", "violated")
-    asked = (Asked("page", "oncall", (cell,), "gradient is violated"),)
+    cell = CellResult("gradient", "all", "violated")
+    asked = (RuleAction("page", "oncall", (cell,), "gradient is violated"),)
     made = effects_of(course, None, state, cell, asked)
     (effect,) = [effect for effect in made if effect.kind == shown["kind"]]
     sent = message(effect)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.stages import course_of
-from servanda.promotion.run.record import look_at, open_run, say_yes
-from servanda.promotion.state import Asked, Finding, Found
+from servanda.promotion.run.record import advance_run, approve_run, open_run
+from servanda.promotion.state import CellResult, LegFinding, RuleAction
 from tests.kit import parse
 
 TEXT = """\
@@ -43,19 +43,19 @@ def cell(outcome="holds", **changes):
     numbers = {"value": 0.01, "low": 0.0, "high": 0.02, "limit": 0.05, "n": 900}
     if outcome == "violated":
         numbers |= {"value": 0.09, "low": 0.07, "high": 0.11}
-    return Found("tv", "all", outcome, **{**numbers, "units": "tokens", **changes})
+    return CellResult("tv", "all", outcome, **{**numbers, "units": "tokens", **changes})
 
 
 def finding(leg, outcome="holds", groups=128, of=None, **changes):
     """What a look finds: one cell, at the size of the first look."""
     evidence = f"{leg}-{outcome}-{groups}"
-    found = Finding(leg, of or key(), groups, evidence, (cell(outcome),))
+    found = LegFinding(leg, of or key(), groups, evidence, (cell(outcome),))
     return replace(found, **changes)
 
 
 def paging(leg, outcome="violated"):
     """A finding for which a rule pages."""
-    return replace(finding(leg, outcome), asked=(Asked("page", "oncall", (cell(outcome),)),))
+    return replace(finding(leg, outcome), asked=(RuleAction("page", "oncall", (cell(outcome),)),))
 
 
 def opened(ledger, now=0.0, of=None, kernels=None):
@@ -71,7 +71,7 @@ def reaching(ledger, leg, now=0.0, of=None):
     while story.leg.name != leg:
         now += 100.0
         found = finding(story.leg.name, of=story.state.key)
-        story = look_at(ledger, story, found, actor=ACTOR, now=now)
+        story = advance_run(ledger, story, found, actor=ACTOR, now=now)
         if story.state.status == "awaiting_approval":
-            story = say_yes(ledger, story, actor=ACTOR, reason="it looks well", now=now)
+            story = approve_run(ledger, story, actor=ACTOR, reason="it looks well", now=now)
     return story

@@ -20,10 +20,10 @@ from servanda.promotion.ledger.entry import LedgerError, Outrun
 from servanda.promotion.ledger.open import open_ledger
 from servanda.promotion.notify.base import KINDS, message
 from servanda.promotion.notify.command import Command
-from servanda.promotion.run.history import refreshed, stories
-from servanda.promotion.run.outbox import tell, tell_late
+from servanda.promotion.run.history import histories, refreshed
+from servanda.promotion.run.outbox import deliver, deliver_late
 from servanda.promotion.run.promoter import Build, promote
-from servanda.promotion.run.record import let_pass, say_yes, take_back
+from servanda.promotion.run.record import approve_run, override_cell, roll_back_run
 from servanda.promotion.state import Override
 from servanda.runner.run import in_process
 from tests import kit, serving
@@ -62,10 +62,10 @@ class Site:
         text = self.path.read_text().replace("name: toy", f"name: {self.name}")
         self.path.write_text(text[: text.index("promotion:")] + STAGES)
 
-    def serve(self, story, log):
+    def serve(self, history, log):
         """What the same servers answer in this run: all legs at once, there or not."""
         whole = self.log.with_suffix(".partial")
-        whole.write_text(log.replace(RUN, story.run))
+        whole.write_text(log.replace(RUN, history.run))
         whole.replace(self.log)
 
     @property
@@ -117,20 +117,22 @@ class Driver:
         self.site, self.ledger, self.pipe = site, ledger, pipe
 
     def go(self, log):
-        tell_late(self.ledger, self.site.name, self.site.sinks, now=self.clock, wait=self.wait)
+        deliver_late(self.ledger, self.site.name, self.site.sinks, now=self.clock, wait=self.wait)
         if not self.site.log.exists():
             self.site.serve(self.promoted("offline"), log)
         while True:
-            story = self.told(self.promoted())
-            if not story.state.ended and self.meant(story):
+            history = self.told(self.promoted())
+            if not history.state.ended and self.meant(history):
                 self.decided(
-                    take_back(self.ledger, story, actor="Ada", reason="enough", now=self.clock())
+                    roll_back_run(
+                        self.ledger, history, actor="Ada", reason="enough", now=self.clock()
+                    )
                 )
-            elif story.state.status == "awaiting_approval":
+            elif history.state.status == "awaiting_approval":
                 self.decided(
-                    say_yes(self.ledger, story, actor="Ada", reason="well", now=self.clock())
+                    approve_run(self.ledger, history, actor="Ada", reason="well", now=self.clock())
                 )
-            elif story.state.ended or story.state.status == "completed":
+            elif history.state.ended or history.state.status == "completed":
                 return
 
     def promoted(self, until=None):
@@ -146,7 +148,7 @@ class Driver:
             until=until or None,
             open=self.open,
             deadline=self.deadline,
-            stepped=lambda step: self.told(self.decided(step.story)),
+            stepped=lambda step: self.told(self.decided(step.history)),
         )
 
     def next(self):
@@ -162,27 +164,29 @@ class Driver:
 
     def own(self):
         """The runs of its contract, in order."""
-        return [s for s in stories(self.ledger) if s.opened["contract"]["name"] == self.site.name]
+        return [s for s in histories(self.ledger) if s.opened["contract"]["name"] == self.site.name]
 
-    def meant(self, story):
+    def meant(self, history):
         """Whether a person takes the run back where it stands now."""
         end = self.site.end
         if end == "fresh":
-            return story.state.key.attempt > 1 and story.leg.stage == "shadow"
-        return end in (story.leg.name, story.state.status) and end != "completed"
+            return history.state.key.attempt > 1 and history.leg.stage == "shadow"
+        return end in (history.leg.name, history.state.status) and end != "completed"
 
-    def decided(self, story):
-        state = story.state
-        said = [story.run, story.last, state.status, story.leg.name, state.turn]
+    def decided(self, history):
+        state = history.state
+        said = [history.run, history.last, state.status, history.leg.name, state.turn]
         os.write(self.pipe, f"{json.dumps(said)}\n".encode())
-        return story
+        return history
 
-    def told(self, story):
-        for one in tell(self.ledger, story.run, self.site.sinks, now=self.clock, wait=self.wait):
+    def told(self, history):
+        for one in deliver(
+            self.ledger, history.run, self.site.sinks, now=self.clock, wait=self.wait
+        ):
             assert not one.problem, one
-            said = [story.run, one.key, one.sink, one.why]
+            said = [history.run, one.key, one.sink, one.why]
             os.write(self.pipe, f"{json.dumps(said)}\n".encode())
-        return refreshed(self.ledger, story)
+        return refreshed(self.ledger, history)
 
     def point(self):
         os.write(self.pipe, b".\n")
@@ -324,14 +328,16 @@ def approving(site, where, witness, told):
     """A person who says yes whenever that is asked, and waives what shows nothing."""
     with open_ledger(where, witness=witness) as ledger:
         driver = Driver(site, ledger, told)
-        while not (story := driver.own()[0]).state.ended:
+        while not (history := driver.own()[0]).state.ended:
             now = driver.clock()
             try:
-                if story.state.status == "awaiting_approval":
-                    driver.decided(say_yes(ledger, story, actor="Ada", reason="well", now=now))
-                elif story.looks and not story.state.overrides:
+                if history.state.status == "awaiting_approval":
+                    driver.decided(
+                        approve_run(ledger, history, actor="Ada", reason="well", now=now)
+                    )
+                elif history.evaluations and not history.state.overrides:
                     given = Override("usable_ratio", "*", "Ada", "noise", now + 1e5)
-                    driver.decided(let_pass(ledger, story, given, now=now))
+                    driver.decided(override_cell(ledger, history, given, now=now))
             except Outrun:
                 pass
             time.sleep(0.002)
@@ -341,13 +347,13 @@ def taking_back(site, where, witness, told, until, pause):
     """A person who takes the run back, a while after it has come to a leg or its end."""
     with open_ledger(where, witness=witness) as ledger:
         driver = Driver(site, ledger, told)
-        while not (story := driver.own()[0]).state.ended:
-            if until in (story.leg.name, story.state.status):
+        while not (history := driver.own()[0]).state.ended:
+            if until in (history.leg.name, history.state.status):
                 time.sleep(pause)
                 try:
-                    story = refreshed(ledger, story)
+                    history = refreshed(ledger, history)
                     now = driver.clock()
-                    taken = take_back(ledger, story, actor="Grace", reason="enough", now=now)
+                    taken = roll_back_run(ledger, history, actor="Grace", reason="enough", now=now)
                     driver.told(driver.decided(taken))
                 except Outrun:
                     continue

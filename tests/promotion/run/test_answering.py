@@ -8,7 +8,7 @@ from servanda.errors import ContractError, EvidenceError
 from servanda.promotion.ledger.entry import LedgerError, Record
 from servanda.promotion.ledger.open import open_ledger
 from servanda.promotion.run.can_promote import can_promote, named
-from servanda.promotion.run.record import look_at, take_back
+from servanda.promotion.run.record import advance_run, roll_back_run
 from tests.promotion.run.histories import (
     ACTOR,
     LEGS,
@@ -58,7 +58,7 @@ def test_yes_says_what_decided_and_how_long_it_is_valid(ledger):
 
 def test_no_says_why_with_the_interval_and_the_n(ledger):
     story = reaching(ledger, "shadow")
-    look_at(ledger, story, finding("shadow", "violated"), actor=ACTOR, now=900.0)
+    advance_run(ledger, story, finding("shadow", "violated"), actor=ACTOR, now=900.0)
 
     found = answer(ledger, "shadow")
 
@@ -128,7 +128,7 @@ def test_of_two_builds_the_one_that_is_meant_has_to_be_named(ledger):
 
 def test_of_two_attempts_the_later_one_counts(ledger):
     first = reaching(ledger, "full-1")
-    take_back(ledger, first, actor=ACTOR, reason="anew", now=5e3)
+    roll_back_run(ledger, first, actor=ACTOR, reason="anew", now=5e3)
     opened(ledger, now=6e3, kernels=replace(key(), attempt=2))
 
     assert answer(ledger, "shadow").exit_code == 3
@@ -138,7 +138,7 @@ def test_of_two_attempts_the_later_one_counts(ledger):
 def test_a_halted_run_may_be_nowhere(ledger):
     story = reaching(ledger, "shadow")
     at_the_limit = finding("shadow", "inconclusive", groups=400)
-    story = look_at(ledger, story, at_the_limit, actor=ACTOR, now=900.0)
+    story = advance_run(ledger, story, at_the_limit, actor=ACTOR, now=900.0)
 
     found = answer(ledger, "shadow")
 
@@ -171,7 +171,7 @@ def test_runs_are_named_by_a_beginning_that_only_one_has(ledger):
     other = opened(ledger, now=5e3, kernels=key(infer="infer-2"))
     with pytest.raises(EvidenceError, match="several runs are named 'toy'"):
         named(ledger, "toy")
-    take_back(ledger, story, actor=ACTOR, reason="enough", now=6e3)
+    roll_back_run(ledger, story, actor=ACTOR, reason="enough", now=6e3)
     assert named(ledger, "toy").run == other.run
     with pytest.raises(EvidenceError, match="no run is named 'tiny'") as error:
         named(ledger, "tiny")
@@ -200,7 +200,7 @@ def test_a_cell_that_was_overridden_is_not_the_one_that_decided(ledger):
     story = reaching(ledger, "shadow")
     two = (cell("holds"), replace(cell("inconclusive"), clause="tail", value=0.04))
     look = replace(finding("shadow"), cells=two)
-    look_at(ledger, story, look, actor=ACTOR, now=900.0)
+    advance_run(ledger, story, look, actor=ACTOR, now=900.0)
 
     assert "tail on all" in answer(ledger, "canary").why
 
@@ -215,7 +215,7 @@ def test_a_run_has_reached_the_stages_up_to_its_own(ledger, leg, stages):
 def test_a_halted_or_ended_run_has_reached_nothing(ledger):
     story = reaching(ledger, "shadow")
     undecided = finding("shadow", "inconclusive", groups=400)
-    halted = look_at(ledger, story, undecided, actor=ACTOR, now=900.0)
-    ended = take_back(ledger, halted, actor=ACTOR, reason="enough", now=901.0)
+    halted = advance_run(ledger, story, undecided, actor=ACTOR, now=900.0)
+    ended = roll_back_run(ledger, halted, actor=ACTOR, reason="enough", now=901.0)
 
     assert not any(one.reached(stage) for one in (halted, ended) for stage in STAGES)

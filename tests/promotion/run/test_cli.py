@@ -7,8 +7,8 @@ import pytest
 
 from servanda.cli.main import main
 from servanda.promotion.ledger.open import open_ledger
-from servanda.promotion.run.history import stories
-from servanda.promotion.run.record import let_pass
+from servanda.promotion.run.history import histories
+from servanda.promotion.run.record import override_cell
 from servanda.promotion.state import Override
 from servanda.runner.run_directory import opened
 from tests import kit, serving
@@ -59,7 +59,7 @@ def test_a_log_that_is_not_there_is_named_with_every_wait(build, call):
 def test_a_log_of_another_run_is_said_to_be_one(build, call):
     call("promote", build, "--quiet")
     with open_ledger("ledger.db") as ledger:
-        run = next(stories(ledger)).run
+        run = next(histories(ledger)).run
     serving.log(build.parent, serving.rows(build, "shadow", 4, run="another"))
 
     code, _, err = call("promote", build, "--quiet", "--served", "served.jsonl")
@@ -94,9 +94,9 @@ def test_a_rollback_that_no_router_heard_of_ends_with_4_and_is_told_by_the_same_
 def test_no_clock_keeps_traffic_where_a_person_does_not_want_it(build, call):
     call("promote", build, "--quiet")
     with open_ledger("ledger.db") as ledger:
-        story = next(stories(ledger))
-        later = story.state.seen + 1e6
-        let_pass(ledger, story, Override("tv", "*", "Ada", "known", 2 * later), now=later)
+        history = next(histories(ledger))
+        later = history.state.seen + 1e6
+        override_cell(ledger, history, Override("tv", "*", "Ada", "known", 2 * later), now=later)
 
     code, _, err = call("promotion", "approve", "toy", "--reason", "well")
     assert (code, "the clock went back by " in err) == (4, True)

@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from servanda.promotion.ledger.open import open_ledger
-from servanda.promotion.run.record import look_at
+from servanda.promotion.run.record import advance_run
 from tests import kit, transcripts
 from tests.promotion.run.histories import ACTOR, TEXT, contract, finding, reaching
 
@@ -123,7 +123,7 @@ def test_the_gate_is_closed_to_a_build_that_is_rolled_back(folder):
     with open_ledger(str(folder / "ledger.db")) as ledger:
         story = reaching(ledger, "shadow", of=contract(FOREVER))
         found = finding("shadow", "violated", of=story.state.key)
-        look_at(ledger, story, found, actor=ACTOR, now=900.0)
+        advance_run(ledger, story, found, actor=ACTOR, now=900.0)
     code, out, said = ask(folder, "shadow")
     assert code == 1 and "is rolled back: tv on all is violated" in out
     assert said.startswith("gate: closed: the build broke its contract")

@@ -13,7 +13,7 @@ import pytest
 from servanda.promotion.ledger.open import open_ledger
 from servanda.promotion.ledger.verify import verify
 from servanda.promotion.notify.base import message
-from servanda.promotion.run.history import disagreements, retold
+from servanda.promotion.run.history import disagreements, replayed
 from servanda.promotion.state import Effect
 from servanda.traces.serialization import from_plain
 from tests.promotion.run.killing import Site
@@ -70,25 +70,25 @@ def of_contract(entries, site):
 def shown(entries, site):
     """Leg -> the numbers with which it was left, in the first attempt."""
     first = next(iter(of_contract(entries, site).values()))
-    story, found = None, {}
+    history, found = None, {}
     for entry in first:
-        before, story = story, retold([entry], story)
-        if before is not None and before.state.leg != story.state.leg:
-            found[before.leg.name] = story.looks[-1].finding.cells
+        before, history = history, replayed([entry], history)
+        if before is not None and before.state.leg != history.state.leg:
+            found[before.leg.name] = history.evaluations[-1].finding.cells
     return found
 
 
 def came_to_its_end(own, site):
-    stories = [retold(entries) for entries in own.values()]
+    stories = [replayed(entries) for entries in own.values()]
     assert len(stories) >= 1 + (site.end == "fresh")
     assert len(stories) == 1 or site.end == "fresh"
-    for story, entries in zip(stories, own.values(), strict=True):
+    for history, entries in zip(stories, own.values(), strict=True):
         through = site.end == "completed"
-        assert story.state.status == ("completed" if through else "rolled_back")
+        assert history.state.status == ("completed" if through else "rolled_back")
         kinds = Counter(e.kind for e in entries)
         assert kinds["opened"] == 1
         assert kinds["rolled_back"] == (0 if through else 1)
-        assert kinds["approved"] == (1 if story.leg.stage == "full" else 0)
+        assert kinds["approved"] == (1 if history.leg.stage == "full" else 0)
         legs = [e.body["state"]["leg"] for e in entries if e.kind != "told"]
         steps = [after - before for before, after in pairwise(legs)]
         assert set(steps) <= {0, 1}  # each is left once, for the next one
@@ -98,9 +98,9 @@ def kept_what_was_said(own, lines):
     """What a process said to be decided is what the entries up to there say."""
     for run, last, *found in lines:
         if isinstance(last, int):
-            story = retold(own[run][:last])
-            state = story.state
-            assert found == [state.status, story.leg.name, state.turn]
+            history = replayed(own[run][:last])
+            state = history.state
+            assert found == [state.status, history.leg.name, state.turn]
     noted = {
         (run, e.body["key"], e.body["sink"])
         for run, entries in own.items()
@@ -153,7 +153,7 @@ def test_of_many_at_one_run_no_two_move_it_over_a_leg_and_none_after_a_rollback(
         own = of_contract(entries, site)
         ((run, rows),) = own.items()
         moved_as_allowed(rows)
-        assert rows[0].run == run and retold(rows).state.status == "rolled_back"
+        assert rows[0].run == run and replayed(rows).state.status == "rolled_back"
         kept_what_was_said(own, lines)
         told_once(own, site)
 

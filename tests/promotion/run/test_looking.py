@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from servanda.contract.model import Kernel
 from servanda.contract.stages import Leg, course_of
 from servanda.errors import ContractError, EvidenceError, MeasurementError
-from servanda.promotion.run.evaluate import look
+from servanda.promotion.run.evaluate import evaluate_leg
 from servanda.promotion.run.request_log_files import read_log
 from servanda.runner.round_files import read_rounds
 from servanda.runner.run import check, compile, in_process, load
@@ -29,7 +29,7 @@ AT = 5000.0
 def at(path, served, leg=SHADOW, *, root="run", now=AT, open=in_process, attempt=1, run="r1", **kw):
     served = [served] if not isinstance(served, list) else served
     where = path.parent / root
-    return look(
+    return evaluate_leg(
         load(path), leg, where, attempt=attempt, run=run, served=served, now=now, open=open, **kw
     )
 
@@ -577,7 +577,7 @@ def test_a_leg_is_measured_in_processes_of_its_own(tmp_path):
     path, _ = kit.write(tmp_path)
     served = serving.log(tmp_path, serving.rows(path, "shadow", 64))
 
-    spawned = look(
+    spawned = evaluate_leg(
         load(path), SHADOW, tmp_path / "spawned", attempt=1, run="r1", served=[served], now=AT
     )
 

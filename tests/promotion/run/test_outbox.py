@@ -11,7 +11,7 @@ from servanda.promotion.ledger.open import open_ledger
 from servanda.promotion.ledger.verify import verify
 from servanda.promotion.notify.base import message
 from servanda.promotion.notify.webhook import Webhook
-from servanda.promotion.run.outbox import Told, tell, tell_late
+from servanda.promotion.run.outbox import Delivery, deliver, deliver_late
 from servanda.promotion.state import Effect
 from servanda.traces.serialization import to_plain
 from tests.promotion.notify.receiving import Receiver
@@ -36,7 +36,7 @@ def key(effect):
 
 def told(ledger, *sinks, pauses=None, run=RUN):
     pauses = [] if pauses is None else pauses
-    return tell(ledger, run, sinks, now=lambda: 9.0, wait=pauses.append)
+    return deliver(ledger, run, sinks, now=lambda: 9.0, wait=pauses.append)
 
 
 @pytest.fixture
@@ -50,7 +50,9 @@ def test_each_sink_gets_each_effect_and_the_ledger_says_so(ledger):
     one, other = Taker("one"), Taker("other")
     keys = [*map(key, (route(1), notify(1), page(2)))]
 
-    assert {*told(ledger, one, other)} == {Told(sink, k) for sink in ("one", "other") for k in keys}
+    assert {*told(ledger, one, other)} == {
+        Delivery(sink, k) for sink in ("one", "other") for k in keys
+    }
 
     assert one.got == other.got == keys
     assert Counter(ledger.told) == Counter((k, sink, "") for sink in ("one", "other") for k in keys)
@@ -91,9 +93,11 @@ def test_a_sink_is_given_what_it_takes_and_no_more(ledger):
 def test_who_is_busy_is_asked_three_times_and_the_effect_stays_pending(ledger):
     ledger.decide(notify(1))
     pauses, sink = [], Taker("sink", "busy", "busy", "busy", "busy", "taken")
-    assert told(ledger, sink, pauses=pauses) == (Told("sink", notify(1).key, "sink: status 503"),)
+    assert told(ledger, sink, pauses=pauses) == (
+        Delivery("sink", notify(1).key, "sink: status 503"),
+    )
     assert (pauses, len(sink.tried), ledger.told) == ([0.5, 1.0], 3, [])
-    assert told(ledger, sink, pauses=pauses) == (Told("sink", notify(1).key),)
+    assert told(ledger, sink, pauses=pauses) == (Delivery("sink", notify(1).key),)
     assert (sink.got, pauses) == ([notify(1).key], [0.5, 1.0, 0.5])
 
 
@@ -102,9 +106,9 @@ def test_a_sink_that_is_down_does_not_stop_the_others(ledger):
     ledger.decide(notify(2))
     down, up = Taker("down", *["busy"] * 3), Taker("up")
     assert told(ledger, down, up) == (
-        Told("down", notify(1).key, "down: status 503"),
-        Told("up", notify(1).key),
-        Told("up", notify(2).key),
+        Delivery("down", notify(1).key, "down: status 503"),
+        Delivery("up", notify(1).key),
+        Delivery("up", notify(2).key),
     )
     assert {*down.tried} == {notify(1).key}
 
@@ -125,8 +129,8 @@ def test_a_rollback_does_not_wait_behind_a_message_that_is_refused(ledger):
     ledger.decide(notify(2), route(2))
     sink = Taker("sink", "taken", "refused")
     assert told(ledger, sink) == (
-        Told("sink", route(2).key),
-        Told("sink", notify(1).key, "sink: status 404"),
+        Delivery("sink", route(2).key),
+        Delivery("sink", notify(1).key, "sink: status 404"),
     )
     assert sink.got == [route(2).key]
 
@@ -148,11 +152,11 @@ def test_a_route_that_was_not_taken_is_not_sent_late(ledger):
     ledger.decide(route(3))
 
     assert told(ledger, down, up) == (
-        Told("down", route(1).key, why="superseded by turn 3"),
-        Told("down", route(2).key, why="superseded by turn 3"),
-        Told("down", route(3).key),
-        Told("up", route(2).key, why="superseded by turn 3"),
-        Told("up", route(3).key),
+        Delivery("down", route(1).key, why="superseded by turn 3"),
+        Delivery("down", route(2).key, why="superseded by turn 3"),
+        Delivery("down", route(3).key),
+        Delivery("up", route(2).key, why="superseded by turn 3"),
+        Delivery("up", route(3).key),
     )
 
     assert down.got == [route(3).key]
@@ -167,7 +171,7 @@ def test_an_older_route_is_superseded_even_where_the_newest_was_taken(ledger):
     ledger.decide(route(2))
     ledger.hear(route(2), "sink")
     sink = Taker()
-    assert told(ledger, sink) == (Told("sink", route(1).key, why="superseded by turn 2"),)
+    assert told(ledger, sink) == (Delivery("sink", route(1).key, why="superseded by turn 2"),)
     assert sink.tried == []
 
 
@@ -186,7 +190,7 @@ def test_a_route_without_a_turn_supersedes_by_its_key(ledger):
     ledger.decide(Effect("route", "the-last"))
     first, second = told(ledger, Taker())
     assert first.why == "superseded by the-last"
-    assert second == Told("sink", "the-last")
+    assert second == Delivery("sink", "the-last")
 
 
 @pytest.mark.parametrize("name", ["sink", "other"])
@@ -198,18 +202,18 @@ def test_a_route_is_dropped_where_a_newer_one_is_decided_during_a_pause(ledger, 
         ledger.decide(route(2))
         ledger.hear(route(2), name)
 
-    found = tell(ledger, RUN, [sink], now=lambda: 9.0, wait=wait)
-    assert found[0] == Told("sink", route(1).key, why="superseded by turn 2")
+    found = deliver(ledger, RUN, [sink], now=lambda: 9.0, wait=wait)
+    assert found[0] == Delivery("sink", route(1).key, why="superseded by turn 2")
     assert sink.tried == [route(1).key, *([route(2).key] if name == "other" else [])]
 
 
 def test_an_effect_that_somebody_else_told_during_a_pause_is_not_sent_again(ledger):
     ledger.decide(notify(1), notify(2))
     sink = Taker("sink", "busy")
-    found = tell(
+    found = deliver(
         ledger, RUN, [sink], now=lambda: 9.0, wait=lambda _: ledger.hear(notify(1), "sink")
     )
-    assert found == (Told("sink", notify(2).key),)
+    assert found == (Delivery("sink", notify(2).key),)
     assert sink.tried == [notify(1).key, notify(2).key]
 
 
@@ -217,14 +221,14 @@ def test_a_delivery_is_noted_though_another_promoter_appended_meanwhile(ledger):
     ledger.decide(notify(1))
     ledger.fates.append(lambda: ledger.decide(notify(2)))
     sink = Taker()
-    assert told(ledger, sink) == (Told("sink", notify(1).key), Told("sink", notify(2).key))
+    assert told(ledger, sink) == (Delivery("sink", notify(1).key), Delivery("sink", notify(2).key))
     assert ledger.told == [(notify(1).key, "sink", ""), (notify(2).key, "sink", "")]
 
 
 def test_a_delivery_that_two_promoters_made_is_noted_once(ledger):
     ledger.decide(notify(1))
     ledger.fates.append(lambda: ledger.hear(notify(1), "sink"))
-    assert told(ledger, Taker()) == (Told("sink", notify(1).key),)
+    assert told(ledger, Taker()) == (Delivery("sink", notify(1).key),)
     assert ledger.told == [(notify(1).key, "sink", "")]
 
 
@@ -419,7 +423,7 @@ def test_a_ledger_on_disk_knows_after_a_restart_who_was_told(tmp_path):
         ledger.append(RUN, [decided], after=0)
         assert [one.problem for one in told(ledger, sink)] == ["", "sink: status 503"]
     with open_ledger(where) as ledger:
-        assert told(ledger, sink) == (Told("sink", notify(1).key),)
+        assert told(ledger, sink) == (Delivery("sink", notify(1).key),)
         assert told(ledger, sink) == ()
         assert verify(ledger).problems == ()
     assert sink.got == [route(1).key, notify(1).key]
@@ -443,22 +447,22 @@ def test_what_was_decided_before_a_kill_is_told_by_whoever_comes_next(ledger):
         taken = Effect("notify", f"{run}/2/notify", {"turn": 2})
         ledger.decide(taken, run=run)
 
-    found = tell_late(ledger, "toy", [known, new], now=lambda: 9.0, wait=[].append)
+    found = deliver_late(ledger, "toy", [known, new], now=lambda: 9.0, wait=[].append)
 
     assert [(one.sink, one.key) for one in found] == [("known", "toy-a/2/notify")]
     assert known.got == ["toy-a/1/notify", "toy-2-c/1/notify", "toy-a/2/notify"]
     assert new.got == []  # old news is not for a new receiver
-    assert tell_late(ledger, "toy", [known, new], now=lambda: 9.0, wait=[].append) == ()
+    assert deliver_late(ledger, "toy", [known, new], now=lambda: 9.0, wait=[].append) == ()
 
 
 def test_a_run_that_ended_untold_is_told_to_all_while_no_other_began(ledger):
     """Killed before it told anybody: nobody goes on with that run, nor heard of it."""
     ledger.append("toy-a", [opened("toy", "toy-a")], after=0)
     sink = Taker("sink")
-    assert tell_late(ledger, "toy", [sink], now=lambda: 9.0, wait=[].append) == ()
+    assert deliver_late(ledger, "toy", [sink], now=lambda: 9.0, wait=[].append) == ()
 
     ended = Record("rolled_back", "somebody", 2.0, {"state": {"status": "rolled_back"}})
     ledger.append("toy-a", [ended], after=1)
-    found = tell_late(ledger, "toy", [sink], now=lambda: 9.0, wait=[].append)
+    found = deliver_late(ledger, "toy", [sink], now=lambda: 9.0, wait=[].append)
 
     assert [one.key for one in found] == sink.got == ["toy-a/1/notify"]

@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from servanda.cli.main import main
 from servanda.promotion.ledger.open import open_ledger
-from servanda.promotion.run.history import stories
-from servanda.promotion.run.record import take_back
+from servanda.promotion.run.history import histories
+from servanda.promotion.run.record import roll_back_run
 from tests import serving
 from tests.promotion.run.test_promoter import Clock, Site
 
@@ -29,8 +29,8 @@ def promote(site, *options):
 @pytest.mark.slow
 def test_what_is_outside_of_the_contract_is_said_with_its_reason_and_its_number(site):
     """Whoever writes another sampling to a bad answer does not hide it without a trace."""
-    story = site.promote()
-    rows = serving.rows(site.path, "shadow", 40, run=story.run)
+    history = site.promote()
+    rows = serving.rows(site.path, "shadow", 40, run=history.run)
     for row in rows[7:10]:
         row["sampling"] = {**row["sampling"], "temperature": 0.5}
     serving.log(site.folder, rows)
@@ -48,8 +48,8 @@ def test_what_was_taken_back_before_a_kill_is_told_first(site):
     """Nobody goes on with the run that another replaced; its end is told all the same."""
     program = f"sh -c 'row=$(cat); echo \"$row\" >> {site.folder}/got'"
     first = promote(site, "--quiet", "--command", program)
-    (story,) = stories(site.ledger)
-    take_back(site.ledger, story, actor="Ada", reason="enough", now=story.state.seen)
+    (history,) = histories(site.ledger)
+    roll_back_run(site.ledger, history, actor="Ada", reason="enough", now=history.state.seen)
     got = site.folder / "got"
     before = got.read_text()
 
@@ -57,5 +57,5 @@ def test_what_was_taken_back_before_a_kill_is_told_first(site):
 
     assert first.exit_code == 3
     told = [json.loads(line) for line in got.read_text().removeprefix(before).splitlines()]
-    assert (told[0]["run"], told[0]["status"]) == (story.run, "rolled_back")
-    assert told[-1]["run"] != story.run
+    assert (told[0]["run"], told[0]["status"]) == (history.run, "rolled_back")
+    assert told[-1]["run"] != history.run

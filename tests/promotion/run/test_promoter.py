@@ -9,9 +9,9 @@ from servanda.engines import open_engine
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.promotion.ledger.open import open_ledger
 from servanda.promotion.ledger.verify import verify
-from servanda.promotion.run.history import disagreements, story_of
+from servanda.promotion.run.history import disagreements, history_of
 from servanda.promotion.run.promoter import Build, promote
-from servanda.promotion.run.record import say_yes, take_back
+from servanda.promotion.run.record import approve_run, roll_back_run
 from servanda.runner.run import in_process
 from servanda.runner.run_directory import Occupied, opened
 from tests import cluster as clusters
@@ -97,61 +97,61 @@ class Site:
             **more,
         )
 
-    def serve(self, story, leg, n=N, **more):
+    def serve(self, history, leg, n=N, **more):
         start = more.pop("start", 0)
-        rows = serving.rows(self.path, leg, n, run=story.run, start=start, seed=7, **more)
+        rows = serving.rows(self.path, leg, n, run=history.run, start=start, seed=7, **more)
         serving.log(self.folder, rows)
 
     def reach(self, leg):
         """A run that has just come to a leg."""
-        story = self.promote()
-        while story.leg.name != leg:
-            self.serve(story, story.leg.name)
+        history = self.promote()
+        while history.leg.name != leg:
+            self.serve(history, history.leg.name)
             self.clock.later(61)
-            story = self.promote()
-            if story.state.status == "awaiting_approval":
-                say_yes(self.ledger, story, actor=ACTOR, reason="well", now=self.clock())
-                story = self.promote()
-        return story
+            history = self.promote()
+            if history.state.status == "awaiting_approval":
+                approve_run(self.ledger, history, actor=ACTOR, reason="well", now=self.clock())
+                history = self.promote()
+        return history
 
 
 def test_a_conforming_build_goes_from_offline_to_full_on_what_it_serves(site):
-    story = site.reach("full-1")
-    site.serve(story, "full-1")
+    history = site.reach("full-1")
+    site.serve(history, "full-1")
 
-    story = site.promote()
+    history = site.promote()
 
-    assert story.state.status == "completed"
-    moved = [look.state.leg for look in story.looks]
+    assert history.state.status == "completed"
+    moved = [look.state.leg for look in history.evaluations]
     assert moved == sorted(moved)
     assert verify(site.ledger).problems == disagreements(site.ledger) == ()
 
 
 def test_nothing_goes_forward_without_traffic(site):
-    story = site.promote()
+    history = site.promote()
 
     again = site.promote()
 
-    assert (story.leg.name, story.state.status) == ("shadow", "awaiting_evidence")
-    assert again == story
-    assert "0 of 64 to 640 prompt groups" in story.state.why
+    assert (history.leg.name, history.state.status) == ("shadow", "awaiting_evidence")
+    assert again == history
+    assert "0 of 64 to 640 prompt groups" in history.state.why
 
 
 @pytest.mark.parametrize("leg", ["shadow", "canary-1", "canary-2", "full-1"])
 def test_a_build_that_breaks_on_a_leg_is_rolled_back_there(site, leg):
     """The served tokens are of another kernel than the one that says it serves."""
-    story = site.reach(leg)
+    history = site.reach(leg)
     kit.table(site.folder, "broken.json", BROKEN)
     broken = Kernel(engine="table", model=str(site.folder / "broken.json"))  # type: ignore[call-arg]
-    site.serve(story, leg, kernel=broken)
+    site.serve(history, leg, kernel=broken)
     site.clock.later(61)
 
-    story = site.promote()
+    history = site.promote()
 
-    assert story.state.status == "rolled_back"
-    assert story.leg.name == leg
-    assert story.looks[-1].finding.groups == N
-    told = [*site.ledger.entries(story.run)][-1].body["effects"][-1]["body"]
+    assert history.state.status == "rolled_back"
+    assert history.leg.name == leg
+    assert history.evaluations[-1].finding.groups == N
+    told = [*site.ledger.entries(history.run)][-1].body["effects"][-1]["body"]
     assert (told["share"], told["mirror"]) == (0.0, 0.25)
     assert told["decided"]["n"] > 0
     assert told["decided"]["low"] > told["decided"]["limit"]
@@ -160,22 +160,22 @@ def test_a_build_that_breaks_on_a_leg_is_rolled_back_there(site, leg):
 def test_a_build_that_breaks_offline_serves_nobody(site):
     site.path = site.write(q=BROKEN)
 
-    story = site.promote()
+    history = site.promote()
 
-    assert (story.leg.name, story.state.status) == ("offline", "rolled_back")
-    assert "tv on " in story.state.why
-    assert site.promote() == story
+    assert (history.leg.name, history.state.status) == ("offline", "rolled_back")
+    assert "tv on " in history.state.why
+    assert site.promote() == history
 
 
 @pytest.mark.slow
 def test_until_ends_at_the_first_leg_of_a_stage(site):
-    story = site.reach("shadow")
-    site.serve(story, "shadow")
+    history = site.reach("shadow")
+    site.serve(history, "shadow")
 
-    story = site.promote(until="canary")
+    history = site.promote(until="canary")
 
-    assert story.leg.name == "canary-1"
-    assert story.looks[-1].leg.name == "shadow"
+    assert history.leg.name == "canary-1"
+    assert history.evaluations[-1].leg.name == "shadow"
 
 
 def test_an_unknown_stage_is_refused_before_anything_is_measured(site):
@@ -187,7 +187,7 @@ def test_an_unknown_stage_is_refused_before_anything_is_measured(site):
 
 
 def test_a_contract_that_changed_is_refused_and_nothing_is_lost(site):
-    story = site.reach("canary-1")
+    history = site.reach("canary-1")
     site.path.write_text(site.path.read_text().replace("at_most: 0.05", "at_most: 0.06"))
 
     with pytest.raises(EvidenceError) as error:
@@ -195,7 +195,7 @@ def test_a_contract_that_changed_is_refused_and_nothing_is_lost(site):
 
     assert "holds evidence of another version of this contract" in str(error.value)
     assert "--fresh; servanda contract diff OLD NEW says what changed" in str(error.value)
-    assert [*site.ledger.entries(story.run)][-1].seq == story.seq
+    assert [*site.ledger.entries(history.run)][-1].seq == history.seq
 
 
 @pytest.mark.slow
@@ -209,8 +209,8 @@ def test_a_fresh_attempt_rolls_the_run_under_way_back(site):
     assert second.run != first.run
     assert second.state.key.attempt == 2
     told = [*site.ledger.entries(first.run)][-1]
-    runs = [step.story.run for step in site.steps]
-    taken = site.steps[runs.index(second.run) - 1].story
+    runs = [step.history.run for step in site.steps]
+    taken = site.steps[runs.index(second.run) - 1].history
     assert (taken.run, taken.state.status) == (first.run, "rolled_back")
     assert (told.kind, told.body["why"]) == (
         "rolled_back",
@@ -244,20 +244,20 @@ def test_the_same_build_measured_elsewhere_is_the_same_run(site):
 
 @pytest.mark.slow
 def test_a_build_that_is_replaced_behind_its_url_ends_the_run(site):
-    story = site.reach("canary-1")
+    history = site.reach("canary-1")
     kit.table(site.folder, "q.json", {"": kit.moved(kit.BASE, 0.012)}, weights="toy")
 
-    story = site.promote()
+    history = site.promote()
 
-    assert story.state.status == "superseded"
-    assert story.state.why == "the infer kernel changed since the run began"
-    effects = [*site.ledger.entries(story.run)][-1].body["effects"]
+    assert history.state.status == "superseded"
+    assert history.state.why == "the infer kernel changed since the run began"
+    effects = [*site.ledger.entries(history.run)][-1].body["effects"]
     assert next(e for e in effects if e["kind"] == "route")["body"]["share"] == 0.0
 
 
 @pytest.mark.slow
 def test_measuring_that_fails_moves_nothing_and_halts_at_the_third_time(site):
-    story = site.reach("canary-1")
+    history = site.reach("canary-1")
 
     def broken(kernel, side):
         raise MeasurementError("the server is gone", hint="start it")
@@ -265,16 +265,16 @@ def test_measuring_that_fails_moves_nothing_and_halts_at_the_third_time(site):
     seen = [site.promote(open=broken).state for _ in range(4)]
 
     assert [s.status for s in seen] == ["awaiting_evidence"] * 2 + ["halted"] * 2
-    assert {s.leg for s in seen} == {story.state.leg}
+    assert {s.leg for s in seen} == {history.state.leg}
     assert seen[2].why == "measuring failed 3 times in a row: the server is gone"
     assert "start it" in site.steps[-1].error
-    site.serve(story, "canary-1")
+    site.serve(history, "canary-1")
     site.clock.later(61)
     assert site.promote().leg.name == "canary-2"
 
 
 def test_a_second_promoter_is_refused_and_what_the_first_measures_has_not_failed(site):
-    story = site.reach("shadow")
+    history = site.reach("shadow")
 
     with (
         opened(site.folder / "run" / "shadow", attempt=1),
@@ -282,16 +282,16 @@ def test_a_second_promoter_is_refused_and_what_the_first_measures_has_not_failed
     ):
         site.promote()
 
-    assert story_of(site.ledger, story.run) == story
+    assert history_of(site.ledger, history.run) == history
 
 
 def test_a_run_that_a_person_took_back_meanwhile_is_not_moved(site):
-    story = site.reach("shadow")
-    site.serve(story, "shadow")
+    history = site.reach("shadow")
+    site.serve(history, "shadow")
 
     def opening(kernel, side):
         if site.steps is not None:
-            take_back(site.ledger, story, actor="Grace", reason="enough", now=site.clock())
+            roll_back_run(site.ledger, history, actor="Grace", reason="enough", now=site.clock())
             site.steps = None
         return open_engine(kernel)
 
@@ -303,25 +303,25 @@ def test_a_run_that_a_person_took_back_meanwhile_is_not_moved(site):
 
 
 def test_a_log_that_lacks_a_request_is_no_evidence(site):
-    story = site.reach("shadow")
-    site.serve(story, "shadow", n=100)
-    site.serve(story, "shadow", n=100, start=150)
+    history = site.reach("shadow")
+    site.serve(history, "shadow", n=100)
+    site.serve(history, "shadow", n=100, start=150)
 
-    story = site.promote()
+    history = site.promote()
 
-    assert story.state.status == "awaiting_evidence"
-    assert f"measuring failed: {site.folder / 'served.jsonl'}:101:1: " in story.state.why
+    assert history.state.status == "awaiting_evidence"
+    assert f"measuring failed: {site.folder / 'served.jsonl'}:101:1: " in history.state.why
 
 
 def test_rows_of_another_run_are_not_counted(site):
-    story = site.reach("shadow")
+    history = site.reach("shadow")
     rows = serving.rows(site.path, "shadow", N, run="another")
     serving.log(site.folder, rows)
 
-    story = site.promote()
+    history = site.promote()
 
-    assert story.leg.name == "shadow"
-    assert story.looks[-1].finding.groups == 0
+    assert history.leg.name == "shadow"
+    assert history.evaluations[-1].finding.groups == 0
 
 
 @pytest.mark.slow
@@ -349,9 +349,9 @@ def test_of_two_builds_that_begin_at_once_the_one_that_the_ledger_has_later_wait
         f"run {first} of this contract began before run {second}: two builds cannot be promoted "
         "at once"
     )
-    assert story_of(site.ledger, second).looks == ()
+    assert history_of(site.ledger, second).evaluations == ()
     assert promote(build, site.ledger, actor="Bob", clock=site.clock, open=in_process) == begun[0]
-    take_back(site.ledger, begun[0], actor="Bob", reason="enough", now=site.clock())
+    roll_back_run(site.ledger, begun[0], actor="Bob", reason="enough", now=site.clock())
     assert site.promote().leg.name == "shadow"
 
 
@@ -369,7 +369,7 @@ def test_a_fresh_attempt_from_elsewhere_takes_nothing_back_that_it_does_not_repl
         f"run {first.run} of this build is in the ledger already, and was not begun from "
         f"{elsewhere}: it is awaiting evidence on canary-1"
     )
-    assert story_of(site.ledger, first.run) == first
+    assert history_of(site.ledger, first.run) == first
 
 
 @pytest.mark.parametrize(

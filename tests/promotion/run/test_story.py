@@ -10,8 +10,15 @@ from servanda.promotion.advance import advance
 from servanda.promotion.ledger.entry import LedgerError, Outrun, Record
 from servanda.promotion.ledger.open import open_ledger
 from servanda.promotion.ledger.verify import verify
-from servanda.promotion.run.history import TOLD, disagreements, kept, refreshed, stories, story_of
-from servanda.promotion.run.record import let_pass, look_at, take_back
+from servanda.promotion.run.history import (
+    DELIVERED,
+    disagreements,
+    histories,
+    history_of,
+    outcome_body,
+    refreshed,
+)
+from servanda.promotion.run.record import advance_run, override_cell, roll_back_run
 from servanda.promotion.state import Override
 from servanda.traces.serialization import to_plain
 from tests.promotion.run.histories import ACTOR, LEGS, finding, key, opened, reaching
@@ -27,48 +34,50 @@ def ledger(where):
 def test_a_run_is_told_again_as_it_was_written(ledger, leg):
     written = reaching(ledger, leg)
 
-    assert story_of(ledger, written.run) == written
-    assert [*stories(ledger)] == [written]
+    assert history_of(ledger, written.run) == written
+    assert [*histories(ledger)] == [written]
     assert disagreements(ledger) == ()
 
 
 def test_every_act_of_a_person_is_told_again(ledger):
-    story = reaching(ledger, "canary-1", now=1e9)
+    history = reaching(ledger, "canary-1", now=1e9)
     now = 1e9 + 1e4
-    story = look_at(ledger, story, finding("canary-1", "inconclusive"), actor=ACTOR, now=now)
+    history = advance_run(
+        ledger, history, finding("canary-1", "inconclusive"), actor=ACTOR, now=now
+    )
     given = Override("tv", "all", "Grace", "the slice is gone", now + 60)
-    story = let_pass(ledger, story, given, now=now + 1)
-    story = take_back(ledger, story, actor="Grace", reason="enough", now=now + 2)
+    history = override_cell(ledger, history, given, now=now + 1)
+    history = roll_back_run(ledger, history, actor="Grace", reason="enough", now=now + 2)
 
-    again = story_of(ledger, story.run)
+    again = history_of(ledger, history.run)
 
-    assert again == story
+    assert again == history
     assert again.state.status == "rolled_back"
     assert again.state.overrides == (given,)
     assert again.state.why == "Grace rolled back: enough"
 
 
 def test_a_look_that_finds_nothing_new_leaves_no_entry(ledger):
-    story = reaching(ledger, "canary-1")
+    history = reaching(ledger, "canary-1")
     look = finding("canary-1", "inconclusive")
-    story = look_at(ledger, story, look, actor=ACTOR, now=1000.0)
+    history = advance_run(ledger, history, look, actor=ACTOR, now=1000.0)
     before = len([*ledger.entries()])
 
-    again = look_at(ledger, story, look, actor=ACTOR, now=2000.0)
+    again = advance_run(ledger, history, look, actor=ACTOR, now=2000.0)
 
-    assert again == story
+    assert again == history
     assert len([*ledger.entries()]) == before
 
 
 def test_told_effects_are_no_part_of_where_a_run_stands(ledger):
-    story = reaching(ledger, "shadow")
-    record = Record(TOLD, ACTOR, 500.0, {"key": "k", "sink": "s"})
+    history = reaching(ledger, "shadow")
+    record = Record(DELIVERED, ACTOR, 500.0, {"key": "k", "sink": "s"})
 
-    ledger.append(story.run, [record], after=story.last)
+    ledger.append(history.run, [record], after=history.last)
 
-    later = refreshed(ledger, story)
-    assert replace(later, last=story.last, seq=story.seq) == story
-    assert later.last == story.last + 1
+    later = refreshed(ledger, history)
+    assert replace(later, last=history.last, seq=history.seq) == history
+    assert later.last == history.last + 1
 
 
 def test_one_key_has_one_run(ledger):
@@ -90,47 +99,47 @@ def test_another_key_is_another_run(ledger, part):
 
 
 def test_of_two_promoters_that_saw_the_same_only_one_moves_the_run(ledger):
-    story = reaching(ledger, "shadow")
-    look_at(ledger, story, finding("shadow"), actor="first", now=1000.0)
+    history = reaching(ledger, "shadow")
+    advance_run(ledger, history, finding("shadow"), actor="first", now=1000.0)
 
     with pytest.raises(Outrun):
-        look_at(ledger, story, finding("shadow", "violated"), actor="second", now=1001.0)
+        advance_run(ledger, history, finding("shadow", "violated"), actor="second", now=1001.0)
 
-    assert story_of(ledger, story.run).leg.name == "canary-1"
+    assert history_of(ledger, history.run).leg.name == "canary-1"
 
 
 def test_a_clock_that_goes_back_is_refused_and_nothing_is_lost(ledger):
-    story = reaching(ledger, "canary-1", now=1e6)
+    history = reaching(ledger, "canary-1", now=1e6)
 
     with pytest.raises(EvidenceError, match=r"the clock went back by 50.000 s since run toy-\w+"):
-        look_at(ledger, story, finding("canary-1"), actor=ACTOR, now=story.state.seen - 50)
+        advance_run(ledger, history, finding("canary-1"), actor=ACTOR, now=history.state.seen - 50)
 
-    assert story_of(ledger, story.run) == story
+    assert history_of(ledger, history.run) == history
 
 
 def test_evidence_of_another_leg_is_refused(ledger):
-    story = reaching(ledger, "canary-1")
+    history = reaching(ledger, "canary-1")
 
     with pytest.raises(EvidenceError, match="what was found is of leg shadow, and run toy-"):
-        look_at(ledger, story, finding("shadow"), actor=ACTOR, now=1000.0)
+        advance_run(ledger, history, finding("shadow"), actor=ACTOR, now=1000.0)
 
 
 def test_another_kernel_on_the_way_ends_the_run(ledger):
-    story = reaching(ledger, "canary-1")
+    history = reaching(ledger, "canary-1")
     other = finding("canary-1", of=key(infer="infer-2"))
 
-    story = look_at(ledger, story, other, actor=ACTOR, now=1000.0)
+    history = advance_run(ledger, history, other, actor=ACTOR, now=1000.0)
 
-    assert story.state.status == "superseded"
-    assert story.state.why == "the infer kernel changed since the run began"
+    assert history.state.status == "superseded"
+    assert history.state.why == "the infer kernel changed since the run began"
 
 
 def test_an_override_of_a_cell_that_nobody_judged_is_refused(ledger):
-    story = reaching(ledger, "canary-1")
+    history = reaching(ledger, "canary-1")
     given = Override("tvv", "all", ACTOR, "typo", 1e9)
 
     with pytest.raises(EvidenceError) as error:
-        let_pass(ledger, story, given, now=1000.0)
+        override_cell(ledger, history, given, now=1000.0)
 
     assert "has no cell tvv on all that it could override" in str(error.value)
     assert "hint: the latest look judged tv on all" in str(error.value)
@@ -138,43 +147,48 @@ def test_an_override_of_a_cell_that_nobody_judged_is_refused(ledger):
 
 def test_an_entry_that_does_not_follow_is_found_though_its_hash_is_right(ledger):
     """Whoever owns the hash can write what never happened; what follows cannot be made up."""
-    story = reaching(ledger, "shadow")
-    real = [*ledger.entries(story.run)][-1].body
+    history = reaching(ledger, "shadow")
+    real = [*ledger.entries(history.run)][-1].body
     forged = {**real, "state": {**real["state"], "leg": 4, "status": "completed"}}
-    ledger.append(story.run, [Record("looked", "Eve", 900.0, forged)], after=story.last)
+    ledger.append(history.run, [Record("looked", "Eve", 900.0, forged)], after=history.last)
 
     (problem,) = disagreements(ledger)
 
-    assert f"of run {story.run})" in problem.message
+    assert f"of run {history.run})" in problem.message
     assert verify(ledger).problems == ()  # its chain is whole
     with pytest.raises(LedgerError):
-        story_of(ledger, story.run)
+        history_of(ledger, history.run)
 
 
-def written_by(ledger, story, version, **state):
+def written_by(ledger, history, version, **state):
     """A look that another version has written down, in words of its own."""
-    look = finding(story.leg.name)
-    moved = advance(story.course, story.state, look, now=900.0)
-    body = {"finding": to_plain(look), **kept(moved), "servanda": version, "why": "in other words"}
+    look = finding(history.leg.name)
+    moved = advance(history.course, history.state, look, now=900.0)
+    body = {
+        "finding": to_plain(look),
+        **outcome_body(moved),
+        "servanda": version,
+        "why": "in other words",
+    }
     body["state"] = {**body["state"], "why": "in other words", **state}
     body["effects"][-1]["body"]["why"] = "in other words"
-    ledger.append(story.run, [Record("looked", "ci", 900.0, body)], after=story.last)
+    ledger.append(history.run, [Record("looked", "ci", 900.0, body)], after=history.last)
 
 
 def test_a_run_outlives_the_words_of_the_version_that_wrote_it(ledger):
-    story = reaching(ledger, "shadow")
-    written_by(ledger, story, "0.0.1", fields_of_old=1)
+    history = reaching(ledger, "shadow")
+    written_by(ledger, history, "0.0.1", fields_of_old=1)
 
-    assert story_of(ledger, story.run).leg.name == "canary-1"
+    assert history_of(ledger, history.run).leg.name == "canary-1"
 
 
 @pytest.mark.parametrize(("version", "state"), [(__version__, {}), ("0.0.1", {"leg": 4})])
 def test_what_a_version_decided_has_to_follow_and_its_own_words_too(ledger, version, state):
-    story = reaching(ledger, "shadow")
-    written_by(ledger, story, version, **state)
+    history = reaching(ledger, "shadow")
+    written_by(ledger, history, version, **state)
 
     with pytest.raises(LedgerError) as error:
-        story_of(ledger, story.run)
+        history_of(ledger, history.run)
 
     assert "than follow from the entries before it" in str(error.value)
     assert f"written by servanda {version}, and this is {__version__}" in str(error.value)
@@ -189,13 +203,13 @@ def test_what_a_version_decided_has_to_follow_and_its_own_words_too(ledger, vers
     ],
 )
 def test_what_cannot_be_told_again_is_named(ledger, kind, body, said):
-    story = reaching(ledger, "shadow")
-    entry = ledger.append(story.run, [Record(kind, "Eve", 900.0, body)], after=story.last)[0]
+    history = reaching(ledger, "shadow")
+    entry = ledger.append(history.run, [Record(kind, "Eve", 900.0, body)], after=history.last)[0]
 
     with pytest.raises(LedgerError) as error:
-        story_of(ledger, story.run)
+        history_of(ledger, history.run)
 
-    assert f"entry {entry.seq} (number {entry.n} of run {story.run})" in str(error.value)
+    assert f"entry {entry.seq} (number {entry.n} of run {history.run})" in str(error.value)
     assert said in str(error.value)
 
 
@@ -203,8 +217,8 @@ def test_a_run_that_does_not_begin_is_named(ledger):
     ledger.append("odd", [Record("looked", ACTOR, 0.0, {})], after=0)
 
     with pytest.raises(LedgerError, match="is the first of its run and of kind 'looked'"):
-        story_of(ledger, "odd")
+        history_of(ledger, "odd")
 
 
 def test_a_run_that_is_not_there_has_no_story(ledger):
-    assert story_of(ledger, "nobody") is None
+    assert history_of(ledger, "nobody") is None

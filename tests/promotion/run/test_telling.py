@@ -7,7 +7,7 @@ import pytest
 
 from servanda.promotion.ledger.open import open_ledger
 from servanda.promotion.run import report
-from servanda.promotion.run.record import let_pass, look_at, say_yes, take_back
+from servanda.promotion.run.record import advance_run, approve_run, override_cell, roll_back_run
 from servanda.promotion.state import Override
 from tests.promotion.run.histories import ACTOR, LEGS, cell, finding, key, reaching
 
@@ -19,7 +19,7 @@ def ledger(tmp_path):
 
 
 def looked(ledger, leg, found, now=1000.0):
-    return look_at(ledger, reaching(ledger, leg), found, actor=ACTOR, now=now)
+    return advance_run(ledger, reaching(ledger, leg), found, actor=ACTOR, now=now)
 
 
 def lines(story, now=1000.0):
@@ -57,18 +57,18 @@ def test_every_leg_before_the_one_reached_has_held(ledger, leg):
 
 def test_the_next_move_is_a_command_that_there_is(ledger):
     story = reaching(ledger, "canary-2")
-    asks = look_at(ledger, story, finding("canary-2"), actor=ACTOR, now=1000.0)
+    asks = advance_run(ledger, story, finding("canary-2"), actor=ACTOR, now=1000.0)
     assert lines(asks)[-1] == f"  next: servanda promotion approve {story.run} --reason TEXT"
 
-    goes_on = say_yes(ledger, asks, actor=ACTOR, reason="well", now=1001.0)
-    full = look_at(ledger, goes_on, finding("canary-2"), actor=ACTOR, now=1002.0)
+    goes_on = approve_run(ledger, asks, actor=ACTOR, reason="well", now=1001.0)
+    full = advance_run(ledger, goes_on, finding("canary-2"), actor=ACTOR, now=1002.0)
     assert lines(full)[-1] == "  next: servanda promote again"
 
-    through = look_at(ledger, full, finding("full-1"), actor=ACTOR, now=1003.0)
+    through = advance_run(ledger, full, finding("full-1"), actor=ACTOR, now=1003.0)
     assert lines(through)[-2] == "COMPLETED: everything holds on full-1"
     assert lines(through)[-1].startswith("  next: servanda promote --every 5m keeps looking")
 
-    back = take_back(ledger, through, actor=ACTOR, reason="enough", now=1004.0)
+    back = roll_back_run(ledger, through, actor=ACTOR, reason="enough", now=1004.0)
     assert lines(back)[-3] == "ROLLED BACK on full-1: Ada rolled back: enough"
     assert lines(back)[-2] == "  infer serves 0 % of the traffic now, 5 % are mirrored to it"
     assert lines(back)[-1] == "  next: a mended build begins anew: servanda promote --fresh"
@@ -78,7 +78,7 @@ def test_what_waits_for_its_dwell_says_how_long(ledger):
     story = reaching(ledger, "canary-1")
     early = finding("canary-1")
 
-    waits = look_at(ledger, story, early, actor=ACTOR, now=story.state.since + 20)
+    waits = advance_run(ledger, story, early, actor=ACTOR, now=story.state.since + 20)
 
     assert waits.state.status == "running"
     assert lines(waits)[-2:] == [
@@ -109,7 +109,7 @@ def test_a_measurement_that_failed_has_no_numbers(ledger):
         "  next: servanda promote again, once what failed is mended",
     ]
     for _ in range(2):
-        story = look_at(ledger, story, failed, actor=ACTOR, now=1000.0)
+        story = advance_run(ledger, story, failed, actor=ACTOR, now=1000.0)
     assert lines(story)[-2:] == [
         "  next: servanda promote again, once what failed is mended",
         f"  next: servanda promotion rollback {story.run} --reason TEXT",
@@ -127,7 +127,7 @@ def test_a_limit_from_below_is_shown_as_one(ledger):
 def test_overrides_are_shown_while_they_last(ledger):
     story = looked(ledger, "shadow", finding("shadow", "inconclusive", groups=400))
     given = Override("tv", "*", "Grace", "known and small", 5000.0)
-    story = let_pass(ledger, story, given, now=2000.0)
+    story = override_cell(ledger, story, given, now=2000.0)
 
     shown = "  overridden until 1970-01-01 01:23:20Z by Grace: tv on * (known and small)"
 

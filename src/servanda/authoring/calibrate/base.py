@@ -19,7 +19,7 @@ _SKEWED = 0.5  # of a mean, carried by 5 % of the groups: the bootstrap knows to
 
 
 @dataclass(frozen=True)
-class Row:
+class Limit:
     """One clause's limit, from a run of a pair that is accepted.
 
     Args:
@@ -52,7 +52,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Left:
+class Skipped:
     """A clause whose limit stays as it is, and why."""
 
     clause: str
@@ -70,8 +70,8 @@ class Calibration:
         resamples: how many later runs were drawn.
     """
 
-    rows: tuple[Row, ...]
-    left: tuple[Left, ...]
+    rows: tuple[Limit, ...]
+    left: tuple[Skipped, ...]
     asked: float
     power: float | None
     groups: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -94,22 +94,22 @@ class Calibration:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What whoever takes these limits should know first."""
-        told = []
+        warnings = []
         for row in self.rows:
             if row.limit is None:
                 continue
             if row.metric in _BUDGETS and row.before is not None and row.limit > row.before:
-                told.append(
+                warnings.append(
                     f"{row.clause}: a {row.metric} of {row.limit:g} is more than the budget of "
                     f"{row.before:g} that the contract certified; what it gives as the reason for "
                     "that number does not hold for this one"
                 )
             if row.top is not None and row.top > _SKEWED:
-                told.append(
+                warnings.append(
                     f"{row.clause}: 5 % of the prompt groups carry {100 * row.top:.0f} % of its "
                     f"mean on slice {row.slice!r}: for such groups the stated power is too good"
                 )
-        return tuple(told)
+        return tuple(warnings)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

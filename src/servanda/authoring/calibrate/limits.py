@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.authoring.calibrate import rounding
-from servanda.authoring.calibrate.base import Binds, Calibration, Left, Row
+from servanda.authoring.calibrate.base import Binds, Calibration, Limit, Skipped
 from servanda.authoring.calibrate.precision_floor import record_floor
-from servanda.authoring.calibrate.recorder import Seen
-from servanda.authoring.calibrate.resample import Again, drawn
+from servanda.authoring.calibrate.recorder import Rounds
+from servanda.authoring.calibrate.resample import Resampled, draw_counts
 from servanda.contract.model import Clause, Place, Relative
 from servanda.errors import EvidenceError
 from servanda.judgement.clauses.base import Cell, CellVerdict
@@ -35,7 +35,7 @@ _RECORD = "let the engine record its logprobs as float32 or float64"
 
 
 @dataclass
-class _Promise:
+class _ClauseLimit:
     """A clause on all its slices, in later runs.
 
     Args:
@@ -46,8 +46,8 @@ class _Promise:
 
     clause: Clause
     place: Place
-    cells: Sequence[Again]
-    decides: Again
+    cells: Sequence[Resampled]
+    decides: Resampled
     step: int
     highest: int
     binds: Binds
@@ -66,28 +66,28 @@ class _Promise:
         self.step += 1
         self.binds = "together"
 
-    def row(self) -> Row:
+    def row(self) -> Limit:
         """The clause's limit, or why there is none."""
-        clause, again = self.clause, self.decides
+        clause, later = self.clause, self.decides
         assert isinstance(clause.at_most, float)
-        known = record_floor(again, self.capture)
+        known = record_floor(later, self.capture)
         least, wanted = known or 0.0, self.limit
         if wanted < least:
             self.step, self.binds = rounding.at_or_above(least), "record"
-        row = Row(
+        row = Limit(
             clause=clause.id,
             metric=clause.metric,
             aggregate=clause.aggregate or "",
-            slice=again.cell.cut.name,
+            slice=later.cell.cut.name,
             place=self.place,
-            measured=again.measured(),
-            floor=again.floor(),
+            measured=later.measured(),
+            floor=later.floor(),
             before=clause.at_most,
             limit=self.limit,
             power=float(self.holds.mean()),
             binds=self.binds,
             enforced=clause.enforced,
-            top=again.top,
+            top=later.top,
         )
         if self.binds == "record" and self.capture in _COARSE:
             note = (
@@ -97,13 +97,13 @@ class _Promise:
             return replace(row, limit=None, power=None, note=note)
         if known is None:
             return replace(row, note=_UNKNOWN.format(self.capture))
-        beyond = again.kind.feed.threshold is not None and self.limit >= again.largest()
+        beyond = later.kind.feed.threshold is not None and self.limit >= later.largest()
         return replace(row, note=_BEYOND) if beyond else row
 
 
 def calibrate(
     plan: Plan,
-    seen: Mapping[str, Seen],
+    closed: Mapping[str, Rounds],
     judged: Sequence[CellVerdict],
     *,
     power: float,
@@ -119,7 +119,7 @@ def calibrate(
 
     Args:
         plan: of the run, with the attempt at whose price a later run is judged.
-        seen: its closed rounds, by workload.
+        closed: its rounds, by workload.
         judged: its cells, for facts about the golden texts.
         power: the probability that a later run of the contract's full size holds, in (0, 1).
         resamples: later runs that are drawn.
@@ -127,11 +127,11 @@ def calibrate(
     Raises:
         EvidenceError: too few prompt groups, or nothing in the contract can be calibrated.
     """
-    counts = _later_runs(plan, seen, resamples, rng)
-    captures = {name: _capture(seen[name]) for name in counts}
-    promises: list[_Promise] = []
-    rows: dict[str, Row] = {}
-    left: list[Left] = []
+    counts = _later_runs(plan, closed, resamples, rng)
+    captures = {name: _capture(closed[name]) for name in counts}
+    limits: list[_ClauseLimit] = []
+    rows: dict[str, Limit] = {}
+    left: list[Skipped] = []
     by_clause: dict[str, list[Cell]] = {}
     for cell in plan.cells:
         by_clause.setdefault(cell.clause.id, []).append(cell)
@@ -140,45 +140,45 @@ def calibrate(
         if cells[0].section == "observability":
             continue
         if isinstance(clause.at_most, Relative):
-            left.append(Left(clause.id, "its limit is relative to what is measured beside it"))
+            left.append(Skipped(clause.id, "its limit is relative to what is measured beside it"))
             continue
         certified = isinstance(cells[0].kind, Certificate)
         if certified:
-            rounds, count_BG = seen[cells[0].workload], counts[cells[0].workload]
+            rounds, count_BG = closed[cells[0].workload], counts[cells[0].workload]
             price = math.log(1 / plan.alpha)
-            again = [Again(c, c.kind, rounds, count_BG, price) for c in cells]  # type: ignore[arg-type]
-            found = _promise(again, power, captures[cells[0].workload])
+            later = [Resampled(c, c.kind, rounds, count_BG, price) for c in cells]  # type: ignore[arg-type]
+            result = _clause_limit(later, power, captures[cells[0].workload])
         elif isinstance(cells[0].kind, _FACTS):
-            found = _fact(cells, judged)
+            result = _fact_limit(cells, judged)
         elif isinstance(cells[0].kind, NotHere):
-            found = f"it is not judged at stage {plan.stage!r}"
+            result = f"it is not judged at stage {plan.stage!r}"
         else:
-            found = f"{clause.metric} is not calibrated by this version"
-        if isinstance(found, _Promise):
-            promises.append(found)
-        elif isinstance(found, Row):
-            rows[clause.id] = found
+            result = f"{clause.metric} is not calibrated by this version"
+        if isinstance(result, _ClauseLimit):
+            limits.append(result)
+        elif isinstance(result, Limit):
+            rows[clause.id] = result
         else:
-            left.append(Left(clause.id, found))
-    together = _together([p for p in promises if p.clause.enforced], power)
-    rows |= {p.clause.id: p.row() for p in promises}
+            left.append(Skipped(clause.id, result))
+    together = _together([p for p in limits if p.clause.enforced], power)
+    rows |= {p.clause.id: p.row() for p in limits}
     if not any(row.limit is not None for row in rows.values()):
-        reasons = [*left, *(Left(row.clause, row.note) for row in rows.values())]
-        told = "; ".join(f"{one.clause}: {one.reason}" for one in reasons)
-        raise EvidenceError(f"no limit of this contract can be calibrated ({told})")
+        reasons = [*left, *(Skipped(row.clause, row.note) for row in rows.values())]
+        why = "; ".join(f"{skipped.clause}: {skipped.reason}" for skipped in reasons)
+        raise EvidenceError(f"no limit of this contract can be calibrated ({why})")
     order = [clause.id for _, _, clause in plan.contract.clauses()]
     return Calibration(
         rows=tuple(sorted(rows.values(), key=lambda row: order.index(row.clause))),
         left=tuple(left),
         asked=power,
         power=together,
-        groups={n: (seen[n].groups, int(count_BG[0].sum())) for n, count_BG in counts.items()},
+        groups={n: (closed[n].groups, int(count_BG[0].sum())) for n, count_BG in counts.items()},
         resamples=resamples,
     )
 
 
 def _later_runs(
-    plan: Plan, seen: Mapping[str, Seen], resamples: int, rng: np.random.Generator
+    plan: Plan, closed: Mapping[str, Rounds], resamples: int, rng: np.random.Generator
 ) -> dict[str, NDArray[np.float64]]:
     """Workload -> how often each of its prompt groups comes up in each later run."""
     counts = {}
@@ -187,7 +187,7 @@ def _later_runs(
             cell.workload == schedule.name and isinstance(cell.kind, Certificate)
             for cell in plan.cells
         )
-        groups = seen[schedule.name].groups if schedule.name in seen else 0
+        groups = closed[schedule.name].groups if schedule.name in closed else 0
         if wanted and groups < FEWEST:
             raise EvidenceError(
                 f"the run has {groups} prompt groups of {schedule.name!r}, and limits are "
@@ -197,64 +197,64 @@ def _later_runs(
             )
         if wanted:
             size = schedule.rounds * schedule.workload.round  # every round is full
-            counts[schedule.name] = drawn(groups, size, resamples, rng)
+            counts[schedule.name] = draw_counts(groups, size, resamples, rng)
     return counts
 
 
-def _promise(cells: Sequence[Again], power: float, capture: str) -> _Promise | str:
+def _clause_limit(cells: Sequence[Resampled], power: float, capture: str) -> _ClauseLimit | str:
     """The smallest limit at which all slices hold often enough; or why there is none."""
     cell = cells[0].cell
     if not cells[0].kind.feed.proves:
         return "no sample shows that a mean without bound is small: give the clause a clip"
-    for again in cells:
-        if again.met < FEWEST:
+    for later in cells:
+        if later.met < FEWEST:
             return (
-                f"{again.met} prompt groups of the run met slice {again.cell.cut.name!r}, and a "
+                f"{later.met} prompt groups of the run met slice {later.cell.cut.name!r}, and a "
                 f"limit is calibrated on {FEWEST} or more: measure more, or give that slice a "
                 "clause of its own"
             )
     highest = _highest(cells)
     smallest = partial(rounding.first, rounding.LOWEST, highest)
-    clear = [smallest(again.clear_of_noise) for again in cells]
-    alone = [smallest(partial(again.holds_often, power)) for again in cells]
-    for again, quiet, shown in zip(cells, clear, alone, strict=True):
+    clear = [smallest(later.clear_of_noise) for later in cells]
+    alone = [smallest(partial(later.holds_often, power)) for later in cells]
+    for later, quiet, shown in zip(cells, clear, alone, strict=True):
         if quiet is None:
-            return f"twice the self-noise on slice {again.cell.cut.name!r} exceeds every limit"
-        if shown is None and (short := _short(again, highest)):
+            return f"twice the self-noise on slice {later.cell.cut.name!r} exceeds every limit"
+        if shown is None and (short := _too_few_groups(later, highest)):
             return short
         if shown is None:
             return (
                 f"no limit below {rounding.value(highest + 1):g} is kept often enough on slice "
-                f"{again.cell.cut.name!r}: raise promotion.offline.sequences"
+                f"{later.cell.cut.name!r}: raise promotion.offline.sequences"
             )
     sampled, quiet = (max(s for s in some if s is not None) for some in (alone, clear))
     step = max(sampled, quiet)
     binds: Binds = "sampling" if sampled >= quiet else "self-noise"
     deciding = (alone if sampled >= quiet else clear).index(step)
-    promise = _Promise(
+    limit = _ClauseLimit(
         cell.clause, cell.place, cells, cells[deciding], step, highest, binds, capture
     )
-    while promise.holds.mean() < power and promise.step < highest:
-        promise.raised()  # slice by slice it held often enough, and not on all of them
-    return promise
+    while limit.holds.mean() < power and limit.step < highest:
+        limit.raised()  # slice by slice it held often enough, and not on all of them
+    return limit
 
 
-def _short(again: Again, highest: int) -> str:
+def _too_few_groups(later: Resampled, highest: int) -> str:
     """Why no limit of a percentile is shown at these sizes, though no token exceeds it; or ""."""
-    if again.kind.feed.threshold is None:
+    if later.kind.feed.threshold is None:
         return ""
-    size = int(again.count_BG[0].sum())
-    needed = again.needed(rounding.value(highest))
+    size = int(later.count_BG[0].sum())
+    needed = later.needed(rounding.value(highest))
     if needed is None or needed <= size:
         return ""
     return (
-        f"{again.cell.clause.aggregate} on slice {again.cell.cut.name!r} takes about {needed:,} "
+        f"{later.cell.clause.aggregate} on slice {later.cell.cut.name!r} takes about {needed:,} "
         f"prompt groups like these even of identical kernels, and a run has {size:,}: raise "
         "promotion.offline.sequences"
     )
 
 
-def _highest(cells: Sequence[Again]) -> int:
+def _highest(cells: Sequence[Resampled]) -> int:
     """The last step at which the clause can still fail."""
     feed = cells[0].kind.feed
     most = feed.value(1.0) if feed.threshold is None else math.inf
@@ -262,7 +262,7 @@ def _highest(cells: Sequence[Again]) -> int:
         # beyond the largest value nothing changes any more
         metric = cells[0].cell.clause.metric
         most = DIVERGENCES[metric].span[1] if metric in DIVERGENCES else math.inf
-        top = max(again.largest(selves=True) for again in cells)
+        top = max(later.largest(selves=True) for later in cells)
         if 0 < top < most:
             return rounding.at_or_above(top)
         if not top:
@@ -271,28 +271,28 @@ def _highest(cells: Sequence[Again]) -> int:
     return last - 1
 
 
-def _capture(seen: Seen) -> str:
+def _capture(closed: Rounds) -> str:
     """The precision of the coarser side's record."""
-    pairs = [view.pair for view in seen.own]
+    pairs = [view.pair for view in closed.own]
     sides = ([p.train for p in pairs], [p.infer for p in pairs])
     records = [captured(np.concatenate([s.columns["logp"] for s in side])) for side in sides]
     return min(records, key=CAPTURES.__getitem__)
 
 
-def _together(promises: Sequence[_Promise], power: float) -> float | None:
+def _together(limits: Sequence[_ClauseLimit], power: float) -> float | None:
     """Raise limits until all promises hold at once often enough; the share in which they do."""
-    if not promises:
+    if not limits:
         return None
     while True:
-        holds_PB = np.array([promise.holds for promise in promises])
+        holds_PB = np.array([limit.holds for limit in limits])
         share = float(holds_PB.all(axis=0).mean())
-        free = [i for i, p in enumerate(promises) if p.step < p.highest and not holds_PB[i].all()]
+        free = [i for i, p in enumerate(limits) if p.step < p.highest and not holds_PB[i].all()]
         if share >= power or not free:
             return share
-        promises[min(free, key=lambda i: holds_PB[i].mean())].raised()
+        limits[min(free, key=lambda i: holds_PB[i].mean())].raised()
 
 
-def _fact(cells: Sequence[Cell], judged: Sequence[CellVerdict]) -> Row | str:
+def _fact_limit(cells: Sequence[Cell], judged: Sequence[CellVerdict]) -> Limit | str:
     """What was found on the golden texts, and twice the self-noise beyond it.
 
     In other batches each side may be off by its self-noise, and so their difference by
@@ -300,24 +300,24 @@ def _fact(cells: Sequence[Cell], judged: Sequence[CellVerdict]) -> Row | str:
     """
     clause = cells[0].clause
     mine = [c for c in judged if c.clause == clause.id]
-    found: list[tuple[float, CellVerdict]] = []
+    measured: list[tuple[float, CellVerdict]] = []
     for verdict in mine:
         value = verdict.value if verdict.interval is None else verdict.interval[1]
         if value is None:
             return f"nothing was measured on {verdict.slice!r}"
         if not math.isfinite(value):
             return f"it is infinite on {verdict.slice!r}"
-        found.append((value + 2 * (verdict.floor or 0.0), verdict))
-    if not found:
+        measured.append((value + 2 * (verdict.floor or 0.0), verdict))
+    if not measured:
         return "nothing was measured"
-    beyond, verdict = max(found, key=lambda pair: pair[0])
+    beyond, verdict = max(measured, key=lambda pair: pair[0])
     value = beyond - 2 * (verdict.floor or 0.0)
     limit = rounding.value(rounding.at_or_above(beyond)) if beyond > 0 else 0.0
     assert isinstance(clause.at_most, float)
     times = (
         f"{limit / value:.3g} times what was measured" if value else "nothing was measured but 0"
     )
-    return Row(
+    return Limit(
         clause=clause.id,
         metric=clause.metric,
         aggregate=clause.aggregate or "max",

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from servanda.authoring.calibrate.resample import Again
+from servanda.authoring.calibrate.resample import Resampled
 from servanda.judgement.clauses.clip_ratio import RatioBudget
 from servanda.judgement.clauses.gradient import AnswerGap, Gap
 from servanda.judgement.clauses.sequences import RewardDrift
@@ -21,7 +21,7 @@ from servanda.theory.divergence.precision import capture_floor, eta
 _GRID = 2049
 
 
-def record_floor(again: Again, capture: str) -> float | None:
+def record_floor(later: Resampled, capture: str) -> float | None:
     """What rounding alone reads as, in the unit of the metric, on answers as long as these.
 
     A reward drift is that of a sum of errors, taken as normal: 8 % below the truth at answers
@@ -33,7 +33,7 @@ def record_floor(again: Again, capture: str) -> float | None:
     Returns:
         None where it is not known for the metric.
     """
-    kind, clause = again.kind, again.cell.clause
+    kind, clause = later.kind, later.cell.clause
     if clause.metric in DIVERGENCES:
         return capture_floor(clause.metric, capture, clause.aggregate or "mean")
     error_N = np.linspace(-1.0, 1.0, _GRID) * eta(capture)
@@ -41,7 +41,7 @@ def record_floor(again: Again, capture: str) -> float | None:
         budget = ratio_budget(np.abs(error_N), *kind.clip_range)  # type: ignore[attr-defined]
         used_N = np.where(error_N > 0, budget.used_up, budget.used_down)
         return float(used_N.max() if kind.feed.threshold is not None else used_N.mean())
-    lengths = np.concatenate([view.pair.infer.length_S for view in again.seen.own])
+    lengths = np.concatenate([view.pair.infer.length_S for view in later.seen.own])
     lengths = lengths[lengths > 0]
     if isinstance(kind, Gap):
         # an error is as often up as down, and weights above 1 may leave less than nothing

@@ -1,4 +1,4 @@
-# Seen: a run's closed rounds as the clauses saw them, kept instead of weighed.
+# Recorder: a run's closed rounds as the clauses saw them, kept instead of weighed.
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servanda.judgement.plan import Plan
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _PassThrough:
     """A kind whose statistics of a round are what it was shown."""
 
     kind: Kind
@@ -32,7 +32,7 @@ class _Kept:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Rounds:
     """The closed rounds of one workload.
 
     Args:
@@ -48,15 +48,15 @@ class Seen:
         return sum(view.launched for view in self.own)
 
 
-def seen(plan: Plan, key: EvidenceKey, rounds: Iterable[Round]) -> Mapping[str, Seen]:
+def closed_rounds(plan: Plan, key: EvidenceKey, rounds: Iterable[Round]) -> Mapping[str, Rounds]:
     """Every workload's closed rounds that a clause is judged on; pure."""
-    cells = tuple(replace(cell, kind=_Kept(cell.kind)) for cell in plan.cells)  # type: ignore[arg-type]
+    cells = tuple(replace(cell, kind=_PassThrough(cell.kind)) for cell in plan.cells)  # type: ignore[arg-type]
     evidence = weigh(replace(plan, cells=cells), key, rounds)
-    found: dict[str, Seen] = {}
+    by_workload: dict[str, Rounds] = {}
     for schedule in plan.schedules:
         at = [i for i, cell in enumerate(plan.cells) if cell.workload == schedule.name]
         closed = evidence.closed(schedule.name)
         if at and closed:
             own: tuple[Any, ...] = tuple(part.statistics[at[0]] for part in closed)
-            found[schedule.name] = Seen(own, tuple(part.noise[at[0]] for part in closed))
-    return found
+            by_workload[schedule.name] = Rounds(own, tuple(part.noise[at[0]] for part in closed))
+    return by_workload

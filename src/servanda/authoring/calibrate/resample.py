@@ -1,4 +1,4 @@
-# Again: runs of the same pair that were not made, drawn from the one that was.
+# Resampling: later runs of the same pair, drawn from the one that was measured.
 #
 # What the pair is like is known from one run only, so it is drawn as well: each later run
 # first draws how often each prompt group of this run would come up (the Bayesian bootstrap,
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.authoring.calibrate.recorder import Seen
+from servanda.authoring.calibrate.recorder import Rounds
 from servanda.judgement.clauses.base import Cell, View
 from servanda.judgement.clauses.scaling import Feed
 from servanda.judgement.clauses.statistical import Certificate, Units
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 _TOP = 0.05  # of the prompt groups: those that a skewed metric rests on
 
 
-def drawn(groups: int, size: int, resamples: int, rng: np.random.Generator) -> Floats:
+def draw_counts(groups: int, size: int, resamples: int, rng: np.random.Generator) -> Floats:
     """How often each prompt group comes up in each later run, [B, G].
 
     Args:
@@ -53,7 +53,7 @@ def top_share(total_G: Floats) -> float:
 
 
 @dataclass(frozen=True)
-class Again:
+class Resampled:
     """A cell in later runs: whether it holds there, limit by limit.
 
     Args:
@@ -63,7 +63,7 @@ class Again:
 
     cell: Cell
     kind: Certificate
-    seen: Seen
+    seen: Rounds
     count_BG: Floats
     log_price: float
     _known: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
@@ -178,8 +178,8 @@ class Again:
             floor = self._floor(self.kind)
             return None if floor is None else self.kind.feed.value(floor)
         sides = zip(*filter(None, self.seen.selves), strict=True)
-        found = [self._percentile(side) for side in sides]
-        return max((x for x in found if x is not None), default=None)
+        percentiles = [self._percentile(side) for side in sides]
+        return max((value for value in percentiles if value is not None), default=None)
 
     def largest(self, *, selves: bool = False) -> float:
         """The largest finite value that was measured; 0 where there is none.

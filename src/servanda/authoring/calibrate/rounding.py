@@ -31,11 +31,11 @@ def at_or_above(x: float) -> int:
     return exponent * _PER_DECADE + digits - 10  # 100 is the first of the next decade
 
 
-def first(low: int, high: int, met: Callable[[float], bool]) -> int | None:
+def first(low: int, high: int, accepts: Callable[[float], bool]) -> int | None:
     """The first step in [low, high] whose number meets what all larger ones meet, or None."""
-    if low > high or not met(value(high)):
+    if low > high or not accepts(value(high)):
         return None
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if met(value(middle)) else (middle + 1, high)
+        low, high = (low, middle) if accepts(value(middle)) else (middle + 1, high)
     return high

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from servanda.authoring.contract_test.missing_data import (
     Given,
-    cornered,
-    covered,
+    corner_runs,
+    coverage_of,
     golden_run,
-    timed,
+    timing_of,
     without,
 )
 from servanda.authoring.contract_test.model import REST, ContractTest
@@ -62,7 +62,7 @@ class Data:
     done: Callable[[int], None] = lambda _: None
 
 
-class Gathering:
+class GrowingEvidence:
     """The evidence of a case as it grows, look after look."""
 
     def __init__(self, data: Data) -> None:
@@ -84,8 +84,8 @@ class Gathering:
         evidence = self._closed + cut
         return _as_written(evidence) if evidence.key.train == _MADE else evidence
 
-    def _weighed(self, round: Round) -> Evidence:
-        return weigh(self.data.plan, self._closed.key, [round])
+    def _weighed(self, measured: Round) -> Evidence:
+        return weigh(self.data.plan, self._closed.key, [measured])
 
 
 def _as_written(evidence: Evidence) -> Evidence:
@@ -113,11 +113,11 @@ def synthetic_data(test: ContractTest, i: int, plan: Plan, leg: str = "", first:
     plan = without(plan, lacks)
     key = EvidenceKey(plan.contract.digest, plan.texts, _MADE, _MADE, _MADE)
     measured: dict[Source, object] = {
-        "coverage": covered(plan, given.rescored),
-        "corners": cornered(plan, given.golden),
+        "coverage": coverage_of(plan, given.rescored),
+        "corners": corner_runs(plan, given.golden),
     }
     if plan.loads:
-        measured["timing"] = timed(plan, given.timing)
+        measured["timing"] = timing_of(plan, given.timing)
     once = weigh_once(plan, key, measured)
     golden = golden_run(plan, given.golden)
     once += weigh_golden(plan, key, golden) if golden else Evidence(key, plan.digest)
@@ -135,19 +135,19 @@ def synthetic_data(test: ContractTest, i: int, plan: Plan, leg: str = "", first:
         )
         for schedule in plan.schedules
     }
-    met: set[str] = set()
+    followed: set[str] = set()
 
-    def made(schedule: Schedule, index: int) -> Round:
+    def make_round(schedule: Schedule, index: int) -> Round:
         try:
-            one, names = traffic[schedule.name].round(index)
+            measured, names = traffic[schedule.name].round(index)
         except ContractError as error:
             where = test.where("cases", i, "traffic")
             raise ContractError.all([replace(p, where=where) for p in error.problems]) from None
-        met.update(names)
-        return one
+        followed.update(names)
+        return measured
 
-    def all_met(groups: int) -> None:
-        missed = [name for name in case.traffic or {} if name not in met and name != REST]
+    def refuse_unfollowed(groups: int) -> None:
+        missed = [name for name in case.traffic or {} if name not in followed and name != REST]
         if groups and missed:
             raise ContractError.all(
                 [
@@ -163,8 +163,8 @@ def synthetic_data(test: ContractTest, i: int, plan: Plan, leg: str = "", first:
 
     lengths = [len(series) for series in (case.traffic or {}).values()]
     # a leg may be over before each of its slices was met
-    done = {} if leg else {"done": all_met}
-    return Data(plan, once, made, min(lengths, default=0), _not_given(plan, lacks), **done)
+    done = {} if leg else {"done": refuse_unfollowed}
+    return Data(plan, once, make_round, min(lengths, default=0), _not_given(plan, lacks), **done)
 
 
 def recorded_data(test: ContractTest, i: int, plan: Plan, run: Recording) -> Data:
@@ -185,35 +185,35 @@ def recorded_data(test: ContractTest, i: int, plan: Plan, run: Recording) -> Dat
     lacks = [_lacks(cell, run) for cell in plan.cells]
     plan = without(plan, lacks)
     schedules = {schedule.name: schedule for schedule in plan.schedules}
-    for one in run.rounds:
-        schedule = schedules.get(one.workload)
-        if schedule is None or tuple(schedule.units(one.index)) != one.units:
+    for measured in run.rounds:
+        schedule = schedules.get(measured.workload)
+        if schedule is None or tuple(schedule.units(measured.index)) != measured.units:
             raise EvidenceError(
                 f"{case.recorded} drew other prompts than this contract would: its workloads, "
                 "round, samples or seed differ",
                 hint="a recorded run is judged by contracts that launch the same sequences",
             )
-    there = {(one.workload, one.index): one for one in run.rounds}
+    recorded = {(measured.workload, measured.index): measured for measured in run.rounds}
     once = Evidence(run.key, plan.digest)
     if run.golden is not None and plan.golden is not None:
         once += weigh_golden(plan, run.key, run.golden)
     counts = {
-        name: sum(len({u.group for u in one.units}) for one in run.rounds if one.workload == name)
+        name: sum(len({u.group for u in r.units}) for r in run.rounds if r.workload == name)
         for name in schedules
     }
     groups = min(counts.values(), default=0)
 
-    def read(schedule: Schedule, index: int) -> Round:
-        one = there.get((schedule.name, index))
-        if one is None:
+    def read_round(schedule: Schedule, index: int) -> Round:
+        measured = recorded.get((schedule.name, index))
+        if measured is None:
             raise ContractError(
                 f"{case.recorded} has {groups:,} prompt groups",
                 where=test.where("cases", i, "recorded"),
                 hint="look earlier, or leave after out: all of it",
             )
-        return one
+        return measured
 
-    return Data(plan, once, read, groups, _not_given(plan, lacks))
+    return Data(plan, once, read_round, groups, _not_given(plan, lacks))
 
 
 def _lacks(cell: Cell, run: Recording) -> str:
@@ -225,7 +225,7 @@ def _lacks(cell: Cell, run: Recording) -> str:
         exact = run.golden.exact if run.golden is not None else {}
         named = (metric, f"{metric}.low", "conf_train")
         return "" if any(name in exact for name in named) else "the run has no golden texts of it"
-    first = next((one for one in run.rounds if one.workload == cell.workload), None)
+    first = next((measured for measured in run.rounds if measured.workload == cell.workload), None)
     if kind.source != "workload" or first is None:
         return ""
     missing = [name for name in kind.peers if name not in first.peers]
@@ -240,5 +240,5 @@ def _lacks(cell: Cell, run: Recording) -> str:
 
 
 def _not_given(plan: Plan, lacks: Sequence[str]) -> tuple[str, ...]:
-    found = [f"{c.clause.id}: {why}" for c, why in zip(plan.cells, lacks, strict=True) if why]
-    return tuple(dict.fromkeys(found))
+    clauses = [f"{c.clause.id}: {why}" for c, why in zip(plan.cells, lacks, strict=True) if why]
+    return tuple(dict.fromkeys(clauses))

@@ -1,5 +1,5 @@
 # Contract tests from files: the tests, the contracts that they name, and the runs that were
-# measured; what `rehearse` is handed.
+# measured; what `run_test` is handed.
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from pathlib import Path
 from servanda.authoring.contract_test.evidence import Recording
 from servanda.authoring.contract_test.model import SUFFIX, ContractTest
 from servanda.authoring.contract_test.parser import read_tests
-from servanda.authoring.contract_test.results import Rehearsal
-from servanda.authoring.contract_test.run import rehearse
+from servanda.authoring.contract_test.results import SuiteResult
+from servanda.authoring.contract_test.run import run_test
 from servanda.contract.model import Contract
-from servanda.contract.text_file import content
-from servanda.contract.yaml_reader import MAX_BYTES
 from servanda.errors import ContractError, Problem
 from servanda.runner import load
 from servanda.runner.finished_run import read, reread_as_measured
@@ -23,7 +21,7 @@ from servanda.traces.corpus import Corpus
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedTest:
     """A test with all that it is rehearsed with.
 
     Args:
@@ -40,14 +38,14 @@ class Prepared:
     golden: Corpus | None
     recorded: dict[str, Recording]
 
-    def rehearse(self, contract: Contract | None = None) -> Rehearsal:
+    def run(self, contract: Contract | None = None) -> SuiteResult:
         """The answers of the contract, or of another one of the same files.
 
         Raises:
-            ContractError, EvidenceError: as `rehearse` does.
+            ContractError, EvidenceError: as `run_test` does.
         """
-        texts = (self.corpora, self.golden)
-        return rehearse(self.test, contract or self.contract, *texts, recorded=self.recorded)
+        contract = contract or self.contract
+        return run_test(self.test, contract, self.corpora, self.golden, recorded=self.recorded)
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
@@ -56,35 +54,29 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     Raises:
         ContractError: a folder has none.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         inside = sorted(path.rglob(f"*{SUFFIX}")) if path.is_dir() else [path]
         if not inside:
             hint = f"files of contract tests end in {SUFFIX}"
             raise ContractError(f"{path} holds no contract test", hint=hint)
-        found += inside
-    return list(dict.fromkeys(found))
+        files += inside
+    return list(dict.fromkeys(files))
 
 
-def prepared(file: Path) -> tuple[Prepared, ...]:
+def prepare_tests(file: Path) -> tuple[PreparedTest, ...]:
     """The tests of a file, with the contracts and runs that they name.
 
     Raises:
         ContractError: what is wrong with the text of a test or of a contract, in its own places.
         EvidenceError, MeasurementError: a recorded run cannot be read.
     """
-    try:
-        text = content(file, MAX_BYTES).decode("utf-8-sig")
-    except OSError as error:
-        message = f"{file} cannot be read: {error.strerror or error}"
-        raise ContractError(message, hint=f"give a {SUFFIX} file, or a folder of them") from None
-    except UnicodeDecodeError as error:
-        message = f"{file} is not UTF-8 text: {error.reason} at byte {error.start}"
-        raise ContractError(message, hint="save it as UTF-8") from None
-    return tuple(_prepared(file, test) for test in read_tests(text, str(file)))
+    data = load.bytes_of(file, f"give a {SUFFIX} file, or a folder of them")
+    text = load.decoded(data, str(file))
+    return tuple(_prepare_test(file, test) for test in read_tests(text, str(file)))
 
 
-def _prepared(file: Path, test: ContractTest) -> Prepared:
+def _prepare_test(file: Path, test: ContractTest) -> PreparedTest:
     path = file.parent / test.contract
     if not path.is_file():
         raise ContractError(
@@ -96,14 +88,14 @@ def _prepared(file: Path, test: ContractTest) -> Prepared:
     corpora, golden = load.corpora(contract)
     text = path.read_text(encoding="utf-8-sig")
     recorded = _recorded(file, test, path.parent)
-    return Prepared(file, test, path, text, contract, corpora, golden, recorded)
+    return PreparedTest(file, test, path, text, contract, corpora, golden, recorded)
 
 
 def _recorded(file: Path, test: ContractTest, folder: Path) -> dict[str, Recording]:
-    found: dict[str, Recording] = {}
+    recordings: dict[str, Recording] = {}
     problems = []
     for i, case in enumerate(test.cases):
-        if case.recorded is None or case.recorded in found:
+        if case.recorded is None or case.recorded in recordings:
             continue
         root = file.parent / case.recorded
         if not any(root.glob(f"{ATTEMPT}*")):
@@ -112,7 +104,7 @@ def _recorded(file: Path, test: ContractTest, folder: Path) -> dict[str, Recordi
             problems.append(Problem(f"{root} is no run directory", where, hint))
             continue
         with reread_as_measured(root, read(root), folder) as run:
-            found[case.recorded] = Recording(run.verdict.key, run.golden, run.rounds)
+            recordings[case.recorded] = Recording(run.verdict.key, run.golden, run.rounds)
     if problems:
         raise ContractError.all(problems)
-    return found
+    return recordings

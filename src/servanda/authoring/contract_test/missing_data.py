@@ -132,16 +132,16 @@ def golden_run(plan: Plan, golden: Mapping[str, float]) -> GoldenRun | None:
     return GoldenRun(rows, TracePair(trace, trace), exact)
 
 
-def cornered(plan: Plan, golden: Mapping[str, float]) -> dict[str, CornerRun]:
+def corner_runs(plan: Plan, golden: Mapping[str, float]) -> dict[str, CornerRun]:
     """The corners of the envelope, where metrics have the values of the golden texts."""
     exact = {name: np.full(_POSITIONS, value) for name, value in golden.items()}
     kinds = [cell.kind for cell in plan.cells]
     return {k.corner.name: CornerRun(exact, ()) for k in kinds if isinstance(k, CornerFact)}
 
 
-def timed(plan: Plan, timing: Mapping[str, float | Level]) -> dict[LoadOf, LoadRun]:
+def timing_of(plan: Plan, timing: Mapping[str, float | Level]) -> dict[LoadOf, LoadRun]:
     """Blocks of requests under each load, all of which show the given service levels."""
-    found: dict[LoadOf, LoadRun] = {}
+    runs: dict[LoadOf, LoadRun] = {}
     for load, beside in plan.loads.items():
         sides = {side: {} for side in (SERVED, RECORDED, *([STABLE] if beside else []))}
         for cell in plan.cells:
@@ -152,11 +152,11 @@ def timed(plan: Plan, timing: Mapping[str, float | Level]) -> dict[LoadOf, LoadR
             for side, values in sides.items():
                 values[cell.clause.metric] = pair.stable if side == STABLE else pair.infer
         block = {side: _block(values) for side, values in sides.items()}
-        found[load] = LoadRun(blocks=(block,) * LOOKS[-1])
-    return found
+        runs[load] = LoadRun(blocks=(block,) * LOOKS[-1])
+    return runs
 
 
-def covered(plan: Plan, rescored: float | None) -> Windows:
+def coverage_of(plan: Plan, rescored: float | None) -> Windows:
     """The share of served requests that was scored again, in every window that a clause names."""
     windows = {cell.clause.over for cell in plan.cells if cell.kind.source == "coverage"}
     scored = round((rescored or 0.0) * _SERVED)

@@ -63,11 +63,11 @@ def read_tests(text: str, name: str) -> tuple[ContractTest, ...]:
     tests: list[ContractTest] = []
     problems: list[Problem] = []
     for document in _documents(text):
-        found = _read(document, name)
-        if isinstance(found, ContractTest):
-            tests.append(found)
+        result = _read(document, name)
+        if isinstance(result, ContractTest):
+            tests.append(result)
         else:
-            problems += found
+            problems += result
     if problems:
         raise ContractError.all(problems)
     return tuple(tests)
@@ -79,8 +79,8 @@ def _documents(text: str) -> Iterator[str]:
     ends = [*starts[1:], len(text)]
     parts = [(start, text[start:end]) for start, end in zip(starts, ends, strict=True)]
     # what stands before the first --- is a document only if it says something
-    said = [(start, part) for start, part in parts if _says_something(part)]
-    for start, part in said or parts[:1]:
+    documents = [(start, part) for start, part in parts if _says_something(part)]
+    for start, part in documents or parts[:1]:
         yield "\n" * text.count("\n", 0, start) + part
 
 
@@ -106,7 +106,7 @@ def _read(text: str, name: str) -> ContractTest | list[Problem]:
     else:
         problems += [
             Problem(f.message, (marks.key if f.key else marks.near)(f.path), f.hint)
-            for f in _amiss(test)
+            for f in _contradictions(test)
         ]
         if not problems:
             return test.placed(marks.near)
@@ -114,7 +114,7 @@ def _read(text: str, name: str) -> ContractTest | list[Problem]:
     return sorted(problems, key=lambda p: places[id(p)])
 
 
-def _amiss(test: ContractTest) -> Iterator[Finding]:
+def _contradictions(test: ContractTest) -> Iterator[Finding]:
     """What one part of a test says against another."""
     first: dict[str, int] = {}
     for i, case in enumerate(test.cases):
@@ -123,12 +123,12 @@ def _amiss(test: ContractTest) -> Iterator[Finding]:
             message = f"two cases are named {case.name!r}"
             yield Finding((*path, "name"), message, "a name says what only this case shows")
         first.setdefault(case.name, i)
-        yield from _of_case(path, case)
+        yield from _case_findings(path, case)
         for j, expectation in enumerate(case.expect):
-            yield from _of_expectation((*path, "expect", j), case, expectation)
+            yield from _expectation_findings((*path, "expect", j), case, expectation)
 
 
-def _of_case(path: tuple[str | int, ...], case: Case) -> Iterator[Finding]:
+def _case_findings(path: tuple[str | int, ...], case: Case) -> Iterator[Finding]:
     both = [name for name in _SYNTHETIC if getattr(case, name) is not None]
     if case.recorded is not None and both:
         message = f"a recorded run has data of its own; {both[0]} cannot be given beside it"
@@ -154,7 +154,7 @@ def _of_case(path: tuple[str | int, ...], case: Case) -> Iterator[Finding]:
             yield Finding((*path, "acts", j), message, "write {at: 20m, approve: alice}")
 
 
-def _of_expectation(
+def _expectation_findings(
     path: tuple[str | int, ...], case: Case, expectation: Expectation
 ) -> Iterator[Finding]:
     says = expectation.model_dump(exclude={"after", "at"}, exclude_defaults=True)

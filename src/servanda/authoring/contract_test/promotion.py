@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
-from servanda.authoring.contract_test.evidence import Gathering, synthetic_data
+from servanda.authoring.contract_test.evidence import GrowingEvidence, synthetic_data
 from servanda.authoring.contract_test.model import Act, Clock, ContractTest
 from servanda.contract.stages import Leg, course_of
 from servanda.errors import ContractError, EvidenceError
@@ -18,11 +18,11 @@ from servanda.judgement.schedule import Arrivals, Schedule
 from servanda.judgement.verdict import Verdict, judge
 from servanda.promotion.advance import advance, begin
 from servanda.promotion.effects import route_of
-from servanda.promotion.finding import found
+from servanda.promotion.finding import leg_finding
 from servanda.promotion.operator import approve, override, roll_back
-from servanda.promotion.state import Effect, Finding, Override, State, leg_of
+from servanda.promotion.state import Effect, LegFinding, Override, State, leg_of
 
-_REHEARSED = "rehearsed"  # the run's name, and the reason of every act
+_SIMULATED = "rehearsed"  # the run's name, and the reason of every act
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Moment:
     paged: tuple[str, ...]
 
 
-def promoted(test: ContractTest, i: int, plan: Plan) -> tuple[list[Moment], tuple[str, ...]]:
+def simulate(test: ContractTest, i: int, plan: Plan) -> tuple[list[Moment], tuple[str, ...]]:
     """Every look of a case with a clock, in order, and what the data of any leg lacks.
 
     Raises:
@@ -83,7 +83,7 @@ class _Run:
         leg = self.course[0]
         self._enter(leg, 0)
         key = self._gathering.data.once.key
-        self._state, effects = begin(_REHEARSED, key, self.course, now=0.0)
+        self._state, effects = begin(_SIMULATED, key, self.course, now=0.0)
         self._told(effects)
 
     def look(self, tick: int) -> Moment:
@@ -99,10 +99,10 @@ class _Run:
         if not self._state.ended:
             groups = tick * self.clock.groups - self._first
             self._verdict = judge(self._gathering.data.plan, self._gathering.after(groups))
-            finding = found(self.plan.contract, leg, self._verdict)
+            finding = leg_finding(self.plan.contract, leg, self._verdict)
             finding = replace(finding, key=replace(self._verdict.key, **self._changed))
             if self._fails:
-                finding = Finding(leg.name, finding.key, error=self._fails)
+                finding = LegFinding(leg.name, finding.key, error=self._fails)
             self._state, effects = advance(self.course, self._state, finding, now=now)
             self._told(effects)
         share = route_of(self.course, self._state)["share"]
@@ -113,7 +113,7 @@ class _Run:
         plan = leg_plan(self.plan, leg)
         data = synthetic_data(self.test, self.i, plan, leg.name, first)
         self.not_given.update(dict.fromkeys(data.not_given))
-        self._leg, self._first, self._gathering = leg, first, Gathering(data)
+        self._leg, self._first, self._gathering = leg, first, GrowingEvidence(data)
 
     def _told(self, effects: Sequence[Effect]) -> None:
         self._paged += [str(e.body["to"]) for e in effects if e.kind == "page"]
@@ -124,14 +124,14 @@ class _Run:
         self._fails = act.fails or self._fails
         try:
             if act.approve is not None:
-                told = {"actor": act.approve, "reason": _REHEARSED, "now": now}
-                self._moved(approve(self.course, self._state, **told))
+                signature = {"actor": act.approve, "reason": _SIMULATED, "now": now}
+                self._moved(approve(self.course, self._state, **signature))
             if act.roll_back is not None:
-                told = {"actor": act.roll_back, "reason": _REHEARSED, "now": now}
-                self._moved(roll_back(self.course, self._state, **told))
+                signature = {"actor": act.roll_back, "reason": _SIMULATED, "now": now}
+                self._moved(roll_back(self.course, self._state, **signature))
             if act.override is not None:
                 clause, _, part = act.override.partition(" on ")
-                given = Override(clause, part or "*", _REHEARSED, _REHEARSED, now + act.ttl)
+                given = Override(clause, part or "*", _SIMULATED, _SIMULATED, now + act.ttl)
                 self._moved(override(self.course, self._state, given, now=now))
         except EvidenceError as error:
             where = self.test.where("cases", self.i, "acts", j)

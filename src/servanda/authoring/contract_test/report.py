@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 
-from servanda.authoring.contract_test.results import CaseResult, Check, Looked, Rehearsal
+from servanda.authoring.contract_test.results import CaseResult, Check, Evaluation, SuiteResult
 from servanda.contract.fields import duration_text
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.report import cell_text, format
@@ -14,18 +14,18 @@ from servanda.report.format import xml_document, xml_text
 _GLYPH = {True: "✓", False: "✗"}
 
 
-def told(found: Sequence[Rehearsal]) -> str:
+def render(results: Sequence[SuiteResult]) -> str:
     """Every case with what was expected and found, the deciding cell, and the place of a failure.
 
     The last line counts them.
     """
     lines: list[str] = []
-    for one in found:
-        lines += [f"{format.line(one.test)}: {format.line(one.contract)} {one.digest[:8]}"]
-        for case in one.cases:
-            lines += [f"{_GLYPH[case.passed]} {format.line(case.name)}", *_looks(case)]
+    for result in results:
+        lines += [f"{format.line(result.test)}: {format.line(result.contract)} {result.digest[:8]}"]
+        for case in result.cases:
+            lines += [f"{_GLYPH[case.passed]} {format.line(case.name)}", *_case_lines(case)]
         lines.append("")
-    cases = [case for one in found for case in one.cases]
+    cases = [case for result in results for case in result.cases]
     failed = sum(not case.passed for case in cases)
     counted = f"{len(cases)} case{'s' if len(cases) != 1 else ''}"
     return "\n".join([*lines, f"{counted}: {_ends(len(cases), failed)}"])
@@ -39,43 +39,43 @@ def _ends(cases: int, failed: int) -> str:
     return f"{says}, {passed} pass{'es' if passed == 1 else ''}" if passed else says
 
 
-def _looks(case: CaseResult) -> Iterator[str]:
+def _case_lines(case: CaseResult) -> Iterator[str]:
     for look in case.expectations:
-        yield f"    {_GLYPH[look.passed]} {_looked(look)}"
-        yield from (f"        {line}" for check in look.checks for line in _failed(check))
+        yield f"    {_GLYPH[look.passed]} {_expectation_line(look)}"
+        yield from (f"        {line}" for check in look.checks for line in _failed_check(check))
     if not case.passed:
         yield from (f"        not given: {format.line(name)}" for name in case.not_given)
 
 
-def _looked(look: Looked) -> str:
+def _expectation_line(look: Evaluation) -> str:
     """When, what was answered, and the cell that decided it."""
     if look.at is not None:
         return f"at {duration_text(look.at)}, {format.line(look.stands)}"
     after = f"after {look.groups:,} prompt group{'s' if look.groups != 1 else ''}"
     cell = next((check.cell for check in look.checks if check.cell is not None), None)
-    return f"{after}: {look.verdict.outcome}{f', {shown(cell)}' if cell else ''}"
+    return f"{after}: {look.verdict.outcome}{f', {cell_line(cell)}' if cell else ''}"
 
 
-def _failed(check: Check) -> Iterator[str]:
+def _failed_check(check: Check) -> Iterator[str]:
     if check.passed:
         return
     what = format.line(check.what)
     yield f"{what}: expected {format.line(check.expected)}, found {format.line(check.found)}"
     if check.cell is not None:
-        yield f"  {shown(check.cell)}"
+        yield f"  {cell_line(check.cell)}"
     if check.where is not None:
         yield f"  {check.where}"
 
 
-def shown(cell: CellVerdict) -> str:
+def cell_line(cell: CellVerdict) -> str:
     """A cell with its value, interval, limit and n; or why it has none."""
     text = f"{format.line(cell.clause)} on {format.line(cell.slice)}"
     if cell.value is not None:
         text += f" {cell_text.of_cell(cell, cell.value)}"
     if cell.interval is not None:
-        text += f" [{', '.join(cell_text.of_cell(cell, end) for end in cell.interval)}]"
+        text += f" {cell_text.interval(cell)}"
     if cell.limit is not None:
-        text += f", limit {cell_text.limit_sign(cell)} {cell_text.limit(cell)}"
+        text += f", limit {cell_text.signed_limit(cell)}"
     if cell.n:
         text += f", n {cell.n:,} {cell.units}"
     if cell.note and (cell.value is None or cell.outcome == "inconclusive"):
@@ -83,18 +83,18 @@ def shown(cell: CellVerdict) -> str:
     return text
 
 
-def junit(found: Sequence[Rehearsal]) -> str:
+def junit(results: Sequence[SuiteResult]) -> str:
     """JUnit XML in the form that Jenkins and surefire read: a suite a test, a case a case."""
-    cases = [case for one in found for case in one.cases]
+    cases = [case for result in results for case in result.cases]
     suites = ET.Element("testsuites", {"name": "servanda test", **_counts(cases)})
-    for one in found:
-        counts = {**_counts(one.cases), "skipped": "0"}
-        suite = ET.SubElement(suites, "testsuite", {"name": xml_text(one.test), **counts})
-        for case in one.cases:
-            names = {"name": xml_text(case.name), "classname": xml_text(one.test)}
+    for result in results:
+        counts = {**_counts(result.cases), "skipped": "0"}
+        suite = ET.SubElement(suites, "testsuite", {"name": xml_text(result.test), **counts})
+        for case in result.cases:
+            names = {"name": xml_text(case.name), "classname": xml_text(result.test)}
             element = ET.SubElement(suite, "testcase", {**names, "time": "0"})
             wrong = [c for look in case.expectations for c in look.checks if not c.passed]
-            inside = xml_text("\n".join(_looks(case)))
+            inside = xml_text("\n".join(_case_lines(case)))
             if wrong:
                 message = f"{wrong[0].what}: expected {wrong[0].expected}, found {wrong[0].found}"
                 what = {"message": xml_text(message), "type": "expectation"}

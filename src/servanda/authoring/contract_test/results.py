@@ -33,7 +33,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Looked:
+class Evaluation:
     """One expectation, and the verdict that it was held against.
 
     Args:
@@ -63,7 +63,7 @@ class CaseResult:
     """
 
     name: str
-    expectations: tuple[Looked, ...]
+    expectations: tuple[Evaluation, ...]
     not_given: tuple[str, ...] = ()
     where: Where | None = None
 
@@ -73,7 +73,7 @@ class CaseResult:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class SuiteResult:
     """A contract's answers to all cases of one test.
 
     Args:
@@ -97,12 +97,12 @@ class Rehearsal:
                 "contract": self.contract,
                 "digest": self.digest,
                 "passed": self.passed,
-                "cases": [_case(case) for case in self.cases],
+                "cases": [_case_data(case) for case in self.cases],
             }
         )
 
 
-def _case(case: CaseResult) -> dict[str, Any]:
+def _case_data(case: CaseResult) -> dict[str, Any]:
     looks = [
         {
             "after": look.groups,

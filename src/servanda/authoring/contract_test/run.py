@@ -1,27 +1,28 @@
-# Rehearsing: a contract answers the cases of a test, by the very steps that judge a run.
+# Contract tests, run: a contract answers the cases of a test, by the very steps that judge a run.
 #
 # No kernel is run: tokens are made from the series, weighed and judged as measured ones are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from servanda.authoring.contract_test.evidence import (
     Data,
-    Gathering,
+    GrowingEvidence,
     Recording,
     recorded_data,
     synthetic_data,
 )
 from servanda.authoring.contract_test.missing_data import NotGiven
 from servanda.authoring.contract_test.model import ContractTest, Expectation
-from servanda.authoring.contract_test.promotion import Moment, promoted
-from servanda.authoring.contract_test.results import CaseResult, Check, Looked, Rehearsal
+from servanda.authoring.contract_test.promotion import Moment, simulate
+from servanda.authoring.contract_test.results import CaseResult, Check, Evaluation, SuiteResult
 from servanda.authoring.contract_test.validate import misfits
 from servanda.contract.model import Contract
 from servanda.contract.stages import Leg, course_of
-from servanda.errors import ContractError, Problem
+from servanda.errors import ContractError, Problem, Where
 from servanda.judgement.clauses.base import CellVerdict, Outcome, worst
 from servanda.judgement.escalation import asked_for
 from servanda.judgement.plan import Plan, make_plan
@@ -31,15 +32,17 @@ from servanda.registry import quoted
 from servanda.report.cell_text import worst_first
 from servanda.traces.corpus import Corpus
 
+Locate = Callable[..., Where | None]  # a part of an expectation -> its place in the test
 
-def rehearse(
+
+def run_test(
     test: ContractTest,
     contract: Contract,
     corpora: Mapping[str, Corpus],
     golden: Corpus | None,
     *,
     recorded: Mapping[str, Recording] | None = None,
-) -> Rehearsal:
+) -> SuiteResult:
     """A contract's answers to the cases of a test; pure, and the same for the same seed.
 
     Args:
@@ -58,31 +61,31 @@ def rehearse(
     cases = []
     for i, case in enumerate(test.cases):
         if case.clock is not None:
-            cases.append(_promoted(test, i, plan))
+            cases.append(_run_promotion(test, i, plan))
             continue
         if case.recorded is None:
             data = synthetic_data(test, i, plan)
         else:
             data = recorded_data(test, i, plan, (recorded or {})[case.recorded])
-        cases.append(_answered(test, i, data))
-    return Rehearsal(test.metadata.name, contract.metadata.name, contract.digest, tuple(cases))
+        cases.append(_run_case(test, i, data))
+    return SuiteResult(test.metadata.name, contract.metadata.name, contract.digest, tuple(cases))
 
 
-def _answered(test: ContractTest, i: int, data: Data) -> CaseResult:
+def _run_case(test: ContractTest, i: int, data: Data) -> CaseResult:
     """One case: a look at each number of prompt groups, and each expectation held against its."""
     case = test.cases[i]
     problems = [*_vacuous(test, i, data.plan)]
     if problems:
         raise ContractError.all(problems)
     groups = [data.groups if e.after is None else e.after for e in case.expect]
-    gathering = Gathering(data)
+    gathering = GrowingEvidence(data)
     verdicts = {n: judge(data.plan, gathering.after(n)) for n in sorted({*groups})}
     data.done(max(groups))
     expectations = []
     for j, (expectation, n) in enumerate(zip(case.expect, groups, strict=True)):
-        place = ("cases", i, "expect", j)
-        checks = tuple(_checks(test, place, expectation, data.plan.contract, verdicts[n]))
-        expectations.append(Looked(n, checks, verdicts[n], test.where(*place)))
+        where = partial(test.where, "cases", i, "expect", j)
+        checks = tuple(_checks(where, expectation, data.plan.contract, verdicts[n]))
+        expectations.append(Evaluation(n, checks, verdicts[n], where()))
     return CaseResult(case.name, tuple(expectations), data.not_given, test.where("cases", i))
 
 
@@ -105,32 +108,28 @@ def _is_named(name: str, clause: str, part: str) -> bool:
     return name in (clause, f"{clause} on {part}")
 
 
-def _promoted(test: ContractTest, i: int, plan: Plan) -> CaseResult:
+def _run_promotion(test: ContractTest, i: int, plan: Plan) -> CaseResult:
     """One case with a clock: each expectation held against the latest look of its time."""
     case = test.cases[i]
     assert case.clock is not None
-    moments, not_given = promoted(test, i, plan)
+    moments, not_given = simulate(test, i, plan)
     expectations = []
     for j, expectation in enumerate(case.expect):
-        place = ("cases", i, "expect", j)
+        where = partial(test.where, "cases", i, "expect", j)
         moment = moments[case.clock.looks(expectation.at or 0.0)]
         leg = leg_of(course_of(plan.contract), moment.state)
         checks = (
-            *_of_moment(test, place, expectation, moment, leg),
-            *_checks(test, place, expectation, plan.contract, moment.verdict),
+            *_of_moment(where, expectation, moment, leg),
+            *_checks(where, expectation, plan.contract, moment.verdict),
         )
         stands = f"{leg.name}, {moment.state.status.replace('_', ' ')}: {moment.state.why}"
-        groups, where = moment.verdict.groups, test.where(*place)
-        expectations.append(Looked(groups, checks, moment.verdict, where, moment.at, stands))
+        verdict = moment.verdict
+        expectations.append(Evaluation(verdict.groups, checks, verdict, where(), moment.at, stands))
     return CaseResult(case.name, tuple(expectations), not_given, test.where("cases", i))
 
 
 def _of_moment(
-    test: ContractTest,
-    place: tuple[str | int, ...],
-    expectation: Expectation,
-    moment: Moment,
-    leg: Leg,
+    where: Locate, expectation: Expectation, moment: Moment, leg: Leg
 ) -> Iterator[Check]:
     """Where the promotion stands after the look."""
     stands = {
@@ -140,42 +139,33 @@ def _of_moment(
         "share": moment.share,
         "paged": moment.paged,
     }
-    for name, found in stands.items():
+    for name, actual in stands.items():
         expected = getattr(expectation, name)
         if expected is not None:
-            where = test.where(*place, name)
-            yield Check(name, _shown(expected), _shown(found), where=where)
-
-
-def _shown(value: object) -> str:
-    return f"[{', '.join(value)}]" if isinstance(value, tuple) else _value(value)
+            yield Check(name, _value(expected), _value(actual), where=where(name))
 
 
 def _checks(
-    test: ContractTest,
-    place: tuple[str | int, ...],
-    expectation: Expectation,
-    contract: Contract,
-    verdict: Verdict,
+    where: Locate, expectation: Expectation, contract: Contract, verdict: Verdict
 ) -> Iterator[Check]:
     decided = _decider([c for c in verdict.cells if c.enforced])
     if expectation.verdict is not None:
-        where = test.where(*place, "verdict")
-        yield Check("verdict", expectation.verdict, verdict.outcome, decided, where)
+        place = where("verdict")
+        yield Check("verdict", expectation.verdict, verdict.outcome, decided, place)
     for name, expected in expectation.cells.items():
         own = [c for c in verdict.cells if _is_named(name, c.clause, c.slice)]
-        met: list[Outcome] = [c.outcome for c in own if c.outcome != "not applicable"]
-        found = worst(met) if met else "not applicable"
-        yield Check(name, expected, found, _decider(own), test.where(*place, "cells", name))
+        outcomes: list[Outcome] = [c.outcome for c in own if c.outcome != "not applicable"]
+        actual = worst(outcomes) if outcomes else "not applicable"
+        yield Check(name, expected, actual, _decider(own), where("cells", name))
     if expectation.actions is not None:
-        found = _written(asked_for(contract, verdict.cells))
-        where = test.where(*place, "actions")
-        yield Check("actions", _written(expectation.actions), found, decided, where)
+        actual = _action_text(asked_for(contract, verdict.cells))
+        expected = _action_text(expectation.actions)
+        yield Check("actions", expected, actual, decided, where("actions"))
     if expectation.can_promote is not None:
         # a stage may be left where every enforced cell holds, at the stage's size
         may = verdict.outcome == "holds"
-        expected, found = (str(answer).lower() for answer in (expectation.can_promote, may))
-        yield Check("can_promote", expected, found, decided, test.where(*place, "can_promote"))
+        expected, actual = (str(answer).lower() for answer in (expectation.can_promote, may))
+        yield Check("can_promote", expected, actual, decided, where("can_promote"))
 
 
 def _decider(cells: Sequence[CellVerdict]) -> CellVerdict | None:
@@ -184,16 +174,18 @@ def _decider(cells: Sequence[CellVerdict]) -> CellVerdict | None:
     return next(iter(worst_first(applicable)), None)
 
 
-def _written(actions: Sequence[str | Mapping[str, Any]]) -> str:
+def _action_text(actions: Sequence[str | Mapping[str, Any]]) -> str:
     """Actions as a contract writes them; their order says nothing."""
-    shown = [
+    texts = [
         action
         if isinstance(action, str)
         else f"{{{', '.join(f'{name}: {_value(value)}' for name, value in action.items())}}}"
         for action in actions
     ]
-    return f"[{', '.join(sorted(dict.fromkeys(shown)))}]"
+    return f"[{', '.join(sorted({*texts}))}]"
 
 
 def _value(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(value)}]"
     return f"{value:g}" if isinstance(value, int | float) else str(value)

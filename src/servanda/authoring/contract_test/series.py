@@ -156,12 +156,12 @@ class Series:
             group_N: launched prompt group of each token, from 0.
         """
         values_N = np.full(len(group_N), np.nan)
-        met = slice(0, 0)
+        near = slice(0, 0)
         if len(group_N):
             # of many items a round meets a few
             first, last = np.searchsorted(self._starts, [group_N.min(), group_N.max()], "right")
-            met = slice(max(first - 1, 0), last)
-        for item, start in zip(self.items[met], self._starts[met], strict=False):
+            near = slice(max(first - 1, 0), last)
+        for item, start in zip(self.items[near], self._starts[near], strict=False):
             at_N = np.flatnonzero((group_N >= start) & (group_N < start + item.count))
             if not len(at_N) or item.draw == LOST:
                 continue

@@ -48,7 +48,7 @@ class Steered:
         if not traffic:
             return None
         cuts = cuts_of(plan.contract.slices, schedule.corpus)
-        by_name = {cut.name: cut for found in cuts.values() for cut in found}
+        by_name = {cut.name: cut for parts in cuts.values() for cut in parts}
         return cls(
             tuple(
                 (name, None if name == REST else by_name[name], series)
@@ -95,7 +95,7 @@ class Traffic:
         units = tuple(self.schedule.units(index))
         infer = self._drawn(units, f"infer {index}")
         peers = {}
-        pair, met = self._pair(infer, units, self.own, f"own {index}")
+        pair, followed = self._pair(infer, units, self.own, f"own {index}")
         if self.noise is not None:
             rows = self.schedule.noise_rows(len(units))
             again = [units[row] for row in rows]
@@ -108,7 +108,7 @@ class Traffic:
         if self.stable is not None:
             drawn = self._drawn(units, f"stable {index}")
             peers["stable"], _ = self._pair(drawn, units, self.stable, f"from stable {index}")
-        return Round(self.schedule.name, index, units, pair, peers), met
+        return Round(self.schedule.name, index, units, pair, peers), followed
 
     @cached_property
     def _prompt_tokens(self) -> Array:
@@ -178,14 +178,14 @@ class Traffic:
         chance = Chance(normal_N, random.random(n))
         group_N = self.first + np.repeat([u.group for u in units], infer.length_S)
         prompts = [self.schedule.corpus.prompts[u.row] for u in units]
-        found = columns(TracePair(infer, infer), prompts, steered.fields)
-        ratio_N, left_N, met = np.full(n, np.nan), np.ones(n, dtype=bool), set()
+        cut_columns = columns(TracePair(infer, infer), prompts, steered.fields)
+        ratio_N, left_N, followed = np.full(n, np.nan), np.ones(n, dtype=bool), set()
         for name, cut, series in steered.parts:
-            mine_N = left_N & (cut.mask(found, n) if cut else True)
+            mine_N = left_N & (cut.mask(cut_columns, n) if cut else True)
             at = np.flatnonzero(mine_N)
             ratio_N[at] = series.values(group_N[at], chance.at(at))
             left_N &= ~mine_N
-            met |= {name} if len(at) else set()
+            followed |= {name} if len(at) else set()
         if left_N.any():
             names = ", ".join(name for name, _, _ in steered.parts)
             raise ContractError(
@@ -202,7 +202,7 @@ class Traffic:
         pair = TracePair(
             replace(infer, columns={**infer.columns, **drawn}), replace(infer, columns=scored)
         )
-        return pair, frozenset(met)
+        return pair, frozenset(followed)
 
 
 def first_groups(whole: Round, groups: int) -> Round:
@@ -218,8 +218,8 @@ def first_groups(whole: Round, groups: int) -> Round:
 
 
 def _part(pair: TracePair, units: tuple[Unit, ...]) -> TracePair:
-    kept = {unit.sequence for unit in units}
-    rows = [s for s in pair.infer.sequence_S.tolist() if s in kept]
+    sequences = {unit.sequence for unit in units}
+    rows = [s for s in pair.infer.sequence_S.tolist() if s in sequences]
     return TracePair(some(pair.infer, rows), some(pair.train, rows))
 
 

@@ -42,11 +42,11 @@ def misfits(test: ContractTest, plan: Plan) -> Iterator[Problem]:
 
 def named_slices(plan: Plan) -> dict[str, tuple[str, ...]]:
     """Slice of the contract -> the names of its parts, in all workloads; the whole is one."""
-    found: dict[str, dict[str, None]] = {WHOLE: {WHOLE: None}}
+    parts_of: dict[str, dict[str, None]] = {WHOLE: {WHOLE: None}}
     for corpus in plan.corpora.values():
         for rule, cuts in cuts_of(plan.contract.slices, corpus).items():
-            found.setdefault(rule, {}).update({cut.name: None for cut in cuts})
-    return {rule: tuple(names) for rule, names in found.items()}
+            parts_of.setdefault(rule, {}).update({cut.name: None for cut in cuts})
+    return {rule: tuple(names) for rule, names in parts_of.items()}
 
 
 def _slice(test: ContractTest, plan: Plan, path: Place, name: str) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from servanda.theory.bounds.importance_weights import PSI, Psi
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """Budgets, and the two kernels and texts that they are for; None: not asked for.
 
     Args:
@@ -124,13 +124,13 @@ class Asked:
         return self.ratio_share * min(down, math.log1p(high))
 
 
-def refuse_nonsense(asked: Asked) -> None:
+def refuse_nonsense(request: Request) -> None:
     """Budgets that nothing could fail, or that lack what they are made of.
 
     Raises:
         ContractError: the first of them, with the next move.
     """
-    budgets = (asked.reward_drift, asked.bias, asked.ratio_share)
+    budgets = (request.reward_drift, request.bias, request.ratio_share)
     if all(budget is None for budget in budgets):
         raise ContractError(
             "no budget is given: there is nothing to derive",
@@ -142,20 +142,20 @@ def refuse_nonsense(asked: Asked) -> None:
                 f"a {name} of {budget:g} is no budget: {_no_budget(budget)}",
                 hint="give a number above 0",
             )
-    if "pack" in (asked.train.engine, asked.infer.engine):
+    if "pack" in (request.train.engine, request.infer.engine):
         raise ContractError(
             "a reference pack holds what was drawn for another contract",
             hint="name the kernel that it was made of",
         )
-    if asked.reward_gap and asked.reward_drift is None:
+    if request.reward_gap and request.reward_drift is None:
         raise ContractError(
             "--reward-gap says how a budget is held, and none is given",
             hint="give --reward-drift: by how much your reward may differ",
         )
-    _refuse_reward(asked)
-    _refuse_ratio(asked)
-    _refuse_declared(asked)
-    _refuse_bias(asked)
+    _refuse_reward(request)
+    _refuse_ratio(request)
+    _refuse_declared(request)
+    _refuse_bias(request)
 
 
 def _no_budget(budget: float) -> str:
@@ -168,40 +168,40 @@ def _no_budget(budget: float) -> str:
     return "no sample can show that two kernels are the same"
 
 
-def _refuse_declared(asked: Asked) -> None:
+def _refuse_declared(request: Request) -> None:
     """What lint finds in the declarations, in terms of the options."""
     problems = []
-    for found in learning(asked.declared):
-        hint = found.hint
-        if found.path[:2] == ("gradient", "weighting"):
-            hint = f"write LOW,HIGH around 1, such as --weighting {found.path[-1]}=0.5,2"
-        problems.append(Problem(found.message, hint=hint))
+    for finding in learning(request.declared):
+        hint = finding.hint
+        if finding.path[:2] == ("gradient", "weighting"):
+            hint = f"write LOW,HIGH around 1, such as --weighting {finding.path[-1]}=0.5,2"
+        problems.append(Problem(finding.message, hint=hint))
     if problems:
         raise ContractError.all(problems)
 
 
-def _refuse_reward(asked: Asked) -> None:
-    low, high = asked.reward_range
-    if not (low < high and math.isfinite(asked.span)):
+def _refuse_reward(request: Request) -> None:
+    low, high = request.reward_range
+    if not (low < high and math.isfinite(request.span)):
         raise ContractError(
             f"the range of the reward, [{low:g}, {high:g}], is empty or endless",
             hint="give --reward-range LOW HIGH, such as 0 1",
         )
-    if asked.reward_drift is not None and asked.reward_drift >= asked.span:
+    if request.reward_drift is not None and request.reward_drift >= request.span:
         raise ContractError(
-            f"no reward in [{low:g}, {high:g}] can drift by more than {asked.span:g}: a budget "
-            f"of {asked.reward_drift:g} can never fail",
-            hint=f"give a budget below {asked.span:g}, or the reward's own --reward-range",
+            f"no reward in [{low:g}, {high:g}] can drift by more than {request.span:g}: a budget "
+            f"of {request.reward_drift:g} can never fail",
+            hint=f"give a budget below {request.span:g}, or the reward's own --reward-range",
         )
 
 
-def _refuse_bias(asked: Asked) -> None:
-    if asked.bias is None:
+def _refuse_bias(request: Request) -> None:
+    if request.bias is None:
         return
     lacking = []
-    if asked.advantage is None:
+    if request.advantage is None:
         lacking.append("the largest advantage (--advantage 1, or --group-size 8 for GRPO)")
-    if asked.score_norm is None:
+    if request.score_norm is None:
         lacking.append("the largest norm of grad log p (--score-norm 5, or logit_space)")
     if lacking:
         raise ContractError(
@@ -209,41 +209,38 @@ def _refuse_bias(asked: Asked) -> None:
             f"norm, and something is not declared: {'; '.join(lacking)}",
             hint="Servanda measures neither: both are declared, and the verdict says so",
         )
-    if not 0 < asked.factor < math.inf:
+    if not 0 < request.factor < math.inf:
         raise ContractError(
-            f"an advantage times a score norm of {asked.factor:g} bounds nothing",
+            f"an advantage times a score norm of {request.factor:g} bounds nothing",
             hint="both are finite, and above 0",
         )
-    most = asked.psi.span[1] * asked.factor * asked.counted[0]
-    if asked.bias >= most:
+    most = request.psi.span[1] * request.factor * request.counted[0]
+    if request.bias >= most:
         raise ContractError(
             f"with this advantage and score norm no bias exceeds {most:.3g}: a budget of "
-            f"{asked.bias:g} can never fail",
+            f"{request.bias:g} can never fail",
             hint=f"give a budget below {most:.3g}",
         )
 
 
-def _refuse_ratio(asked: Asked) -> None:
-    if (asked.clip_range is None) != (asked.ratio_share is None):
+def _refuse_ratio(request: Request) -> None:
+    if (request.clip_range is None) != (request.ratio_share is None):
         raise ContractError(
             "a share of a clip range needs both: the range and the share",
             hint="give --clip-range 0.2 0.28 --ratio-share 0.25",
         )
-    if asked.clip_range is None or asked.ratio_share is None:
+    if request.clip_range is None or request.ratio_share is None:
         return
-    low, high = asked.clip_range
-    if not (math.isfinite(low) and math.isfinite(high)):
+    low, high = request.clip_range
+    finite = math.isfinite(low) and math.isfinite(high)
+    if not finite or min(low, high) <= 0:
+        wrong = "has no width on one side" if finite else "is none: both are numbers"
         raise ContractError(
-            f"a clip range of [{low:g}, {high:g}] is none: both are numbers",
+            f"a clip range of [{low:g}, {high:g}] {wrong}",
             hint="give both distances from 1, such as 0.2 0.28",
         )
-    if min(low, high) <= 0:
+    if request.ratio_share >= 1:
         raise ContractError(
-            f"a clip range of [{low:g}, {high:g}] has no width on one side",
-            hint="give both distances from 1, such as 0.2 0.28",
-        )
-    if asked.ratio_share >= 1:
-        raise ContractError(
-            f"a share of {asked.ratio_share:g} leaves the policy's own update nothing",
+            f"a share of {request.ratio_share:g} leaves the policy's own update nothing",
             hint="give a share below 1, such as 0.25",
         )

@@ -1,4 +1,4 @@
-# Writing: the derived contract as text, with the reason of every limit beside it.
+# The derived contract as text, with the reason of every limit beside it.
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from servanda.authoring.derive.budget import Asked
+from servanda.authoring.derive.budget import Request
 from servanda.contract.model import GroupAdvantage
 from servanda.contract.workload import WorkloadSampling
 from servanda.judgement.contract_text import Parts, completed
@@ -62,7 +62,7 @@ promotion:
 
 
 @dataclass(frozen=True)
-class Line:
+class DerivedClause:
     """A clause with its reason."""
 
     id: str
@@ -87,10 +87,10 @@ class Line:
         )
 
 
-def written(
-    asked: Asked,
-    statistical: Sequence[Line],
-    drift: Line | None,
+def contract_text(
+    request: Request,
+    statistical: Sequence[DerivedClause],
+    drift: DerivedClause | None,
     why_not: str,
     expected: int,
     offline: tuple[int, int],
@@ -104,25 +104,25 @@ def written(
         rows.append("  # monitored: none is needed to keep the budget, so none fails the contract")
         rows += [row for line in monitored for row in line.lines()]
     template = _TEMPLATE.format(
-        description=json.dumps(f"Derived from {' and '.join(_budgets(asked))}."),
-        declared="\n".join(_declared(asked)),
-        confidence=f"{asked.confidence:g}",
+        description=json.dumps(f"Derived from {' and '.join(_budgets(request))}."),
+        declared="\n".join(_declared(request)),
+        confidence=f"{request.confidence:g}",
         numerical="\n".join(drift.lines()) if drift else "",
         statistical="\n".join(rows),
         expected=expected,
     )
     reason = "\n# ".join(textwrap.wrap(f"no numerical clauses: {why_not}", _WIDTH - 4))
     parts = Parts(
-        name=asked.name,
-        train=asked.train,
-        infer=asked.infer,
-        prompts=asked.prompts,
+        name=request.name,
+        train=request.train,
+        infer=request.infer,
+        prompts=request.prompts,
         sampling=WorkloadSampling(  # type: ignore[call-arg]
-            max_new_tokens=asked.tokens, seed=_SEED
+            max_new_tokens=request.tokens, seed=_SEED
         ),
         sizes=offline,
-        claim=asked.claim,
-        golden=asked.golden if drift else None,
+        claim=request.claim,
+        golden=request.golden if drift else None,
         no_golden=reason.removeprefix("no numerical clauses: "),
         head=(
             "Derived by `servanda contract derive`: budgets become limits, each with its reason.",
@@ -131,42 +131,43 @@ def written(
     return completed(template, parts).replace("\n\n\n", "\n\n")
 
 
-def _budgets(asked: Asked) -> Iterator[str]:
-    if asked.reward_drift is not None:
-        what = "gap" if asked.reward_gap else "drift"
-        yield f"a reward {what} of at most {asked.reward_drift:g} over {asked.tokens:,} new tokens"
-    if asked.bias is not None:
-        yield f"a policy gradient bias of at most {asked.bias:g}"
-    if asked.ratio_share is not None:
-        yield f"{asked.ratio_share:g} of the clip range"
+def _budgets(request: Request) -> Iterator[str]:
+    if request.reward_drift is not None:
+        what = "gap" if request.reward_gap else "drift"
+        budget, tokens = request.reward_drift, request.tokens
+        yield f"a reward {what} of at most {budget:g} over {tokens:,} new tokens"
+    if request.bias is not None:
+        yield f"a policy gradient bias of at most {request.bias:g}"
+    if request.ratio_share is not None:
+        yield f"{request.ratio_share:g} of the clip range"
 
 
-def _declared(asked: Asked) -> Iterator[str]:
+def _declared(request: Request) -> Iterator[str]:
     """What the trainer declares: nothing of it is measured."""
-    if asked.reward_drift is not None:
-        low, high = asked.reward_range
-        of = f", of: {json.dumps(asked.reward_of)}" if asked.reward_of else ""
+    if request.reward_drift is not None:
+        low, high = request.reward_range
+        of = f", of: {json.dumps(request.reward_of)}" if request.reward_of else ""
         yield f"reward: {{range: [{_number(low)}, {_number(high)}]{of}}}"
     declared = []
-    if asked.bias is not None:
-        advantage = asked.advantage
+    if request.bias is not None:
+        advantage = request.advantage
         if isinstance(advantage, GroupAdvantage):
             declared.append(f"advantage: {{group_size: {advantage.group_size}}}")
         else:
             declared.append(f"advantage: {_number(advantage or 0.0)}")
-        norm = asked.score_norm
+        norm = request.score_norm
         declared.append(f"score_norm: {norm if isinstance(norm, str) else _number(norm or 0.0)}")
-        if asked.weighting is None:
+        if request.weighting is None:
             declared.append("weighting: naive")
         else:
-            ((name, value),) = asked.weighting.given.items()
+            ((name, value),) = request.weighting.given.items()
             values = value if isinstance(value, tuple) else (value,)
-            shown = ", ".join(map(_number, values))
-            shown = f"[{shown}]" if isinstance(value, tuple) else shown
-            declared.append(f"weighting: {{{name}: {shown}}}")
-        declared.append(f"loss: {asked.loss}")
-    if asked.clip_range is not None:
-        low, high = asked.clip_range
+            value_text = ", ".join(map(_number, values))
+            value_text = f"[{value_text}]" if isinstance(value, tuple) else value_text
+            declared.append(f"weighting: {{{name}: {value_text}}}")
+        declared.append(f"loss: {request.loss}")
+    if request.clip_range is not None:
+        low, high = request.clip_range
         declared.append(f"clip_range: [{_number(low)}, {_number(high)}], ratio: bypass")
     if declared:
         yield "# declared, not measured"

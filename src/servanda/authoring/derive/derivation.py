@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from servanda.authoring.derive.budget import Asked, refuse_nonsense
-from servanda.authoring.derive.contract_text import Line, written
+from servanda.authoring.derive.budget import Request, refuse_nonsense
+from servanda.authoring.derive.contract_text import DerivedClause, contract_text
 from servanda.authoring.derive.horizon import refuse_horizon
 from servanda.authoring.derive.infeasible import refuse_unresolved, too_many
-from servanda.authoring.derive.sizes import Held, Room
+from servanda.authoring.derive.sizes import Requirement, RunSize
 from servanda.judgement.clauses.chain_certificate import ChainCertificate
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.theory.bounds.drift import osc_from_rounding
@@ -34,7 +34,7 @@ _TOKENS = ("sampler", "order", "same_tokens")
 
 
 @dataclass(frozen=True)
-class Derived:
+class Derivation:
     """A contract, and what is said of it.
 
     Args:
@@ -53,29 +53,31 @@ class Derived:
     offline: tuple[int, int]
 
 
-def derive(asked: Asked) -> Derived:
+def derive(request: Request) -> Derivation:
     """The contract that keeps the budgets.
 
     Raises:
         ContractError: a budget that no run can certify, or that lacks what it is made of.
     """
-    refuse_nonsense(asked)
-    if asked.reward_drift is not None and not asked.reward_gap:
-        refuse_horizon(asked)
-    refuse_unresolved(asked)
-    enforced, held = zip(*_enforced(asked), strict=True)
-    room = Room((1 - asked.confidence) / 2, asked.claim, asked.tokens, asked.lines, asked.most)
-    cells = len(held) + 1  # the fidelity guard has its share of alpha, too
-    needs = [room.groups(one, cells) for one in held]
-    for line, one, needed in zip(enforced, held, needs, strict=True):
-        if needed > asked.most:
-            raise too_many(line, one, needed, room, cells)
-    monitored = [*_monitored(asked)]
-    drift, why_not = _logit_route(asked)
-    offline = room.offline(math.ceil(max(needs)))
+    refuse_nonsense(request)
+    if request.reward_drift is not None and not request.reward_gap:
+        refuse_horizon(request)
+    refuse_unresolved(request)
+    enforced, requirements = zip(*_enforced(request), strict=True)
+    size = RunSize(
+        (1 - request.confidence) / 2, request.claim, request.tokens, request.lines, request.most
+    )
+    cells = len(requirements) + 1  # the fidelity guard has its share of alpha, too
+    needs = [size.groups(requirement, cells) for requirement in requirements]
+    for line, requirement, needed in zip(enforced, requirements, needs, strict=True):
+        if needed > request.most:
+            raise too_many(line, requirement, needed, size, cells)
+    monitored = [*_monitored(request)]
+    drift, why_not = _logit_route(request)
+    offline = size.offline(math.ceil(max(needs)))
     expected = max(math.ceil(max(needs)), offline[0])  # nothing holds before the first look
-    return Derived(
-        text=written(asked, [*enforced, *monitored], drift, why_not, expected, offline),
+    return Derivation(
+        text=contract_text(request, [*enforced, *monitored], drift, why_not, expected, offline),
         enforced=tuple(line.words for line in enforced),
         monitored=tuple(line.words for line in [*monitored, *([drift] if drift else [])]),
         left_out=(f"the logits' drift: {why_not}",) if why_not else (),
@@ -87,179 +89,165 @@ def derive(asked: Asked) -> Derived:
 # what is enforced
 
 
-def _enforced(asked: Asked) -> Iterator[tuple[Line, Held]]:
-    drawn = _drawn(asked)
-    low, high = asked.reward_range
-    if asked.reward_gap:
-        assert asked.reward_drift is not None
+def _enforced(request: Request) -> Iterator[tuple[DerivedClause, Requirement]]:
+    independent = ["independent"] if request.claim == "population" else []
+    drawn = ", ".join([*_TOKENS, *independent])
+    low, high = request.reward_range
+    if request.reward_gap:
+        assert request.reward_drift is not None
         yield (
-            Line(
+            DerivedClause(
                 "reward",
                 "reward_gap",
-                asked.reward_drift,
+                request.reward_drift,
                 "The budget itself: the expectation of your own reward, in "
-                f"[{low:g}, {high:g}], differs by at most {asked.reward_drift:g} where both "
+                f"[{low:g}, {high:g}], differs by at most {request.reward_drift:g} where both "
                 "kernels answer the same prompts. No logprob enters. Assumes: order, independent.",
             ),
-            replace(
-                Held.of(asked.reward_drift / asked.span, (-1.0, 1.0), "sequence", _REWARDS),
-                sides=2,
-            ),
+            replace(Requirement.of(request.share, (-1.0, 1.0), "sequence", _REWARDS), sides=2),
         )
-    elif asked.reward_drift is not None:
+    elif request.reward_drift is not None:
         yield (
-            Line(
+            DerivedClause(
                 "reward",
                 "reward_drift",
-                asked.reward_drift,
+                request.reward_drift,
                 f"The budget itself: no reward in [{low:g}, {high:g}] has an expectation that "
-                f"differs by more than {asked.reward_drift:g}. Certified from sampled answers: "
+                f"differs by more than {request.reward_drift:g}. Certified from sampled answers: "
                 "the mean of (1 - W)^+ is their TV (sequence_estimators), and the range times "
                 f"that bounds the drift (reward_drift_from_tv). Assumes: {drawn}, "
-                f"{_assumes(asked, 'reward_drift')}.",
+                f"{_assumes(request, 'reward_drift')}.",
             ),
-            Held.of(asked.share, (0.0, 1.0), "sequence"),
+            Requirement.of(request.share, (0.0, 1.0), "sequence"),
         )
-    if asked.bias is not None:
+    if request.bias is not None:
         yield (
-            Line(
+            DerivedClause(
                 "bias",
                 "policy_gradient_bias",
-                asked.bias,
+                request.bias,
                 f"The budget itself: the token-level policy gradient is off by at most "
-                f"{asked.bias:g}. That is a gap of weights of {asked.gap:.3g} after "
-                f"{asked.psi.name} (weight_gap), times an advantage and a score norm of together "
-                f"{asked.factor:.3g} (policy_gradient_bias), loss {asked.loss}. Assumes: {drawn}, "
-                f"{_assumes(asked, 'policy_gradient_bias')}.",
+                f"{request.bias:g}. That is a gap of weights of {request.gap:.3g} after "
+                f"{request.psi.name} (weight_gap), times an advantage and a score norm of together "
+                f"{request.factor:.3g} (policy_gradient_bias), loss {request.loss}. Assumes: "
+                f"{drawn}, {_assumes(request, 'policy_gradient_bias')}.",
             ),
-            _held_gap(asked),
+            _gap_requirement(request),
         )
-    if asked.clip_range is not None and asked.ratio_share is not None:
+    if request.clip_range is not None and request.ratio_share is not None:
         yield (
-            Line(
+            DerivedClause(
                 "ratio",
                 "ratio_budget",
-                asked.ratio_share,
-                f"The budget itself: all but 1 % of the tokens leave {1 - asked.ratio_share:.0%} "
+                request.ratio_share,
+                f"The budget itself: all but 1 % of the tokens leave {1 - request.ratio_share:.0%} "
                 "of their side of the clip range to the policy's own update (ratio_budget). "
                 f"Assumes: {drawn}, one_ratio.".replace("%", " %").replace("  ", " "),
                 aggregate="p99",
             ),
-            Held(_SHARE, 0.0, "token"),
+            Requirement(_SHARE, 0.0, "token"),
         )
 
 
-def _held_gap(asked: Asked) -> Held:
+def _gap_requirement(request: Request) -> Requirement:
     """Of a token, or of the longest answer, whose tokens count for more than one."""
-    most, scatter = asked.counted
-    low, high = asked.psi.span
-    each = "token" if asked.loss == "token_mean" else "sequence"
-    return Held.of(asked.gap, (low * most, high * most), each, _WEIGHTS * scatter)
+    most, scatter = request.counted
+    low, high = request.psi.span
+    each = "token" if request.loss == "token_mean" else "sequence"
+    return Requirement.of(request.gap, (low * most, high * most), each, _WEIGHTS * scatter)
 
 
-def _assumes(asked: Asked, metric: str) -> str:
+def _assumes(request: Request, metric: str) -> str:
     """What the clause rests on besides what every number from sampled tokens does."""
-    kind = CHAIN[metric].under(asked.declared)
+    kind = CHAIN[metric].under(request.declared)
     assert issubclass(kind, ChainCertificate)
     return ", ".join(kind.assumes)
-
-
-def _drawn(asked: Asked) -> str:
-    return ", ".join((*_TOKENS, *(("independent",) if asked.claim == "population" else ())))
 
 
 # what would suffice
 
 
-def _monitored(asked: Asked) -> Iterator[Line]:
-    if asked.reward_drift is not None and not asked.reward_gap:
-        yield Line(
+def _monitored(request: Request) -> Iterator[DerivedClause]:
+    if request.reward_drift is not None and not request.reward_gap:
+        yield DerivedClause(
             "tv",
             "tv",
-            _down(asked.share / asked.tokens),
-            f"Would suffice: {asked.share:g} over {asked.tokens:,} tokens, the union bound "
+            _down(request.share / request.tokens),
+            f"Would suffice: {request.share:g} over {request.tokens:,} tokens, the union bound "
             "(sequence_tv_from_token_tv). Not needed: the drifts of tokens partly cancel."
-            f"{_UNSURE if asked.claim == 'realised' else ''}",
+            f"{_UNSURE if request.claim == 'realised' else ''}",
             aggregate="mean",
             monitor=True,
         )
-        yield Line(
+        yield _tail(
             "tail",
-            "abs_log_ratio_nats",
-            _down(-math.log1p(-asked.share) / asked.tokens),
-            f"Would suffice if every token kept it: log-ratios of {asked.tokens:,} tokens then add "
-            "up to what the budget leaves. p99 looks at all but 1 %, so it does not suffice.",
-            aggregate="p99",
-            monitor=True,
+            -math.log1p(-request.share) / request.tokens,
+            f"Would suffice if every token kept it: log-ratios of {request.tokens:,} tokens then "
+            "add up to what the budget leaves. p99 looks at all but 1 %, so it does not suffice.",
         )
-    if asked.bias is not None and asked.psi.name == "naive":
-        yield Line(
+    if request.bias is not None and request.psi.name == "naive":
+        yield DerivedClause(
             "tv-gradient",
             "tv",
-            _down(asked.gap / 2 / (1 if asked.loss == "token_mean" else asked.tokens)),
+            _down(request.gap / 2 / (1 if request.loss == "token_mean" else request.tokens)),
             "Would suffice: without a correction the gap of weights is twice the TV "
             "(weight_gap_from_tv).",
             aggregate="mean",
             monitor=True,
         )
-        rho = 2 * math.atanh(asked.gap / 2)
-        yield Line(
+        yield _tail(
             "tail-gradient",
-            "abs_log_ratio_nats",
-            _down(rho),
+            2 * math.atanh(request.gap / 2),
             "Would suffice if every token kept it (weight_gap_from_log_ratio). p99 looks at all "
             "but 1 %.",
-            aggregate="p99",
-            monitor=True,
         )
-    elif asked.bias is not None and (rho := _untouched(asked)) > 0:
-        yield Line(
+    elif request.bias is not None and (rho := _untouched(request)) > 0:
+        yield _tail(
             "tail-gradient",
-            "abs_log_ratio_nats",
-            _down(rho),
-            f"Would suffice if every token kept it: {asked.psi.name} then leaves nothing "
+            rho,
+            f"Would suffice if every token kept it: {request.psi.name} then leaves nothing "
             "uncorrected (weight_gap_from_log_ratio). p99 looks at all but 1 %, so it does not "
             "suffice.",
-            aggregate="p99",
-            monitor=True,
         )
-    if asked.ratio_share is not None:
-        yield Line(
+    if request.ratio_share is not None:
+        yield _tail(
             "tail-ratio",
-            "abs_log_ratio_nats",
-            _down(asked.rho),
+            request.rho,
             "Would suffice: the same share of the narrower side of the clip range, for ratios up "
             "and down alike (ratio_budget).",
-            aggregate="p99",
-            monitor=True,
         )
 
 
-def _untouched(asked: Asked) -> float:
+def _tail(name: str, limit: float, why: str) -> DerivedClause:
+    """A monitored clause on the log-ratio of all but 1 % of the tokens."""
+    return DerivedClause(name, "abs_log_ratio_nats", _down(limit), why, "p99", monitor=True)
+
+
+def _untouched(request: Request) -> float:
     """The largest |log w| within which the weighting is exact, nats."""
-    bends = [abs(math.log(bend)) for bend in asked.psi.bends if bend > 0]
-    exact = asked.psi.name in ("tis", "mis", "icepop", "clip")
+    bends = [abs(math.log(bend)) for bend in request.psi.bends if bend > 0]
+    exact = request.psi.name in ("tis", "mis", "icepop", "clip")
     return min(bends, default=0.0) if exact else 0.0
 
 
-def _logit_route(asked: Asked) -> tuple[Line | None, str]:
+def _logit_route(request: Request) -> tuple[DerivedClause | None, str]:
     """The clause on golden texts that would suffice for every budget, or why there is none."""
-    if asked.golden is None:
+    if request.golden is None:
         return None, "no golden texts were given"
-    ways = [*_oscs(asked)]
-    budgets = (asked.reward_drift, asked.bias, asked.ratio_share)
+    ways = [*_oscs(request)]
+    budgets = (request.reward_drift, request.bias, request.ratio_share)
     if len(ways) < sum(budget is not None for budget in budgets):
         return None, f"no drift of logits suffices for {'every' if ways else 'this'} budget"
     osc, theorem = min(ways)
-    rounding = sum(_rounding(kernel.dtype) for kernel in (asked.train, asked.infer))
+    rounding = sum(_rounding(kernel.dtype) for kernel in (request.train, request.infer))
     if osc <= rounding:
-        coarse = min((asked.train.dtype, asked.infer.dtype), key=lambda dtype: CAPTURES[dtype])
+        coarse = min((request.train.dtype, request.infer.dtype), key=lambda dtype: CAPTURES[dtype])
         return None, (
             f"{osc:.2g} nats would suffice ({theorem}), and rounding logits of {_LOGITS:g} to "
             f"{2 * _LOGITS:g} to {coarse} alone drifts by {rounding:.3g} (osc_from_rounding)"
         )
     return (
-        Line(
+        DerivedClause(
             "drift",
             "logit_osc_nats",
             _down(osc),
@@ -272,18 +260,21 @@ def _logit_route(asked: Asked) -> tuple[Line | None, str]:
     )
 
 
-def _oscs(asked: Asked) -> Iterator[tuple[float, str]]:
+def _oscs(request: Request) -> Iterator[tuple[float, str]]:
     """The drift of logits that suffices for each budget, by which theorem."""
-    if asked.reward_drift is not None and not asked.reward_gap:
-        osc = osc_for_reward_drift(asked.reward_drift, asked.tokens, *asked.reward_range)
-        yield float(osc), f"osc_for_reward_drift, answers of {asked.tokens:,} tokens"
-    if asked.bias is not None and asked.psi.name == "naive":
+    if request.reward_drift is not None and not request.reward_gap:
+        osc = osc_for_reward_drift(request.reward_drift, request.tokens, *request.reward_range)
+        yield float(osc), f"osc_for_reward_drift, answers of {request.tokens:,} tokens"
+    if request.bias is not None and request.psi.name == "naive":
         # 2 TV <= gap, and TV <= tanh(osc / 4)
-        yield 4 * math.atanh(asked.gap / asked.counted[0] / 2), "tv_from_osc, weight_gap_from_tv"
-    elif asked.bias is not None and _untouched(asked) > 0:
-        yield _untouched(asked), "abs_log_ratio_from_osc, weight_gap_from_log_ratio"
-    if asked.ratio_share is not None:
-        yield asked.rho, "abs_log_ratio_from_osc, ratio_budget"
+        yield (
+            4 * math.atanh(request.gap / request.counted[0] / 2),
+            "tv_from_osc, weight_gap_from_tv",
+        )
+    elif request.bias is not None and _untouched(request) > 0:
+        yield _untouched(request), "abs_log_ratio_from_osc, weight_gap_from_log_ratio"
+    if request.ratio_share is not None:
+        yield request.rho, "abs_log_ratio_from_osc, ratio_budget"
 
 
 def _rounding(dtype: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
-from servanda.authoring.derive.budget import Asked
+from servanda.authoring.derive.budget import Request
 from servanda.contract.model import Kernel
 from servanda.errors import ContractError
 from servanda.theory.bounds.sequence import osc_for_reward_drift, sequence_tv_gaussian
@@ -18,31 +18,31 @@ _ALIGNED_NATS = 3.24e-5
 _VACUOUS = 0.99  # TV of whole answers that leaves a reward nearly its whole range
 
 
-def refuse_horizon(asked: Asked) -> None:
+def refuse_horizon(request: Request) -> None:
     """Answers over which 16-bit kernels of the field spend more than the budget.
 
     Raises:
         ContractError: what a token would have to keep to, and what to promise instead.
     """
-    if asked.aligned or not (_rounded(asked.train) or _rounded(asked.infer)):
+    if request.aligned or not (_rounded(request.train) or _rounded(request.infer)):
         return
     # the mean TV of a token is half the mean |dlogp| where log-ratios are small and even
-    if asked.tokens * _FIELD_NATS / 2 < 1:
+    if request.tokens * _FIELD_NATS / 2 < 1:
         return
-    typical = float(sequence_tv_gaussian(asked.tokens * _FIELD_KL))
-    needed = nats_for(asked.share, asked.tokens)
+    typical = float(sequence_tv_gaussian(request.tokens * _FIELD_KL))
+    needed = nats_for(request.share, request.tokens)
     # the two figures are of different stacks: below one of them is not below the field
-    if asked.share >= typical or needed >= _FIELD_NATS:
+    if request.share >= typical or needed >= _FIELD_NATS:
         return
     everywhere = float(
-        osc_for_reward_drift(asked.reward_drift or 0.0, asked.tokens, *asked.reward_range)
+        osc_for_reward_drift(request.reward_drift or 0.0, request.tokens, *request.reward_range)
     )
     vacuous = ": vacuous" if typical >= _VACUOUS else ""
     raise ContractError(
-        f"over answers of up to {asked.tokens:,} tokens a reward drift of {asked.reward_drift:g} "
-        f"takes a mean |dlogp| of about {needed:.1g} nats a token (or logits within "
-        f"{everywhere:.1g} at every context), and that lies below what dense 16-bit stacks show. "
-        "Two public figures, of two different stacks: a mean |dlogp| of "
+        f"over answers of up to {request.tokens:,} tokens a reward drift of "
+        f"{request.reward_drift:g} takes a mean |dlogp| of about {needed:.1g} nats a token (or "
+        f"logits within {everywhere:.1g} at every context), and that lies below what dense 16-bit "
+        "stacks show. Two public figures, of two different stacks: a mean |dlogp| of "
         f"{_FIELD_NATS:g} nats (Qwen3-4B, vLLM against Megatron, vllm-project/vime#64); and a KL "
         f"of {_FIELD_KL:g} nats a token (Qwen3-8B, SGLang against Megatron, arXiv 2510.11370), "
         f"which over such answers is a TV of about {typical:.2g}{vacuous}",

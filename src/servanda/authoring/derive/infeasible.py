@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from servanda.authoring.derive.budget import Asked
-from servanda.authoring.derive.contract_text import Line
-from servanda.authoring.derive.sizes import Held, Room
+from servanda.authoring.derive.budget import Request
+from servanda.authoring.derive.contract_text import DerivedClause
+from servanda.authoring.derive.sizes import Requirement, RunSize
 from servanda.errors import ContractError
 from servanda.theory.bounds.drift import rounding_eps
 from servanda.theory.divergence.precision import CAPTURES, TYPICAL_NATS, eta
@@ -16,73 +16,75 @@ _STEPS = 14  # of a bisection: to a thousandth
 _LONGEST = 1e9  # prompt groups that anybody would ask for
 
 
-def refuse_unresolved(asked: Asked) -> None:
+def refuse_unresolved(request: Request) -> None:
     """A budget below what rounding alone reads as: of the record, or of a kernel's own logits.
 
     Raises:
         ContractError: which one, and which budget is above.
     """
-    error = eta(asked.capture)
-    bias = 2 * error * asked.factor * asked.counted[0] if asked.bias is not None else 0.0
+    error = eta(request.capture)
+    bias = 2 * error * request.factor * request.counted[0] if request.bias is not None else 0.0
     floors = (
-        (asked.reward_drift, "reward drift", asked.tokens * error * asked.span),
-        (asked.bias, "bias", bias),
+        (request.reward_drift, "reward drift", request.tokens * error * request.span),
+        (request.bias, "bias", bias),
     )
     for budget, name, floor in floors:
-        if budget is None or (name == "reward drift" and asked.reward_gap) or budget > floor:
+        if budget is None or (name == "reward drift" and request.reward_gap) or budget > floor:
             continue
         raise ContractError(
             f"a {name} of {budget:g} lies under the precision of the record: logprobs in "
-            f"{asked.capture} are off by up to {error:.1e} nats (tokens of about "
+            f"{request.capture} are off by up to {error:.1e} nats (tokens of about "
             f"{TYPICAL_NATS:g} nats), which alone may read as {floor:.2g}",
             hint=f"let the engines record float32, or give a budget above {floor:.2g}",
         )
-    if asked.ratio_share is not None and asked.rho <= error:
+    if request.ratio_share is not None and request.rho <= error:
         raise ContractError(
-            f"{asked.ratio_share:g} of the clip range is a log-ratio of {asked.rho:.1e} nats, and "
-            f"logprobs in {asked.capture} are off by up to {error:.1e}",
+            f"{request.ratio_share:g} of the clip range is a log-ratio of {request.rho:.1e} nats, "
+            f"and logprobs in {request.capture} are off by up to {error:.1e}",
             hint="let the engines record float32, or give a larger share",
         )
-    coarse = min((asked.train.dtype, asked.infer.dtype), key=lambda dtype: CAPTURES[dtype])
+    coarse = min((request.train.dtype, request.infer.dtype), key=lambda dtype: CAPTURES[dtype])
     rounding = float(rounding_eps(1.0, CAPTURES[coarse]))
-    if asked.ratio_share is not None and asked.rho <= rounding:
+    if request.ratio_share is not None and request.rho <= rounding:
         raise ContractError(
-            f"{asked.ratio_share:g} of the clip range is a log-ratio of {asked.rho:.1e} nats, and "
-            f"rounding a single logit between 1 and 2 to {coarse} moves it by up to "
+            f"{request.ratio_share:g} of the clip range is a log-ratio of {request.rho:.1e} nats, "
+            f"and rounding a single logit between 1 and 2 to {coarse} moves it by up to "
             f"{rounding:.1e}: no such kernel keeps 99 % of its tokens within that",
             hint="give a larger share; of kernels that are equal bit by bit promise logit_osc_nats "
             "at_most 0 on golden texts",
         )
 
 
-def too_many(line: Line, held: Held, needed: float, room: Room, cells: int) -> ContractError:
+def too_many(
+    line: DerivedClause, requirement: Requirement, needed: float, size: RunSize, cells: int
+) -> ContractError:
     """That a budget is too small for a run, and which one is not."""
     hints = []
     if line.aggregate != "p99":  # a share of tokens needs the same run whatever its threshold
-        enough = _enough(line.limit, held, room, cells)
+        enough = _enough(line.limit, requirement, size, cells)
         if enough is None:
-            hints.append(f"no budget is decided by {room.most:,}")
+            hints.append(f"no budget is decided by {size.most:,}")
         else:
-            hints.append(f"{room.most:,} decide a budget of {enough:g}")
+            hints.append(f"{size.most:,} decide a budget of {enough:g}")
     if needed <= _LONGEST:
         unit = 10 ** max(math.floor(math.log10(needed)) - 2, 0)
         hints.append(f"--most {math.ceil(needed / unit) * unit} gives a run that is long enough")
     counted = f"about {needed:,.0f}" if math.isfinite(needed) else "more than 10^12"
     return ContractError(
-        f"no run of {room.most:,} prompt groups can certify {line.metric} at most "
+        f"no run of {size.most:,} prompt groups can certify {line.metric} at most "
         f"{line.limit:g}: a kernel at half of it would take {counted}",
         hint="; ".join(hints),
     )
 
 
-def _enough(limit: float, held: Held, room: Room, cells: int) -> float | None:
+def _enough(limit: float, requirement: Requirement, size: RunSize, cells: int) -> float | None:
     """The smallest budget of two digits that a run decides; None: none below the range is."""
-    over_best = held.limit - held.best
-    most = (1.0 - held.best) / over_best
+    over_best = requirement.limit - requirement.best
+    most = (1.0 - requirement.best) / over_best
 
     def decided(factor: float) -> bool:
-        wider = replace(held, limit=held.best + factor * over_best)
-        return factor < most and room.groups(wider, cells) <= room.most
+        wider = replace(requirement, limit=requirement.best + factor * over_best)
+        return factor < most and size.groups(wider, cells) <= size.most
 
     # a violation of a limit near the top takes long, too: begin below
     tops = (most * tenths / 10 for tenths in range(9, 0, -1))
@@ -94,7 +96,7 @@ def _enough(limit: float, held: Held, room: Room, cells: int) -> float | None:
         low, high = (low, middle) if decided(middle) else (middle, high)
     for digits in (2, 3, 4):
         unit = 10.0 ** (math.floor(math.log10(high * limit)) + 1 - digits)
-        found = float(f"{math.ceil(high * limit / unit) * unit:.{digits}g}")
-        if decided(found / limit):
-            return found
+        budget = float(f"{math.ceil(high * limit / unit) * unit:.{digits}g}")
+        if decided(budget / limit):
+            return budget
     return None

@@ -18,7 +18,7 @@ _ENDLESS = 1e12
 
 
 @dataclass(frozen=True)
-class Held:
+class Requirement:
     """A clause as its certificate sees it.
 
     Args:
@@ -43,7 +43,7 @@ class Held:
         span: tuple[float, float],
         each: Literal["token", "sequence"],
         scatter: float | None = None,
-    ) -> Held:
+    ) -> Requirement:
         """Of a value within a span that scatters by so much, in its own units."""
         low, high = span
         scale = high - low
@@ -57,10 +57,10 @@ class Held:
         twice = min(2 * self.limit - self.best, (1 + self.limit) / 2)
 
         def decides(n: int) -> bool:
-            found = reach(n, self.limit, alpha=alpha, cells=cells, fill=fill)
-            low, high = found.holds, found.violated
+            reachable = reach(n, self.limit, alpha=alpha, cells=cells, fill=fill)
+            low, high = reachable.holds, reachable.violated
             if self.variance is not None:
-                low, high = found.holds_even, found.violated_even
+                low, high = reachable.holds_even, reachable.violated_even
             return low is not None and low >= half and high is not None and high <= twice
 
         n = 64
@@ -79,7 +79,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Room:
+class RunSize:
     """What a run is made of, besides its clauses.
 
     Args:
@@ -94,14 +94,14 @@ class Room:
     lines: tuple[int, float]
     most: int
 
-    def groups(self, held: Held, cells: int) -> float:
+    def groups(self, requirement: Requirement, cells: int) -> float:
         """Prompt groups at which a clause is expected to be decided."""
-        per_token = held.each == "token"
+        per_token = requirement.each == "token"
         if self.claim == "population":
             fill = self.lines[1] / self.lines[0] * (_FILL if per_token else 1.0)
-            return held.units(alpha=self.alpha, cells=cells, fill=fill)
+            return requirement.units(alpha=self.alpha, cells=cells, fill=fill)
         each = self.lines[1] * (self.tokens * _FILL if per_token else 1.0)
-        return held.units(alpha=self.alpha, cells=cells) / each
+        return requirement.units(alpha=self.alpha, cells=cells) / each
 
     def offline(self, expected: float) -> tuple[int, int]:
         """The first look, and the limit of a run that is expected to need so many groups."""

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from servanda.authoring.diff.directions import REWRITTEN, Rule, as_text, moved, set_move
-from servanda.authoring.diff.format import shown
-from servanda.authoring.diff.values import Change, Kind, Spot
+from servanda.authoring.diff.format import flow_text
+from servanda.authoring.diff.values import Change, Kind, Pair
 from servanda.contract.model import Clause
 from servanda.contract.stages import FIRST_STEP, MIRRORED, SAMPLED
 from servanda.judgement.clauses.scope import slices_of
 from servanda.judgement.slices.rules import known
 
 
-def _limit(old: float, new: float, spot: Spot) -> Kind:
-    key = spot.place[-2] if spot.place[-1] == "times" else spot.place[-1]
+def _limit(old: float, new: float, pair: Pair) -> Kind:
+    key = pair.place[-2] if pair.place[-1] == "times" else pair.place[-1]
     return moved(old, new, up="tightened" if key == "at_least" else "loosened")
 
 
@@ -27,16 +27,16 @@ LIMIT = Rule(
 )
 
 
-def _rank(clause: Clause, spot: Spot) -> float | None:
+def _rank(clause: Clause, pair: Pair) -> float | None:
     """The share of the tokens that a limit speaks of; None of a mean, and of at_least."""
     if clause.at_most is None:
         return None
-    unsaid = "max" if spot.place[0] == "numerical" else ""
+    unsaid = "max" if pair.place[0] == "numerical" else ""
     return 100.0 if (clause.aggregate or unsaid) == "max" else clause.percentile
 
 
-def _aggregate(_old: str | None, _new: str | None, spot: Spot) -> Kind:
-    before, after = (_rank(clause, spot) for clause in spot.owners)
+def _aggregate(_old: str | None, _new: str | None, pair: Pair) -> Kind:
+    before, after = (_rank(clause, pair) for clause in pair.owners)
     return "retargeted" if before is None or after is None else moved(before, after)
 
 
@@ -47,10 +47,10 @@ AGGREGATE = Rule(
 )
 
 
-def _concurrency(old: int, new: int, spot: Spot) -> Kind:
+def _concurrency(old: int, new: int, pair: Pair) -> Kind:
     # the owners here are loads: which limit it is stands in the clauses around them
-    for contract in spot.contracts:
-        clause = next(c for _, _, c in contract.clauses() if c.id == spot.place[-3])
+    for contract in pair.contracts:
+        clause = next(c for _, _, c in contract.clauses() if c.id == pair.place[-3])
         if clause.at_most is None:
             return "retargeted"
     return moved(old, new)
@@ -63,54 +63,54 @@ CONCURRENCY = Rule(
 )
 
 
-def slices(spot: Spot, old: Any, new: Any, why: str) -> Iterator[Change]:
+def slices(pair: Pair, old: Any, new: Any, why: str) -> Iterator[Change]:
     """Slices by name; a clause that names none speaks of every one its metric is defined on."""
     if old == new:
         return
     before, after = (
         {*slices_of(contract, section, clause)}
-        for contract, owner in zip(spot.contracts, spot.owners, strict=True)
+        for contract, owner in zip(pair.contracts, pair.owners, strict=True)
         for section, _, clause in contract.clauses()
         if clause.id == owner.id
     )
     kind = set_move(before, after)
-    names = ("every slice" if value is None else shown(value) for value in (old, new))
-    yield spot.change(kind, " -> ".join(names), REWRITTEN if kind == "cosmetic" else why)
+    names = ("every slice" if value is None else flow_text(value) for value in (old, new))
+    yield pair.change(kind, " -> ".join(names), REWRITTEN if kind == "cosmetic" else why)
 
 
-def claim(spot: Spot, old: Any, new: Any, why: str) -> Iterator[Change]:
+def claim(pair: Pair, old: Any, new: Any, why: str) -> Iterator[Change]:
     """A clause that makes no claim makes the contract's; what became of that is said there."""
     if old == new:
         return
     before, after = (
-        value or contract.claim for value, contract in zip((old, new), spot.contracts, strict=True)
+        value or contract.claim for value, contract in zip((old, new), pair.contracts, strict=True)
     )
     names = " -> ".join(v or f"{w} (default)" for v, w in ((old, before), (new, after)))
     same = before == after
-    yield spot.change("cosmetic" if same else "retargeted", names, REWRITTEN if same else why)
+    yield pair.change("cosmetic" if same else "retargeted", names, REWRITTEN if same else why)
 
 
-def workload(spot: Spot, old: Any, new: Any, why: str) -> Iterator[Change]:
+def workload(pair: Pair, old: Any, new: Any, why: str) -> Iterator[Change]:
     """A clause that names no workload is judged on the first."""
     before, after = (
         contract.workload_of(clause)
-        for contract, clause in zip(spot.contracts, spot.owners, strict=True)
+        for contract, clause in zip(pair.contracts, pair.owners, strict=True)
     )
     names = f"{before or 'none'} -> {after or 'none'}"
-    one, other = (contract.all_workloads for contract in spot.contracts)
-    if old is None and new is None and after not in one and before not in other:
+    olds, news = (contract.all_workloads for contract in pair.contracts)
+    if old is None and new is None and after not in olds and before not in news:
         return  # the workload itself was replaced, and that is said there
     if before != after:
-        yield spot.change("retargeted", names, why)
+        yield pair.change("retargeted", names, why)
     elif old != new:
         names = " -> ".join(v or f"{before} (default)" for v in (old, new))
-        yield spot.change("cosmetic", names, REWRITTEN)
+        yield pair.change("cosmetic", names, REWRITTEN)
 
 
-def _finer(old: Any, new: Any, spot: Spot) -> Kind:
+def _finer(old: Any, new: Any, pair: Pair) -> Kind:
     """A slice in more parts, by their number or by its edges."""
     # a gap on a union of outcomes may be the sum of its parts' gaps: there finer is not tighter
-    if old is None or new is None or any(known(rule) == "outcome" for rule in spot.owners):
+    if old is None or new is None or any(known(rule) == "outcome" for rule in pair.owners):
         return "retargeted"
     return moved(old, new) if isinstance(old, int) else set_move({*old}, {*new})
 
@@ -120,8 +120,8 @@ MOST = Rule("higher is tightened; of outcomes retargeted", _WHY_FINER, _finer)
 EDGES = Rule("superset is tightened; of outcomes retargeted", _WHY_FINER, _finer)
 
 
-def _sample(old: float | None, new: float | None, spot: Spot) -> Kind:
-    unsaid = SAMPLED if spot.place[-2] in ("canary", "full") else 1.0
+def _sample(old: float | None, new: float | None, pair: Pair) -> Kind:
+    unsaid = SAMPLED if pair.place[-2] in ("canary", "full") else 1.0
     return moved(old or unsaid, new or unsaid)
 
 
@@ -140,7 +140,7 @@ STEPS = Rule(
 )
 
 
-def _sequences(old: tuple[int, int], new: tuple[int, int], _: Spot) -> Kind:
+def _sequences(old: tuple[int, int], new: tuple[int, int], _: Pair) -> Kind:
     kinds: set[Kind] = {moved(a, b) for a, b in zip(old, new, strict=True) if a != b}
     return kinds.pop() if len(kinds) == 1 else "retargeted"
 

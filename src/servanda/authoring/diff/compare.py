@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from servanda.authoring.diff.directions import Custom, Items, Part, Rule, With, as_text
-from servanda.authoring.diff.format import promised, shown
+from servanda.authoring.diff.format import clause_text, flow_text
 from servanda.authoring.diff.rules import RULES
-from servanda.authoring.diff.values import MIRROR, Change, Spot
+from servanda.authoring.diff.values import MIRROR, Change, Pair
 from servanda.contract.model import Clause, Contract, Escalation, Place
 from servanda.judgement.clause_kinds import DEFAULT_GUARDS
 from servanda.judgement.clauses.scope import slices_of
@@ -59,14 +59,14 @@ def changes(old: Contract, new: Contract) -> tuple[Change, ...]:
     >>> [(c.kind, c.name, c.what) for c in changes(contract(0.02), contract(0.05))]
     [('loosened', 'statistical.tv.at_most', '0.02 -> 0.05')]
     """
-    return tuple(_fields(Spot((old, new)), old, new))
+    return tuple(_fields(Pair((old, new)), old, new))
 
 
-def _fields(spot: Spot, old: BaseModel, new: BaseModel) -> Iterator[Change]:
+def _fields(pair: Pair, old: BaseModel, new: BaseModel) -> Iterator[Change]:
     """Every field of two values of one kind."""
     for name, rule in RULES[type(old)].items():
         key = type(old).model_fields[name].alias or name
-        inner = spot.key(key, (old, new))
+        inner = pair.key(key, (old, new))
         before, after = getattr(old, name), getattr(new, name)
         if isinstance(rule, Rule):
             yield from rule(inner, before, after)
@@ -80,55 +80,55 @@ def _fields(spot: Spot, old: BaseModel, new: BaseModel) -> Iterator[Change]:
             assert isinstance(rule, With)  # compared with another field
 
 
-def _part(spot: Spot, rule: Part, old: Any, new: Any) -> Iterator[Change]:
+def _part(pair: Pair, rule: Part, old: Any, new: Any) -> Iterator[Change]:
     if isinstance(old, BaseModel) and type(old) is type(new):
-        yield from _fields(spot, old, new)
+        yield from _fields(pair, old, new)
     elif old is None or new is None:
         if old is new:
             return
         kind = rule.none if old is None else MIRROR[rule.none]
         if rule.scalar is None:
-            yield spot.change(kind, shown(new if old is None else old), rule.why)
+            yield pair.change(kind, flow_text(new if old is None else old), rule.why)
         else:
-            names = (rule.scalar.absent if v is None else shown(v) for v in (old, new))
-            yield spot.change(kind, " -> ".join(names), rule.scalar.why)
+            names = (rule.scalar.absent if v is None else flow_text(v) for v in (old, new))
+            yield pair.change(kind, " -> ".join(names), rule.scalar.why)
     elif type(old) is type(new) and rule.scalar is not None:
-        yield from rule.scalar(spot, old, new)
+        yield from rule.scalar(pair, old, new)
     else:
-        yield spot.change("retargeted", f"{shown(old)} -> {shown(new)}", _ANOTHER_KIND)
+        yield pair.change("retargeted", f"{flow_text(old)} -> {flow_text(new)}", _ANOTHER_KIND)
 
 
 def _items(
-    spot: Spot, rule: Items, old: Mapping[str, _Item], new: Mapping[str, _Item]
+    pair: Pair, rule: Items, old: Mapping[str, _Item], new: Mapping[str, _Item]
 ) -> Iterator[Change]:
     """Items that both have, those that one has, and their order."""
     gone = {name: item for name, item in old.items() if name not in new}
     for name, item in new.items():
         if name in old:
-            yield from _same(spot, old[name], item)
+            yield from _same(pair, old[name], item)
         else:
             before = next((n for n, was in gone.items() if was.content == item.content), None)
             if before is None:
-                yield _alone(_spot(spot, None, item), rule, item, spot.contracts[0])
+                yield _alone(_spot(pair, None, item), rule, item, pair.contracts[0])
             else:
-                there = _spot(spot, gone.pop(before), item)
+                there = _spot(pair, gone.pop(before), item)
                 what = f"{before} -> {name} ({_ONLY_RENAMED})"
                 yield there.change("retargeted", what, "all else is equal")
     for item in gone.values():
-        yield _alone(_spot(spot, item, None), rule, item, spot.contracts[1])
-    yield from _order(spot, rule, old, new)
+        yield _alone(_spot(pair, item, None), rule, item, pair.contracts[1])
+    yield from _order(pair, rule, old, new)
 
 
-def _spot(spot: Spot, old: _Item | None, new: _Item | None) -> Spot:
+def _spot(pair: Pair, old: _Item | None, new: _Item | None) -> Pair:
     """The spot of an item that both have, or only one."""
     item = new or old
     assert item is not None
     at = (old.at if old else None, new.at if new else None)
     enforced = ((old or item).enforced, (new or item).enforced)
-    return replace(spot, place=item.place, at=at, enforced=enforced)
+    return replace(pair, place=item.place, at=at, enforced=enforced)
 
 
-def _alone(there: Spot, rule: Items, item: _Item, other: Contract) -> Change:
+def _alone(there: Pair, rule: Items, item: _Item, other: Contract) -> Change:
     """An item that the other contract does not have."""
     if isinstance(item.value, Clause) and _unwritten(item.value, other):
         return there.change("cosmetic", _described(item), _THERE_ANYWAY)
@@ -142,51 +142,51 @@ def _unwritten(clause: Clause, contract: Contract) -> bool:
     metrics = {c.metric for _, _, c in contract.clauses()}
     if not contract.statistical or trained or metrics & {clause.metric, "served_fidelity"}:
         return False
-    said = clause.model_dump(exclude=_NAMES)
-    return any(said == guard.model_dump(exclude=_NAMES) for guard in DEFAULT_GUARDS)
+    written = clause.model_dump(exclude=_NAMES)
+    return any(written == guard.model_dump(exclude=_NAMES) for guard in DEFAULT_GUARDS)
 
 
-def _same(spot: Spot, old: _Item, new: _Item) -> Iterator[Change]:
-    there = _spot(spot, old, new)
+def _same(pair: Pair, old: _Item, new: _Item) -> Iterator[Change]:
+    there = _spot(pair, old, new)
     if isinstance(new.value, Clause) and old.place != new.place:
         names = (str(item.place[0]) for item in (old, new))
         yield there.change("retargeted", " -> ".join(names), _ANOTHER_SECTION)
     yield from _fields(there, old.value, new.value)
 
 
-def _order(spot: Spot, rule: Items, old: Collection[str], new: Collection[str]) -> Iterator[Change]:
+def _order(pair: Pair, rule: Items, old: Collection[str], new: Collection[str]) -> Iterator[Change]:
     """Those that both have in another order, which means something only of the first."""
     before, after = (next(iter(names), "") for names in (old, new))
     # where neither is in both, one was replaced by the other, and that is said there
     if rule.first and before != after and (before in new or after in old):
         at: Place = ("workloads",)
-        there = replace(spot, place=at, at=(at, at))
+        there = replace(pair, place=at, at=(at, at))
         yield there.change("retargeted", f"{before} first -> {after} first", rule.first)
         return
     both = [n for n in old if n in new], [n for n in new if n in old]
     if both[0] != both[1]:
-        names = " -> ".join(map(shown, both))
-        yield spot.change("cosmetic", names, "the order says nothing")
+        names = " -> ".join(map(flow_text, both))
+        yield pair.change("cosmetic", names, "the order says nothing")
 
 
 def _described(item: _Item) -> str:
     value = item.value
     if isinstance(value, Clause):
-        return promised(value)
+        return clause_text(value)
     if isinstance(value, Escalation):
-        return f"do: {shown(value.do)}"  # when is its name
-    return shown(value.model_dump(exclude=_NAMES, exclude_defaults=True, by_alias=True))
+        return f"do: {flow_text(value.do)}"  # when is its name
+    return flow_text(value.model_dump(exclude=_NAMES, exclude_defaults=True, by_alias=True))
 
 
 def _workloads(contract: Contract) -> dict[str, _Item]:
     listed = isinstance(contract.workloads, tuple)
-    found = {}
+    items = {}
     for i, (name, value) in enumerate(contract.all_workloads.items()):
         single = contract.workload is not None and name == "workload"
         index = i - (contract.workload is not None)
         at: Place = ("workload",) if single else ("workloads", index if listed else name)
-        found[name] = _Item(value, at, at if single else ("workloads", name))
-    return found
+        items[name] = _Item(value, at, at if single else ("workloads", name))
+    return items
 
 
 def _labels(contract: Contract) -> dict[str, _Item]:
@@ -216,13 +216,13 @@ def _clauses(contract: Contract) -> dict[str, _Item]:
 
 def _rules(contract: Contract) -> dict[str, _Item]:
     """Escalation rules by what they watch; a second that watches the same is another."""
-    found: dict[str, _Item] = {}
+    items: dict[str, _Item] = {}
     for i, rule in enumerate(contract.escalation):
-        name = shown(rule.when, longest=0)
-        while name in found:
+        name = flow_text(rule.when, longest=0)
+        while name in items:
             name = f"{name} (again)"
-        found[name] = _Item(rule, ("escalation", i), ("escalation", name))
-    return found
+        items[name] = _Item(rule, ("escalation", i), ("escalation", name))
+    return items
 
 
 # a field of many parts -> how they are found in a contract

@@ -30,8 +30,8 @@ class Difference:
     @cached_property
     def changes(self) -> tuple[Change, ...]:
         """What breaks this side first; each kind in the order of the language."""
-        found = changes(self.old, self.new)
-        return tuple(sorted(found, key=lambda c: (not c.breaks(self.side), KINDS.index(c.kind))))
+        unsorted = changes(self.old, self.new)
+        return tuple(sorted(unsorted, key=lambda c: (not c.breaks(self.side), KINDS.index(c.kind))))
 
     @cached_property
     def breaking(self) -> tuple[Change, ...]:
@@ -70,12 +70,12 @@ class Difference:
         return advice(self.old.metadata.version, self.new.metadata.version)
 
 
-def counted(found: Iterable[Change]) -> str:
+def counted(listed: Iterable[Change]) -> str:
     """How many of each kind, such as "2 tightened, 1 loosened"; "no change" of none.
 
     What no enforced clause hangs on is counted by itself.
     """
-    found = [*found]
-    counts = [(kind, sum(c.kind == kind and c.enforced for c in found)) for kind in KINDS]
-    counts.append(("of what is monitored", sum(not c.enforced for c in found)))
+    listed = [*listed]
+    counts = [(kind, sum(c.kind == kind and c.enforced for c in listed)) for kind in KINDS]
+    counts.append(("of what is monitored", sum(not c.enforced for c in listed)))
     return ", ".join(f"{n} {kind}" for kind, n in counts if n) or "no change"

@@ -13,11 +13,11 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from servanda.authoring.diff.format import shown
-from servanda.authoring.diff.values import MIRROR, Change, Kind, Spot
+from servanda.authoring.diff.format import flow_text
+from servanda.authoring.diff.values import MIRROR, Change, Kind, Pair
 from servanda.contract.fields import duration_text
 
-Direction = Callable[[Any, Any, Spot], Kind]
+Direction = Callable[[Any, Any, Pair], Kind]
 
 REWRITTEN = "it means the same, written in another way"
 
@@ -38,21 +38,21 @@ class Rule:
     why: str
     of: Direction
     absent: str = "none"
-    show: Callable[[Any], str] = shown
+    show: Callable[[Any], str] = flow_text
 
-    def __call__(self, spot: Spot, old: Any, new: Any) -> Iterator[Change]:
+    def __call__(self, pair: Pair, old: Any, new: Any) -> Iterator[Change]:
         if _same(old, new):
             return
-        kind = "cosmetic" if old == new else self.of(old, new, spot)
+        kind = "cosmetic" if old == new else self.of(old, new, pair)
         why = REWRITTEN if kind == "cosmetic" and self.of is not _cosmetic else self.why
-        names = [self._shown(spot, i, value) for i, value in enumerate((old, new))]
-        yield spot.change(kind, " -> ".join(names), why)
+        names = [self._shown(pair, i, value) for i, value in enumerate((old, new))]
+        yield pair.change(kind, " -> ".join(names), why)
 
-    def _shown(self, spot: Spot, side: int, value: Any) -> str:
+    def _shown(self, pair: Pair, side: int, value: Any) -> str:
         """A value, and whether it is only the default."""
         if value is None:
             return self.absent
-        owner, key = spot.owners[side], spot.place[-1]
+        owner, key = pair.owners[side], pair.place[-1]
         fields = getattr(type(owner), "model_fields", {})
         own = next((name for name, field in fields.items() if key in (name, field.alias)), key)
         written = own in getattr(owner, "model_fields_set", {own})
@@ -106,7 +106,7 @@ class Custom:
 
     says: str
     why: str
-    compare: Callable[[Spot, Any, Any, str], Iterator[Change]]
+    compare: Callable[[Pair, Any, Any, str], Iterator[Change]]
 
 
 Handling = Rule | Part | Items | With | Custom
@@ -131,7 +131,7 @@ def moved(old: float, new: float, *, up: Kind = "tightened") -> Kind:
 
 
 def _move(up: Kind, absent: float | None) -> Direction:
-    def kind(old: float | None, new: float | None, _: Spot) -> Kind:
+    def kind(old: float | None, new: float | None, _: Pair) -> Kind:
         before, after = (absent if value is None else value for value in (old, new))
         if before is None or after is None:
             return "retargeted"
@@ -142,13 +142,13 @@ def _move(up: Kind, absent: float | None) -> Direction:
 
 def higher(why: str, *, absent: float | None = None, time: bool = False) -> Rule:
     """More is tighter; absent: what a field that is not there counts as, if that is a number."""
-    show = duration_text if time else shown
+    show = duration_text if time else flow_text
     return Rule("higher is tightened", why, _move("tightened", absent), show=show)
 
 
 def lower(why: str, *, absent: float | None = None, time: bool = False) -> Rule:
     """Less is tighter."""
-    show = duration_text if time else shown
+    show = duration_text if time else flow_text
     return Rule("lower is tightened", why, _move("loosened", absent), show=show)
 
 
@@ -160,12 +160,12 @@ def ranked(*order: Any, why: str) -> Rule:
         for word in (words if isinstance(words, tuple) else (words,))
     }
 
-    def kind(old: Any, new: Any, _: Spot) -> Kind:
+    def kind(old: Any, new: Any, _: Pair) -> Kind:
         same = ranks[old] == ranks[new]
         return "retargeted" if same else moved(ranks[old], ranks[new])
 
-    said = [" = ".join(map(shown, w)) if isinstance(w, tuple) else shown(w) for w in order]
-    return Rule(f"{' < '.join(said)}", why, kind)
+    names = [" = ".join(map(flow_text, w)) if isinstance(w, tuple) else flow_text(w) for w in order]
+    return Rule(f"{' < '.join(names)}", why, kind)
 
 
 def set_move(old: set[Any], new: set[Any]) -> Kind:
@@ -180,7 +180,7 @@ def inclusion(why: str) -> Rule:
     return Rule("superset is tightened", why, lambda old, new, _: set_move({*old}, {*new}))
 
 
-def _wider(old: tuple[float, float] | None, new: tuple[float, float] | None, _: Spot) -> Kind:
+def _wider(old: tuple[float, float] | None, new: tuple[float, float] | None, _: Pair) -> Kind:
     if old is None or new is None:
         return "retargeted"
     if new[0] <= old[0] and new[1] >= old[1]:

@@ -15,11 +15,13 @@ _LONGEST = 40  # characters of one value; a description may be a page
 _PLAIN = re.compile(r"[A-Za-z0-9_./+\-][\w ./+\-]*")
 
 
-def shown(value: Any, longest: int = _LONGEST) -> str:
+def flow_text(value: Any, longest: int = _LONGEST) -> str:
     """A value in the flow style of YAML, cut where it is long; longest: 0 cuts nothing.
 
-    >>> shown(0.02), shown(1000.0), shown((0.01, 0.05)), shown({"labels.x": {"in": ["a"]}})
-    ('0.02', '1000', '[0.01, 0.05]', '{labels.x: {in: [a]}}')
+    >>> flow_text(0.02), flow_text(1000.0), flow_text((0.01, 0.05))
+    ('0.02', '1000', '[0.01, 0.05]')
+    >>> flow_text({"labels.x": {"in": ["a"]}})
+    '{labels.x: {in: [a]}}'
     """
     return line(_flow(to_jsonable_python(value)), longest)
 
@@ -38,13 +40,13 @@ def _flow(value: Any) -> str:
     return text if _PLAIN.fullmatch(text) else f"'{text}'"
 
 
-def promised(clause: Clause) -> str:
+def clause_text(clause: Clause) -> str:
     """A clause in a few words, such as "mean tv at most 0.02, monitored"."""
     parts = [f"{clause.aggregate or ''} {clause.metric}".strip()]
     for words in ("at_most", "at_least"):
         limit = getattr(clause, words)
         if limit is not None:
-            parts[0] += f" {words.replace('_', ' ')} {shown(limit)}"
+            parts[0] += f" {words.replace('_', ' ')} {flow_text(limit)}"
     if clause.slices is not None:
         parts.append(f"on {', '.join(clause.slices)}")
     return line(", ".join([*parts, *([] if clause.enforced else ["monitored"])]), 2 * _LONGEST)

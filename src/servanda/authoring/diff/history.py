@@ -12,7 +12,7 @@ from servanda.contract.model import Contract
 
 
 @dataclass(frozen=True)
-class Listed:
+class ContractFile:
     """A contract, and the file that it was read from."""
 
     file: str
@@ -27,8 +27,8 @@ class Listed:
 class Step:
     """From one version of a contract to the next."""
 
-    old: Listed
-    new: Listed
+    old: ContractFile
+    new: ContractFile
 
     @property
     def difference(self) -> Difference:
@@ -54,11 +54,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Shelf:
+class ContractVersions:
     """All versions of one contract, oldest first."""
 
     name: str
-    versions: tuple[Listed, ...]
+    versions: tuple[ContractFile, ...]
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -69,13 +69,13 @@ class Shelf:
         return tuple(step.clash for step in self.steps if step.clash)
 
 
-def shelves(found: Iterable[Listed]) -> tuple[Shelf, ...]:
+def versions_by_name(files: Iterable[ContractFile]) -> tuple[ContractVersions, ...]:
     """Contracts by name, each name's versions in order."""
-    by_name: dict[str, list[Listed]] = {}
-    for listed in found:
-        by_name.setdefault(listed.contract.metadata.name, []).append(listed)
+    by_name: dict[str, list[ContractFile]] = {}
+    for file in files:
+        by_name.setdefault(file.contract.metadata.name, []).append(file)
     return tuple(
-        Shelf(
+        ContractVersions(
             name, tuple(sorted(by_name[name], key=lambda v: (order(v.version), v.version, v.file)))
         )
         for name in sorted(by_name)

@@ -78,7 +78,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Spot:
+class Pair:
     """A part of two contracts: what it is called, and where it stands in each.
 
     Args:
@@ -94,7 +94,7 @@ class Spot:
     owners: tuple[Any, Any] = (None, None)
     enforced: tuple[bool, bool] = (True, True)
 
-    def key(self, name: str, owners: tuple[Any, Any]) -> Spot:
+    def key(self, name: str, owners: tuple[Any, Any]) -> Pair:
         """A key of two mappings."""
         old, new = (None if at is None else (*at, name) for at in self.at)
         return replace(self, place=(*self.place, name), at=(old, new), owners=owners)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servanda.authoring.mutation.result import Conforming, Failing
+from servanda.authoring.mutation.result import Conformance, FailingCell
 from servanda.contract.model import PACK, Contract, Kernels
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.plan import Plan, out_of_reach
@@ -25,21 +25,22 @@ def against_itself(contract: Contract) -> Contract | None:
     )
 
 
-def conforming(plan: Plan, found: Drill, seconds: float) -> Conforming:
+def conforming(plan: Plan, drill: Drill, seconds: float) -> Conformance:
     """What a check that is to hold says of the contract."""
-    kernels = _kernels(plan.contract)
-    verdict = found.verdict
+    train, infer = str(plan.contract.kernels.train), str(plan.contract.kernels.infer)
+    kernels = f"{train} against itself" if train == infer else f"{infer} against {train}"
+    verdict = drill.verdict
     if verdict is None:
-        why = found.refused.problems[0].message if found.refused else ""
-        return Conforming(
-            kernels, "refused", (Failing("identity", "refused", why),), seconds=seconds
+        why = drill.refused.problems[0].message if drill.refused else ""
+        return Conformance(
+            kernels, "refused", (FailingCell("identity", "refused", why),), seconds=seconds
         )
     enforced = [c for c in verdict.cells if c.enforced and c.outcome != "not applicable"]
-    return Conforming(
+    return Conformance(
         kernels=kernels,
         outcome=verdict.outcome,
         failing=tuple(
-            Failing(f"{c.clause} on {c.slice}", c.outcome, reason(plan, verdict, c), c.where)
+            FailingCell(f"{c.clause} on {c.slice}", c.outcome, reason(plan, verdict, c), c.where)
             for c in enforced
             if c.outcome != "holds"
         ),
@@ -50,21 +51,16 @@ def conforming(plan: Plan, found: Drill, seconds: float) -> Conforming:
     )
 
 
-def _kernels(contract: Contract) -> str:
-    train, infer = str(contract.kernels.train), str(contract.kernels.infer)
-    return f"{train} against itself" if train == infer else f"{infer} against {train}"
-
-
-def beyond_reach(plan: Plan) -> Conforming | None:
+def beyond_reach(plan: Plan) -> Conformance | None:
     """The answer where the sizes certify a limit for nobody: no kernel is run for it."""
     problems = [(cell, problem) for cell in plan.cells for problem in out_of_reach(plan, cell)]
     if not problems:
         return None
     failing = tuple(
-        Failing(f"{cell.clause.id} on {cell.cut.name}", "out of reach", p.message, p.where)
+        FailingCell(f"{cell.clause.id} on {cell.cut.name}", "out of reach", p.message, p.where)
         for cell, p in problems
     )
-    return Conforming(f"{plan.contract.kernels.train} against itself", "out of reach", failing)
+    return Conformance(f"{plan.contract.kernels.train} against itself", "out of reach", failing)
 
 
 def reason(plan: Plan, verdict: Verdict, cell: CellVerdict) -> str:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from servanda.authoring.mutation.result import Fate, Injected, Near
+from servanda.authoring.mutation.result import Fate, FaultResult, Nearest
 from servanda.contract.model import Contract
 from servanda.engines.faults import FAULTS
 from servanda.engines.faults.base import cannot
@@ -32,7 +32,7 @@ def named(names: Sequence[str]) -> tuple[str, ...]:
 
 def inject(
     contract: Contract, name: str, *, open: Open, watch: Watch, deadline: Callable[[], bool]
-) -> Injected:
+) -> FaultResult:
     """Drill one fault, and say whether the contract caught it.
 
     Caught is what is violated or refused, and what a precondition of the contract makes an
@@ -43,60 +43,60 @@ def inject(
     """
     value, began = FAULTS[name].default, time.monotonic()
 
-    def told(progress: Progress) -> None:
+    def watch_fault(progress: Progress) -> None:
         watch(Progress(f"{name}: {progress.what}", progress.done, progress.total))
 
     try:
-        found = drill(contract, name, open=open, watch=told, deadline=deadline)
+        result = drill(contract, name, open=open, watch=watch_fault, deadline=deadline)
     except Interrupted:
         raise
     except ServandaError as error:
         message = error.problems[0].message
         fate: Fate = "not applicable" if cannot(name) in message else "undecided"
-        return Injected(name, value, fate, why=message, seconds=time.monotonic() - began)
+        return FaultResult(name, value, fate, why=message, seconds=time.monotonic() - began)
     seconds = time.monotonic() - began
-    if found.verdict is None:
-        why = found.refused.problems[0].message if found.refused else ""
-        return Injected(name, value, "caught", "refused", why=why, seconds=seconds)
-    fate = _fate(found, found.verdict)
-    return Injected(
+    if result.verdict is None:
+        why = result.refused.problems[0].message if result.refused else ""
+        return FaultResult(name, value, "caught", "refused", why=why, seconds=seconds)
+    fate = _fate(result, result.verdict)
+    return FaultResult(
         name,
         value,
         fate,
-        found.outcome,
-        by=found.deciding,
-        near=None if fate == "caught" else nearest(found.verdict),
+        result.outcome,
+        by=result.deciding,
+        near=None if fate == "caught" else nearest(result.verdict),
         seconds=seconds,
     )
 
 
-def _fate(found: Drill, verdict: Verdict) -> Fate:
-    if found.outcome == "violated":
+def _fate(result: Drill, verdict: Verdict) -> Fate:
+    if result.outcome == "violated":
         return "caught"
     guards = [c for c in verdict.cells if c.section == "observability" and c.enforced]
     if any(guard.outcome == "error" for guard in guards):
         return "caught"
     if verdict.circumstances.stopped == "time":
         return "open"
-    return "missed" if found.outcome == "holds" else "undecided"
+    return "missed" if result.outcome == "holds" else "undecided"
 
 
-def nearest(verdict: Verdict) -> Near | None:
+def nearest(verdict: Verdict) -> Nearest | None:
     """The enforced cell of a verdict that came nearest to being red."""
     price = math.log(max(verdict.price_cells, 1) / verdict.alpha)
-    found = [near for c in verdict.cells if c.enforced for near in _near(c, price)]
-    return max(found, key=lambda near: near.part, default=None)
+    cells = [near for c in verdict.cells if c.enforced for near in _near(c, price)]
+    return max(cells, key=lambda near: near.part, default=None)
 
 
-def _near(cell: CellVerdict, price: float) -> Iterator[Near]:
+def _near(cell: CellVerdict, price: float) -> Iterator[Nearest]:
     """How far a cell is on the way to its limit; to its price, where it has no limit."""
     name = f"{cell.clause} on {cell.slice}"
     value, limit = cell.value, cell.limit
     if value is not None and limit:
-        yield Near(name, _part(cell.metric, value, limit), f"{value:.3g} of {limit:.3g}")
+        yield Nearest(name, _part(cell.metric, value, limit), f"{value:.3g} of {limit:.3g}")
     elif limit is None and cell.e_violated is not None:
         part = max(cell.e_violated, 0.0) / price
-        yield Near(name, part, f"{100 * part:.0f} % of the evidence that it takes")
+        yield Nearest(name, part, f"{100 * part:.0f} % of the evidence that it takes")
 
 
 def _part(metric: str, value: float, limit: float) -> float:

@@ -51,18 +51,18 @@ def slice_(name: str) -> str:
 
 
 def rule(rule: Escalation) -> str:
-    does = ", ".join(map(written, rule.do))
-    return f"no case expects {does} where {written(rule.when)} and no other rule asks for it"
+    does = ", ".join(map(rule_text, rule.do))
+    return f"no case expects {does} where {rule_text(rule.when)} and no other rule asks for it"
 
 
 def rule_words(rule: Escalation) -> str:
-    return f"{written(rule.when)}: {', '.join(map(written, rule.do))}"
+    return f"{rule_text(rule.when)}: {', '.join(map(rule_text, rule.do))}"
 
 
-def written(part: str | Mapping[str, Any]) -> str:
+def rule_text(part: str | Mapping[str, Any]) -> str:
     """An action, or what a rule watches, nearly as the contract writes it.
 
-    >>> written("hold"), written({"page": "oncall"}), written({"clause": "tv", "is_not": "holds"})
+    >>> rule_text("hold"), rule_text({"page": "oncall"}), rule_text({"clause": "tv", "is_not": "holds"})
     ('hold', 'page oncall', 'clause tv is not holds')
     """
     if isinstance(part, str):

@@ -88,7 +88,7 @@ def _changes(contract: Contract) -> Iterator[Iterator[Mutant]]:
 
 def _confidence(contract: Contract) -> Iterator[Iterator[Mutant]]:
     was = contract.confidence
-    for found in (lowered(was, top=1.0), raised(was, top=1.0)):
+    for moved in (lowered(was, top=1.0), raised(was, top=1.0)):
         yield (
             Mutant(
                 name=f"confidence {now:g}",
@@ -98,7 +98,7 @@ def _confidence(contract: Contract) -> Iterator[Iterator[Mutant]]:
                 sentence=f"confidence {was:g} becomes {now:g}",
                 unasked=missing_case.confidence(was, now),
             )
-            for now in found
+            for now in moved
         )
 
 
@@ -224,8 +224,8 @@ def _without_slice(contract: Contract, i: int) -> Mutant:
             continue
         named = tuple(s for s in clause.slices or () if s != name)
         gone += [] if named else [clause.id]
-        kept = clause.model_copy(update={"slices": named}) if named else None
-        mutated = _with_clause(mutated, place, kept)
+        narrowed = clause.model_copy(update={"slices": named}) if named else None
+        mutated = _with_clause(mutated, place, narrowed)
     rules = tuple(r for r in contract.escalation if r.when.get("clause") not in gone)
     also = f", and {', '.join(reversed(gone))}, which speaks of nothing else" if gone else ""
     return Mutant(

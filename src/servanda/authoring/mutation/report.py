@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from servanda.authoring.mutation.result import Conforming, Injected, Mutation, Part, Tried
+from servanda.authoring.mutation.result import (
+    Conformance,
+    FaultResult,
+    MutantResult,
+    Mutation,
+    Part,
+)
 from servanda.report.format import count, line, percent, wrapped
 
 _WIDTH = 96
@@ -12,10 +18,11 @@ _CELLS = 3  # that made an outcome, by name; the rest is counted
 _GLYPH = {"caught": "✓", "missed": "✗", "undecided": "?", "open": " "}
 
 
-def told(result: Mutation) -> str:
+def render(result: Mutation) -> str:
     """Survivors with their places, faults one by one, and the score."""
-    blocks = [[*_head(result)], [*_limits(result)], [*_checks(result)], [*_faults(result)]]
-    blocks.append([*_named(result), score_line(result)])
+    checks = [line for check in (result.itself, result.own) if check for line in _check(check)]
+    blocks = [[*_head(result)], [*_limits(result)], checks, [*_faults(result)]]
+    blocks.append([*_contract_faults(result), score_line(result)])
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -26,12 +33,12 @@ def score_line(result: Mutation) -> str:
     >>> score_line(Mutation("toy", "", ("limits",)))
     'mutation score: none, for nothing was asked'
     """
-    noticed, asked = result.counts()
-    if not asked:
+    noticed, counted = result.counts()
+    if not counted:
         return "mutation score: none, for nothing was asked"
     shares = [(part, *result.counts(part)) for part in result.asked]
     parts = ", ".join(f"{part} {some} of {whole}" for part, some, whole in shares if whole)
-    score = f"mutation score {noticed} of {asked} ({percent(noticed / asked)}): {parts}"
+    score = f"mutation score {noticed} of {counted} ({percent(noticed / counted)}): {parts}"
     if result.stopped == "interrupted":
         return f"{score}; interrupted before the rest"
     return f"{score}; the time was over for {result.open} more" if result.open else score
@@ -50,38 +57,32 @@ def _head(result: Mutation) -> Iterator[str]:
 def _limits(result: Mutation) -> Iterator[str]:
     if not result.limits:
         return
-    noticed, asked = result.counts("limits")
-    yield f"limits    {noticed} of {asked} noticed by a case"
-    for tried in result.limits:
-        if tried.mark == "survived":
-            yield from _survivor(tried)
+    noticed, counted = result.counts("limits")
+    yield f"limits    {noticed} of {counted} noticed by a case"
+    for mutant in result.limits:
+        if mutant.mark == "survived":
+            yield from _survivor_lines(mutant)
     for mark, words in (
         ("equivalent", "cannot be told apart by anybody"),
         ("refused", "refused by the plan, before any test"),
     ):
-        for tried in result.limits:
-            if tried.mark == mark:
-                yield from _wrapped(f"– {_placed(tried)}: {words}: {line(tried.why)}", "  ")
+        for mutant in result.limits:
+            if mutant.mark == mark:
+                yield from _wrapped(f"– {_change(mutant)}: {words}: {line(mutant.why)}", "  ")
 
 
-def _survivor(tried: Tried) -> Iterator[str]:
-    near = f" (nearest: {line(str(tried.near))})" if tried.near else ""
-    yield from _wrapped(f"✗ {_placed(tried)}", "  ")
-    yield from _wrapped(f"{line(tried.why)}{near}", "      ", hang=0)
+def _survivor_lines(mutant: MutantResult) -> Iterator[str]:
+    near = f" (nearest: {line(str(mutant.near))})" if mutant.near else ""
+    yield from _wrapped(f"✗ {_change(mutant)}", "  ")
+    yield from _wrapped(f"{line(mutant.why)}{near}", "      ", hang=0)
 
 
-def _placed(tried: Tried) -> str:
-    where = f"{tried.where.file}:{tried.where.line} " if tried.where else ""
-    return f"{where}{line(tried.sentence)}"
+def _change(mutant: MutantResult) -> str:
+    where = f"{mutant.where.file}:{mutant.where.line} " if mutant.where else ""
+    return f"{where}{line(mutant.sentence)}"
 
 
-def _checks(result: Mutation) -> Iterator[str]:
-    for check in (result.itself, result.own):
-        if check is not None:
-            yield from _check(check)
-
-
-def _check(check: Conforming) -> Iterator[str]:
+def _check(check: Conformance) -> Iterator[str]:
     glyph = "✓" if check.holds else "✗"
     size = f", all {check.cells} cells, {check.groups:,} prompt groups" if check.holds else ""
     yield from _wrapped(
@@ -97,31 +98,31 @@ def _check(check: Conforming) -> Iterator[str]:
 def _faults(result: Mutation) -> Iterator[str]:
     if not result.faults:
         return
-    noticed, asked = result.counts("faults")
-    yield f"faults    {noticed} of {asked} caught"
+    noticed, counted = result.counts("faults")
+    yield f"faults    {noticed} of {counted} caught"
     unfit = [f.fault for f in result.faults if f.fate == "not applicable"]
-    shown = [f for f in result.faults if f.fate != "not applicable"]
-    longest = max((len(f.fault) for f in shown), default=0)
-    for found in shown:
-        head = f"{_GLYPH[found.fate]} {found.fault:<{longest}}  {found.fate:<10}  "
-        yield from _wrapped(f"{head}{_fate(found)}", "  ", hang=2)
+    applicable = [f for f in result.faults if f.fate != "not applicable"]
+    longest = max((len(f.fault) for f in applicable), default=0)
+    for fault in applicable:
+        head = f"{_GLYPH[fault.fate]} {fault.fault:<{longest}}  {fault.fate:<10}  "
+        yield from _wrapped(f"{head}{_fault_text(fault)}", "  ", hang=2)
 
     if unfit:
         yield from _wrapped(f"– not applicable to these engines: {', '.join(unfit)}", "  ", hang=2)
 
 
-def _fate(found: Injected) -> str:
-    if found.fate == "open":
+def _fault_text(fault: FaultResult) -> str:
+    if fault.fate == "open":
         return "the time was over"
-    if found.why:
-        return f"{found.outcome}: {line(found.why)}" if found.outcome else line(found.why)
-    by = ", ".join(map(line, found.by[:_CELLS]))
-    more = f" and {len(found.by) - _CELLS} more" if len(found.by) > _CELLS else ""
-    near = f"; nearest: {line(str(found.near))}" if found.near else ""
-    return f"{found.outcome}{f': {by}{more}' if by else ''}{near}"
+    if fault.why:
+        return f"{fault.outcome}: {line(fault.why)}" if fault.outcome else line(fault.why)
+    by = ", ".join(map(line, fault.by[:_CELLS]))
+    more = f" and {len(fault.by) - _CELLS} more" if len(fault.by) > _CELLS else ""
+    near = f"; nearest: {line(str(fault.near))}" if fault.near else ""
+    return f"{fault.outcome}{f': {by}{more}' if by else ''}{near}"
 
 
-def _named(result: Mutation) -> Iterator[str]:
+def _contract_faults(result: Mutation) -> Iterator[str]:
     """What is wrong with the contract as a whole, by its name."""
     if result.unsatisfiable and result.conforming is not None:
         yield from _wrapped(
@@ -129,26 +130,26 @@ def _named(result: Mutation) -> Iterator[str]:
             f"is {result.conforming.outcome}",
             "",
         )
-    said: dict[Part, str] = {
+    sentences: dict[Part, str] = {
         "limits": "no case notices that a limit moved",
         "faults": "no fault is caught",
     }
     if result.toothless:
         biting = [p for p in result.asked if p not in result.toothless and result.counts(p)[1]]
         where = f" for {result.toothless[0]}, not for {biting[0]}" if biting else ""
-        found = " and ".join(said[part] for part in result.toothless)
+        what = " and ".join(sentences[part] for part in result.toothless)
         near = _nearest(result)
         yield from _wrapped(
-            f"TOOTHLESS{where}: {found}{f'; nearest came {near}' if near else ''}", ""
+            f"TOOTHLESS{where}: {what}{f'; nearest came {near}' if near else ''}", ""
         )
 
 
 def _nearest(result: Mutation) -> str:
     """Of what was not noticed, by the clause that came nearest to it."""
     if "faults" in result.toothless:
-        found = [(f.near.part, f) for f in result.faults if f.near is not None]
-        if found:
-            _, fault = max(found, key=lambda pair: pair[0])
+        missed = [(f.near.part, f) for f in result.faults if f.near is not None]
+        if missed:
+            _, fault = max(missed, key=lambda pair: pair[0])
             return f"{line(str(fault.near))}, with {fault.fault}"
     near = [t.near for t in result.limits if t.near is not None]
     return line(str(max(near, key=lambda n: n.part))) if near else ""

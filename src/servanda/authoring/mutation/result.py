@@ -18,7 +18,7 @@ _INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
-class Near:
+class Nearest:
     """The cell that came nearest to noticing something that it did not.
 
     Args:
@@ -36,7 +36,7 @@ class Near:
 
 
 @dataclass(frozen=True)
-class Tried:
+class MutantResult:
     """What became of one mutant.
 
     Args:
@@ -52,12 +52,12 @@ class Tried:
     mark: Mark
     by: tuple[str, ...] = ()
     why: str = ""
-    near: Near | None = None
+    near: Nearest | None = None
     where: Where | None = None
 
 
 @dataclass(frozen=True)
-class Injected:
+class FaultResult:
     """What became of one fault.
 
     Args:
@@ -74,12 +74,12 @@ class Injected:
     outcome: str = ""
     by: tuple[str, ...] = ()
     why: str = ""
-    near: Near | None = None
+    near: Nearest | None = None
     seconds: float | None = None
 
 
 @dataclass(frozen=True)
-class Failing:
+class FailingCell:
     """A cell that a good kernel does not keep, and why."""
 
     cell: str
@@ -89,7 +89,7 @@ class Failing:
 
 
 @dataclass(frozen=True)
-class Conforming:
+class Conformance:
     """A check that is to hold.
 
     Args:
@@ -103,7 +103,7 @@ class Conforming:
 
     kernels: str
     outcome: str
-    failing: tuple[Failing, ...] = ()
+    failing: tuple[FailingCell, ...] = ()
     cells: int = 0
     groups: int = 0
     seconds: float | None = None
@@ -133,15 +133,15 @@ class Mutation:
     asked: tuple[Part, ...]
     tests: int = 0
     cases: int = 0
-    limits: tuple[Tried, ...] = ()
-    itself: Conforming | None = None
-    own: Conforming | None = None
+    limits: tuple[MutantResult, ...] = ()
+    itself: Conformance | None = None
+    own: Conformance | None = None
     faulty: str = ""
-    faults: tuple[Injected, ...] = ()
+    faults: tuple[FaultResult, ...] = ()
     stopped: str = ""
 
     @property
-    def conforming(self) -> Conforming | None:
+    def conforming(self) -> Conformance | None:
         """The check that says whether a good kernel passes: train against itself.
 
         Where train is a recording, which answers nothing new, the contract as it is.
@@ -151,19 +151,19 @@ class Mutation:
     @property
     def unsatisfiable(self) -> bool:
         """Whether not even the train kernel keeps the contract with itself."""
-        found = self.conforming
-        return found is not None and not found.holds and not found.open
+        check = self.conforming
+        return check is not None and not check.holds and not check.open
 
     @property
     def toothless(self) -> tuple[Part, ...]:
         """The parts of which all was asked, and nothing was noticed."""
-        return tuple(part for part, found in self._bites.items() if found and not any(found))
+        return tuple(part for part, noticed in self._bites.items() if noticed and not any(noticed))
 
     @property
     def wholly_toothless(self) -> bool:
         """Whether that is so of every part that says something."""
         return bool(self.toothless) and all(
-            part in self.toothless for part, found in self._bites.items() if found
+            part in self.toothless for part, noticed in self._bites.items() if noticed
         )
 
     @property
@@ -189,8 +189,8 @@ class Mutation:
     @property
     def score(self) -> float | None:
         """The share that is noticed; None where nothing was asked."""
-        noticed, asked = self.counts()
-        return noticed / asked if asked else None
+        noticed, counted = self.counts()
+        return noticed / counted if counted else None
 
     @property
     def open(self) -> int:
@@ -208,8 +208,8 @@ class Mutation:
             return _INTERRUPTED
         if self.unsatisfiable or self.wholly_toothless:
             return 1
-        noticed, asked = self.counts()
-        everything, wanted = asked + self.open, at_least or 0.0
+        noticed, counted = self.counts()
+        everything, wanted = counted + self.open, at_least or 0.0
         # what is open may all be noticed, or nothing of it
         if everything and (noticed + self.open) / everything < wanted:
             return 1
@@ -221,13 +221,13 @@ class Mutation:
 
     def to_dict(self, at_least: float | None = None) -> dict[str, Any]:
         """Plain data for JSON; a number that does not exist is null."""
-        noticed, asked = self.counts()
+        noticed, counted = self.counts()
         return to_plain(
             {
-                **_written(self),
+                **_plain(self),
                 "score": self.score,
                 "noticed": noticed,
-                "counted": asked,
+                "counted": counted,
                 "at_least": at_least,
                 "unsatisfiable": self.unsatisfiable,
                 "toothless": list(self.toothless),
@@ -235,16 +235,11 @@ class Mutation:
             }
         )
 
-    def __str__(self) -> str:
-        from servanda.authoring.mutation.report import told
 
-        return told(self)
-
-
-def _written(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """A value with its places as text."""
     if isinstance(value, Where):
         return str(value)
     if is_dataclass(value):
-        return {f.name: _written(getattr(value, f.name)) for f in fields(value)}
-    return [*map(_written, value)] if isinstance(value, tuple) else value
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    return [*map(_plain, value)] if isinstance(value, tuple) else value

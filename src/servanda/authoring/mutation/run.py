@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from servanda.authoring.contract_test.files import Prepared
+from servanda.authoring.contract_test.files import PreparedTest
 from servanda.authoring.mutation.conforming_kernel import against_itself, beyond_reach, conforming
+from servanda.authoring.mutation.equivalent import Texts
 from servanda.authoring.mutation.fault_injection import inject, named
 from servanda.authoring.mutation.limit_tests import try_limits
-from servanda.authoring.mutation.result import Conforming, Injected, Mutation, Part
+from servanda.authoring.mutation.result import Conformance, FaultResult, Mutation, Part
 from servanda.contract.model import Contract
 from servanda.engines.faults import FAULTS
 from servanda.engines.worker import spawn
@@ -21,13 +22,12 @@ from servanda.report.format import duration
 from servanda.runner import load
 from servanda.runner.fault_drill import drill
 from servanda.runner.measurement import Open, Progress, Watch, unwatched
-from servanda.traces.corpus import Corpus
 
 PARTS: tuple[Part, ...] = ("limits", "faults")
-Said = Callable[[str], None]
+Say = Callable[[str], None]
 
 
-def unsaid(_: str) -> None:
+def discard(_: str) -> None:
     """Nobody listens."""
 
 
@@ -38,14 +38,14 @@ def never() -> bool:
 
 def mutate(
     contract: Contract,
-    tests: Sequence[Prepared] = (),
+    tests: Sequence[PreparedTest] = (),
     *,
     only: Part | None = None,
     faults: Sequence[str] = (),
     open: Open = spawn,
     watch: Watch = unwatched,
     deadline: Callable[[], bool] = never,
-    say: Said = unsaid,
+    say: Say = discard,
 ) -> Mutation:
     """Find out whether a contract and its tests tell good kernels from bad ones.
 
@@ -64,22 +64,22 @@ def mutate(
         MeasurementError: no such fault, or a check without a fault failed.
     """
     run = _Run(contract, open, watch, deadline, say)
-    asked = (only,) if only else PARTS
+    parts = (only,) if only else PARTS
     result = Mutation(
         contract.metadata.name,
         contract.digest,
-        asked,
+        parts,
         tests=len(tests),
-        cases=sum(len(one.test.cases) for one in tests),
+        cases=sum(len(test.test.cases) for test in tests),
     )
     names = named(faults)
     try:
-        if "limits" in asked:
-            for tried in try_limits(contract, tests, *run.texts, run.over):
-                result = replace(result, limits=(*result.limits, tried))
-        if "faults" in asked:
-            for found in run.drilled(result, names):
-                result = found
+        if "limits" in parts:
+            for mutant in try_limits(contract, tests, run.texts, run.over):
+                result = replace(result, limits=(*result.limits, mutant))
+        if "faults" in parts:
+            for latest in run.drilled(result, names):
+                result = latest
     except (Interrupted, KeyboardInterrupt):
         return replace(result, stopped="interrupted")
     return replace(result, stopped="time" if result.open else "")
@@ -93,10 +93,10 @@ class _Run:
     open: Open
     watch: Watch
     deadline: Callable[[], bool]
-    say: Said
+    say: Say
 
     @cached_property
-    def texts(self) -> tuple[Mapping[str, Corpus], Corpus | None]:
+    def texts(self) -> Texts:
         return load.corpora(self.contract)
 
     def over(self, done: int, total: int) -> bool:
@@ -119,13 +119,14 @@ class _Run:
         if itself is not None:
             result = replace(result, itself=self.checked(itself))
             yield result
-        if result.itself is None or (result.itself.holds and not self._is(itself)):
+        same = itself is not None and itself.kernels == self.contract.kernels
+        if result.itself is None or (result.itself.holds and not same):
             result = replace(result, own=self.checked(self.contract))
             yield result
         good = next((c for c in (result.own, result.itself) if c is not None and c.holds), None)
         if good is None:
             if any(c is not None and c.open for c in (result.own, result.itself)):
-                yield replace(result, faults=tuple(map(_not_come_to, names)))
+                yield replace(result, faults=tuple(map(_unreached, names)))
             return
         if good is not result.own and itself is not None:
             # where infer is violated without a fault, every fault would seem to be caught
@@ -135,33 +136,30 @@ class _Run:
         for done, name in enumerate(names):
             self.watch(Progress("faults", done, len(names)))
             if self.deadline():
-                found = _not_come_to(name)
+                fault = _unreached(name)
             else:
-                found = inject(
+                fault = inject(
                     faulty, name, open=self.open, watch=self.watch, deadline=self.deadline
                 )
-            result = replace(result, faults=(*result.faults, found))
+            result = replace(result, faults=(*result.faults, fault))
             yield result
 
-    def _is(self, itself: Contract | None) -> bool:
-        return itself is not None and itself.kernels == self.contract.kernels
-
-    def checked(self, contract: Contract) -> Conforming:
+    def checked(self, contract: Contract) -> Conformance:
         """A check without a fault."""
         plan, began = load.compile(contract), time.monotonic()
 
-        def told(progress: Progress) -> None:
+        def watch_check(progress: Progress) -> None:
             self.watch(replace(progress, what=f"no fault: {progress.what}"))
 
-        found = drill(contract, None, open=self.open, watch=told, deadline=self.deadline)
-        return conforming(plan, found, time.monotonic() - began)
+        result = drill(contract, None, open=self.open, watch=watch_check, deadline=self.deadline)
+        return conforming(plan, result, time.monotonic() - began)
 
 
-def _not_come_to(name: str) -> Injected:
-    return Injected(name, FAULTS[name].default, "open")
+def _unreached(name: str) -> FaultResult:
+    return FaultResult(name, FAULTS[name].default, "open")
 
 
-def _cost(good: Conforming, names: Sequence[str], plan: Plan) -> str:
+def _cost(good: Conformance, names: Sequence[str], plan: Plan) -> str:
     """What the faults will take, by what the check without one took."""
     each = good.seconds or 0.0
     last = sum(s.last for s in plan.schedules)

@@ -17,7 +17,7 @@ from servanda.errors import EvidenceError, Problem
 from servanda.gateway.routing.model import AWAY, STATUSES
 from servanda.gateway.routing.state import Rules, SliceState, Transition
 from servanda.promotion.ledger.entry import Entry, Ledger
-from servanda.promotion.run.history import GATEWAY, TOLD
+from servanda.promotion.run.history import DELIVERED, GATEWAY
 from servanda.promotion.state import Effect
 from servanda.traces.serialization import from_plain, to_plain
 
@@ -145,7 +145,7 @@ def retold(entries: Iterable[Entry]) -> Iterator[Problem]:
     """What is wrong with the entries of one run, each with its place."""
     leaders: dict[str, _Leader] = {}
     for entry in entries:
-        if entry.kind == TOLD:
+        if entry.kind == DELIVERED:
             continue
         try:
             for what in _next(leaders, entry):

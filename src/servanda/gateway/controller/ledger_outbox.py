@@ -12,7 +12,7 @@ from servanda.errors import ServandaError
 from servanda.gateway.controller.store import Store
 from servanda.promotion.ledger.entry import Ledger, Outrun, Record
 from servanda.promotion.notify.base import Sink
-from servanda.promotion.run.outbox import tell
+from servanda.promotion.run.outbox import deliver
 from servanda.traces.serialization import from_plain
 
 _TRIES = 3  # to append, while others append to the same run
@@ -84,7 +84,7 @@ class Teller:
     def _tell(self, ledger: Ledger) -> None:
         if not self._late:
             return
-        tried = tell(ledger, self._run, self._sinks, now=self._now, wait=self._wait)
+        tried = deliver(ledger, self._run, self._sinks, now=self._now, wait=self._wait)
         problems = [f"{one.sink} was not told: {one.problem}" for one in tried if one.problem]
         self.missed = "; ".join(problems)
         self._late = bool(problems)

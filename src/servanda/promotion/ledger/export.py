@@ -94,12 +94,12 @@ def _parsed(data: bytes) -> Row | str:
     """A row, or what is wrong with the line."""
     try:
         text = data.decode("ascii")
-        found = json.loads(text)
-        if not isinstance(found, dict) or {*found} != {*COLUMNS} or type(found["seq"]) is not int:
+        entry = json.loads(text)
+        if not isinstance(entry, dict) or {*entry} != {*COLUMNS} or type(entry["seq"]) is not int:
             return "is no entry"
-        if canonical(found) != text:
+        if canonical(entry) != text:
             return "is not written as it was"
-        found["body"] = canonical(found["body"])
-        return Row(**found)
+        entry["body"] = canonical(entry["body"])
+        return Row(**entry)
     except (ValueError, RecursionError) as error:
         return f"is no JSON: {error}"

@@ -136,30 +136,30 @@ class Chain:
 
     def faults(self, row: Row) -> list[str]:
         """What is wrong with the row, in words; it is the one before the next either way."""
-        found = _kinds(row)
-        if found:
+        faults = _kinds(row)
+        if faults:
             self._last = None
         else:
-            found = [*self._place(row), *content(row, self._key)]
+            faults = [*self._place(row), *content(row, self._key)]
         self._seq, self._prev = row.seq, row.hash
-        return found
+        return faults
 
     def lost(self, seq: int) -> None:
         """The entry in this place cannot be read: what follows is not held against it."""
         self._seq, self._prev, self._last = seq, None, None
 
     def _place(self, row: Row) -> list[str]:
-        found = []
+        faults = []
         if row.seq != self._seq + 1:
-            found.append(_gap(self._seq, row.seq))
+            faults.append(_gap(self._seq, row.seq))
         elif self._prev is not None and row.prev != self._prev:
-            found.append(f"it follows hash {row.prev}, and the entry before it has {self._prev}")
+            faults.append(f"it follows hash {row.prev}, and the entry before it has {self._prev}")
         if self._last is not None:
             last = self._last.get(row.run, 0)
             if row.n != last + 1:
-                found.append(f"it is number {row.n} of its run, and the one before was {last}")
+                faults.append(f"it is number {row.n} of its run, and the one before was {last}")
             self._last[row.run] = row.n
-        return found
+        return faults
 
 
 def _gap(last: int, seq: int) -> str:

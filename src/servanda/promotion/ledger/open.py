@@ -58,11 +58,11 @@ def verify_at(where: str, *, witness: Path | None = None, key: bytes = b"") -> V
     except Damaged as error:
         return Verified(0, FIRST, (Problem(None, "", error.problems[0].message),))
     with ledger:
-        found = verify(ledger)
+        result = verify(ledger)
         refusal = _other_key(ledger)
     if refusal:
-        return Verified(found.entries, found.head, (Problem(None, "", refusal), *found.problems))
-    return found
+        return Verified(result.entries, result.head, (Problem(None, "", refusal), *result.problems))
+    return result
 
 
 def _trusted(ledger: ChainedLedger) -> ChainedLedger:
@@ -81,16 +81,16 @@ def _trusted(ledger: ChainedLedger) -> ChainedLedger:
 
 
 def _open(where: str, witness: Path | None, key: bytes, *, reading: bool) -> ChainedLedger:
-    scheme, found, rest = where.partition("://")
-    if found and scheme not in (*_SERVERS, "sqlite"):
+    scheme, separator, rest = where.partition("://")
+    if separator and scheme not in (*_SERVERS, "sqlite"):
         raise LedgerError(
             f"no ledger is kept at {scheme}://",
             hint="a path keeps it in SQLite, postgresql://... in PostgreSQL",
         )
-    if found and scheme in _SERVERS:
+    if separator and scheme in _SERVERS:
         beside, path = Witness(witness), None
     else:
-        path = Path(rest.removeprefix("/") if found else where)
+        path = Path(rest.removeprefix("/") if separator else where)
         if not path.name or path.is_dir():
             raise LedgerError(
                 f"{path} is a folder, and a ledger is a file",
@@ -130,10 +130,10 @@ def _server(where: str, mark: str, create: bool) -> Store:
 
 def _other_key(ledger: ChainedLedger) -> str:
     """That the key is not the one the ledger was begun with; "" where it is."""
-    kept = ledger.store.marks().get("mark")
-    if kept in (None, mark_of(ledger.key)):
+    mark = ledger.store.marks().get("mark")
+    if mark in (None, mark_of(ledger.key)):
         return ""
-    if kept == mark_of(b""):
+    if mark == mark_of(b""):
         return f"{ledger.store.name} was begun without a key, and one is given"
     given = "another one is given" if ledger.key else "none is given"
     return f"{ledger.store.name} was begun with a key, and {given}"

@@ -66,7 +66,7 @@ class PostgresStore(Queries):
     hole = "%s"
 
     def __init__(self, url: str, mark: str, *, create: bool) -> None:
-        self.name = shown(url)
+        self.name = without_password(url)
         self._secrets = _secrets(url)
         try:
             options = {**_SESSION, **conninfo_to_dict(url), "client_encoding": "UTF8"}
@@ -159,7 +159,7 @@ class PostgresStore(Queries):
             )
 
     def _unreachable(self, error: psycopg.Error) -> LedgerError:
-        text = self._said(error)
+        text = self._message(error)
         if "password" in text or "authentication" in text:
             hint = "give user and password in the URL, in PGPASSWORD or in ~/.pgpass"
         elif "does not exist" in text:
@@ -169,7 +169,7 @@ class PostgresStore(Queries):
         return LedgerError(f"{self.name} cannot be opened: {text}", hint=hint)
 
     def _translated(self, error: psycopg.Error, *, writing: bool = False) -> LedgerError:
-        text, state = self._said(error), error.sqlstate or ""
+        text, state = self._message(error), error.sqlstate or ""
         # an error without a state is the client's own, and so is of the connection
         own = not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         if self._db.closed or own or state.startswith(("57P", "08")):
@@ -196,7 +196,7 @@ class PostgresStore(Queries):
             return LedgerError(f"{self.name}: {text}", hint=hint)
         return LedgerError(f"{self.name}: {text}", hint="nothing was written" if writing else "")
 
-    def _said(self, error: psycopg.Error) -> str:
+    def _message(self, error: psycopg.Error) -> str:
         """What the server said, in one line without secrets."""
         first = next(iter(str(error).strip().split("\n")), "") or type(error).__name__
         text = re.sub(r"^connection failed: (connection to )?", "", first)
@@ -205,13 +205,13 @@ class PostgresStore(Queries):
         return text
 
 
-def shown(url: str) -> str:
+def without_password(url: str) -> str:
     """A URL for messages: without its password.
 
     Raises:
         LedgerError: it cannot be told where the password ends.
 
-    >>> shown("postgresql://ana:secret@db:5433/ledgers?sslmode=require&password=x")
+    >>> without_password("postgresql://ana:secret@db:5433/ledgers?sslmode=require&password=x")
     'postgresql://ana@db:5433/ledgers?sslmode=require'
     """
     scheme, _, rest = url.partition("://")
@@ -224,14 +224,14 @@ def shown(url: str) -> str:
         )
     user, at, host = authority.rpartition("@")
     options = [(k, v) for k, v in parse_qsl(query) if k not in _SECRETS]
-    said = f"?{urlencode(options, safe='/=,')}" if options else ""
-    return f"{scheme}://{user.partition(':')[0]}{at}{host}{slash}{path}{said}"
+    options_text = f"?{urlencode(options, safe='/=,')}" if options else ""
+    return f"{scheme}://{user.partition(':')[0]}{at}{host}{slash}{path}{options_text}"
 
 
 def _secrets(url: str) -> list[str]:
     """What must not be printed, the longest first."""
     place, _, query = url.partition("://")[2].partition("?")
     password = place.partition("@")[0].partition(":")[2] if "@" in place else ""
-    found = {password, unquote(password)}
-    found |= {value for name, value in parse_qsl(query) if name in _SECRETS}
-    return sorted(found - {""}, key=len, reverse=True)
+    secrets = {password, unquote(password)}
+    secrets |= {value for name, value in parse_qsl(query) if name in _SECRETS}
+    return sorted(secrets - {""}, key=len, reverse=True)

@@ -47,8 +47,8 @@ class Queries(ABC):
         return next(iter(rows), None)
 
     def runs(self) -> tuple[str, ...]:
-        found = self._all(f"SELECT run FROM {TABLE} GROUP BY run ORDER BY min(seq)")
-        return tuple(run for (run,) in found)
+        rows = self._all(f"SELECT run FROM {TABLE} GROUP BY run ORDER BY min(seq)")
+        return tuple(run for (run,) in rows)
 
     def _rows(self, which: str, *values: object) -> list[Row]:
         return [Row(*row) for row in self._all(f"SELECT {_COLUMNS} FROM {TABLE} {which}", *values)]

@@ -112,7 +112,7 @@ class SqliteStore(Queries):
             db.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
             return db
 
-        return self._told(connect)
+        return self._run(connect)
 
     def _readable(self, db: sqlite3.Connection) -> sqlite3.Connection:
         """A connection that reads also in a folder where SQLite may not put its own files."""
@@ -183,7 +183,7 @@ class SqliteStore(Queries):
     def insert(self, rows: Sequence[Row]) -> None:
         values = [astuple(row) for row in rows]
         marks = ", ".join("?" * len(COLUMNS))
-        self._told(lambda: self._db.executemany(f"INSERT INTO {TABLE} VALUES ({marks})", values))
+        self._run(lambda: self._db.executemany(f"INSERT INTO {TABLE} VALUES ({marks})", values))
 
     def faults(self) -> Iterator[str]:
         try:
@@ -201,13 +201,13 @@ class SqliteStore(Queries):
         self._db.close()
 
     def _one(self, query: str) -> object:
-        found = self._told(lambda: self._db.execute(query).fetchone())
-        return found[0] if found else None
+        row = self._run(lambda: self._db.execute(query).fetchone())
+        return row[0] if row else None
 
     def _all(self, query: str, *values: object) -> list[tuple]:
-        return self._told(lambda: self._db.execute(query, values).fetchall())
+        return self._run(lambda: self._db.execute(query, values).fetchall())
 
-    def _told(self, call: Callable[[], T]) -> T:
+    def _run(self, call: Callable[[], T]) -> T:
         try:
             return call()
         except _FAILURES as error:

@@ -50,10 +50,10 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-def refuse_schema(name: str, found: str | None) -> None:
+def refuse_schema(name: str, schema: str | None) -> None:
     """A ledger that another version laid out is not touched."""
-    if found is not None and found.isdecimal() and int(found) > int(SCHEMA):
+    if schema is not None and schema.isdecimal() and int(schema) > int(SCHEMA):
         raise LedgerError(
-            f"{name} is a ledger of schema {found}, and this servanda knows {SCHEMA}",
+            f"{name} is a ledger of schema {schema}, and this servanda knows {SCHEMA}",
             hint="use the servanda that wrote it, or a newer one: pip install --upgrade servanda",
         )

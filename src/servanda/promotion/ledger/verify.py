@@ -103,12 +103,12 @@ def _rows(store: Store, end: int) -> Iterator[tuple[int, Row | str]]:
         try:
             page = store.page(None, at, max(end, at + _STEP))
         except Damaged as error:
-            found = _singly(store, at + 1, at + _STEP, end)
-            if not found and at < max(end, 1):
-                found = [(at + 1, error.problems[0].message)]
-            yield from found
+            rows = _singly(store, at + 1, at + _STEP, end)
+            if not rows and at < max(end, 1):
+                rows = [(at + 1, error.problems[0].message)]
+            yield from rows
             at += _STEP
-            if at >= end and not any(isinstance(row, Row) for _, row in found):
+            if at >= end and not any(isinstance(row, Row) for _, row in rows):
                 return
             continue
         if not page:
@@ -119,12 +119,12 @@ def _rows(store: Store, end: int) -> Iterator[tuple[int, Row | str]]:
 
 def _singly(store: Store, first: int, last: int, end: int) -> list[tuple[int, Row | str]]:
     """Rows by their seq, and why one that should be there is not; behind `end` none has to be."""
-    found: list[tuple[int, Row | str]] = []
+    rows: list[tuple[int, Row | str]] = []
     for seq in range(first, last + 1):
         try:
             row = store.at(seq) or "it is not found, and its neighbours are broken"
         except Damaged as error:
             row = error.problems[0].message
         if isinstance(row, Row) or seq <= end:
-            found.append((seq, row))
-    return found
+            rows.append((seq, row))
+    return rows

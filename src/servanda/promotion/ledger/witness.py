@@ -52,11 +52,11 @@ class Witness:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            found = f"cannot be read: {error.strerror or error}"
+            problem = f"cannot be read: {error.strerror or error}"
         except (ValueError, KeyError, TypeError):
-            found = "does not say which entry was the last"
+            problem = "does not say which entry was the last"
         raise LedgerError(
-            f"{self.path} {found}",
+            f"{self.path} {problem}",
             hint="`servanda promotion ledger verify` the ledger against a copy of it, then remove "
             "this file",
         )
@@ -97,13 +97,13 @@ class Witness:
 
 def missing(head: Head, store: Store) -> str:
     """What a ledger lacks that ends before an entry, or has another in its place."""
-    found = store.at(head.seq)
-    if found is None:
+    row = store.at(head.seq)
+    if row is None:
         last = store.last()
         end = f"ends at {last.seq}" if last else "is empty"
         return f"truncated: the ledger {end}, and entry {head.seq} was acknowledged here"
-    if found.hash != head.hash:
-        return f"entry {head.seq} was acknowledged here with hash {head.hash}, and has {found.hash}"
+    if row.hash != head.hash:
+        return f"entry {head.seq} was acknowledged here with hash {head.hash}, and has {row.hash}"
     return ""
 
 

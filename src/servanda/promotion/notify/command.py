@@ -62,23 +62,23 @@ class Command:
         try:
             # files, so that neither a program that reads nothing nor one that leaves a child
             # behind, with its ends of the pipes open, holds this one up
-            with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
-                given.write(json.dumps(message(effect)).encode())
-                given.seek(0)
-                self._run(effect, given, said)
+            with tempfile.TemporaryFile() as message_file, tempfile.TemporaryFile() as errors:
+                message_file.write(json.dumps(message(effect)).encode())
+                message_file.seek(0)
+                self._run(effect, message_file, errors)
         except OSError as error:
             raise MeasurementError(
                 f"{self._program}: cannot be run: {error.strerror or error}"
             ) from None
 
-    def _run(self, effect: Effect, given: IO[bytes], said: IO[bytes]) -> None:
-        told = {"SERVANDA_EFFECT": effect.kind, "SERVANDA_IDEMPOTENCY_KEY": effect.key}
+    def _run(self, effect: Effect, message_file: IO[bytes], errors: IO[bytes]) -> None:
+        variables = {"SERVANDA_EFFECT": effect.kind, "SERVANDA_IDEMPOTENCY_KEY": effect.key}
         process = subprocess.Popen(
             self._words,
-            stdin=given,
+            stdin=message_file,
             stdout=subprocess.DEVNULL,
-            stderr=said,
-            env={**os.environ, **told},
+            stderr=errors,
+            env={**os.environ, **variables},
             start_new_session=True,  # a group of its own, which can be ended as a whole
         )
         code = None
@@ -95,10 +95,10 @@ class Command:
         else:
             what = f"exit code {code}" if code > 0 else f"ended by signal {-code}"
         if code != 0:
-            raise MeasurementError(self._problem(what, said))
+            raise MeasurementError(self._problem(what, errors))
 
-    def _problem(self, what: str, said: IO[bytes]) -> str:
+    def _problem(self, what: str, errors: IO[bytes]) -> str:
         """With the last line of what it said."""
-        said.seek(max(0, said.seek(0, os.SEEK_END) - _TAIL))
-        rows = [line(row, 200) for row in said.read().decode(errors="replace").splitlines()]
+        errors.seek(max(0, errors.seek(0, os.SEEK_END) - _TAIL))
+        rows = [line(row, 200) for row in errors.read().decode(errors="replace").splitlines()]
         return ": ".join([self._program, what, *list(filter(None, rows))[-1:]])

@@ -26,7 +26,7 @@ def attributes(effect: Effect) -> dict[str, str]:
     part = body.get("slice") or body.get("leg")
     types = _OF_SLICES if "slice" in body else _TYPES
     source = ["/servanda", *([quote(body["run"], safe="")] if body.get("run") else [])]
-    found = {
+    headers = {
         "ce-specversion": "1.0",
         "ce-id": _text(effect.key).replace(".", "%2E"),
         "ce-source": _text("/".join(source)),
@@ -34,8 +34,8 @@ def attributes(effect: Effect) -> dict[str, str]:
     }
     if body.get("at") is not None:
         time = datetime.fromtimestamp(body["at"], timezone.utc)
-        found["ce-time"] = time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return found | ({"ce-subject": _text(part)} if part else {})
+        headers["ce-time"] = time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return headers | ({"ce-subject": _text(part)} if part else {})
 
 
 def _text(value: str) -> str:

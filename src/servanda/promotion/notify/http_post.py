@@ -102,7 +102,7 @@ class Hook:
                 host and no more.
         """
         try:
-            status, after_s = _within(self._all_s, lambda: self._ask(body, headers, signed))
+            status, after_s = _within(self._all_s, lambda: self._send(body, headers, signed))
         except Empty:
             raise Busy(f"{self.host}: no answer within {self._all_s:g} s") from None
         except httpx2.HTTPError as error:
@@ -116,7 +116,7 @@ class Hook:
         if not 200 <= status < 300:
             raise MeasurementError(f"{self.host}: status {status}")
 
-    def _ask(
+    def _send(
         self,
         body: Mapping[str, Any],
         headers: Mapping[str, str],
@@ -136,10 +136,10 @@ class Hook:
             follow_redirects=False,
             verify=self._verify,
         ) as answer:
-            return answer.status_code, _asked(answer.headers)
+            return answer.status_code, _retry_after_s(answer.headers)
 
 
-def _asked(headers: Mapping[str, str]) -> float:
+def _retry_after_s(headers: Mapping[str, str]) -> float:
     """Seconds of Retry-After; 0 where it does not say.  A date counts from the answer's own."""
     text = headers.get("retry-after", "").strip()
     try:
@@ -165,7 +165,7 @@ def _within(limit_s: float, ask: Callable[[], T]) -> T:
             answers.put(error)
 
     Thread(target=run, daemon=True).start()  # nobody waits for one that hangs
-    found = answers.get(timeout=limit_s)
-    if isinstance(found, Exception):
-        raise found
-    return found
+    answer = answers.get(timeout=limit_s)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

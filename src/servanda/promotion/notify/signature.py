@@ -33,15 +33,15 @@ def _secret(text: str) -> bytes:
     bare = text.removeprefix(_PREFIX)
     try:
         # receivers take them with and without their padding
-        found = base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)
+        secret = base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)
     except (binascii.Error, ValueError):
         raise ContractError(f"the secret in {VARIABLE} is no base64", hint=_NEW) from None
-    if len(found) < _LEAST:
+    if len(secret) < _LEAST:
         raise ContractError(
-            f"the secret in {VARIABLE} has {len(found)} bytes, and {_LEAST} are the least",
+            f"the secret in {VARIABLE} has {len(secret)} bytes, and {_LEAST} are the least",
             hint=_NEW,
         )
-    return found
+    return secret
 
 
 def signature(name: str, at: float, body: bytes, secrets: Sequence[bytes]) -> dict[str, str]:
@@ -58,5 +58,5 @@ def signature(name: str, at: float, body: bytes, secrets: Sequence[bytes]) -> di
     return {
         "webhook-id": name,
         "webhook-timestamp": str(int(at)),
-        "webhook-signature": " ".join(f"v1,{one.decode()}" for one in signed),
+        "webhook-signature": " ".join(f"v1,{digest.decode()}" for digest in signed),
     }

@@ -50,24 +50,21 @@ class Slack:
         self.name = f"slack:{self._hook.name}"
 
     def deliver(self, effect: Effect) -> None:
-        level = "error" if effect.kind == "page" else _level(effect.body)
+        status = effect.body.get("status", "running")
+        level = "error" if effect.kind == "page" else _LEVELS.get(status, "warning")
         self._hook.post(section(level, lines(effect), effect.body.get("run") or effect.key))
 
 
 def lines(effect: Effect) -> list[str]:
     """An effect as people read it: what moved, why, by which cell, and what to do next."""
     body = effect.body
-    found = [_head(effect)]
-    found += [body["why"]] if body.get("why") else []
-    found += [f"decided by {_cell(body['decided'])}"] if body.get("decided") else []
+    lines = [_head(effect)]
+    lines += [body["why"]] if body.get("why") else []
+    lines += [f"decided by {_cell(body['decided'])}"] if body.get("decided") else []
     if body.get("share") is not None:
         mirrored = f", {exact_percent(body['mirror'])} mirrored" if body.get("mirror") else ""
-        found.append(f"traffic: infer serves {exact_percent(body['share'])}{mirrored}")
-    return found + ([f"next: {move}" for move in _next(body)] if body.get("run") else [])
-
-
-def _level(body: Mapping[str, Any]) -> Level:
-    return _LEVELS.get(body.get("status", "running"), "warning")
+        lines.append(f"traffic: infer serves {exact_percent(body['share'])}{mirrored}")
+    return lines + ([f"next: {move}" for move in _next(body)] if body.get("run") else [])
 
 
 def _head(effect: Effect) -> str:
@@ -88,8 +85,8 @@ def _cell(cell: Mapping[str, Any]) -> str:
     )
     head = [cell.get("cell"), value, f"[{low}, {high}]" if low and high else ""]
     counted = f"n {cell['n']:,} {cell.get('units', '')}" if cell.get("n") is not None else ""
-    found = [" ".join(filter(None, head)), limit and f"limit {limit}", counted.rstrip()]
-    return ", ".join(filter(None, [*found, cell.get("note")]))
+    parts = [" ".join(filter(None, head)), limit and f"limit {limit}", counted.rstrip()]
+    return ", ".join(filter(None, [*parts, cell.get("note")]))
 
 
 def _number(value: float | str | None) -> str:

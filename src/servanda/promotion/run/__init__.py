@@ -1,1 +1,1 @@
-# Promoting: one look after another at a build, until its evidence moves it.
+# Promotions as they run: one evaluation of a build after another, until its evidence moves it.

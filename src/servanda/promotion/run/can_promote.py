@@ -1,4 +1,4 @@
-# Answering: may this build be at this stage?  From the ledger alone, with an exit code.
+# May this build be at this stage?  From the ledger alone, with an exit code.
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from servanda.contract.stages import refuse_absent
 from servanda.errors import EvidenceError
 from servanda.promotion.advance import in_order, judged
 from servanda.promotion.ledger.entry import Ledger
-from servanda.promotion.run.history import Story, stories, stories_of, story_of
+from servanda.promotion.run.history import History, histories, histories_of, history_of
 from servanda.promotion.run.report import cell_text, when
 
 _WAITS = 3  # nothing forbids it, and nothing allows it
@@ -21,12 +21,12 @@ class Answer:
 
     Args:
         exit_code: 0 yes, 1 its contract is violated, 3 not shown.
-        why: the reason, with the numbers that decided; story: of the run it is read from.
+        why: the reason, with the numbers that decided; history: of the run it is read from.
     """
 
     exit_code: int
     why: str
-    story: Story | None = None
+    history: History | None = None
 
     @property
     def yes(self) -> bool:
@@ -52,7 +52,7 @@ def can_promote(
     """
     refuse_absent(contract, to)
     name = contract.metadata.name
-    ours = stories_of(ledger, name)
+    ours = histories_of(ledger, name)
     if not ours:
         return Answer(_WAITS, f"the ledger has no run of {name}: nothing was shown")
     same = [s for s in ours if s.state.key.contract == contract.digest]
@@ -71,7 +71,7 @@ def can_promote(
         return Answer(_WAITS, why, same[-1])
     builds = {(s.state.key.infer, s.state.key.train) for s in meant}
     if len(builds) > 1:
-        named = ", ".join(sorted({one[:8] for one, _ in builds}))
+        named = ", ".join(sorted({infer_digest[:8] for infer_digest, _ in builds}))
         raise EvidenceError(
             f"the ledger has runs of {len(builds)} builds of {name}: infer {named}",
             hint="say which is meant: --infer-digest DIGEST",
@@ -79,53 +79,53 @@ def can_promote(
     return _of(meant[-1], to, now)
 
 
-def _of(story: Story, to: str, now: float) -> Answer:
-    state = story.state
+def _of(history: History, to: str, now: float) -> Answer:
+    state = history.state
     in_order(state, now)
-    about = f"run {story.run} "
-    decided = _decided(story)
+    about = f"run {history.run} "
+    decided = _decided(history)
     numbers = f" ({decided})" if decided else ""
     if state.status == "rolled_back":
-        return Answer(1, f"{about}is rolled back: {state.why}{numbers}", story)
+        return Answer(1, f"{about}is rolled back: {state.why}{numbers}", history)
     if state.status == "superseded":
-        return Answer(_WAITS, f"{about}is superseded: {state.why}", story)
+        return Answer(_WAITS, f"{about}is superseded: {state.why}", history)
     if state.valid_until is not None and now >= state.valid_until:
         why = f"{about}showed what expired {when(state.valid_until)}"
-        return Answer(_WAITS, why, story)
-    if not story.reached(to):
+        return Answer(_WAITS, why, history)
+    if not history.reached(to):
         status = state.status.replace("_", " ")
-        why = f"{about}is {status} on {story.leg.name}: {state.why}{numbers}"
-        return Answer(_WAITS, why, story)
+        why = f"{about}is {status} on {history.leg.name}: {state.why}{numbers}"
+        return Answer(_WAITS, why, history)
     until = f", valid until {when(state.valid_until)}" if state.valid_until is not None else ""
-    return Answer(0, f"{about}has reached {story.leg.name}{numbers}{until}", story)
+    return Answer(0, f"{about}has reached {history.leg.name}{numbers}{until}", history)
 
 
-def _decided(story: Story) -> str:
+def _decided(history: History) -> str:
     """The cell that decided the latest look that measured anything."""
-    looks = [look for look in story.looks if not look.finding.error]
-    if not looks:
+    evaluations = [evaluation for evaluation in history.evaluations if not evaluation.finding.error]
+    if not evaluations:
         return ""
-    cell = judged(looks[-1].finding.cells)[1]
+    cell = judged(evaluations[-1].finding.cells)[1]
     return cell_text(cell) if cell is not None and cell.n else ""
 
 
-def named(ledger: Ledger, text: str) -> Story:
+def named(ledger: Ledger, text: str) -> History:
     """The run that a text names: its name, or the beginning of that of only one run under way.
 
     Raises:
         EvidenceError: none, or several.
     """
     known = ledger.runs()
-    exact = story_of(ledger, text) if text in known else None
+    exact = history_of(ledger, text) if text in known else None
     if exact is not None:
         return exact
-    found = [*stories(ledger, beginning=text)]
-    under_way = [s for s in found if not s.state.ended]
-    for some in (found, under_way):
-        if len(some) == 1:
-            return some[0]
-    names = ", ".join([s.run for s in under_way or found] or known) or "none"
+    matching = [*histories(ledger, beginning=text)]
+    under_way = [s for s in matching if not s.state.ended]
+    for candidates in (matching, under_way):
+        if len(candidates) == 1:
+            return candidates[0]
+    names = ", ".join([s.run for s in under_way or matching] or known) or "none"
     raise EvidenceError(
-        f"{'no run is' if not found else 'several runs are'} named {text!r}",
-        hint=f"the ledger has: {names}" if not found else f"say which: {names}",
+        f"{'no run is' if not matching else 'several runs are'} named {text!r}",
+        hint=f"the ledger has: {names}" if not matching else f"say which: {names}",
     )

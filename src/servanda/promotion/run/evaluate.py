@@ -6,9 +6,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -34,7 +32,7 @@ from servanda.runner.sequential import Gathered, concluded, gather
 
 
 @dataclass(frozen=True)
-class Looked:
+class LegEvaluation:
     """What one look at a leg found.
 
     Args:
@@ -55,7 +53,7 @@ class Looked:
     outside: Mapping[str, int] = field(default_factory=dict)
 
 
-def look(
+def evaluate_leg(
     contract: Contract,
     leg: Leg,
     root: Path,
@@ -68,7 +66,7 @@ def look(
     watch: Watch | None = None,
     deadline: Callable[[], bool] | None = None,
     text: str = "",
-) -> Looked:
+) -> LegEvaluation:
     """Measure what there is of a leg and was not measured yet, and judge all of it.
 
     Args:
@@ -85,7 +83,13 @@ def look(
             otherwise than it was weighed.
     """
     if not leg.live:
-        return _offline(contract, leg, root, attempt, open, watch, deadline, text)
+        plan = compile(contract, attempt=attempt, leg=leg)
+        with opened(root, attempt=attempt) as directory:
+            measured = _gathered(plan, directory, open, watch, deadline)
+            verdict = concluded(plan, measured, text, deadline)
+            if measured.evidence.rounds or measured.evidence.once:
+                directory.finish(verdict.to_dict())
+        return LegEvaluation(verdict, plan, measured.key, _groups(plan, measured.evidence))
     described = _described(open, contract.kernels.infer, "infer")
     requests = read_log(served)
     traffic = traffic_of(
@@ -105,49 +109,26 @@ def look(
     begun = RunDirectory(root, attempt).begun
     offline = begun[0] if begun else None
     with opened(root / leg.name, attempt=attempt) as directory:
-        resumed, began = directory.begun, time.monotonic()
+        resumed = directory.begun
         before = resumed[0] if resumed else None
         arrivals = [s for s in plan.schedules if isinstance(s, Arrivals)]
         if before is not None and before.infer == described.digest:
             for schedule in arrivals:
                 refuse_rewritten(schedule, directory, infer)
         if any(schedule.rounds for schedule in arrivals):
-            found = _gathered(plan, directory, opening, watch, deadline)
+            measured = _gathered(plan, directory, opening, watch, deadline)
         else:
-            found = _nothing(plan, _unmeasured(plan, described, before or offline, open))
-        coverage = _coverage(plan, found.evidence, now)
-        evidence = found.evidence + weigh_once(plan, found.key, {"coverage": coverage})
-        seconds = None if resumed else time.monotonic() - began
-        verdict = concluded(plan, evidence, found.circumstances(seconds, text), deadline)
-        if found.evidence.rounds:
-            directory.finish(json.dumps(verdict.to_dict(), indent=1))
-    key = _as_offline(found.key, offline, before, compile(contract, attempt=attempt).reward)
+            measured = _nothing(plan, _unmeasured(plan, described, before or offline, open))
+        coverage = _coverage(plan, measured.evidence, now)
+        evidence = measured.evidence + weigh_once(plan, measured.key, {"coverage": coverage})
+        verdict = concluded(plan, replace(measured, evidence=evidence), text, deadline)
+        if evidence.rounds:
+            directory.finish(verdict.to_dict())
+    key = _as_offline(measured.key, offline, before, compile(contract, attempt=attempt).reward)
     waiting = _waiting(plan, evidence)
     if requests and not traffic.launched:
         waiting += f"; its last one is of run {requests[-1].run!r} on {requests[-1].leg}"
-    return Looked(verdict, plan, key, _groups(plan, evidence), waiting, traffic.outside)
-
-
-def _offline(
-    contract: Contract,
-    leg: Leg,
-    root: Path,
-    attempt: int,
-    open_: Open,
-    watch: Watch | None,
-    deadline: Callable[[], bool] | None,
-    text: str,
-) -> Looked:
-    plan = compile(contract, attempt=attempt, leg=leg)
-    with opened(root, attempt=attempt) as directory:
-        resumed, began = directory.begun, time.monotonic()
-        found = _gathered(plan, directory, open_, watch, deadline)
-        seconds = None if resumed else time.monotonic() - began
-        circumstances = found.circumstances(seconds, text)
-        verdict = concluded(plan, found.evidence, circumstances, deadline)
-        if found.evidence.rounds or found.evidence.once:
-            directory.finish(json.dumps(verdict.to_dict(), indent=1))
-    return Looked(verdict, plan, found.key, _groups(plan, found.evidence))
+    return LegEvaluation(verdict, plan, key, _groups(plan, evidence), waiting, traffic.outside)
 
 
 def _gathered(
@@ -226,7 +207,7 @@ def _coverage(plan: Plan, evidence: Evidence, now: float) -> dict[float | None, 
     launched, until = traffic.launched, now
     if full and scored:
         launched, until = launched[: scored[-1].index + 1], scored[-1].at
-    found = {}
+    coverage = {}
     for over in overs:
         since = -1.0 if over is None else until - over
         # what says to be sent later than now is of no window
@@ -235,8 +216,8 @@ def _coverage(plan: Plan, evidence: Evidence, now: float) -> dict[float | None, 
         earlier = max((r.served for r in launched if r.at <= since), default=0)
         served = inside[-1].served - earlier if inside else 0
         again = sum(since < request.at <= end for request in scored)
-        found[over] = Coverage(again, served)
-    return found
+        coverage[over] = Coverage(again, served)
+    return coverage
 
 
 def _groups(plan: Plan, evidence: Evidence) -> int:
@@ -246,7 +227,7 @@ def _groups(plan: Plan, evidence: Evidence) -> int:
 
 def _waiting(plan: Plan, evidence: Evidence) -> str:
     """What a live leg still has to see."""
-    found = []
+    reasons = []
     for schedule in plan.schedules:
         if not isinstance(schedule, Arrivals):
             continue
@@ -255,10 +236,10 @@ def _waiting(plan: Plan, evidence: Evidence) -> str:
         if not traffic.launched:
             return f"the log has no request of run {traffic.run!r} on {traffic.leg} yet"
         if closed < schedule.first:
-            found.append(
+            reasons.append(
                 f"nothing holds before {schedule.first:,} prompt groups, {closed:,} closed"
             )
         if closed < schedule.last or schedule.endless:
             arrived = len(traffic.groups) - closed
-            found.append(f"{arrived:,} of the {size:,} of the next round arrived")
-    return "; ".join(found)
+            reasons.append(f"{arrived:,} of the {size:,} of the next round arrived")
+    return "; ".join(reasons)

@@ -1,4 +1,4 @@
-# The story of a run: the entries of a ledger, told again by the very functions that made them.
+# The history of a run: the entries of a ledger, replayed by the very functions that made them.
 #
 # Nothing that was decided is read back as a flag: an entry keeps what was found, or who did
 # what, and where the run stands follows.  What an entry says of that itself is for people, and
@@ -15,31 +15,31 @@ from servanda._version import __version__
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.stages import Leg
 from servanda.errors import EvidenceError, Problem
-from servanda.promotion.advance import Moved, advance, begin
+from servanda.promotion.advance import Move, advance, begin
 from servanda.promotion.api import beginning_of
 from servanda.promotion.ledger.entry import Entry, Ledger, LedgerError
 from servanda.promotion.operator import approve, override, roll_back
-from servanda.promotion.state import Finding, Override, State, leg_of
+from servanda.promotion.state import LegFinding, Override, State, leg_of
 from servanda.traces.serialization import from_plain, to_plain
 
-TOLD = "told"  # an effect that was delivered: it changes nothing
+DELIVERED = "told"  # an effect that was delivered: it changes nothing
 GATEWAY = "gateway-opened"  # the first entry of a run that no promotion wrote
-_WORDS = {"why", "asked"}  # parts of a state that are texts for people
+_TEXTS = {"why", "asked"}  # parts of a state that are texts for people
 _ROUTED = ("share", "mirror", "sample", "status", "leg", "to")  # what programs read of an effect
 
 
 @dataclass(frozen=True)
-class Look:
+class Evaluation:
     """One look at a leg, and where the run stood after it."""
 
     at: float
     leg: Leg
-    finding: Finding
+    finding: LegFinding
     state: State
 
 
 @dataclass(frozen=True)
-class Story:
+class History:
     """A run as its entries tell it.
 
     Args:
@@ -52,7 +52,7 @@ class Story:
     opened: Mapping[str, Any]
     course: tuple[Leg, ...]
     state: State
-    looks: tuple[Look, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
     last: int = 0
     seq: int = 0
 
@@ -67,8 +67,8 @@ class Story:
         return stage in [leg.stage for leg in self.course[: self.state.leg + 1]]
 
 
-def story_of(ledger: Ledger, run: str) -> Story | None:
-    """A run's story; None where the ledger has no such run of a promotion.
+def history_of(ledger: Ledger, run: str) -> History | None:
+    """A run's history; None where the ledger has no such run of a promotion.
 
     Raises:
         LedgerError: an entry does not follow from those before it, or cannot be read.
@@ -77,92 +77,93 @@ def story_of(ledger: Ledger, run: str) -> Story | None:
     first = next(entries, None)
     if first is None or first.kind == GATEWAY:
         return None
-    return retold(itertools.chain([first], entries))
+    return replayed(itertools.chain([first], entries))
 
 
-def refreshed(ledger: Ledger, story: Story) -> Story:
-    """The story with what was written since."""
-    return retold(ledger.entries(story.run, since=story.seq), story)
+def refreshed(ledger: Ledger, history: History) -> History:
+    """The history with what was written since."""
+    return replayed(ledger.entries(history.run, since=history.seq), history)
 
 
-def stories(ledger: Ledger, *, beginning: str = "") -> Iterator[Story]:
+def histories(ledger: Ledger, *, beginning: str = "") -> Iterator[History]:
     """The runs whose names begin with a text, in the order in which they were opened."""
     for run in ledger.runs():
-        found = story_of(ledger, run) if run.startswith(beginning) else None
-        if found is not None:
-            yield found
+        history = history_of(ledger, run) if run.startswith(beginning) else None
+        if history is not None:
+            yield history
 
 
-def stories_of(ledger: Ledger, contract: str) -> tuple[Story, ...]:
+def histories_of(ledger: Ledger, contract: str) -> tuple[History, ...]:
     """The runs of every version of a contract, by its name; no other run is read."""
-    found = stories(ledger, beginning=beginning_of(contract))
-    return tuple(story for story in found if story.opened["contract"]["name"] == contract)
+    started = histories(ledger, beginning=beginning_of(contract))
+    return tuple(history for history in started if history.opened["contract"]["name"] == contract)
 
 
 def disagreements(ledger: Ledger) -> tuple[Problem, ...]:
     """Runs of which an entry does not follow from those before it."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for run in ledger.runs():
         try:
-            story_of(ledger, run)
+            history_of(ledger, run)
         except LedgerError as error:
-            found += error.problems
-    return tuple(found)
+            problems += error.problems
+    return tuple(problems)
 
 
-def retold(entries: Iterable[Entry], story: Story | None = None) -> Story:
-    """The story of one run's entries, in order.
+def replayed(entries: Iterable[Entry], history: History | None = None) -> History:
+    """The history of one run's entries, in order.
 
     Args:
-        story: as it was before them; None: they are all.
+        history: as it was before them; None: they are all.
 
     Raises:
         LedgerError: an entry does not follow from those before it, or cannot be read.
     """
-    looks = [*story.looks] if story is not None else []
+    evaluations = [*history.evaluations] if history is not None else []
     for entry in entries:
         try:
-            story = _next(story, entry, looks)
+            history = _next(history, entry, evaluations)
         except (EvidenceError, KeyError, TypeError, ValueError, AttributeError) as error:
-            said = str(error).split("\n", 1)[0]
-            raise _refused(entry, f"cannot be told again: {said or type(error).__name__}") from None
-    if story is None:
+            reason = str(error).split("\n", 1)[0]
+            raise _refused(
+                entry, f"cannot be told again: {reason or type(error).__name__}"
+            ) from None
+    if history is None:
         raise LedgerError("a run without entries has no story")
-    return replace(story, looks=tuple(looks))
+    return replace(history, evaluations=tuple(evaluations))
 
 
-def kept(moved: Moved) -> dict[str, Any]:
+def outcome_body(moved: Move) -> dict[str, Any]:
     """What an entry says of where the run stands, and of what follows."""
     state, effects = moved
-    said = to_plain(state)
-    del said["key"]
-    told = to_plain(effects)
-    return {"why": state.why, "state": said, "effects": told, "servanda": __version__}
+    body = {"why": state.why, "state": to_plain(state), "effects": to_plain(effects)}
+    del body["state"]["key"]
+    return {**body, "servanda": __version__}
 
 
-def _next(story: Story | None, entry: Entry, looks: list[Look]) -> Story:
-    """The story after an entry, but for its looks: those are appended to."""
+def _next(history: History | None, entry: Entry, evaluations: list[Evaluation]) -> History:
+    """The history after an entry, but for its evaluations: those are appended to."""
     body = entry.body
-    if story is None:
+    if history is None:
         if entry.kind != "opened":
             raise _refused(entry, f"is the first of its run and of kind {entry.kind!r}")
         course = tuple(from_plain(Leg, leg) for leg in body["course"])
         key = from_plain(EvidenceKey, body["key"])
         moved = begin(entry.run, key, course, now=entry.at)
         _compare(entry, moved)
-        return Story(entry.run, body, course, moved[0], last=entry.n, seq=entry.seq)
-    if entry.kind == TOLD:
-        return replace(story, last=entry.n, seq=entry.seq)
-    finding = from_plain(Finding, body["finding"]) if entry.kind == "looked" else None
-    moved = _again(story, entry, finding)
+        return History(entry.run, body, course, moved[0], last=entry.n, seq=entry.seq)
+    if entry.kind == DELIVERED:
+        return replace(history, last=entry.n, seq=entry.seq)
+    finding = from_plain(LegFinding, body["finding"]) if entry.kind == "looked" else None
+    moved = _again(history, entry, finding)
     _compare(entry, moved)
     if finding is not None:
-        looks.append(Look(entry.at, story.leg, finding, moved[0]))
-    return replace(story, state=moved[0], last=entry.n, seq=entry.seq)
+        evaluations.append(Evaluation(entry.at, history.leg, finding, moved[0]))
+    return replace(history, state=moved[0], last=entry.n, seq=entry.seq)
 
 
-def _again(story: Story, entry: Entry, finding: Finding | None) -> Moved:
-    body, course, state = entry.body, story.course, story.state
+def _again(history: History, entry: Entry, finding: LegFinding | None) -> Move:
+    body, course, state = entry.body, history.course, history.state
     if finding is not None:
         return advance(course, state, finding, now=entry.at)
     signed = {"actor": entry.actor, "now": entry.at}
@@ -175,15 +176,15 @@ def _again(story: Story, entry: Entry, finding: Finding | None) -> Moved:
     raise _refused(entry, f"is of a kind that nobody knows, {entry.kind!r}")
 
 
-def _compare(entry: Entry, moved: Moved) -> None:
+def _compare(entry: Entry, moved: Move) -> None:
     """Hold what an entry says of where the run stands against what follows.
 
     Of what another version wrote only what was decided counts: its words may be others.
     """
-    said, follows = entry.body, kept(moved)
-    if said.get("servanda") != __version__:
-        said, follows = _decided(said, follows), _decided(follows, said)
-    names = [name for name in follows if said.get(name) != follows[name]]
+    written, follows = entry.body, outcome_body(moved)
+    if written.get("servanda") != __version__:
+        written, follows = _decided(written, follows), _decided(follows, written)
+    names = [name for name in follows if written.get(name) != follows[name]]
     if names:
         raise _refused(
             entry, f"says another {' and '.join(names)} than follow from the entries before it"
@@ -192,11 +193,11 @@ def _compare(entry: Entry, moved: Moved) -> None:
 
 def _decided(body: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """What an entry says without its words, as far as the other one says it too."""
-    known = {*other["state"]} - _WORDS
+    known = {*other["state"]} - _TEXTS
     state = {name: value for name, value in body["state"].items() if name in known}
     effects = [
-        (one["kind"], one["key"], *(one["body"].get(name) for name in _ROUTED))
-        for one in body["effects"]
+        (effect["kind"], effect["key"], *(effect["body"].get(name) for name in _ROUTED))
+        for effect in body["effects"]
     ]
     return {"state": state, "effects": effects}
 

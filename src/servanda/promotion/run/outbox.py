@@ -20,7 +20,7 @@ from servanda.promotion.api import beginning_of
 from servanda.promotion.ledger.entry import Entry, Ledger, LedgerError, Outrun, Record
 from servanda.promotion.notify.base import Kind, Sink
 from servanda.promotion.notify.http_post import insist
-from servanda.promotion.run.history import TOLD
+from servanda.promotion.run.history import DELIVERED
 from servanda.promotion.state import ENDED, Effect
 from servanda.traces.serialization import from_plain
 
@@ -29,7 +29,7 @@ _LANES: tuple[tuple[Kind, ...], ...] = (("route",), ("notify", "page"))
 
 
 @dataclass(frozen=True)
-class Told:
+class Delivery:
     """What became of an effect at a sink.
 
     Args:
@@ -43,14 +43,14 @@ class Told:
     why: str = ""
 
 
-def tell(
+def deliver(
     ledger: Ledger,
     run: str,
     sinks: Sequence[Sink],
     *,
     now: Callable[[], float],
     wait: Callable[[float], None],
-) -> tuple[Told, ...]:
+) -> tuple[Delivery, ...]:
     """Deliver what the run's entries ask for and its sinks have not taken yet.
 
     A sink that fails is left alone until the next call, and what it missed stays pending: its
@@ -68,17 +68,17 @@ def tell(
         LedgerError: the ledger cannot be read or written, or an entry's effects are none.
             What was delivered just before is delivered again by the next call.
     """
-    return _told(_Outbox(ledger, run, now), sinks, wait)
+    return _delivered(_Outbox(ledger, run, now), sinks, wait)
 
 
-def tell_late(
+def deliver_late(
     ledger: Ledger,
     contract: str,
     sinks: Sequence[Sink],
     *,
     now: Callable[[], float],
     wait: Callable[[float], None],
-) -> tuple[Told, ...]:
+) -> tuple[Delivery, ...]:
     """Deliver what whoever promoted a contract before, and was killed, decided and did not tell.
 
     Each run is told to those who heard of it before: a new receiver is not for old news.  The
@@ -94,22 +94,27 @@ def tell_late(
             box.read()
             if box.contract == contract:
                 boxes.append(box)
-    found: list[Told] = []
+    deliveries: list[Delivery] = []
     for box in boxes:
         all_of_it = box is boxes[-1] and box.status in ENDED
-        found += _told(box, [s for s in sinks if all_of_it or box.knows(s)], wait)
-    return tuple(found)
+        deliveries += _delivered(box, [s for s in sinks if all_of_it or box.knows(s)], wait)
+    return tuple(deliveries)
 
 
-def _told(box: _Outbox, sinks: Sequence[Sink], wait: Callable[[float], None]) -> tuple[Told, ...]:
+def _delivered(
+    box: _Outbox, sinks: Sequence[Sink], wait: Callable[[float], None]
+) -> tuple[Delivery, ...]:
     return tuple(
-        told for lane in _LANES for sink in sinks for told in _deliver(box, sink, lane, wait)
+        delivery
+        for lane in _LANES
+        for sink in sinks
+        for delivery in _deliver(box, sink, lane, wait)
     )
 
 
 def _deliver(
     box: _Outbox, sink: Sink, lane: tuple[Kind, ...], wait: Callable[[float], None]
-) -> Iterator[Told]:
+) -> Iterator[Delivery]:
     while pending := box.pending(sink, lane):
         effect = pending[0]
         why = box.superseded(effect)
@@ -118,10 +123,10 @@ def _deliver(
                 if not insist(partial(_attempt, box, sink, effect), wait):
                     continue
             except MeasurementError as error:
-                yield Told(sink.name, effect.key, str(error))
+                yield Delivery(sink.name, effect.key, str(error))
                 return
         box.note(sink, effect, why)
-        yield Told(sink.name, effect.key, why=why)
+        yield Delivery(sink.name, effect.key, why=why)
 
 
 def _attempt(box: _Outbox, sink: Sink, effect: Effect) -> bool:
@@ -174,7 +179,7 @@ class _Outbox:
         """Write down that it is told, unless somebody else has meanwhile."""
         body = {"key": effect.key, "sink": sink.name} | ({"why": why} if why else {})
         while (effect.key, sink.name) not in self._told:
-            record, after = Record(TOLD, ACTOR, self._now(), body), self._n
+            record, after = Record(DELIVERED, ACTOR, self._now(), body), self._n
             try:
                 self._take(self._ledger.append(self._run, [record], after=after))
             except Outrun:
@@ -187,7 +192,7 @@ class _Outbox:
             self._seq, self._n = entry.seq, entry.n
             if entry.n == 1:
                 self.contract = entry.body.get("contract", {}).get("name", "")
-            if entry.kind == TOLD:
+            if entry.kind == DELIVERED:
                 self._told.add((entry.body["key"], entry.body["sink"]))
             self.status = entry.body.get("state", {}).get("status", self.status)
             for effect in _effects(entry):

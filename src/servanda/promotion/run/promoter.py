@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import Contract
-from servanda.contract.stages import Leg, course_of, refuse_absent
+from servanda.contract.stages import course_of, refuse_absent
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, EvidenceError, Interrupted, ServandaError
 from servanda.promotion.api import run_name
-from servanda.promotion.finding import found
+from servanda.promotion.finding import leg_finding
 from servanda.promotion.ledger.entry import Ledger, LedgerError
-from servanda.promotion.run.evaluate import Looked, look
-from servanda.promotion.run.history import Story, refreshed, stories_of, story_of
-from servanda.promotion.run.record import look_at, open_run, take_back
-from servanda.promotion.state import Finding, leg_of
+from servanda.promotion.run.evaluate import LegEvaluation, evaluate_leg
+from servanda.promotion.run.history import History, histories_of, history_of, refreshed
+from servanda.promotion.run.record import advance_run, open_run, roll_back_run
+from servanda.promotion.state import LegFinding, leg_of
 from servanda.runner.load import compile, load
 from servanda.runner.measurement import Open, Watch
 from servanda.runner.run import RUNS
@@ -47,8 +47,8 @@ class Step:
     took the run back.
     """
 
-    story: Story
-    looked: Looked | None = None
+    history: History
+    looked: LegEvaluation | None = None
     error: str = ""
 
 
@@ -63,7 +63,7 @@ def promote(
     watch: Watch | None = None,
     deadline: Callable[[], bool] | None = None,
     stepped: Callable[[Step], None] = lambda _: None,
-) -> Story:
+) -> History:
     """Take a build as far as its evidence goes now.
 
     Args:
@@ -87,24 +87,12 @@ def promote(
         refuse_absent(contract, until)
     root = build.run_dir or RUNS / contract.metadata.name
     attempt = latest(root, fresh=build.fresh)
-    story = _begun(contract, root, attempt, ledger)
+    history = _begun(contract, root, attempt, ledger)
 
-    def seen(leg: Leg, run: str) -> Looked:
-        return look(
-            contract,
-            leg,
-            root,
-            attempt=attempt,
-            run=run,
-            served=build.served,
-            now=clock(),
-            open=open,
-            watch=watch,
-            deadline=deadline,
-            text=text,
-        )
-
-    if story is None:
+    kernels = {"open": open, "watch": watch, "deadline": deadline}
+    where = {"root": root, "attempt": attempt, "served": build.served, "text": text}
+    evaluate = partial(evaluate_leg, contract, **where, **kernels)
+    if history is None:
         others = _under_way(ledger, contract)
         if others and not build.fresh:
             other = others[0]
@@ -112,64 +100,62 @@ def promote(
                 f"run {other.run} of this contract is {other.state.status.replace('_', ' ')} on "
                 f"{other.leg.name}: two builds cannot be promoted at once",
                 hint=f"go on with it, roll it back (servanda promotion rollback {other.run}), "
-                f"or begin anew "
-                "with --fresh, which rolls it back",
+                "or begin anew with --fresh, which rolls it back",
             )
-        first = seen(course[0], "")
+        first = evaluate(course[0], run="", now=clock())
         _refuse_known(ledger, run_name(contract, first.key), root)
         for other in others:
             reason = f"run {run_name(contract, first.key)} begins"
-            taken = take_back(ledger, other, actor=actor, reason=reason, now=clock())
+            taken = roll_back_run(ledger, other, actor=actor, reason=reason, now=clock())
             stepped(Step(taken))  # told before the new run is: its route is the older one
         prints = first.verdict.circumstances.fingerprints
-        story = open_run(ledger, contract, first.key, course, prints, actor=actor, now=clock())
-        _refuse_later(ledger, contract, story)
-        finding = found(contract, course[0], first.verdict)
-        story = look_at(ledger, story, finding, actor=actor, now=clock())
-        stepped(Step(story, first))
-        if story.state.leg == 0:
-            return story
-    elif not story.looks:
-        _refuse_later(ledger, contract, story)
-    while not story.state.ended and not (until is not None and story.reached(until)):
-        before = story.state.leg, story.state.span
-        step = _step(contract, ledger, story, seen, actor, clock)
-        story = step.story
+        history = open_run(ledger, contract, first.key, course, prints, actor=actor, now=clock())
+        _refuse_later(ledger, contract, history)
+        finding = leg_finding(contract, course[0], first.verdict)
+        history = advance_run(ledger, history, finding, actor=actor, now=clock())
+        stepped(Step(history, first))
+        if history.state.leg == 0:
+            return history
+    elif not history.evaluations:
+        _refuse_later(ledger, contract, history)
+    while not history.state.ended and not (until is not None and history.reached(until)):
+        before = history.state.leg, history.state.span
+        step = _step(contract, ledger, history, evaluate, actor, clock)
+        history = step.history
         stepped(step)
-        if (story.state.leg, story.state.span) == before or (deadline and deadline()):
+        if (history.state.leg, history.state.span) == before or (deadline and deadline()):
             break
-    return story
+    return history
 
 
 def _step(
     contract: Contract,
     ledger: Ledger,
-    story: Story,
-    seen: Callable[[Leg, str], Looked],
+    history: History,
+    evaluate: Callable[..., LegEvaluation],
     actor: str,
     clock: Callable[[], float],
 ) -> Step:
     """One look at the leg where a run stands; a measurement that fails is a finding as well."""
-    leg = story.leg
-    looked, error = None, ""
+    leg = history.leg
+    evaluation, error = None, ""
     try:
-        looked = seen(leg, story.run)
-        finding = found(contract, leg, looked.verdict)
-        finding = replace(finding, key=looked.key)
+        evaluation = evaluate(leg, run=history.run, now=clock())
+        finding = replace(leg_finding(contract, leg, evaluation.verdict), key=evaluation.key)
     except (ContractError, Interrupted, LedgerError, Occupied):
         raise  # none of them is a measurement that failed
     except ServandaError as failed:
         error = str(failed)
         first = failed.problems[0]
         at = f"{first.where}: " if first.where else ""
-        finding = Finding(leg.name, error=f"{at}{first.message}")
-    story = refreshed(ledger, story)
-    if story.state.ended or leg_of(story.course, story.state).name != leg.name:
-        return Step(story, looked, error)  # a person moved it meanwhile
-    return Step(look_at(ledger, story, finding, actor=actor, now=clock()), looked, error)
+        finding = LegFinding(leg.name, error=f"{at}{first.message}")
+    history = refreshed(ledger, history)
+    if history.state.ended or leg_of(history.course, history.state).name != leg.name:
+        return Step(history, evaluation, error)  # a person moved it meanwhile
+    return Step(advance_run(ledger, history, finding, actor=actor, now=clock()), evaluation, error)
 
 
-def _begun(contract: Contract, root: Path, attempt: int, ledger: Ledger) -> Story | None:
+def _begun(contract: Contract, root: Path, attempt: int, ledger: Ledger) -> History | None:
     """The run of what a run directory was begun with, if it is in the ledger.
 
     Raises:
@@ -178,7 +164,7 @@ def _begun(contract: Contract, root: Path, attempt: int, ledger: Ledger) -> Stor
     begun = RunDirectory(root, attempt).begun
     if begun is None:
         return None
-    key: EvidenceKey = begun[0]
+    key, _ = begun
     if key.contract != contract.digest:
         raise EvidenceError(
             f"{root} holds evidence of another version of this contract: its digest was "
@@ -186,15 +172,15 @@ def _begun(contract: Contract, root: Path, attempt: int, ledger: Ledger) -> Stor
             hint="evidence expires with its contract: restore the text, or begin anew with "
             "--fresh; servanda contract diff OLD NEW says what changed",
         )
-    return story_of(ledger, run_name(contract, key))
+    return history_of(ledger, run_name(contract, key))
 
 
-def _under_way(ledger: Ledger, contract: Contract) -> list[Story]:
+def _under_way(ledger: Ledger, contract: Contract) -> list[History]:
     """Runs of a contract that are neither ended nor through."""
     return [
-        story
-        for story in stories_of(ledger, contract.metadata.name)
-        if not story.state.ended and story.state.status != "completed"
+        history
+        for history in histories_of(ledger, contract.metadata.name)
+        if not history.state.ended and history.state.status != "completed"
     ]
 
 
@@ -204,7 +190,7 @@ def _refuse_known(ledger: Ledger, run: str, root: Path) -> None:
     Raises:
         EvidenceError: it is.
     """
-    known = story_of(ledger, run)
+    known = history_of(ledger, run)
     if known is not None:
         raise EvidenceError(
             f"run {run} of this build is in the ledger already, and was not begun from {root}: it "
@@ -213,7 +199,7 @@ def _refuse_known(ledger: Ledger, run: str, root: Path) -> None:
         )
 
 
-def _refuse_later(ledger: Ledger, contract: Contract, story: Story) -> None:
+def _refuse_later(ledger: Ledger, contract: Contract, history: History) -> None:
     """Of two builds that were begun at the same time, the one that the ledger has later.
 
     Whoever begins looks for others first, and then measures for a while; the ledger has an order
@@ -223,9 +209,9 @@ def _refuse_later(ledger: Ledger, contract: Contract, story: Story) -> None:
         EvidenceError: it is the later one: it waits, and nothing was decided of it.
     """
     runs = [other.run for other in _under_way(ledger, contract)]
-    if story.run in runs and runs[0] != story.run:
+    if history.run in runs and runs[0] != history.run:
         raise EvidenceError(
-            f"run {runs[0]} of this contract began before run {story.run}: two builds cannot be "
+            f"run {runs[0]} of this contract began before run {history.run}: two builds cannot be "
             "promoted at once",
             hint=f"wait until it has ended, or roll it back: servanda promotion rollback {runs[0]}",
         )

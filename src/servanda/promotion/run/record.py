@@ -1,4 +1,4 @@
-# Writing a run's story on: each entry is what happened, and what followed of it.
+# Appending to the history of a run: each entry is what happened, and what followed of it.
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import Contract
 from servanda.contract.stages import Leg
 from servanda.errors import EvidenceError
-from servanda.promotion.advance import Moved, advance, begin
+from servanda.promotion.advance import Move, advance, begin
 from servanda.promotion.api import run_name
 from servanda.promotion.ledger.entry import Ledger, Record
 from servanda.promotion.operator import approve, override, roll_back
-from servanda.promotion.run.history import Story, kept, retold
-from servanda.promotion.state import Finding, Override
+from servanda.promotion.run.history import History, outcome_body, replayed
+from servanda.promotion.state import LegFinding, Override
 from servanda.traces.serialization import to_plain
 
 
@@ -28,7 +28,7 @@ def open_run(
     *,
     actor: str,
     now: float,
-) -> Story:
+) -> History:
     """A new run for a key.
 
     Raises:
@@ -46,67 +46,73 @@ def open_run(
         "fingerprints": to_plain(fingerprints),
         "key": to_plain(key),
         "course": to_plain(tuple(course)),
-        **kept(begin(run, key, course, now=now)),
+        **outcome_body(begin(run, key, course, now=now)),
     }
-    return retold(ledger.append(run, [Record("opened", actor, now, body)], after=0))
+    return replayed(ledger.append(run, [Record("opened", actor, now, body)], after=0))
 
 
-def look_at(ledger: Ledger, story: Story, finding: Finding, *, actor: str, now: float) -> Story:
+def advance_run(
+    ledger: Ledger, history: History, finding: LegFinding, *, actor: str, now: float
+) -> History:
     """Let a finding move a run; a look that found nothing new leaves no entry.
 
     Raises:
         EvidenceError: the clock went back, or the finding is of another leg.
         Outrun: somebody else moved the run meanwhile.
     """
-    moved = advance(story.course, story.state, finding, now=now)
-    before = story.state
+    moved = advance(history.course, history.state, finding, now=now)
+    before = history.state
     if moved[0] == replace(before, seen=moved[0].seen):
-        return story
-    return _written(ledger, story, "looked", actor, now, {"finding": to_plain(finding)}, moved)
+        return history
+    return _appended(ledger, history, "looked", actor, now, {"finding": to_plain(finding)}, moved)
 
 
-def say_yes(ledger: Ledger, story: Story, *, actor: str, reason: str, now: float) -> Story:
+def approve_run(
+    ledger: Ledger, history: History, *, actor: str, reason: str, now: float
+) -> History:
     """Approve the stage after this one."""
-    moved = approve(story.course, story.state, actor=actor, reason=reason, now=now)
-    return _written(ledger, story, "approved", actor, now, {"reason": reason}, moved)
+    moved = approve(history.course, history.state, actor=actor, reason=reason, now=now)
+    return _appended(ledger, history, "approved", actor, now, {"reason": reason}, moved)
 
 
-def let_pass(ledger: Ledger, story: Story, given: Override, *, now: float) -> Story:
+def override_cell(ledger: Ledger, history: History, given: Override, *, now: float) -> History:
     """Let a cell not count for a while.
 
     Raises:
         EvidenceError: the latest look met no such cell; or as `override` does.
     """
-    cells = story.looks[-1].finding.cells if story.looks else ()
+    cells = history.evaluations[-1].finding.cells if history.evaluations else ()
     if not any(given.covers(cell) for cell in cells):
         known = ", ".join(cell.name for cell in cells) or "nothing yet"
         raise EvidenceError(
-            f"run {story.run} has no cell {given.clause} on {given.slice} that it could override",
+            f"run {history.run} has no cell {given.clause} on {given.slice} that it could override",
             hint=f"the latest look judged {known}",
         )
-    moved = override(story.course, story.state, given, now=now)
+    moved = override(history.course, history.state, given, now=now)
     body = {"override": to_plain(given)}
-    return _written(ledger, story, "overrode", given.actor, now, body, moved)
+    return _appended(ledger, history, "overrode", given.actor, now, body, moved)
 
 
-def take_back(ledger: Ledger, story: Story, *, actor: str, reason: str, now: float) -> Story:
+def roll_back_run(
+    ledger: Ledger, history: History, *, actor: str, reason: str, now: float
+) -> History:
     """Roll a run back.
 
     The time is never before what the run saw last: no clock keeps traffic where it is not wanted.
     """
-    now = max(now, story.state.seen)
-    moved = roll_back(story.course, story.state, actor=actor, reason=reason, now=now)
-    return _written(ledger, story, "rolled_back", actor, now, {"reason": reason}, moved)
+    now = max(now, history.state.seen)
+    moved = roll_back(history.course, history.state, actor=actor, reason=reason, now=now)
+    return _appended(ledger, history, "rolled_back", actor, now, {"reason": reason}, moved)
 
 
-def _written(
+def _appended(
     ledger: Ledger,
-    story: Story,
+    history: History,
     kind: str,
     actor: str,
     now: float,
     body: Mapping[str, Any],
-    moved: Moved,
-) -> Story:
-    record = Record(kind, actor, now, {**body, **kept(moved)})
-    return retold(ledger.append(story.run, [record], after=story.last), story)
+    moved: Move,
+) -> History:
+    record = Record(kind, actor, now, {**body, **outcome_body(moved)})
+    return replayed(ledger.append(history.run, [record], after=history.last), history)

@@ -13,13 +13,13 @@ import numpy as np
 from servanda.engines.traffic_replay import ServedEngine
 from servanda.errors import EvidenceError, MeasurementError, Where
 from servanda.judgement.schedule import Arrivals
-from servanda.runner.round_files import round_name
+from servanda.runner.round_files import batch_of, round_name
 from servanda.runner.run_directory import RunDirectory
 from servanda.traces.request_log import Request, read_served
-from servanda.traces.trace import Batch
 
 _SUFFIX = ".jsonl"
 _DIGITS = re.compile(r"([0-9]+)")
+_COMPARED = ("sequence_S", "lost_S", "prompt_tokens_S", "token_N")
 
 
 def read_log(served: Sequence[Path]) -> tuple[Request, ...]:
@@ -37,10 +37,10 @@ def read_log(served: Sequence[Path]) -> tuple[Request, ...]:
 
 def files_of(served: Sequence[Path]) -> list[Path]:
     """The files of a log, in the order of their names."""
-    found: list[Path] = []
+    files: list[Path] = []
     for path in served:
-        found += path.glob(f"*{_SUFFIX}") if path.is_dir() else [path] if path.exists() else []
-    return sorted(dict.fromkeys(found), key=lambda path: (_numbered(path.name), path))
+        files += path.glob(f"*{_SUFFIX}") if path.is_dir() else [path] if path.exists() else []
+    return sorted(dict.fromkeys(files), key=lambda path: (_numbered(path.name), path))
 
 
 def _numbered(name: str) -> list[str | int]:
@@ -91,6 +91,7 @@ def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: ServedEngine)
         EvidenceError: naming the round.
     """
     arrived = len(schedule.traffic.groups) // schedule.workload.round
+    ids = [prompt.token_ids or () for prompt in schedule.corpus.prompts]
     hint = (
         "keep every file of the log as it was written while the leg goes on; what is lost cannot "
         "be weighed again: start another run"
@@ -105,19 +106,11 @@ def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: ServedEngine)
                 "longer in the log",
                 hint=hint,
             )
-        units = tuple(schedule.units(index))
-        batch = Batch(
-            tuple(u.sequence for u in units),
-            tuple(schedule.corpus.prompts[u.row].token_ids or () for u in units),
-            schedule.width,
-        )
+        batch = batch_of(tuple(schedule.units(index)), ids, schedule.width)
         before = run.read(name)
         now = infer.generate(batch, schedule.workload.sampling.transform, schedule.seed)
         same = (
-            np.array_equal(before.sequence_S, now.sequence_S)
-            and np.array_equal(before.lost_S, now.lost_S)
-            and np.array_equal(before.prompt_tokens_S, now.prompt_tokens_S)
-            and np.array_equal(before.token_N, now.token_N)
+            all(np.array_equal(getattr(before, part), getattr(now, part)) for part in _COMPARED)
             and np.array_equal(before.columns["logp"], now.columns["logp"], equal_nan=True)
             and before.about.get("requests") == now.about.get("requests")
         )

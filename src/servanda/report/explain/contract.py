@@ -182,8 +182,8 @@ def _limit(clause: Clause, which: str, unit: str) -> str:
     words = {"at_most": "is at most", "at_least": "is at least"}[which]
     if limit is None:
         return "has a limit of a later version"
-    shown = _relative(limit) if isinstance(limit, Relative) else f"{limit:g} {unit}".rstrip()
-    return f"{words} {shown}"
+    value = _relative(limit) if isinstance(limit, Relative) else f"{limit:g} {unit}".rstrip()
+    return f"{words} {value}"
 
 
 def _relative(limit: Relative) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.judgement.verdict import EXIT_CODES, Verdict
-from servanda.report.cell_text import seen_first
+from servanda.report.cell_text import worst_promise
 from servanda.rl.dumps.steps import GroupSums
 from servanda.rl.monitor.ranks import Part
 from servanda.rl.monitor.state_file import SCHEMA, Drift
@@ -74,7 +74,7 @@ class Step:
 
         None where no number was measured.
         """
-        return seen_first(self.verdict.cells)
+        return worst_promise(self.verdict.cells)
 
     @property
     def needs_tokens(self) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict, Outcome
-from servanda.report.cell_text import seen_first
+from servanda.report.cell_text import worst_promise
 from servanda.rl.dumps import format
 from servanda.rl.dumps.steps import Trend
 
@@ -64,7 +64,7 @@ class Seen:
 
     def worst(self, slice_: str | None = None) -> CellVerdict | None:
         """The cell to name first: violated before others, then the largest of its limit."""
-        return seen_first(c for c in self.cells if slice_ in (None, c.slice))
+        return worst_promise(c for c in self.cells if slice_ in (None, c.slice))
 
     def of_whole(self, metric: str) -> CellVerdict | None:
         """The first cell of a metric on all tokens, enforced or not."""

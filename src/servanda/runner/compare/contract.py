@@ -10,7 +10,7 @@ from pathlib import Path
 
 from servanda.contract import presets
 from servanda.contract.identity import digest_of
-from servanda.contract.model import Claim, Contract, Kernel, WorkloadSampling
+from servanda.contract.model import Claim, Contract, WorkloadSampling
 from servanda.engines import BUILTIN
 from servanda.errors import ContractError, MeasurementError
 from servanda.judgement import plan as planning
@@ -33,7 +33,7 @@ _FIRST = 256  # prompt groups before which nothing holds, where a run has more
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """What a user asks of `compare`; None: decided by what is compared."""
 
     a: str
@@ -60,7 +60,7 @@ class Comparison:
         folder: the run directory.
     """
 
-    asked: Asked
+    options: Options
     sides: Sides
     parts: Parts
     preset: str
@@ -75,30 +75,22 @@ class Comparison:
         def beside(path: str) -> str:
             return Path(os.path.relpath(path, place)).as_posix()
 
-        def kernel(k: Kernel | None) -> Kernel | None:
-            places = {"model": k.model, "python": k.python} if k else {}
-            return k and k.model_copy(update={n: beside(p) for n, p in places.items() if p})
-
         parts = self.parts
-        train, infer = kernel(parts.train), kernel(parts.infer)
-        assert train is not None and infer is not None
-        return completed(
-            presets.preset_text(self.preset),
-            replace(
-                parts,
-                train=train,
-                infer=infer,
-                stable=kernel(parts.stable),
-                prompts=beside(parts.prompts),
-                golden=parts.golden and beside(parts.golden),
-            ),
+        moved = replace(
+            parts,
+            train=load.moved_kernel(beside, parts.train),
+            infer=load.moved_kernel(beside, parts.infer),
+            stable=parts.stable and load.moved_kernel(beside, parts.stable),
+            prompts=beside(parts.prompts),
+            golden=parts.golden and beside(parts.golden),
         )
+        return completed(presets.preset_text(self.preset), moved)
 
     def contract(self) -> Contract:
         """The contract, with its paths from the current folder; nothing has to be there yet."""
         here = Path()
-        found = load.contract_of(self.text(here), str(self.folder / CONTRACT))
-        return load.beside(found, here)
+        contract = load.contract_of(self.text(here), str(self.folder / CONTRACT))
+        return load.beside(contract, here)
 
     def save(self, path: Path) -> None:
         """Write the contract, and the texts of a pack beside it where no file has them."""
@@ -106,11 +98,11 @@ class Comparison:
             path.parent.mkdir(parents=True, exist_ok=True)
             if self.sides.pack is not None:
                 given = (
-                    (self.asked.prompts, self.parts.prompts, self.prompts),
-                    (self.asked.golden, self.parts.golden, self.golden),
+                    (self.options.prompts, self.parts.prompts, self.prompts),
+                    (self.options.golden, self.parts.golden, self.golden),
                 )
-                for asked, name, corpus in given:
-                    if asked is None and name and corpus:
+                for own_file, name, corpus in given:
+                    if own_file is None and name and corpus:
                         Path(name).parent.mkdir(parents=True, exist_ok=True)
                         Path(name).write_bytes(corpus.text.encode())
             path.write_text(self.text(path.parent), encoding="utf-8")
@@ -120,30 +112,30 @@ class Comparison:
             ) from None
 
 
-def prepare(asked: Asked, engines: Engines) -> Comparison:
+def prepare(options: Options, engines: Engines) -> Comparison:
     """What a comparison is of; B is opened, to count the tokens of the prompts.
 
     Raises:
         ContractError: a kernel string, a file or a preset that is none; sizes that decide nothing.
         MeasurementError: a pack that cannot be read.
     """
-    sides = sides_of(asked.a, asked.b, asked.referee)
+    sides = sides_of(options.a, options.b, options.referee)
     drawn_by_pack = sides.pack.workload if sides.pack else None
-    name, why = (asked.preset, "as asked") if asked.preset else fitting_preset(sides)
+    name, why = (options.preset, "as asked") if options.preset else fitting_preset(sides)
     template = load.contract_of(presets.preset_text(name), name)
     if presets.PRESETS[name] == "serving":
         sides = sides.as_served
-    corpus, told = prompts_of(asked.prompts, sides)
-    sampling = _sampling(asked, template, sides)
-    sizes = _sizes(asked, template, sides)
+    corpus, prompts_text = prompts_of(options.prompts, sides)
+    sampling = _sampling(options, template, sides)
+    sizes = _sizes(options, template, sides)
     limits = {clause.slices: clause.at_most for clause in template.statistical if clause.enforced}
     whole = min(v for s, v in limits.items() if s and "all" in s and isinstance(v, float))
     sliced = [v for s, v in limits.items() if s and "depth" in s and isinstance(v, float)]
-    template, claimed = _claimed(template, asked, sizes[1], whole, sampling.max_new_tokens, sides)
-    key = [asked.a, asked.b, asked.referee, name, corpus.digest, sampling.model_dump()]
-    key += [read_corpus(asked.golden).digest if asked.golden else ""]
-    slug = f"{_slug(asked.b)}-vs-{_slug(asked.a)}"[:60].strip("-.") + f"-{digest_of(key)[:6]}"
-    folder = asked.run_dir or run.RUNS / slug
+    template, claimed = _claimed(template, options, sizes[1], whole, sampling.max_new_tokens, sides)
+    key = [options.a, options.b, options.referee, name, corpus.digest, sampling.model_dump()]
+    key += [read_corpus(options.golden).digest if options.golden else ""]
+    slug = f"{_slug(options.b)}-vs-{_slug(options.a)}"[:60].strip("-.") + f"-{digest_of(key)[:6]}"
+    folder = options.run_dir or run.RUNS / slug
     ids = lengths.prompts(corpus, sides, engines)
     answers = lengths.answers(folder / CONTRACT, ids, sampling, sides, engines)
     rules, left_out = starting_slices(
@@ -155,12 +147,12 @@ def prepare(asked: Asked, engines: Engines) -> Comparison:
         contract=template,
         answers=answers,
     )
-    own = asked.prompts or (folder / "prompts.jsonl" if sides.pack else shipped(SHIPPED))
+    own = options.prompts or (folder / "prompts.jsonl" if sides.pack else shipped(SHIPPED))
     sliced_by = ", ".join(["all", *(rule.name for rule in rules)])
-    said = (
+    lines = (
         *who(sides),
-        f"on        {told}; temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, up to "
-        f"{sampling.max_new_tokens} new tokens",
+        f"on        {prompts_text}; temperature {sampling.temperature:g}, top_p "
+        f"{sampling.top_p:g}, up to {sampling.max_new_tokens} new tokens",
         f"limits    preset {name}: {why}  (servanda contract presets --show {name})",
         f"slices    {sliced_by}",
         *(f"          {note}" for note in left_out),
@@ -169,16 +161,16 @@ def prepare(asked: Asked, engines: Engines) -> Comparison:
     no_golden = "no golden texts were given (--golden)"
     if sides.pack is not None:
         no_golden = "the pack was made without golden texts"
-    golden = golden_of(asked.golden, sides)
+    golden = golden_of(options.golden, sides)
     if golden is not None and not template.numerical:
         no_golden = f"preset {name} has none"
-        said += (f"          golden: left out, preset {name} has no clause on golden texts",)
+        lines += (f"          golden: left out, preset {name} has no clause on golden texts",)
         golden = None
-    own_golden = asked.golden or folder / "golden.jsonl"
-    expected = "as asked" if asked.bitwise else ""
+    own_golden = options.golden or folder / "golden.jsonl"
+    expected = "as asked" if options.bitwise else ""
     if sides.one_kernel:
         expected = "A and B are one kernel: equal bits are expected, and show nothing"
-        said += (f"bitwise   {expected}",)
+        lines += (f"bitwise   {expected}",)
     parts = Parts(
         name=slug,
         train=sides.train,
@@ -195,7 +187,7 @@ def prepare(asked: Asked, engines: Engines) -> Comparison:
         samples=drawn_by_pack.samples if drawn_by_pack else None,
         no_golden=no_golden,
         head=(
-            f"servanda compare {asked.a} {asked.b}: written by it, for keeping.",
+            f"servanda compare {options.a} {options.b}: written by it, for keeping.",
             f"Limits and their reasons are those of preset {name}; {why}.",
             *(line.replace("  ", " ").strip() for line in roles(sides)),
             f"{lengths.DREW} {' '.join(map(str, answers))}",
@@ -204,15 +196,15 @@ def prepare(asked: Asked, engines: Engines) -> Comparison:
         unrecorded=() if {k.engine for k in sides.kernels} <= {*BUILTIN} else ("batch_size",),
         bitwise=expected,
     )
-    return Comparison(asked, sides, parts, name, corpus, golden, folder, said)
+    return Comparison(options, sides, parts, name, corpus, golden, folder, lines)
 
 
-def _sampling(asked: Asked, template: Contract, sides: Sides) -> WorkloadSampling:
+def _sampling(options: Options, template: Contract, sides: Sides) -> WorkloadSampling:
     assert template.workload is not None
     given = {
-        name: getattr(asked, name)
+        name: getattr(options, name)
         for name in ("temperature", "top_p", "max_new_tokens")
-        if getattr(asked, name) is not None
+        if getattr(options, name) is not None
     }
     if sides.pack is None:
         return template.workload.sampling.model_copy(update=given)
@@ -226,13 +218,13 @@ def _sampling(asked: Asked, template: Contract, sides: Sides) -> WorkloadSamplin
     return own
 
 
-def _sizes(asked: Asked, template: Contract, sides: Sides) -> tuple[int, int]:
-    last = asked.sequences or template.promotion.offline.sequences[1]
+def _sizes(options: Options, template: Contract, sides: Sides) -> tuple[int, int]:
+    last = options.sequences or template.promotion.offline.sequences[1]
     if sides.pack is not None:
-        if (asked.sequences or 0) > sides.pack.groups:
+        if (options.sequences or 0) > sides.pack.groups:
             raise ContractError(
                 f"the pack holds {sides.pack.groups:,} prompt groups, and --sequences asks for "
-                f"{asked.sequences:,}",
+                f"{options.sequences:,}",
                 hint="write a larger pack: servanda tools measure ... --sequences N -o",
             )
         last = min(last, sides.pack.groups)
@@ -240,7 +232,7 @@ def _sizes(asked: Asked, template: Contract, sides: Sides) -> tuple[int, int]:
 
 
 def _claimed(
-    template: Contract, asked: Asked, groups: int, limit: float, width: int, sides: Sides
+    template: Contract, options: Options, groups: int, limit: float, width: int, sides: Sides
 ) -> tuple[Contract, tuple[str, ...]]:
     """The preset with the claim that was asked for, and what is said of it.
 
@@ -250,7 +242,7 @@ def _claimed(
     needed = units_at_best(limit, 1 - template.confidence)
     assert needed is not None  # no preset promises 0
     larger = "a larger pack" if sides.pack is not None else f"--sequences {3 * needed}"
-    if asked.claim == "population":
+    if options.claim == "population":
         if 2 * needed > groups:
             raise ContractError(
                 f"{groups:,} prompt groups are too few to speak of all that such prompts bring "
@@ -264,11 +256,11 @@ def _claimed(
             f"even identical kernels need {needed:,} tokens",
             hint=f"use {larger}, or a preset with wider limits",
         )
-    told = (
+    lines = (
         "claim     realised, of the tokens that are measured; --claim population speaks of all",
         "          that such prompts bring forth, and takes longer",
     )
-    return template.model_copy(update={"claim": "realised"}), told
+    return template.model_copy(update={"claim": "realised"}), lines
 
 
 def _slug(text: str) -> str:

@@ -27,7 +27,7 @@ def prompts(corpus: Corpus, sides: Sides, engines: Engines) -> Sequence[Sequence
 
 
 def answers(
-    kept: Path,
+    contract_file: Path,
     ids: Sequence[Sequence[int]],
     sampling: WorkloadSampling,
     sides: Sides,
@@ -38,8 +38,8 @@ def answers(
     Those of a pack are its first ones, of which nothing but the length is looked at.  A run that
     is continued keeps the depths that it began with: a server may draw others the next time.
     """
-    if kept.is_file():
-        before = re.search(rf"(?m)^# {DREW} ([\d ]+)$", kept.read_text(encoding="utf-8"))
+    if contract_file.is_file():
+        before = re.search(rf"(?m)^# {DREW} ([\d ]+)$", contract_file.read_text(encoding="utf-8"))
         if before:
             return tuple(map(int, before[1].split()))
     if sides.pack is not None:

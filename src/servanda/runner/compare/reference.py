@@ -22,7 +22,7 @@ _PACKED = 1024  # prompt groups of a pack, where nobody says how many
 
 
 @dataclass(frozen=True)
-class Alone:
+class PackOptions:
     """What a user asks of `measure`: a contract and its side, or a kernel and its texts."""
 
     what: str
@@ -35,31 +35,31 @@ class Alone:
     top_p: float | None = None
 
 
-def alone(asked: Alone) -> tuple[Contract, str]:
+def pack_contract(options: PackOptions) -> tuple[Contract, str]:
     """The contract and the side that a pack is made of.
 
     Raises:
         ContractError: options that do not belong together, or a text that is wrong.
     """
     own = ("prompts", "golden", "max_new_tokens", "temperature", "top_p")
-    if asked.what.endswith((".yaml", ".yml")):
-        given = [name for name in own if getattr(asked, name) is not None]
+    if options.what.endswith((".yaml", ".yml")):
+        given = [name for name in own if getattr(options, name) is not None]
         if given:
             raise ContractError(
                 f"--{given[0].replace('_', '-')} is the contract's to say",
                 hint="write it in the contract, or name a kernel instead of the contract",
             )
-        contract = run.load(asked.what)
-        return _sized(contract, asked.sequences), asked.side or "train"
-    if asked.side is not None:
+        contract = run.load(options.what)
+        return _sized(contract, options.sequences), options.side or "train"
+    if options.side is not None:
         raise ContractError("--side names a side of a contract, and this is a kernel")
-    kernel = parse_kernel(asked.what, engines=engine_names(), name="KERNEL")
-    refuse_missing(kernel, asked.what, "KERNEL")
-    sampling = {n: getattr(asked, n) for n in own[2:] if getattr(asked, n) is not None}
+    kernel = parse_kernel(options.what, engines=engine_names(), name="KERNEL")
+    refuse_missing(kernel, options.what, "KERNEL")
+    sampling = {n: getattr(options, n) for n in own[2:] if getattr(options, n) is not None}
     template = load.contract_of(presets.preset_text("fp8"), "fp8")
     assert template.workload is not None
-    prompts = asked.prompts or shipped(SHIPPED)
-    for file in (prompts, asked.golden):
+    prompts = options.prompts or shipped(SHIPPED)
+    for file in (prompts, options.golden):
         if file is not None:
             read_corpus(file)
     workload = Workload(  # type: ignore[call-arg]
@@ -68,10 +68,10 @@ def alone(asked: Alone) -> tuple[Contract, str]:
     changes = {
         "kernels": Kernels(train=kernel, infer=kernel),
         "workload": workload,
-        "golden": Golden(prompts=str(asked.golden), path="decode") if asked.golden else None,
+        "golden": Golden(prompts=str(options.golden), path="decode") if options.golden else None,
         "slices": (),
     }
-    return _sized(template.model_copy(update=changes), asked.sequences or _PACKED), "train"
+    return _sized(template.model_copy(update=changes), options.sequences or _PACKED), "train"
 
 
 def _sized(contract: Contract, sequences: int | None) -> Contract:

@@ -16,7 +16,7 @@ from servanda.engines.http import HTTPEngine
 from servanda.engines.worker import spawn
 from servanda.judgement.verdict import Verdict
 from servanda.runner import run
-from servanda.runner.compare.contract import CONTRACT, Asked, Comparison, prepare
+from servanda.runner.compare.contract import CONTRACT, Comparison, Options, prepare
 from servanda.runner.measurement import Watch
 from servanda.runner.probe import Engines
 from servanda.theory.sampling import Sampling
@@ -32,7 +32,7 @@ CASES: tuple[tuple[str, Mapping[str, float]], ...] = (
 
 
 @dataclass(frozen=True)
-class Row:
+class SelftestCase:
     """One case of a selftest.
 
     Args:
@@ -80,7 +80,7 @@ def selftest(
     max_new_tokens: int = 32,
     sequences: int = SEQUENCES,
     watch: Watch | None = None,
-) -> Iterator[Row]:
+) -> Iterator[SelftestCase]:
     """The cases, one after another, as they are decided.
 
     Args:
@@ -93,7 +93,7 @@ def selftest(
         MeasurementError: the server does not answer, or cannot score and has no referee.
     """
     for number, (case, change) in enumerate(CASES):
-        asked = Asked(
+        options = Options(
             a=referee or url,
             b=url,
             prompts=prompts,
@@ -105,8 +105,8 @@ def selftest(
             run_dir=folder / str(number),
         )
         with Engines(spawn) as engines:
-            comparison = prepare(asked, engines)
-        yield Row(case, not change, _decided(comparison, change, watch))
+            comparison = prepare(options, engines)
+        yield SelftestCase(case, not change, _decided(comparison, change, watch))
 
 
 def _decided(comparison: Comparison, change: Mapping[str, float], watch: Watch | None) -> Verdict:

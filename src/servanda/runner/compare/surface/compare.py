@@ -1,4 +1,4 @@
-# Looking: two servers on the same texts and chats, layer by layer, before any statistics.
+# Two servers on the same texts and chats, layer by layer, before any statistics.
 #
 # Token ids on both sides step around tokenizers, templates and parsers, so a comparison of
 # kernels cannot see what most upgrades of a server break.
@@ -10,15 +10,15 @@ from operator import attrgetter
 from typing import TypeVar
 
 from servanda.runner.compare.surface.cases import CONVERSATIONS, TEXTS, TOOL_PROMPTS
-from servanda.runner.compare.surface.dialects import Door, Rendered
-from servanda.runner.compare.surface.difference import Finding, Layer
+from servanda.runner.compare.surface.dialects import Client, Rendered
+from servanda.runner.compare.surface.difference import Layer, LayerResult
 
 T = TypeVar("T")
 
 _HEAD = 6  # token ids of each side that a first difference shows
 
 
-def look(a: Door, b: Door, texts: Sequence[str] = ()) -> Iterator[Finding]:
+def compare_layers(a: Client, b: Client, texts: Sequence[str] = ()) -> Iterator[LayerResult]:
     """Every layer above the kernel, one finding each, the lowest first.
 
     Args:
@@ -27,49 +27,49 @@ def look(a: Door, b: Door, texts: Sequence[str] = ()) -> Iterator[Finding]:
     Raises:
         MeasurementError: a server that does not answer, or not as its kind does.
     """
-    yield Finding("servers", "same", f"{a.shown} · {b.shown}")
+    yield LayerResult("servers", "same", f"{a.shown} · {b.shown}")
     yield _defaults(a, b)
     plain = [*TEXTS, *texts]
-    yield _same_ids("tokenizer", "texts", plain, Door.encoded, (a, b), repr)
+    yield _same_ids("tokenizer", "texts", plain, Client.encoded, (a, b), repr)
     name = attrgetter("name")
-    yield _same_ids("chat template", "chats", CONVERSATIONS, Door.rendered, (a, b), name)
+    yield _same_ids("chat template", "chats", CONVERSATIONS, Client.rendered, (a, b), name)
     yield _tool_calls(a, b)
 
 
-def _defaults(a: Door, b: Door) -> Finding:
+def _defaults(a: Client, b: Client) -> LayerResult:
     """What a request that names no parameters would be sampled with."""
-    told = {door.name: door.defaults() for door in (a, b)}
-    silent = [name for name, found in told.items() if found is None]
+    defaults = {client.name: client.defaults() for client in (a, b)}
+    silent = [name for name, values in defaults.items() if values is None]
     if silent:
         who = f"{silent[0]} tells" if len(silent) == 1 else "A and B tell"
         text = f"{who} no sampling defaults; all are sent here"
-        return Finding("defaults", "unknown", text, fails=False)
-    mine, theirs = told[a.name] or {}, told[b.name] or {}
+        return LayerResult("defaults", "unknown", text, fails=False)
+    mine, theirs = defaults[a.name] or {}, defaults[b.name] or {}
     odd = [key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key)]
     if not odd:
-        return Finding("defaults", "same", "equal sampling defaults; every one is sent here")
-    shown = "; ".join(f"{key} {mine.get(key, 'none')} and {theirs.get(key, 'none')}" for key in odd)
-    text = f"other sampling defaults: {shown}. Clients that name none are served otherwise"
-    return Finding("defaults", "differs", text, fails=False)
+        return LayerResult("defaults", "same", "equal sampling defaults; every one is sent here")
+    named = "; ".join(f"{key} {mine.get(key, 'none')} and {theirs.get(key, 'none')}" for key in odd)
+    text = f"other sampling defaults: {named}. Clients that name none are served otherwise"
+    return LayerResult("defaults", "differs", text, fails=False)
 
 
 def _same_ids(
     layer: Layer,
     what: str,
     cases: Sequence[T],
-    ask: Callable[[Door, T], Rendered],
-    doors: tuple[Door, Door],
-    shown: Callable[[T], str],
-) -> Finding:
+    ask: Callable[[Client, T], Rendered],
+    clients: tuple[Client, Client],
+    describe: Callable[[T], str],
+) -> LayerResult:
     """Whether both servers make the same prompt ids of each case."""
     same = counted = 0
     refused: dict[str, str] = {}
     first = ""
     for case in cases:
-        mine, theirs = (ask(door, case) for door in doors)
-        for door, found in zip(doors, (mine, theirs), strict=True):
-            if found.refused:
-                refused.setdefault(door.name, f"{shown(case)}: {found.refused}")
+        mine, theirs = (ask(client, case) for client in clients)
+        for client, rendering in zip(clients, (mine, theirs), strict=True):
+            if rendering.refused:
+                refused.setdefault(client.name, f"{describe(case)}: {rendering.refused}")
         if mine.refused and theirs.refused:
             continue  # neither can: nobody is served otherwise
         alike = mine.count == theirs.count
@@ -79,25 +79,25 @@ def _same_ids(
         if alike and not mine.refused and not theirs.refused:
             same += 1
         elif not first:
-            first = _difference(shown(case), mine, theirs, doors)
-    asked = len(cases)
+            first = _difference(describe(case), mine, theirs, clients)
+    total = len(cases)
     if len(refused) == 2 and not first and not same:
-        text = "; ".join(f"{name} refuses {said}" for name, said in refused.items())
-        return Finding(layer, "unknown", text)
+        text = "; ".join(f"{name} refuses {refusal}" for name, refusal in refused.items())
+        return LayerResult(layer, "unknown", text)
     how = "prompt ids" if counted else "numbers of prompt tokens (ids are not told)"
     if first:
-        return Finding(layer, "differs", f"{how} of {same} of {asked} {what} are equal", first)
-    both = asked - same
+        return LayerResult(layer, "differs", f"{how} of {same} of {total} {what} are equal", first)
+    both = total - same
     besides = f", {both} refused by both" if both else ""
-    return Finding(layer, "same", f"{how} of {same} of {asked} {what} are equal{besides}")
+    return LayerResult(layer, "same", f"{how} of {same} of {total} {what} are equal{besides}")
 
 
-def _difference(case: str, mine: Rendered, theirs: Rendered, doors: tuple[Door, Door]) -> str:
+def _difference(case: str, mine: Rendered, theirs: Rendered, clients: tuple[Client, Client]) -> str:
     """The first place at which two renderings part."""
-    sides = zip(doors, (mine, theirs), strict=True)
+    sides = zip(clients, (mine, theirs), strict=True)
     if mine.refused or theirs.refused:
-        told = (f"{d.name} refuses it ({r.refused})" if r.refused else "" for d, r in sides)
-        return f"{case}: {', '.join(filter(None, told))}"
+        refusals = (f"{d.name} refuses it ({r.refused})" if r.refused else "" for d, r in sides)
+        return f"{case}: {', '.join(filter(None, refusals))}"
     if mine.ids is None or theirs.ids is None:
         return f"{case}: {mine.count} tokens and {theirs.count}"
     pairs = enumerate(zip(mine.ids, theirs.ids, strict=False))
@@ -106,32 +106,32 @@ def _difference(case: str, mine: Rendered, theirs: Rendered, doors: tuple[Door, 
     return f"{case}: from token {at} on, {', '.join(heads)}"
 
 
-def _tool_calls(a: Door, b: Door) -> Finding:
+def _tool_calls(a: Client, b: Client) -> LayerResult:
     """Whether a client finds calls that it can run in the answers of both."""
-    found = {door.name: [door.called(chat) for chat in TOOL_PROMPTS] for door in (a, b)}
+    calls = {client.name: [client.called(chat) for chat in TOOL_PROMPTS] for client in (a, b)}
     # a server that takes no tools at all refuses each of them
     refused = {
         name: answers[0].refused if all(answer.refused for answer in answers) else ""
-        for name, answers in found.items()
+        for name, answers in calls.items()
     }
-    sound = {name: sum(answer.calls > 0 for answer in answers) for name, answers in found.items()}
-    asked = len(TOOL_PROMPTS)
+    sound = {name: sum(answer.calls > 0 for answer in answers) for name, answers in calls.items()}
+    total = len(TOOL_PROMPTS)
     if all(refused.values()):
-        return Finding("tool calls", "unknown", f"both refuse tools: {refused[a.name]}")
-    shown = [
-        f"{name} {'refuses tools' if refused[name] else f'{calls} of {asked}'}"
+        return LayerResult("tool calls", "unknown", f"both refuse tools: {refused[a.name]}")
+    counts = [
+        f"{name} {'refuses tools' if refused[name] else f'{calls} of {total}'}"
         for name, calls in sound.items()
     ]
-    text = f"answers with calls that parse: {', '.join(shown)}"
+    text = f"answers with calls that parse: {', '.join(counts)}"
     if any(refused.values()):
-        first = next(said for said in refused.values() if said)
-        return Finding("tool calls", "differs", text, first)
-    odd = [w for answers in found.values() for answer in answers for w in answer.wrong]
-    pairs = [(bool(x.calls), bool(y.calls)) for x, y in zip(*found.values(), strict=True)]
+        first = next(refusal for refusal in refused.values() if refusal)
+        return LayerResult("tool calls", "differs", text, first)
+    odd = [w for answers in calls.values() for answer in answers for w in answer.wrong]
+    pairs = [(bool(x.calls), bool(y.calls)) for x, y in zip(*calls.values(), strict=True)]
     if not any(x or y for x, y in pairs) and not odd:
-        return Finding("tool calls", "unknown", "the model calls no tool on either server")
+        return LayerResult("tool calls", "unknown", "the model calls no tool on either server")
     if all(x == y for x, y in pairs) and not odd:
-        return Finding("tool calls", "same", text)
+        return LayerResult("tool calls", "same", text)
     at = next((i for i, (x, y) in enumerate(pairs) if x != y), 0)
     first = odd[0] if odd else f"{TOOL_PROMPTS[at].name}: only one of them calls a tool"
-    return Finding("tool calls", "differs", text, first)
+    return LayerResult("tool calls", "differs", text, first)

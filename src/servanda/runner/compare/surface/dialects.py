@@ -33,7 +33,7 @@ class Rendered:
 
 
 @dataclass(frozen=True)
-class Called:
+class ToolCalls:
     """An answer to a question with tools: calls that are sound, and what was wrong with others."""
 
     calls: int = 0
@@ -42,7 +42,7 @@ class Called:
 
 
 @dataclass(frozen=True)
-class Door:
+class Client:
     """One server as a client of its API meets it."""
 
     name: str
@@ -88,33 +88,33 @@ class Door:
         except Refused as refused:
             return Rendered(refused=_refusal(refused))
 
-    def called(self, chat: Conversation) -> Called:
+    def called(self, chat: Conversation) -> ToolCalls:
         """The tools that the model calls, greedily, as the server's parser reads them."""
         try:
             reply = self._chat(chat, max_tokens=_CALL_TOKENS)
         except Refused as refused:
-            return Called(refused=_refusal(refused))
+            return ToolCalls(refused=_refusal(refused))
         message = reply["choices"].items()[0]["message"]
-        found = message.get("tool_calls")
-        calls = found.items() if found is not None else []
+        listed = message.get("tool_calls")
+        calls = listed.items() if listed is not None else []
         wrong = tuple(filter(None, (_wrong(call, chat) for call in calls)))
-        return Called(len(calls) - len(wrong), wrong)
+        return ToolCalls(len(calls) - len(wrong), wrong)
 
     def defaults(self) -> Mapping[str, float] | None:
         """The sampling parameters of a request that names none; None where they are not told."""
         kind = self.engine.dialect.name
         if kind == "llamacpp":
             props = self.engine.transport.maybe("/props")
-            found = props and props.get("default_generation_settings")
-            found = found and (found.get("params") or found)
+            values = props and props.get("default_generation_settings")
+            values = values and (values.get("params") or values)
         else:
             description = self.engine.transport.maybe("/servanda/describe")
-            found = description and description.get("defaults")
-        if not isinstance(found, Part):
+            values = description and description.get("defaults")
+        if not isinstance(values, Part):
             return None
         return {
             name: part.value
-            for name, part in found.fields()
+            for name, part in values.fields()
             if name in SAMPLING and type(part.value) in (int, float)
         }
 
@@ -139,8 +139,8 @@ def _tools(chat: Conversation) -> dict[str, Any]:
     return {"tools": [*chat.tools]} if chat.tools else {}
 
 
-def _ids(found: Part) -> Rendered:
-    ids = tuple(part.whole() for part in found.items())
+def _ids(listed: Part) -> Rendered:
+    ids = tuple(part.whole() for part in listed.items())
     return Rendered(ids, len(ids))
 
 

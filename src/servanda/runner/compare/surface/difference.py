@@ -11,7 +11,7 @@ Outcome = Literal["same", "differs", "unknown"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class LayerResult:
     """One layer of two servers.
 
     Args:
@@ -29,6 +29,6 @@ class Finding:
     fails: bool = True
 
 
-def differs(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def differs(findings: Iterable[LayerResult]) -> tuple[LayerResult, ...]:
     """The layers on which two servers do not serve alike."""
     return tuple(f for f in findings if f.outcome == "differs" and f.fails)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from servanda.runner.compare.surface.difference import Finding
+from servanda.runner.compare.surface.difference import LayerResult
 
 _GLYPH = {"same": "✓", "differs": "✗", "unknown": "?"}
 _HEADS = {"chat template": "template", "tool calls": "tools"}
 
 
-def lines(finding: Finding) -> Iterator[str]:
+def lines(finding: LayerResult) -> Iterator[str]:
     """A finding, and its first difference in a line of its own."""
     head = _HEADS.get(finding.layer, finding.layer)
     glyph = "!" if finding.outcome == "differs" and not finding.fails else _GLYPH[finding.outcome]
@@ -20,7 +20,7 @@ def lines(finding: Finding) -> Iterator[str]:
         yield f"            {finding.first}"
 
 
-def conclusion(layers: tuple[Finding, ...]) -> str:
+def conclusion(layers: tuple[LayerResult, ...]) -> str:
     """What it means that these layers differ; the lowest one is named."""
     lowest = layers[0].layer
     if lowest == "tokenizer":
