@@ -60,12 +60,10 @@ SHARED = {
     "ledger": "what was decided, append-only",
     "model": "the frozen values of a language or of a state machine",
     "plan": "what will be done, before it is",
-    "promotion": "a build on its way from stage to stage",
     "report": "results as people read them",
     "run": "something done from its start to its end",
     "state": "what a state machine remembers",
     "statistics": "tokens turned into statistics that add up",
-    "text": "plain text for a terminal",
 }
 # established nouns and adjectives of the field
 NOUNS = {

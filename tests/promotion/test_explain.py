@@ -1,6 +1,6 @@
 # What `explain` says of a course, and of a contract that goes nowhere.
 
-from servanda.report.explain.promotion import explain_course
+from servanda.report.explain.contract import explain_course
 from tests.promotion.run.histories import TEXT, contract
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
-from servanda.promotion.finding import leg_finding
+from servanda.promotion.api import leg_finding
 from servanda.promotion.state import CellResult, RuleAction
 from tests.judgement.lint.test_stages import CONTRACT
 from tests.kit import parse

@@ -16,8 +16,7 @@ from servanda.errors import MeasurementError
 from servanda.runner.compare.surface.cases import TOOL_PROMPTS
 from servanda.runner.compare.surface.compare import compare_layers
 from servanda.runner.compare.surface.dialects import Client
-from servanda.runner.compare.surface.difference import differs
-from servanda.runner.compare.surface.text import conclusion, lines
+from servanda.runner.compare.surface.difference import conclusion, differs, lines
 
 pytest.importorskip("uvicorn")
 from tests.engines.serving import live, table_engine

@@ -12,9 +12,8 @@ import numpy as np
 
 from servanda.authoring.calibrate.base import Calibration, Limit
 from servanda.authoring.calibrate.default_clauses import standard
-from servanda.authoring.calibrate.eligibility import accept
 from servanda.authoring.calibrate.limits import calibrate as calibrated
-from servanda.authoring.calibrate.recorder import closed_rounds
+from servanda.authoring.calibrate.recorder import accept, closed_rounds
 from servanda.authoring.calibrate.rewrite import rewritten
 from servanda.cli.options import format_option, no_code_option
 from servanda.cli.output import STDOUT, refuse_place, show, write_text

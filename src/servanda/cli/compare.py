@@ -15,7 +15,7 @@ from servanda.cli.surface import looked
 from servanda.engines.worker import spawn
 from servanda.report.base import FORMATS
 from servanda.runner.compare.contract import CONTRACT, Options, compare, costed, plan_of, prepare
-from servanda.runner.compare.surface.text import conclusion
+from servanda.runner.compare.surface.difference import conclusion
 from servanda.runner.probe import Engines
 
 _FILE = click.Path(path_type=Path)

@@ -12,8 +12,7 @@ from servanda.runner.compare.contract import Options
 from servanda.runner.compare.prompts import plain_texts
 from servanda.runner.compare.surface.compare import compare_layers
 from servanda.runner.compare.surface.dialects import Client
-from servanda.runner.compare.surface.difference import LayerResult, differs
-from servanda.runner.compare.surface.text import conclusion, lines
+from servanda.runner.compare.surface.difference import LayerResult, conclusion, differs, lines
 
 _TEXTS = 32  # of the workload, that both tokenizers are asked to encode
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
+from servanda.contract import yaml_reader
+from servanda.contract.model import Contract
+from servanda.errors import ContractError
+from servanda.judgement.bound_chain.chain import chain
 from servanda.judgement.field_thresholds import gates
 from servanda.judgement.verdict import Verdict
 from servanda.report import cell_text, format
 from servanda.report.base import FORMATS
 from servanda.report.breakdown import removed_line, tables
+from servanda.report.chain_text import chain_text
 from servanda.report.html_cards import cards, chance, described
-from servanda.report.html_chain import implied
 from servanda.report.html_details import NUMBER_HEADS, curves, fingerprints, matrix, numbers, tails
 from servanda.report.html_ladder import deciding, ladder
 from servanda.report.summary import counted, headline, impact
@@ -179,3 +185,33 @@ def _ours(verdict: Verdict) -> str:
         return f"{format.line(cell.clause, 24)} on {cell_text.where(cell, 20)}"
     value = cell_text.of_cell(cell, cell.value)
     return f"{cell_text.where(cell, 20)}: {value}, limit {cell_text.limit(cell)}"
+
+
+class Implied(NamedTuple):
+    """The chain in one line, and as text."""
+
+    summary: str
+    text: str
+
+
+def implied(verdict: Verdict) -> Implied | None:
+    """The chain of a verdict; None where the text of its contract was not kept."""
+    contract = _contract(verdict.circumstances.contract_text)
+    bounds = chain(contract, verdict) if contract else None
+    if bounds is None or not bounds.steps:
+        return None
+    summary = f"{len(bounds.steps)} numbers follow"
+    if bounds.vacuous:
+        summary += f", {len(bounds.vacuous)} of them vacuous"
+    return Implied(summary, chain_text(bounds))
+
+
+def _contract(text: str) -> Contract | None:
+    """As it was judged: lint had its say when it was run."""
+    if not text:
+        return None
+    try:
+        data, _, problems = yaml_reader.read(text, "the contract of the verdict")
+        return None if problems else Contract.model_validate(data)
+    except (ContractError, ValidationError):
+        return None

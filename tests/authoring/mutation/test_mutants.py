@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from servanda.authoring.mutation.limit_mutants import lowered, raised
-from servanda.authoring.mutation.mutants import mutants
+from servanda.authoring.mutation.mutants import lowered, mutants, raised
 from tests.authoring.mutation import made
 from tests.contract.test_whole_language import WHOLE
 from tests.kit import parse

@@ -17,8 +17,8 @@ from servanda.judgement.plan import Plan, make_plan
 from servanda.judgement.schedule import Arrivals, Schedule
 from servanda.judgement.verdict import Verdict, judge
 from servanda.promotion.advance import advance, begin
+from servanda.promotion.api import leg_finding
 from servanda.promotion.effects import route_of
-from servanda.promotion.finding import leg_finding
 from servanda.promotion.operator import approve, override, roll_back
 from servanda.promotion.state import Effect, LegFinding, Override, State, leg_of
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 from servanda.authoring.derive.budget import Request, refuse_nonsense
 from servanda.authoring.derive.contract_text import DerivedClause, contract_text
-from servanda.authoring.derive.horizon import refuse_horizon
-from servanda.authoring.derive.infeasible import refuse_unresolved, too_many
+from servanda.authoring.derive.infeasible import refuse_horizon, refuse_unresolved, too_many
 from servanda.authoring.derive.sizes import Requirement, RunSize
 from servanda.judgement.clauses.chain_certificate import ChainCertificate
 from servanda.judgement.clauses.chain_metrics import CHAIN

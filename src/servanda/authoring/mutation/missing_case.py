@@ -62,8 +62,10 @@ def rule_words(rule: Escalation) -> str:
 def rule_text(part: str | Mapping[str, Any]) -> str:
     """An action, or what a rule watches, nearly as the contract writes it.
 
-    >>> rule_text("hold"), rule_text({"page": "oncall"}), rule_text({"clause": "tv", "is_not": "holds"})
-    ('hold', 'page oncall', 'clause tv is not holds')
+    >>> rule_text("hold"), rule_text({"page": "oncall"})
+    ('hold', 'page oncall')
+    >>> rule_text({"clause": "tv", "is_not": "holds"})
+    'clause tv is not holds'
     """
     if isinstance(part, str):
         return part

@@ -11,8 +11,7 @@ from servanda.contract.model import Contract
 from servanda.contract.stages import course_of, refuse_absent
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, EvidenceError, Interrupted, ServandaError
-from servanda.promotion.api import run_name
-from servanda.promotion.finding import leg_finding
+from servanda.promotion.api import leg_finding, run_name
 from servanda.promotion.ledger.entry import Ledger, LedgerError
 from servanda.promotion.run.evaluate import LegEvaluation, evaluate_leg
 from servanda.promotion.run.history import History, histories_of, history_of, refreshed

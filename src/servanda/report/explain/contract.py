@@ -1,11 +1,14 @@
-# A contract in plain English: each promise, what its answers mean, and what they take.
+# A contract in plain English: each promise, what its answers mean, and what they take; and the
+# course of its promotion.
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from servanda.contract.model import Clause, Relative
+from servanda.contract.fields import duration_text
+from servanda.contract.model import Clause, Contract, Relative
+from servanda.contract.stages import Leg, course_of
 from servanda.judgement.clauses.base import GUARDS, Cell
 from servanda.judgement.clauses.calibration import Calibration
 from servanda.judgement.clauses.chain_certificate import ChainCertificate
@@ -19,7 +22,6 @@ from servanda.judgement.clauses.statistical import BySequence, Certificate
 from servanda.judgement.lint.runtime import RUNTIME_METRICS
 from servanda.judgement.plan import Plan
 from servanda.report.explain.glossary import of_guard, of_metric
-from servanda.report.explain.promotion import explain_course
 from servanda.report.format import exact_percent, wrapped
 from servanda.report.table import table
 from servanda.theory.divergence.base import DIVERGENCES
@@ -282,3 +284,40 @@ def _fill(text: str) -> str:
 
 def _indent(text: str, hang: int = 0) -> list[str]:
     return wrapped(text, _WIDTH, "    ", " " * (4 + hang))
+
+
+_HEAD = ("leg", "infer gets", "prompt groups", "requests, about", "lasts at least", "and then")
+_TEXT = (
+    "Each leg begins without evidence, and is left when every enforced promise holds on it. A "
+    "violation on any of them gives all traffic back to stable. The table has the first look and "
+    "the limit of each, and about how many requests of users it takes to have enough of them "
+    "scored for the first look."
+)
+
+
+def explain_course(contract: Contract) -> tuple[str, list[str]]:
+    """A paragraph, and the lines of a table; ("", []) where nothing goes live."""
+    course = course_of(contract)
+    if not any(leg.live for leg in course):
+        return "", []
+    rows = [_HEAD, *(_row(course, i) for i in range(len(course)))]
+    return f"{_TEXT} All {len(course)} legs share the chance of a wrong red one.", table(rows)
+
+
+def _row(course: tuple[Leg, ...], i: int) -> tuple[str, ...]:
+    leg = course[i]
+    following = course[i + 1] if i + 1 < len(course) else None
+    asks = leg.approval and following is not None and following.stage != leg.stage
+    undecided = {"wait": "goes on", "hold": "halts", "roll_back": "rolls back"}
+    then = [
+        *(["a person says yes"] if asks else []),
+        f"undecided: {undecided[leg.if_inconclusive]}",
+    ]
+    return (
+        leg.name,
+        leg.traffic,
+        f"{leg.first:,} to {leg.last:,}",
+        f"{leg.requests:,}" if leg.requests is not None else "",
+        duration_text(leg.dwell_s) if leg.dwell_s else "",
+        "; ".join(then),
+    )
