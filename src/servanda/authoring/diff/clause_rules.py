@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from servanda.authoring.diff.directions import REWRITTEN, Rule, as_text, moved, set_move
-from servanda.authoring.diff.format import flow_text
-from servanda.authoring.diff.values import Change, Kind, Pair
+from servanda.authoring.diff.values import Change, Kind, Pair, flow_text
 from servanda.contract.model import Clause
 from servanda.contract.stages import FIRST_STEP, MIRRORED, SAMPLED
 from servanda.judgement.clauses.scope import slices_of

@@ -9,9 +9,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from servanda.authoring.diff.directions import Custom, Items, Part, Rule, With, as_text
-from servanda.authoring.diff.format import clause_text, flow_text
 from servanda.authoring.diff.rules import RULES
-from servanda.authoring.diff.values import MIRROR, Change, Pair
+from servanda.authoring.diff.values import MIRROR, Change, Pair, clause_text, flow_text
 from servanda.contract.model import Clause, Contract, Escalation, Place
 from servanda.judgement.clause_kinds import DEFAULT_GUARDS
 from servanda.judgement.clauses.scope import slices_of

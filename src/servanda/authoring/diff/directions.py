@@ -13,8 +13,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from servanda.authoring.diff.format import flow_text
-from servanda.authoring.diff.values import MIRROR, Change, Kind, Pair
+from servanda.authoring.diff.values import MIRROR, Change, Kind, Pair, flow_text
 from servanda.contract.fields import duration_text
 
 Direction = Callable[[Any, Any, Pair], Kind]

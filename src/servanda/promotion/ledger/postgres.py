@@ -16,8 +16,15 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
 from servanda.promotion.ledger.entry import COLUMNS, Damaged, LedgerError, Row
-from servanda.promotion.ledger.queries import META, TABLE, Queries
-from servanda.promotion.ledger.store import PATIENCE_S, SCHEMA, Foreign, refuse_schema
+from servanda.promotion.ledger.store import (
+    META,
+    PATIENCE_S,
+    SCHEMA,
+    TABLE,
+    Foreign,
+    Queries,
+    refuse_schema,
+)
 
 LINE = 0x5365727661  # the advisory lock that writers of one database stand in line for
 _REFUSE = f"{TABLE}_refuse"

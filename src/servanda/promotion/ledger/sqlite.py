@@ -12,8 +12,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from servanda.promotion.ledger.entry import COLUMNS, Damaged, LedgerError, Row
-from servanda.promotion.ledger.queries import META, TABLE, Queries
-from servanda.promotion.ledger.store import PATIENCE_S, SCHEMA, Foreign, refuse_schema
+from servanda.promotion.ledger.store import (
+    META,
+    PATIENCE_S,
+    SCHEMA,
+    TABLE,
+    Foreign,
+    Queries,
+    refuse_schema,
+)
 from servanda.promotion.ledger.witness import locked
 
 T = TypeVar("T")

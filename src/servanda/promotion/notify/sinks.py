@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from servanda.promotion.notify.base import Sink
 from servanda.promotion.notify.command import Command
-from servanda.promotion.notify.signature import secrets_of
 from servanda.promotion.notify.slack import Slack
-from servanda.promotion.notify.webhook import Webhook
+from servanda.promotion.notify.webhook import Webhook, secrets_of
 
 
 def sinks_of(

@@ -20,8 +20,16 @@ from servanda.judgement.plan import Plan
 from servanda.judgement.slice_choice import starting_slices
 from servanda.judgement.verdict import Verdict
 from servanda.runner import load, run
-from servanda.runner.compare import lengths
-from servanda.runner.compare.prompts import SHIPPED, golden_of, prompts_of, read_corpus, shipped
+from servanda.runner.compare.prompts import (
+    DREW,
+    SHIPPED,
+    answer_lengths,
+    golden_of,
+    prompt_ids,
+    prompts_of,
+    read_corpus,
+    shipped,
+)
 from servanda.runner.compare.sides import Sides, fitting_preset, roles, sides_of, who
 from servanda.runner.measurement import Watch, unwatched
 from servanda.runner.probe import Engines, probe
@@ -136,8 +144,8 @@ def prepare(options: Options, engines: Engines) -> Comparison:
     key += [read_corpus(options.golden).digest if options.golden else ""]
     slug = f"{_slug(options.b)}-vs-{_slug(options.a)}"[:60].strip("-.") + f"-{digest_of(key)[:6]}"
     folder = options.run_dir or run.RUNS / slug
-    ids = lengths.prompts(corpus, sides, engines)
-    answers = lengths.answers(folder / CONTRACT, ids, sampling, sides, engines)
+    ids = prompt_ids(corpus, sides, engines)
+    answers = answer_lengths(folder / CONTRACT, ids, sampling, sides, engines)
     rules, left_out = starting_slices(
         corpus,
         [len(of) for of in ids],
@@ -190,7 +198,7 @@ def prepare(options: Options, engines: Engines) -> Comparison:
             f"servanda compare {options.a} {options.b}: written by it, for keeping.",
             f"Limits and their reasons are those of preset {name}; {why}.",
             *(line.replace("  ", " ").strip() for line in roles(sides)),
-            f"{lengths.DREW} {' '.join(map(str, answers))}",
+            f"{DREW} {' '.join(map(str, answers))}",
         ),
         # how many sequences an engine of another package runs together is for it to say
         unrecorded=() if {k.engine for k in sides.kernels} <= {*BUILTIN} else ("batch_size",),

@@ -1,14 +1,23 @@
-# The texts of a comparison: a file, the shipped ones, or those of a pack.
+# The texts of a comparison: a file, the shipped ones, or those of a pack; their lengths, and those
+# of a few answers that it does not judge.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from servanda.contract import presets
+from servanda.contract.identity import digest_of
+from servanda.contract.model import WorkloadSampling
 from servanda.errors import ContractError, MeasurementError
 from servanda.runner import load
 from servanda.runner.compare.sides import Sides
+from servanda.runner.probe import Engines, encoded
+from servanda.runner.round_files import in_order
+from servanda.theory.sampling import uniforms
 from servanda.traces.corpus import Corpus
+from servanda.traces.trace import Batch
 
 SHIPPED = "prompts.jsonl"
 
@@ -71,3 +80,45 @@ def read_corpus(path: Path) -> Corpus:
             f"there is no file {path}", hint='name a file of lines such as {"prompt": "..."}'
         )
     return load.read_corpus(path)
+
+
+_LOOKS = 32  # answers that are drawn to see how long they are
+DREW = "Tokens of the answers that were drawn to choose depths:"
+
+
+def prompt_ids(corpus: Corpus, sides: Sides, engines: Engines) -> Sequence[Sequence[int]]:
+    """Token ids of every line."""
+    if sides.pack is not None:
+        return sides.pack.tokens["prompts"]
+    return encoded(corpus, engines.get(sides.infer, "infer"))
+
+
+def answer_lengths(
+    contract_file: Path,
+    ids: Sequence[Sequence[int]],
+    sampling: WorkloadSampling,
+    sides: Sides,
+    engines: Engines,
+) -> tuple[int, ...]:
+    """Tokens of a few answers of infer, by which depths are chosen; the run judges none of them.
+
+    Those of a pack are its first ones, of which nothing but the length is looked at.  A run that
+    is continued keeps the depths that it began with: a server may draw others the next time.
+    """
+    if contract_file.is_file():
+        before = re.search(rf"(?m)^# {DREW} ([\d ]+)$", contract_file.read_text(encoding="utf-8"))
+        if before:
+            return tuple(map(int, before[1].split()))
+    if sides.pack is not None:
+        drawn = sides.pack.drawn
+        lengths = drawn.length_S[~drawn.lost_S][:_LOOKS]
+        return tuple(lengths.tolist()) or (sampling.max_new_tokens,)
+    seed = int(digest_of(["depths", sampling.seed])[:15], 16)  # noise that no round has
+    rows = [int(u * len(ids)) for u in uniforms(seed, "prompt", 0, _LOOKS)]
+    batch = Batch(
+        tuple(range(_LOOKS)), tuple(tuple(ids[r]) for r in rows), sampling.max_new_tokens, ()
+    )
+    infer = engines.get(sides.infer, "infer")
+    drawn = in_order(batch, infer.generate, sampling.transform, seed)
+    lengths = drawn.length_S[~drawn.lost_S]
+    return tuple(lengths.tolist()) or (sampling.max_new_tokens,)
