@@ -7,24 +7,14 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.output import (
-    FORMAT,
-    OUTPUT,
-    by_suffix,
-    chosen,
-    clear,
-    refuse_place,
-    show,
-    write,
-    write_text,
-)
+from servanda.cli.options import DASH, FILE, shared
+from servanda.cli.output import REPORT_OPTIONS, refuse_place, report_places, show, write, write_text
 from servanda.cli.progress import watching
 from servanda.errors import ContractError
 from servanda.report.base import FORMATS
 from servanda.rl.dumps.judge import Asked, judge_dump
 from servanda.rl.dumps.report import tell
 
-_FILE = click.Path(path_type=Path)
 _OF_A_RUN = ("attempt-1", "plan.json")
 
 
@@ -51,24 +41,14 @@ class StepsType(click.ParamType):
 
 
 @click.command("check-dump")
-@click.argument("path", metavar="DIR", type=_FILE)
-@click.option("--as", "as_", metavar="NAME", help="The dump's format.  [default: it is found out]")
-@click.option("--preset", metavar="NAME", help="Limits.  [default: those of the trainer]")
+@click.argument("path", metavar="DIR", type=FILE)
+@shared("--as", "--preset")
 @click.option("--steps", type=StepsType(), default=(None, None), help="Only these steps.")
-@click.option("--unsafe-pickles", is_flag=True, help="Read pickles, which can run any code.")
-@click.option("--bitwise", is_flag=True, help="Both sides compute the same bits, I declare.")
-@click.option("--mask", type=_FILE, metavar="DIR", help="Write the tokens of red slices here.")
-@click.option("--save-contract", "save", type=_FILE, help="Write the contract to FILE, too.")
-@FORMAT
-@OUTPUT
-@click.option(
-    "--report",
-    "reports",
-    type=_FILE,
-    multiple=True,
-    help="Write this one too; its suffix says the format (.html .json .xml .sarif .md).",
-)
-@click.option("--quiet", is_flag=True, help="No progress.")
+@shared("--unsafe-pickles", "--bitwise")
+@click.option("--mask", type=FILE, metavar="DIR", help="Write the tokens of red slices here.")
+@shared("--save-contract")
+@REPORT_OPTIONS
+@shared("--report", "--quiet")
 def check_dump(
     path: Path,
     as_: str | None,
@@ -103,28 +83,23 @@ def judged(
 ) -> None:
     """Judge a dump, print and write what was asked for, and exit with the answer."""
     refuse_run(asked.path)
-    printed = chosen(format_, output)
-    files = {path: by_suffix(path) for path in reports}
-    if output is not None:
-        files[output] = printed
+    printed, files = report_places(format_, output, reports)
     refuse_place(save, force=None)
-    for path in files:
-        clear(path)
     with watching(quiet) as watch:
         answer = judge_dump(asked, watch)
-    if save is not None:
-        write_text(save, answer.contract_text)
     for path, name in files.items():
         write(answer.verdict, name, path)
     written = [f"report   {path}" for path in files]
-    written += [f"contract {save}" for _ in [save] if save is not None]
-    if output is None:
-        text = printed == "text"
-        shown = tell(answer) if text else FORMATS[printed](answer.verdict)
-        *body, last = shown.split("\n")
-        show("\n".join([*body, *(written if text else []), last]))
-        written = [] if text else written
-    if not quiet:
+    aside = str(save) == DASH  # only the contract goes to stdout then
+    if save is not None:
+        write_text(save, answer.contract_text)
+        written += [] if aside else [f"contract {save}"]
+    if printed == "text":
+        *body, last = tell(answer).split("\n")
+        show("\n".join([*body, *written, last]), err=aside)
+    elif printed is not None:
+        show(FORMATS[printed](answer.verdict), err=aside)
+    if printed != "text" and not quiet:
         for line in written:
             click.echo(line, err=True)
     sys.exit(answer.verdict.exit_code)

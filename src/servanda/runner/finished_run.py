@@ -26,6 +26,7 @@ from servanda.runner.run_directory import ATTEMPT, opened
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*\.[A-Za-z0-9_/-]+|[A-Za-z_./-]*/[A-Za-z0-9_-]+")
 _NAME_IT = "name it: --contract FILE"
 _FILE = "verdict.json"
+_PRINTED = "give a run directory, or a file that `servanda check --format json` printed"
 _LARGEST = 64 << 20  # bytes of a verdict
 
 
@@ -202,21 +203,30 @@ def read(path: Path) -> Verdict:
     """
     file = _latest(path) if path.is_dir() else path
     try:
-        data = json.loads(content(file, _LARGEST).decode())
-        if not isinstance(data, dict):
-            raise ValueError("it is not an object")
+        data = content(file, _LARGEST)
     except OSError as error:
-        raise EvidenceError(
-            f"{file} cannot be read: {error.strerror or error}",
-            hint="give a run directory, or a file that `servanda check --format json` printed",
-        ) from None
+        message = f"{file} cannot be read: {error.strerror or error}"
+        raise EvidenceError(message, hint=_PRINTED) from None
+    return verdict_of(data, file)
+
+
+def verdict_of(data: bytes, file: Path) -> Verdict:
+    """The verdict that a file holds, or standard input.
+
+    Raises:
+        EvidenceError: it is not a verdict of this version.
+    """
+    try:
+        fields = json.loads(data.decode())
+        if not isinstance(fields, dict):
+            raise ValueError("it is not an object")
     except ValueError as error:
-        hint = "give a run directory, or a file that `servanda check --format json` printed"
+        hint = _PRINTED
         if file.name == _FILE:
             hint = "the same `servanda check` writes it again, from what was measured"
         raise EvidenceError(f"{file} is not JSON of a verdict: {error}", hint=hint) from None
     try:
-        return Verdict.from_dict(data)
+        return Verdict.from_dict(fields)
     except EvidenceError as error:
         problem = error.problems[0]
         raise EvidenceError(f"{file}: {problem.message}", hint=problem.hint) from None

@@ -251,7 +251,7 @@ class DumpSource:
         if kept["asked"] != asked:
             raise ContractError(
                 "the state was kept with another --as, --preset or --contract",
-                hint="repeat the options of that watch, or name another --state",
+                hint="repeat the options of that watch, or name another --state-file",
             )
         self._format = kept["format"]
         if (terms := kept["terms"]) is not None:
