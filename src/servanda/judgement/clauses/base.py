@@ -318,7 +318,5 @@ class Kind:
 class Sampled(Kind):
     """Kinds whose numbers come from sampled tokens: where a guard fails, they say nothing."""
 
-    counts = True
-
 
 GUARDS: Registry[type[Kind]] = Registry("guard")

@@ -111,7 +111,6 @@ def _grown(parts: Sequence[Refutation]) -> Array:
 class _Fidelity(Kind):
     """Judges `Drawn`; can only reject."""
 
-    counts = True
     found: ClassVar[str]
     unseen: ClassVar[str]
 
@@ -156,6 +155,7 @@ class SamplerFidelity(_Fidelity):
     held to what train reports.
     """
 
+    counts = True
     found: ClassVar[str] = (
         "served tokens do not follow the reported distribution: an undisclosed "
         "temperature, top-p or mask, or logprobs of another transform"
@@ -267,6 +267,7 @@ class ServedFidelity(_Fidelity):
     how much mass the ids have that the text has had already.
     """
 
+    counts = True
     found: ClassVar[str] = (
         "served tokens do not follow the distribution that their logprobs speak of, as train "
         "ranks them: an undisclosed temperature, top-p or mask, or a token that is never drawn"

@@ -34,6 +34,7 @@ class MassGap(Sampled):
     """|p(S) - q(S)| of a slice of outcomes, per token of its contexts, is at most the limit."""
 
     limit: float
+    counts = True
 
     def weigh(self, cell: Cell, view: View) -> Sides:
         inside_N = view.inside(cell.cut)

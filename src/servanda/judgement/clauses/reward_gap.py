@@ -86,6 +86,7 @@ class RewardGap(BySequence, Sampled):
     limit: float
     span: float
     each: ClassVar[Literal["token", "sequence"]] = "sequence"
+    counts: ClassVar[bool] = True
     peers: ClassVar[tuple[str, ...]] = (DRAWS,)
     meaning: ClassVar[str] = (
         "by how much the expected reward of whole answers differs, up or down, where each kernel "

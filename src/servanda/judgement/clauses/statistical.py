@@ -165,6 +165,7 @@ class Certificate(Sampled):
     """
 
     feed: Feed
+    counts: ClassVar[bool] = True
     standing: ClassVar[Standing] = "certificate"
     assumes: ClassVar[tuple[str, ...]] = ()
     each: ClassVar[Literal["token", "sequence"]] = "token"
