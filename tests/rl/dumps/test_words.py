@@ -9,7 +9,7 @@ from servanda.rl.dumps import format
 from servanda.rl.dumps import preset as dump_preset
 from servanda.rl.dumps.diagnosis import explained, fewest, likely, within
 from servanda.rl.dumps.steps import WORST, StepSums, Trend, concentration
-from servanda.theory.stats import units_at_best
+from servanda.theory.stats.interval import units_at_best
 from tests.kit import parse
 
 TRAINERS = [name for name, of in PRESETS.items() if of == "reinforcement learning"]

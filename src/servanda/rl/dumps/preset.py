@@ -14,7 +14,7 @@ from servanda.judgement.contract_text import of_trainer
 from servanda.registry import did_you_mean
 from servanda.rl.dumps.slicing import Counts
 from servanda.runner import load
-from servanda.theory.stats import units_at_best
+from servanda.theory.stats.interval import units_at_best
 
 WORKLOAD = "workload"  # the only one of such a contract
 # nothing holds before one prompt group, and a dump ends where it ends

@@ -32,7 +32,7 @@ from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.slicing import Labels, corpus_of
 from servanda.rl.dumps.steps import RunEnds, StepSums, TokenSum
 from servanda.rl.dumps.transform import Transform
-from servanda.theory.divergence import sampled
+from servanda.theory.divergence.base import sampled
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.corpus import Prompt
 from servanda.traces.rollouts import Rollouts

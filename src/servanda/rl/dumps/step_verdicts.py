@@ -17,7 +17,7 @@ from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.soundness import DataLine, sides
 from servanda.rl.dumps.statistics import DumpStatistics
 from servanda.rl.dumps.window import Window
-from servanda.theory.stats import interval
+from servanda.theory.stats.interval import interval
 from servanda.traces.rollouts import Rollouts
 
 SHOWN = 6  # cells of single steps that a verdict has

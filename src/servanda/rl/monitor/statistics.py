@@ -19,11 +19,12 @@ from servanda.judgement.slices.rules import Cut
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.histogram import tally
 from servanda.rl.monitor.slice_atoms import atoms_of, crossed, families
-from servanda.theory.bounds import Psi, weight_gap
-from servanda.theory.divergence import sampled
+from servanda.theory.bounds.importance_weights import Psi, weight_gap
+from servanda.theory.divergence.base import sampled
 from servanda.theory.divergence.precision import captured, errors
-from servanda.theory.stats import Coherence, LogMoment
+from servanda.theory.stats.coherence import Coherence
 from servanda.theory.stats.histogram import BINS, Binned, edges, ends
+from servanda.theory.stats.log_moment import LogMoment
 
 Array = NDArray[Any]
 
