@@ -42,7 +42,11 @@ class Steered:
     parts: tuple[tuple[str, Cut | None, Series], ...]  # None: whatever is left
 
     @classmethod
-    def of(cls, plan: Plan, schedule: Schedule, traffic: Mapping[str, Series]) -> Steered:
+    def of(
+        cls, plan: Plan, schedule: Schedule, traffic: Mapping[str, Series] | None
+    ) -> Steered | None:
+        if not traffic:
+            return None
         cuts = cuts_of(plan.contract.slices, schedule.corpus)
         by_name = {cut.name: cut for found in cuts.values() for cut in found}
         return cls(
