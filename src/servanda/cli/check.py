@@ -61,9 +61,9 @@ def check(
         for option in given("run_dir", "fresh", "max_time", "record"):
             raise click.UsageError(f"{option} is for a contract: a dump was measured already")
         from servanda.cli.check_dump import judged
-        from servanda.rl.dumps.judge import Asked
+        from servanda.rl.dumps.judge import DumpOptions
 
-        judged(Asked(contract), format_=format_, output=output, reports=reports, quiet=quiet)
+        judged(DumpOptions(contract), format_=format_, output=output, reports=reports, quiet=quiet)
     printed, files = report_places(format_, output, reports)
     deadline = until(max_time)
     data, name, folder = contract_bytes(contract)

@@ -12,8 +12,8 @@ from servanda.cli.output import REPORT_OPTIONS, refuse_place, report_places, sho
 from servanda.cli.progress import watching
 from servanda.errors import ContractError
 from servanda.report.base import FORMATS
-from servanda.rl.dumps.judge import Asked, judge_dump
-from servanda.rl.dumps.report import tell
+from servanda.rl.dumps.judge import DumpOptions, judge_dump
+from servanda.rl.dumps.report import render
 
 _OF_A_RUN = ("attempt-1", "plan.json")
 
@@ -68,12 +68,12 @@ def check_dump(
     Format and limits are found out. Everything is read once, in pieces: a dump may be larger
     than memory. `servanda check DIR` is the same without options.
     """
-    asked = Asked(path, as_, preset, steps, unsafe_pickles, mask, bitwise)
-    judged(asked, save=save, format_=format_, output=output, reports=reports, quiet=quiet)
+    options = DumpOptions(path, as_, preset, steps, unsafe_pickles, mask, bitwise)
+    judged(options, save=save, format_=format_, output=output, reports=reports, quiet=quiet)
 
 
 def judged(
-    asked: Asked,
+    options: DumpOptions,
     *,
     format_: str | None,
     output: Path | None,
@@ -82,11 +82,11 @@ def judged(
     save: Path | None = None,
 ) -> None:
     """Judge a dump, print and write what was asked for, and exit with the answer."""
-    refuse_run(asked.path)
+    refuse_run(options.path)
     printed, files = report_places(format_, output, reports)
     refuse_place(save, force=None)
     with watching(quiet) as watch:
-        answer = judge_dump(asked, watch)
+        answer = judge_dump(options, watch)
     for path, name in files.items():
         write(answer.verdict, name, path)
     written = [f"report   {path}" for path in files]
@@ -95,7 +95,7 @@ def judged(
         write_text(save, answer.contract_text)
         written += [] if aside else [f"contract {save}"]
     if printed == "text":
-        *body, last = tell(answer).split("\n")
+        *body, last = render(answer).split("\n")
         show("\n".join([*body, *written, last]), err=aside)
     elif printed is not None:
         show(FORMATS[printed](answer.verdict), err=aside)

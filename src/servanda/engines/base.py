@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -134,4 +135,17 @@ def streams(engine: Any) -> bool:
     return "steps" in first
 
 
+# each imports one heavy library, so none is imported before it is asked for
+BUILTIN = MappingProxyType(
+    {
+        "llamacpp": "servanda.engines.llamacpp",
+        "onnxruntime": "servanda.engines.onnxruntime",
+        "openai_http": "servanda.engines.http",
+        "pack": "servanda.engines.pack",
+        "recorded": "servanda.engines.recorded",
+        "table": "servanda.engines.table",
+        "transformers": "servanda.engines.transformers",
+        "vllm": "servanda.engines.vllm",
+    }
+)
 ENGINES: Registry[Callable[[Kernel], Any]] = Registry("engine")

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from servanda.judgement.clauses.base import DRAWS, Cell
 from servanda.judgement.clauses.relative import RelativeCertificate
-from servanda.judgement.clauses.sequences import BySequence
-from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.statistical import BySequence, Certificate
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import NOISE_STRIDE, Schedule
 from servanda.judgement.slices.rules import Cut
@@ -163,7 +162,7 @@ def _decides(
     return Decides(
         clause=cell.clause.id,
         slice=cell.cut.name,
-        units=f"{cell.kind.each}s" if cell.claim == "realised" else "prompt groups",
+        units=cell.units_of(cell.kind.each),
         n=n,
         limit=feed.value(feed.limit),
         threshold=feed.threshold,

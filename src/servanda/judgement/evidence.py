@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from servanda.contract.identity import EvidenceKey
 from servanda.errors import EvidenceError
-from servanda.judgement.clauses.base import DRAWS, Cell, Source, View
-from servanda.judgement.clauses.self_noise import SELVES
+from servanda.judgement.clauses.base import DRAWS, SELVES, Cell, Source, View
 from servanda.judgement.schedule import Schedule, Unit
 from servanda.judgement.slices.columns import columns
 from servanda.judgement.slices.rules import FIELDS, LABEL

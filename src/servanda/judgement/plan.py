@@ -21,9 +21,8 @@ from servanda.judgement.clauses.numerical import Fact
 from servanda.judgement.clauses.relative import RelativeCertificate
 from servanda.judgement.clauses.reward_gap import RewardGap
 from servanda.judgement.clauses.scope import slices_of
-from servanda.judgement.clauses.sequences import BySequence
 from servanda.judgement.clauses.service_level import LoadOf, ServiceLevel
-from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.statistical import BySequence, Certificate
 from servanda.judgement.reward_answers import unanswered
 from servanda.judgement.rewards import file_and_function
 from servanda.judgement.schedule import Arrivals, Schedule
@@ -306,7 +305,7 @@ def out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
     endless = plan.live and plan.leg is not None and plan.leg.if_inconclusive == "wait"
     if needed is not None and (endless or needed <= most):
         return
-    unit = f"{kind.each}s" if cell.claim == "realised" else "prompt groups"
+    unit = cell.units_of(kind.each)
     asked = "no number of" if needed is None else f"at least {needed:,}"
     yield Problem(
         f"clause {cell.clause.id!r} cannot hold on slice {cell.cut.name!r}: even identical "

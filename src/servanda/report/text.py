@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from servanda.judgement.clauses.base import ORDER, CellVerdict
-from servanda.judgement.clauses.chain_metrics import CHAIN, ChainCertificate
+from servanda.judgement.clauses.chain_certificate import ChainCertificate
+from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.statistical import ALWAYS
 from servanda.judgement.verdict import Verdict
 from servanda.report.base import FORMATS

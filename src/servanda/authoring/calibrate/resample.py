@@ -85,6 +85,9 @@ class Again:
             self._known[limit] = top_B + np.log(mean_B) >= self.log_price
         return self._known[limit]  # type: ignore[return-value]
 
+    def holds_often(self, power: float, limit: float) -> bool:
+        return bool(self.holds(limit).mean() >= power)
+
     def needed(self, limit: float) -> int | None:
         """Prompt groups like those of this run that show a limit; None where none do."""
         growth_K = self._growth(self.at(limit)).mean(axis=0)

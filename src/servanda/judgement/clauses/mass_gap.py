@@ -10,27 +10,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from servanda.judgement.clauses.base import (
+    WITHIN_NOISE,
     Array,
     Cell,
     CellVerdict,
     Look,
     Sampled,
-    Source,
     View,
     blank,
 )
-from servanda.judgement.clauses.statistical import (
-    WITHIN_NOISE,
-    Process,
-    process_of,
-    rests_on,
-    total,
-)
+from servanda.judgement.clauses.statistical import Process, process_of, rests_on, total
 from servanda.theory.stats.interval import interval
 
 Sides = tuple[Process, Process]  # of the slice, and of its complement
@@ -41,9 +34,7 @@ class MassGap(Sampled):
     """|p(S) - q(S)| of a slice of outcomes, per token of its contexts, is at most the limit."""
 
     limit: float
-    counts: ClassVar[bool] = True
-    source: ClassVar[Source] = "workload"
-    peers: ClassVar[tuple[str, ...]] = ()
+    counts = True
 
     def weigh(self, cell: Cell, view: View) -> Sides:
         inside_N = view.inside(cell.cut)
@@ -83,7 +74,7 @@ class MassGap(Sampled):
             limit=self.limit,
             floor=floor,
             n=inside.n,
-            units="tokens" if cell.claim == "realised" else "prompt groups",
+            units=cell.units,
             missing=inside.missing,
             alpha=look.alpha,
             assumptions=rests_on(cell),

@@ -10,14 +10,9 @@ import numpy as np
 
 from servanda.contract.clause import Clause
 from servanda.contract.model import Contract
-from servanda.judgement.clauses.base import Array, Cell, View
-from servanda.judgement.clauses.chain_metrics import (
-    CHAIN,
-    ChainCertificate,
-    Lack,
-    between,
-    limit_of,
-)
+from servanda.judgement.clauses.base import Array, Cell, View, limit_of
+from servanda.judgement.clauses.chain_certificate import ChainCertificate, between
+from servanda.judgement.clauses.chain_metrics import CHAIN, Lack
 
 _CAP = 10.0
 

@@ -8,14 +8,14 @@ from pathlib import PurePath
 from servanda.contract.model import Clause, Relative
 from servanda.judgement.clauses.base import GUARDS, Cell
 from servanda.judgement.clauses.calibration import Calibration
-from servanda.judgement.clauses.chain_metrics import CHAIN, ChainCertificate
+from servanda.judgement.clauses.chain_certificate import ChainCertificate
+from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.not_applicable import Later, NotHere
 from servanda.judgement.clauses.numerical import Fact
 from servanda.judgement.clauses.relative import RelativeCertificate
 from servanda.judgement.clauses.reward_gap import RewardGap
-from servanda.judgement.clauses.sequences import BySequence
-from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.statistical import BySequence, Certificate
 from servanda.judgement.lint.runtime import RUNTIME_METRICS
 from servanda.judgement.plan import Plan
 from servanda.report.explain.glossary import of_guard, of_metric
