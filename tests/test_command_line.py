@@ -154,6 +154,7 @@ DIFFERS = {
     ("--format", "type"): "what a command can print: verdicts and diffs have reports of their own",
     ("--contract", "type"): "a run and a watch read their contract again; a demo reads it once",
     ("--fault", "multiple"): "a test injects as many as are named, a demo one",
+    ("--log", "metavar"): "`serve` writes one log; the others read files as well",
     ("--log", "multiple"): "`serve` writes one log; the others read as many as there are",
     ("--ledger", "envvar"): "an audit writes a ledger only where its own call names one",
     ("-o", "type"): "a pack is no text, so it cannot be printed",
@@ -175,7 +176,7 @@ def described(param):
     kind = param.type
     values = {click.Choice: "choices", FileType: "dash"}.get(type(kind), "min")
     return {
-        "type": (type(kind).__name__, str(getattr(kind, values, "")), getattr(kind, "bare", False)),
+        "type": (type(kind).__name__, kind.name, str(getattr(kind, values, ""))),
         "metavar": param.metavar,
         "help": (param.help or "").split(".  ")[0].rstrip("."),
         "multiple": param.multiple,

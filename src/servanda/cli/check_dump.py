@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,32 +19,26 @@ from servanda.rl.dumps.report import render
 _OF_A_RUN = ("attempt-1", "plan.json")
 
 
-class StepsType(click.ParamType):
+def _steps(text: str) -> tuple[int | None, int | None]:
     """a:b, a:, :b, both ends included, or one step."""
-
-    name = "a:b"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int | None, int | None]:
-        if isinstance(value, tuple):
-            return value
-        first, colon, last = str(value).partition(":")
-        try:
-            low, high = int(first) if first else None, int(last) if last else None
-            if not colon and low is None:
-                raise ValueError
-        except ValueError:
-            self.fail(f"{value!r} is no range of steps: write 10:20, 10:, :20 or 10", param, ctx)
-        if low is not None and high is not None and low > high:
-            self.fail(f"{value!r} ends before it begins: write {high}:{low}", param, ctx)
-        return (low, high if colon else low)
+    first, colon, last = text.partition(":")
+    try:
+        low, high = int(first) if first else None, int(last) if last else None
+        if not colon and low is None:
+            raise ValueError
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is no range of steps: write 10:20, 10:, :20 or 10"
+        ) from None
+    if low is not None and high is not None and low > high:
+        raise click.BadParameter(f"{text!r} ends before it begins: write {high}:{low}")
+    return (low, high if colon else low)
 
 
 @click.command("check-dump")
 @click.argument("path", metavar="DIR", type=FILE)
 @shared("--as", "--preset")
-@click.option("--steps", type=StepsType(), default=(None, None), help="Only these steps.")
+@click.option("--steps", type=_steps, metavar="A:B", help="Only these steps.")
 @shared("--unsafe-pickles", "--bitwise")
 @click.option("--mask", type=FILE, metavar="DIR", help="Write the tokens of red slices here.")
 @shared("--save-contract")
@@ -53,23 +48,19 @@ def check_dump(
     path: Path,
     as_: str | None,
     preset: str | None,
-    steps: tuple[int | None, int | None],
+    steps: tuple[int | None, int | None] | None,
     unsafe_pickles: bool,
     bitwise: bool,
     mask: Path | None,
-    save: Path | None,
-    format_: str | None,
-    output: Path | None,
-    reports: tuple[Path, ...],
-    quiet: bool,
+    **printing: Any,
 ) -> None:
     """Judge a trainer's dump: is the data sound, may I go on, where not and since when.
 
     Format and limits are found out. Everything is read once, in pieces: a dump may be larger
     than memory. `servanda check DIR` is the same without options.
     """
-    options = DumpOptions(path, as_, preset, steps, unsafe_pickles, mask, bitwise)
-    judged(options, save=save, format_=format_, output=output, reports=reports, quiet=quiet)
+    steps = steps or (None, None)
+    judged(DumpOptions(path, as_, preset, steps, unsafe_pickles, mask, bitwise), **printing)
 
 
 def judged(
@@ -87,13 +78,13 @@ def judged(
     refuse_place(save, force=None)
     with watching(quiet) as watch:
         answer = judge_dump(options, watch)
-    for path, name in files.items():
-        write(answer.verdict, name, path)
-    written = [f"report   {path}" for path in files]
     aside = str(save) == DASH  # only the contract goes to stdout then
     if save is not None:
         write_text(save, answer.contract_text)
-        written += [] if aside else [f"contract {save}"]
+    for path, name in files.items():
+        write(answer.verdict, name, path)
+    written = [f"report   {path}" for path in files]
+    written += [f"contract {save}"] if save is not None and not aside else []
     if printed == "text":
         *body, last = render(answer).split("\n")
         show("\n".join([*body, *written, last]), err=aside)

@@ -39,29 +39,17 @@ _WEIGHTINGS = ("naive", *Weighting.model_fields)
 _OF_BIAS = ("advantage", "group_size", "score_norm", "weighting", "loss")
 
 
-class KernelType(click.ParamType):
-    """A kernel string, of a kernel whose files are there."""
-
-    name = "kernel"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, Kernel) or param is None:
-            return value
-        option = param.opts[0]
-        kernel = parse_kernel(value, engines=engine_names(), name=option)
-        refuse_missing(kernel, value, option)
-        if kernel.engine == "table" and Path(kernel.model or "").is_dir():
-            raise ContractError(
-                f"{option}: {kernel.model} is a folder, and a table is a JSON file",
-                hint="give the file in it, such as table:p.json",
-            )
-        return kernel
-
-
-def _group_advantage(
-    _ctx: click.Context, _param: click.Parameter, size: int | None
-) -> GroupAdvantage | None:
-    return None if size is None else GroupAdvantage.model_validate({"group_size": size})
+def _kernel(_: click.Context, param: click.Parameter, text: str) -> Kernel:
+    """The kernel of a kernel string, whose files are there."""
+    option = param.opts[0]
+    kernel = parse_kernel(text, engines=engine_names(), name=option)
+    refuse_missing(kernel, text, option)
+    if kernel.engine == "table" and Path(kernel.model or "").is_dir():
+        raise ContractError(
+            f"{option}: {kernel.model} is a folder, and a table is a JSON file",
+            hint="give the file in it, such as table:p.json",
+        )
+    return kernel
 
 
 def _score_norm(text: str) -> float | str:
@@ -92,8 +80,10 @@ def _weighting(text: str) -> Weighting | None:
 
 
 @click.command("derive")
-@click.option("--train", required=True, type=KernelType(), help="What the trainer runs.")
-@click.option("--infer", required=True, type=KernelType(), help="What draws the answers.")
+@click.option("--train", callback=_kernel, metavar="KERNEL", required=True, help="Of the trainer.")
+@click.option(
+    "--infer", callback=_kernel, metavar="KERNEL", required=True, help="What draws the answers."
+)
 @shared("--prompts", required=True)
 @shared("--golden")
 @shared("--max-new-tokens", name="tokens", required=True)
@@ -116,12 +106,7 @@ def _weighting(text: str) -> Weighting | None:
     "--policy-gradient-bias", "bias", type=float, metavar="B", help="Of the token-level gradient."
 )
 @click.option("--advantage", type=float, metavar="A", help="The largest |advantage|.")
-@click.option(
-    "--group-size",
-    type=click.IntRange(2),
-    callback=_group_advantage,
-    help="GRPO: its bound of the advantage.",
-)
+@click.option("--group-size", type=click.IntRange(2), help="GRPO: its bound of the advantage.")
 @click.option(
     "--score-norm",
     type=_score_norm,
@@ -168,7 +153,7 @@ def derive(
     golden: Path | None,
     reward_gap: str,
     advantage: float | None,
-    group_size: GroupAdvantage | None,
+    group_size: int | None,
     output: Path | None,
     force: bool,
     **budget: Any,
@@ -186,11 +171,12 @@ def derive(
         )
     if advantage is not None and group_size is not None:
         raise click.UsageError("--advantage and --group-size say the same thing: give one")
+    group = GroupAdvantage.model_validate({"group_size": group_size}) if group_size else None
     place = output.parent if output is not None else Path()
     corpus = read_corpus(prompts)
     if golden is not None:
         read_corpus(golden)
-    rows = [len(group) for group in corpus.groups]
+    rows = [len(lines) for lines in corpus.groups]
     derivation = derived(
         Asked(
             name=name_of(output.name.removesuffix(_SUFFIX)) if output else "derived",
@@ -200,7 +186,7 @@ def derive(
             golden=None if golden is None else _beside(golden, place),
             lines=(max(rows), sum(rows) / len(rows)),
             reward_of=_reward(reward_gap, place),
-            advantage=group_size or advantage,
+            advantage=group or advantage,
             capture=min(map(_capture, (train, infer)), key=lambda name: CAPTURES[name]),
             **budget,
         )

@@ -19,29 +19,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 DASH = "-"  # standard input or output
 
 
-class DurationType(click.ParamType):
-    """10m, 30s, 1h: in seconds.
-
-    Args:
-        bare: a number without a unit is seconds.
-    """
-
-    name = "duration"
-
-    def __init__(self, *, bare: bool = False) -> None:
-        self.bare = bare
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        if isinstance(value, float):
-            return value
-        try:
-            duration = seconds(f"{value}s" if self.bare and value[-1:].isdigit() else value)
-        except ValueError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
-        assert isinstance(duration, float)
-        return duration
+def duration(text: str | float) -> float:
+    """10m, 30s, 1h: in seconds."""
+    try:
+        return text if isinstance(text, float) else float(str(seconds(text)))
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: {error}") from None
 
 
 class FileType(click.Path):
@@ -53,7 +36,7 @@ class FileType(click.Path):
 
     def __init__(self, *, dash: bool = False) -> None:
         super().__init__(path_type=Path)
-        self.dash = dash
+        self.name, self.dash = "file", dash
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if str(value) == DASH and not self.dash:
@@ -136,124 +119,122 @@ def _refuse_code(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 LOG_ROWS = "A file of rows, or a folder of .jsonl files; may be given again."
 PRINTS = "Without it, or with -: print."
-_SAMPLED = "Of sampling, such as"
-# option -> the name of its parameter, where that is another one, and its attributes; a command may
-# add its own default and say more in `help`, and tests hold what is the same everywhere
-_SHARED: dict[str, dict[str, Any]] = {
-    "--as": {
-        "name": "as_",
-        "metavar": "NAME",
-        "help": "The dump's format, such as verl.  [default: it is found out]",
-    },
-    "--bitwise": {"is_flag": True, "help": "Both sides compute the same bits, I declare."},
-    "--claim": {
-        "type": click.Choice(["realised", "population"]),
-        "help": "Of the tokens measured, or of all that such prompts bring forth.",
-    },
-    "--command": {
-        "metavar": "COMMAND",
-        "multiple": True,
-        "help": "Run a program for what is decided, with the JSON on its input; may be given "
-        "again.",
-    },
-    "--contract": {"metavar": "FILE", "type": FILE, "help": "A contract."},
-    "--every": {"type": DurationType(), "help": "Keep looking, with this pause, such as 30s."},
-    "--fault": {"metavar": "NAME", "help": "A fault."},
-    "--force": {"is_flag": True, "help": "Write over a file that is there."},
-    "--format": {
-        "name": "format_",
-        "type": click.Choice(["text", "json"]),
-        "default": "text",
-        "help": "Of what is printed.",
-    },
-    "--fresh": {"is_flag": True, "help": "Open a new attempt, judged at a smaller alpha."},
-    "--golden": {"metavar": "FILE", "type": FILE, "help": "Fixed texts, for the drift of logits."},
-    "--host": {"default": "127.0.0.1", "help": "Where users ask."},
-    "--ledger": {
-        "name": "where",
-        "metavar": "WHERE",
-        "type": _ledger_place,
-        "envvar": "SERVANDA_LEDGER",
-        "default": "runs/ledger.db",
-        "show_envvar": True,
-        "help": "A file for SQLite, or postgresql://USER@HOST/DATABASE.",
-    },
-    "--log": {
-        "name": "logs",
-        "type": FILE,
-        "multiple": True,
-        "help": "The log of served requests.",
-    },
-    "--max-new-tokens": {
-        "type": click.IntRange(1, 1_000_000),
-        "help": "New tokens of an answer at most.",
-    },
-    "--max-time": {
-        "type": DurationType(),
-        "help": "Start nothing new after this time, such as 30s or 10m; what is open stays "
-        "inconclusive.",
-    },
-    "--no-code": {
-        "is_flag": True,
-        "expose_value": False,
-        "callback": _refuse_code,
-        "help": "Refuse contracts and kernels that run code of their own, or send a key.  "
-        "[env var: SERVANDA_NO_CODE]",
-    },
-    "--port": {"type": click.IntRange(0, 65535), "help": "Its port; 0 takes a free one."},
-    "--preset": {
-        "metavar": "NAME",
-        "help": "Limits; `servanda contract presets` lists them.  [default: those that fit]",
-    },
-    "--prompts": {"metavar": "FILE", "type": FILE, "help": "Lines of prompts."},
-    "--quiet": {"is_flag": True, "help": "Only the result, and no progress."},
-    "--reason": {"required": True, "help": "Why: the ledger keeps it."},
-    "--referee": {"metavar": "KERNEL", "help": "Re-scores the tokens of both sides."},
-    "--report": {
-        "name": "reports",
-        "metavar": "FILE",
-        "type": FILE_OR_DASH,
-        "multiple": True,
-        "help": "Write this one too; its suffix says the format (.html .json .xml .sarif .md).  "
-        "With -o, - prints as well.",
-    },
-    "--run-dir": {"type": FILE, "help": "Where to measure; a run there is continued."},
-    "--save-contract": {
-        "name": "save",
-        "metavar": "FILE",
-        "type": FILE_OR_DASH,
-        "help": "Write the contract to FILE, too; - prints it, and all else goes to stderr.",
-    },
-    "--sequences": {"type": click.IntRange(1), "help": "Prompt groups at most, such as 512."},
-    "--slack": {
-        "metavar": "URL",
-        "multiple": True,
-        "envvar": "SERVANDA_SLACK",
-        "show_envvar": True,
-        "help": "POST what changed to an incoming webhook of Slack; may be given again.",
-    },
-    "--state": {"metavar": "FOLDER", "type": FILE, "help": "Keeps what was scored and decided."},
-    "--temperature": {
-        "type": click.FloatRange(0, 100, min_open=True),
-        "help": f"{_SAMPLED} 1.",
-    },
-    "--top-p": {"type": click.FloatRange(0, 1, min_open=True), "help": f"{_SAMPLED} 0.95."},
-    "--ttl": {"type": DurationType(), "help": "How long, such as 24h."},
-    "--unsafe-pickles": {"is_flag": True, "help": "Read pickles, which can run any code."},
-    "--webhook": {
-        "metavar": "URL",
-        "multiple": True,
-        "envvar": "SERVANDA_WEBHOOK",
-        "show_envvar": True,
-        "help": "POST what is decided to URL, as JSON; may be given again.",
-    },
-    "-o": {
-        "name": "--output",
-        "metavar": "FILE",
-        "type": OutputPath(),
-        "help": "Write to FILE.",
-    },
-}
+_SHARED: dict[str, dict[str, Any]] = {}
+
+
+def _share(option: str, help: str, **attributes: Any) -> None:
+    """An option of several commands; `name` is that of its parameter, where it is another one.
+
+    A command may add its own default and more help; tests hold what is the same everywhere.
+    """
+    _SHARED[option] = {"show_default": True, "help": help, **attributes}
+
+
+_share(
+    "--as",
+    "The dump's format, such as verl.  [default: it is found out]",
+    name="as_",
+    metavar="NAME",
+)
+_share("--bitwise", "Both sides compute the same bits, I declare.", is_flag=True)
+_share(
+    "--claim",
+    "Of the tokens measured, or of all that such prompts bring forth.",
+    type=click.Choice(["realised", "population"]),
+)
+_share(
+    "--command",
+    "Run a program for what is decided, with the JSON on its input; may be given again.",
+    metavar="COMMAND",
+    multiple=True,
+)
+_share("--contract", "A contract.", type=FILE)
+_share("--every", "Keep looking, with this pause, such as 30s.", type=duration)
+_share("--fault", "A fault.", metavar="NAME")
+_share("--force", "Write over a file that is there.", is_flag=True)
+_share(
+    "--format",
+    "Of what is printed.",
+    name="format_",
+    type=click.Choice(["text", "json"]),
+    default="text",
+)
+_share("--fresh", "Open a new attempt, judged at a smaller alpha.", is_flag=True)
+_share("--golden", "Fixed texts, for the drift of logits.", type=FILE)
+_share("--host", "Where users ask.", default="127.0.0.1")
+_share(
+    "--ledger",
+    "A file for SQLite, or postgresql://USER@HOST/DATABASE.",
+    name="where",
+    metavar="WHERE",
+    type=_ledger_place,
+    envvar="SERVANDA_LEDGER",
+    default="runs/ledger.db",
+    show_envvar=True,
+)
+_share("--log", "The log of served requests.", name="logs", type=FILE, multiple=True)
+_share("--max-new-tokens", "New tokens of an answer at most.", type=click.IntRange(1, 1_000_000))
+_share(
+    "--max-time",
+    "Start nothing new after this time, such as 30s or 10m; what is open stays inconclusive.",
+    type=duration,
+)
+_share(
+    "--no-code",
+    "Refuse contracts and kernels that run code of their own, or send a key.  "
+    "[env var: SERVANDA_NO_CODE]",
+    is_flag=True,
+    expose_value=False,
+    callback=_refuse_code,
+)
+_share("--port", "Its port; 0 takes a free one.", type=click.IntRange(0, 65535))
+_share(
+    "--preset",
+    "Limits; `servanda contract presets` lists them.  [default: those that fit]",
+    metavar="NAME",
+)
+_share("--prompts", "Lines of prompts.", type=FILE)
+_share("--quiet", "Only the result, and no progress.", is_flag=True)
+_share("--reason", "Why: the ledger keeps it.", required=True)
+_share("--referee", "Re-scores the tokens of both sides.", metavar="KERNEL")
+_share(
+    "--report",
+    "Write this one too; its suffix says the format (.html .json .xml .sarif .md).  With -o, - "
+    "prints as well.",
+    name="reports",
+    type=FILE_OR_DASH,
+    multiple=True,
+)
+_share("--run-dir", "Where to measure; a run there is continued.", metavar="FOLDER", type=FILE)
+_share(
+    "--save-contract",
+    "Write the contract to FILE, too; - prints it, and all else goes to stderr.",
+    name="save",
+    type=FILE_OR_DASH,
+)
+_share("--sequences", "Prompt groups at most, such as 512.", type=click.IntRange(1))
+_share(
+    "--slack",
+    "POST what changed to an incoming webhook of Slack; may be given again.",
+    metavar="URL",
+    multiple=True,
+    envvar="SERVANDA_SLACK",
+    show_envvar=True,
+)
+_share("--state", "Keeps what was scored and decided.", metavar="FOLDER", type=FILE)
+_share("--temperature", "Of sampling, such as 1.", type=click.FloatRange(0, 100, min_open=True))
+_share("--top-p", "Of sampling, such as 0.95.", type=click.FloatRange(0, 1, min_open=True))
+_share("--ttl", "How long, such as 24h.", type=duration)
+_share("--unsafe-pickles", "Read pickles, which can run any code.", is_flag=True)
+_share(
+    "--webhook",
+    "POST what is decided to URL, as JSON; may be given again.",
+    metavar="URL",
+    multiple=True,
+    envvar="SERVANDA_WEBHOOK",
+    show_envvar=True,
+)
+_share("-o", "Write to FILE.", name="--output", type=OutputPath())
 
 
 def shared(*names: str, help: str = "", **changes: Any) -> Callable[[Command], Command]:
@@ -267,7 +248,7 @@ def shared(*names: str, help: str = "", **changes: Any) -> Callable[[Command], C
 
 
 def _option(name: str, more: str, changes: dict[str, Any]) -> Callable[[Any], Any]:
-    attributes = {"show_default": True, **_SHARED[name], **changes}
-    text = f"{attributes.get('help', '')}  {more}".strip()
+    attributes = {**_SHARED[name], **changes}
+    attributes["help"] = f"{attributes['help']}  {more}".strip()
     names = (name, *filter(None, [attributes.pop("name", None)]))
-    return click.option(*names, **{**attributes, "help": text})
+    return click.option(*names, **attributes)

@@ -24,7 +24,6 @@ admin_options = together(
     click.option(
         "--key-file",
         type=FILE,
-        metavar="FILE",
         help="Holds the key to ask with.  [default: $SERVANDA_ADMIN_KEY]",
     ),
     shared("--format"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from servanda.cli.options import FILE, DurationType, shared
+from servanda.cli.options import FILE, duration, shared
 from servanda.cli.output import show, show_json
 from servanda.cli.progress import watching
 from servanda.rl.sync_drill.signals import TIMEOUT_S
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from servanda.rl.sync_drill.trainee import Trainee
 
 T = TypeVar("T")
+
+
+def _timeout(text: str | float) -> float:
+    """A duration; a number without a unit is seconds."""
+    return duration(f"{text}s" if str(text)[-1:].isdigit() else text)
 
 
 @click.command("preflight")
@@ -46,7 +51,8 @@ T = TypeVar("T")
 @click.option(
     "--timeout",
     "timeout_s",
-    type=DurationType(bare=True),
+    type=_timeout,
+    metavar="DURATION",
     default=TIMEOUT_S,
     show_default="10m",
     help="How long one sync or score may take; without a unit: in seconds; 0 for ever.",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,7 +14,6 @@ from servanda.cli.progress import watching
 from servanda.cli.promotion_options import (
     actor_option,
     code_of,
-    effect_options,
     notify,
     notify_late,
     opened,
@@ -22,7 +21,7 @@ from servanda.cli.promotion_options import (
 )
 from servanda.contract.model import STAGES
 from servanda.promotion.ledger.entry import Outrun
-from servanda.promotion.notify.base import Sink
+from servanda.promotion.notify.sinks import sinks_of
 from servanda.promotion.run import report
 from servanda.promotion.run.history import Story
 from servanda.promotion.run.promoter import Build, Step
@@ -46,7 +45,7 @@ _THROUGH = "completed"
     help="End, with 0, once this is reached.",
 )
 @shared("--every", "--ledger")
-@effect_options
+@shared("--webhook", "--slack", "--command")
 @actor_option
 @shared("--max-time", "--format", "--quiet", "--no-code")
 def promote(
@@ -57,11 +56,11 @@ def promote(
     stage: str | None,
     every: float | None,
     where: str,
-    sinks: Sequence[Sink],
     actor: str,
     max_time: float | None,
     format_: str,
     quiet: bool,
+    **receivers: Any,
 ) -> None:
     """Take the build of CONTRACT from offline through shadow and canary to full.
 
@@ -76,6 +75,7 @@ def promote(
     """
     name = load(contract).metadata.name  # a contract that is wrong begins no ledger
     deadline = until(max_time)
+    sinks = sinks_of(**receivers)
     latest: list[Story] = []
     missing: list[str] = []
 

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any
 
 import click
@@ -46,31 +45,11 @@ actor_option = click.option(
 )
 
 
-def effect_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Who is told what a promotion decides: the command gets them as `sinks`.
-
-    A variable of the environment may hold several URLs, with spaces between; the option, where
-    it is given, takes its place.
-    """
-    call = command
-
-    @shared("--webhook", "--slack", "--command")
-    @wraps(command)
-    def with_sinks(
-        webhook: tuple[str, ...], slack: tuple[str, ...], command: tuple[str, ...], **others: Any
-    ) -> Any:
-        return call(sinks=sinks_of(webhook, slack, command), **others)
-
-    return with_sinks
-
-
 decision_options = together(
     click.argument("run"),
     shared("--reason"),
     actor_option,
-    shared("--ledger"),
-    effect_options,
-    shared("--format"),
+    shared("--ledger", "--webhook", "--slack", "--command", "--format"),
 )
 
 
@@ -117,8 +96,8 @@ def act(
     *,
     where: str,
     run: str,
-    sinks: Sequence[Sink],
     format_: str,
+    **receivers: Any,
 ) -> None:
     """Do what a person asks of a run, notify the sinks, and show where the run stands then.
 
@@ -127,7 +106,9 @@ def act(
 
     Args:
         decide: on the ledger and the run as it stood, at a time in unix seconds.
+        receivers: as `sinks_of` takes them.
     """
+    sinks = sinks_of(**receivers)
     with opened(where) as ledger:
         story = named(ledger, run)
         try:

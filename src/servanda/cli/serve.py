@@ -15,7 +15,7 @@ import click
 
 from servanda.cli import serve_processes
 from servanda.cli.gateway_options import Waits, urls_of
-from servanda.cli.options import FILE, DurationType, refuse_given, shared
+from servanda.cli.options import FILE, duration, refuse_given, shared
 from servanda.errors import MeasurementError
 from servanda.runner.load import load
 
@@ -64,7 +64,13 @@ _OF_GATEWAYS = (
 )
 @click.option("--tls-key", type=FILE, help="Its private key.  [default: in --tls-cert]")
 @shared("--state", help="[default: runs/NAME-gateway]")
-@shared("--log", name="log", multiple=False, help="A folder, for those that were sampled.")
+@shared(
+    "--log",
+    name="log",
+    metavar="FOLDER",
+    multiple=False,
+    help="A folder, for those that were sampled.",
+)
 @click.option(
     "--log-file-mib",
     "file_bytes",
@@ -77,7 +83,7 @@ _OF_GATEWAYS = (
 @click.option(
     "--log-file-age",
     "file_s",
-    type=DurationType(),
+    type=duration,
     default=86_400.0,
     show_default="1d",
     help="Age of a file of the log, from which on another one is begun.",
@@ -85,7 +91,7 @@ _OF_GATEWAYS = (
 @click.option(
     "--log-keep",
     "keep_s",
-    type=DurationType(),
+    type=duration,
     help="Delete a file of the log so long after its last row.  [default: never]",
 )
 @click.option(
@@ -104,7 +110,7 @@ _OF_GATEWAYS = (
 @click.option(
     "--first-byte",
     "first_byte_s",
-    type=DurationType(),
+    type=duration,
     default=300.0,
     show_default="5m",
     help="Longest wait for the first byte of a reply; of one that is not streamed, for all of it.",
@@ -112,7 +118,7 @@ _OF_GATEWAYS = (
 @click.option(
     "--timeout",
     "total_s",
-    type=DurationType(),
+    type=duration,
     default=600.0,
     show_default="10m",
     help="Longest life of a request, its stream included.",
@@ -120,7 +126,7 @@ _OF_GATEWAYS = (
 @click.option(
     "--drain",
     "drain_s",
-    type=DurationType(),
+    type=duration,
     default=0.0,
     show_default="not at all",
     help="How long new requests are still answered after SIGTERM, while /readyz refuses more.",
@@ -208,7 +214,8 @@ def serve(
     if leader is None and keys is None:
         made = _made("admin", "gateway") if leader_only else _made("admin")
         settings = replace(settings, held=made)
-    with contextlib.suppress(KeyboardInterrupt), serve_processes.ended_by(signal.SIGTERM):
+    interrupt = signal.default_int_handler  # SIGTERM is as Ctrl-C, also before anything is served
+    with contextlib.suppress(KeyboardInterrupt), serve_processes.handled(signal.SIGTERM, interrupt):
         if leader_only:
             serve_processes.lead(settings, made)
         else:

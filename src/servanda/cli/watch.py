@@ -42,7 +42,6 @@ _sink_options = together(
 @click.option(
     "--state-file",
     "state",
-    metavar="FILE",
     type=FILE,
     help="Keep here what was told, so that it is told once.",
 )
