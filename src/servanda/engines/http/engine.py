@@ -16,7 +16,6 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +36,7 @@ from servanda.engines.http.dialects.base import (
 from servanda.engines.http.key import key_of
 from servanda.engines.http.responses import Part
 from servanda.engines.http.transport import LIMITS, Limits, Transport
+from servanda.engines.http_policy import server_url
 from servanda.engines.limits import refuse_misfits
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling, best_columns, seed_of
@@ -326,8 +326,7 @@ def trace_of(
 
 def _address(kernel: Kernel) -> str:
     """The url of a kernel, if it is the address of a server."""
-    parts = urlsplit(kernel.url or "")
-    if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+    if server_url(kernel.url or "") is None:
         raise MeasurementError(
             f"engine 'openai_http' needs the url of a server, and has {kernel.url!r}",
             hint="write `url: http://127.0.0.1:8000` beside the engine",
