@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from servanda.contract.identity import Description, same_policy
 from servanda.contract.model import Kernel
-from servanda.engines.arrow import to_table
+from servanda.engines.arrow import to_parquet, to_table
 from servanda.engines.base import Engine
-from servanda.engines.pack_file import parquet
 from servanda.judgement.clauses.base import DRAWS
 from servanda.judgement.cost import Lengths, Probe
 from servanda.judgement.schedule import Schedule
@@ -132,7 +131,7 @@ def _timed(
         start = time.perf_counter()
         drawn[side] = in_order(batch(rest), engines[side].generate, sampling, schedule.seed)
         seconds[side] = time.perf_counter() - start
-        disk += len(parquet(to_table(drawn[side])))
+        disk += len(to_parquet(to_table(drawn[side])))
         if side == "infer":
             own = kernels["train"].sampling or sampling
             path = kernels["train"].path or "prefill"
@@ -141,14 +140,14 @@ def _timed(
             start = time.perf_counter()
             scored = in_order(again, engines["train"].score, own, path)
             seconds["train"] = time.perf_counter() - start
-            disk += len(parquet(to_table(scored)))
+            disk += len(to_parquet(to_table(scored)))
     if draws:
         own = kernels["train"].sampling or sampling
         in_order(batch(warm), engines["train"].generate, own, schedule.seed)
         start = time.perf_counter()
         answers = in_order(batch(rest), engines["train"].generate, own, schedule.seed)
         seconds[DRAWS] = time.perf_counter() - start
-        disk += len(parquet(to_table(answers)))
+        disk += len(to_parquet(to_table(answers)))
     memory = {side: memory_of(engine) for side, engine in engines.items()}
     return Probe(
         sequences=len(units[rest]),

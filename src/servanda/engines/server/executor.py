@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -132,9 +133,4 @@ def _with_best(
         for logits_RV in engine.logits(given, path)
     ]
     columns = {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
-    return Trace(
-        *(trace.sequence_S, trace.length_S, trace.lost_S),
-        *(trace.prompt_tokens_S, trace.token_N),
-        columns={**trace.columns, **columns},
-        about=trace.about,
-    )
+    return replace(trace, columns={**trace.columns, **columns})
