@@ -10,7 +10,7 @@ from servanda.contract.identity import Description
 _UNFINISHED = "�"  # a token may end within a character: its other bytes are to come
 
 
-class Words:
+class Detokenizer:
     """What token ids read as; an engine that cannot decode has no texts."""
 
     def __init__(self, engine: Any, about: Description) -> None:
@@ -29,15 +29,15 @@ class Words:
         return [self._known.get(i, "") for i in ids]
 
 
-class Speech:
+class StreamDetokenizer:
     """An answer as it grows: what each token adds to the text.
 
     Few tokens are decoded at a time: those of the last piece and the new ones, for what a token
     reads as hangs on what is before it.
     """
 
-    def __init__(self, words: Words) -> None:
-        self._words = words
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self._words = detokenizer
         self._tokens: list[int] = []
         self._from, self._said = 0, 0  # the last piece is tokens[from:said]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from servanda.contract.model import Path
 from servanda.engines.base import streams
-from servanda.engines.server.detokenizer import Speech, Words
+from servanda.engines.server.detokenizer import Detokenizer, StreamDetokenizer
 from servanda.engines.server.jobs import Ended, Failed, Job, Token
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling, likeliest, processed_logprobs
@@ -19,7 +19,7 @@ from servanda.traces.trace import Batch, Trace
 SEED = 0  # of the engine; a request's own is the number of its sequence
 
 
-class Runner:
+class Executor:
     """An engine with what replies need beside its numbers: texts and likeliest tokens.
 
     `engine` runs the jobs, and `aside` those that are set aside, where there is one.
@@ -29,7 +29,7 @@ class Runner:
         self.engine = engine
         self.aside: Any = None
         self.about = engine.describe()
-        self.words = Words(engine, self.about)
+        self.detokenizer = Detokenizer(engine, self.about)
 
     def run(self, jobs: Sequence[Job]) -> Iterator[None]:
         """Jobs of one kind, with unlike sequence numbers; a step for each `next`.
@@ -48,17 +48,17 @@ class Runner:
         else:
             trace = engine.score(batch, first.sampling, first.path)
             traces = [_with_best(engine, trace, batch, first.sampling, first.path, best)]
-        speeches = {job.sequence: Speech(self.words) for job in jobs}
+        stream_detokenizers = {job.sequence: StreamDetokenizer(self.detokenizer) for job in jobs}
         for trace in traces:
             for job, tokens in self._tokens(trace, jobs):
-                for token in self._spoken(job, tokens, speeches[job.sequence]):
-                    job.tell(token)
+                for token in self._spoken(job, tokens, stream_detokenizers[job.sequence]):
+                    job.emit(token)
             yield
         for job in jobs:
             if not job.drawn or len(job.drawn) < len(job.given or ()):
-                job.tell(Failed(MeasurementError("the engine lost the sequence: nothing came")))
+                job.emit(Failed(MeasurementError("the engine lost the sequence: nothing came")))
                 continue
-            job.tell(Ended(self.words.text(self._open(job.drawn)), self._why(job)))
+            job.emit(Ended(self.detokenizer.text(self._open(job.drawn)), self._why(job)))
 
     def _drawn(
         self, engine: Any, batch: Batch, sampling: Sampling, drawn_by: Sampling | None, best: int
@@ -93,10 +93,12 @@ class Runner:
     ) -> Token:
         if job.best is None:
             return Token(token, logp, rank)
-        word, *words = self.words.of([token, *best[0]])
+        word, *words = self.detokenizer.of([token, *best[0]])
         return Token(token, logp, rank, word, tuple(zip(*best, words, strict=True)))
 
-    def _spoken(self, job: Job, tokens: Sequence[Token], speech: Speech) -> Iterator[Token]:
+    def _spoken(
+        self, job: Job, tokens: Sequence[Token], stream: StreamDetokenizer
+    ) -> Iterator[Token]:
         """Tokens with what a stream says at each, and why the last one is."""
         for token in tokens:
             job.drawn.append(token.id)
@@ -104,8 +106,8 @@ class Runner:
             why = self._why(job) if last or self._over(job) else None
             text = ""
             if job.speaks:
-                text = speech.after(self._open([token.id]) if why else [token.id])
-                text += speech.rest() if why else ""
+                text = stream.after(self._open([token.id]) if why else [token.id])
+                text += stream.rest() if why else ""
             yield Token(token.id, token.logp, token.rank, token.word, token.best, text, why)
 
     def _over(self, job: Job) -> bool:

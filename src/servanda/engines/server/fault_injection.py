@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from servanda.engines.server.request import Refused
+from servanda.engines.server.request import RequestError
 from servanda.theory.sampling import uniforms
 
 Kind = Literal[
@@ -67,7 +67,7 @@ class Fault(BaseModel):
         return {n: v for n, v in change.items() if v is not None} or {"temperature": 0.95}
 
 
-class Misbehaviour:
+class FaultInjector:
     """What is on, and which requests it strikes."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Misbehaviour:
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
             said = f"{name}: {first['msg']}" if name else first["msg"]
-            raise Refused(f"{said}; kinds: {get_args(Kind)}", name or None) from None
+            raise RequestError(f"{said}; kinds: {get_args(Kind)}", name or None) from None
 
     def begin(self, fault: Fault | None) -> None:
         """Counts requests anew, so that the same share strikes the same ones; None: it ends."""
@@ -124,11 +124,11 @@ class _Cut(Exception):  # noqa: N818 - on purpose
     pass
 
 
-class Misbehaving:
+class FaultMiddleware:
     """An application behind a transport that fails on purpose."""
 
-    def __init__(self, app: ASGIApp, misbehaviour: Misbehaviour) -> None:
-        self._app, self._misbehaviour = app, misbehaviour
+    def __init__(self, app: ASGIApp, injector: FaultInjector) -> None:
+        self._app, self._misbehaviour = app, injector
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked = scope["type"] == "http" and scope["path"] in _STRUCK
