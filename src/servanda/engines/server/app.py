@@ -155,13 +155,13 @@ class Server:
         return json_reply({"version": __version__})
 
     async def _models(self, _: Request) -> Response:
-        about = {"id": self.served, "object": "model", "created": 0, "owned_by": "servanda"}
+        model = {"id": self.served, "object": "model", "created": 0, "owned_by": "servanda"}
         more = {"root": self.served, "max_model_len": self.handler.longest}
-        return json_reply({"object": "list", "data": [{**about, **more}]})
+        return json_reply({"object": "list", "data": [{**model, **more}]})
 
     async def _describe(self, _: Request) -> Response:
-        about = self.handler.about
-        told = {k: v for k, v in asdict(about).items() if k != "tensors"}
+        description = self.handler.description
+        fields = {k: v for k, v in asdict(description).items() if k != "tensors"}
         how = {
             "version": __version__,
             "logprobs": "processed",
@@ -170,9 +170,9 @@ class Server:
             "sampling_defaults": Sampling().model_dump(exclude_none=True),  # type: ignore[call-arg]
             "streams": self.handler.streams,
         }
-        digests = {"digest": about.digest, "weights": about.weights}
+        digests = {"digest": description.digest, "weights": description.weights}
         room = {"max_model_len": self.handler.longest, "max_logprobs": MAX_LOGPROBS}
-        return json_reply({**told, **digests, **how, **room, "test_mode": bool(self.injector)})
+        return json_reply({**fields, **digests, **how, **room, "test_mode": bool(self.injector)})
 
     async def _tokenize(self, http_request: Request) -> Response:
         body = await self._body(http_request)
@@ -186,8 +186,8 @@ class Server:
         if body.get("add_special_tokens"):
             raise RequestError("texts are encoded as they are", "add_special_tokens")
         ids = await self.handler.encode(text)
-        about = {"count": len(ids), "max_model_len": self.handler.longest}
-        return json_reply({**about, "tokens": list(ids), "token_strs": None})
+        counts = {"count": len(ids), "max_model_len": self.handler.longest}
+        return json_reply({**counts, "tokens": list(ids), "token_strs": None})
 
     async def _detokenize(self, http_request: Request) -> Response:
         tokens = (await self._body(http_request)).get("tokens")
@@ -236,13 +236,13 @@ class Server:
         elif http_request.method == "DELETE":
             await self._run_by(None)
             self.injector.begin(None)
-        return json_reply(self.injector.about())
+        return json_reply(self.injector.status())
 
     async def _run_by(self, fault: Fault | None) -> None:
         """Let the batches that begin from now on be run by the sound engine, or by a faulty one.
 
         Raises:
-            Refused: the engine cannot have this fault.
+            RequestError: the engine cannot have this fault.
         """
         async with self._one_at_a_time:
             before, self._faulty = self._faulty, None

@@ -28,8 +28,8 @@ class Executor:
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.aside: Any = None
-        self.about = engine.describe()
-        self.detokenizer = Detokenizer(engine, self.about)
+        self.description = engine.describe()
+        self.detokenizer = Detokenizer(engine, self.description)
 
     def run(self, jobs: Sequence[Job]) -> Iterator[None]:
         """Jobs of one kind, with unlike sequence numbers; a step for each `next`.
@@ -81,12 +81,12 @@ class Executor:
         for sequence, start, end in zip(
             trace.sequence_S.tolist(), (ends - trace.length_S).tolist(), ends.tolist(), strict=True
         ):
-            job, found = job_of[sequence], []
+            job, tokens = job_of[sequence], []
             for n in range(start, end):
                 best = (ids_NK[n, : job.best].tolist(), logp_NK[n, : job.best].tolist())
                 rank = None if np.isnan(rank_N[n]) else int(rank_N[n])
-                found.append(self._token(job, int(trace.token_N[n]), float(logp_N[n]), rank, best))
-            yield job, found
+                tokens.append(self._token(job, int(trace.token_N[n]), float(logp_N[n]), rank, best))
+            yield job, tokens
 
     def _token(
         self, job: Job, token: int, logp: float, rank: int | None, best: tuple[list, list]
@@ -111,17 +111,17 @@ class Executor:
             yield Token(token.id, token.logp, token.rank, token.word, token.best, text, why)
 
     def _over(self, job: Job) -> bool:
-        ended = job.given is None and job.drawn[-1] in self.about.eos
+        ended = job.given is None and job.drawn[-1] in self.description.eos
         return ended or len(job.drawn) == job.width
 
     def _why(self, job: Job) -> str:
-        ended = job.drawn[-1] in self.about.eos
-        early = job.given is None and not self.about.eos and len(job.drawn) < job.width
+        ended = job.drawn[-1] in self.description.eos
+        early = job.given is None and not self.description.eos and len(job.drawn) < job.width
         return "stop" if ended or early else "length"
 
     def _open(self, tokens: list[int]) -> list[int]:
         """The tokens before the one that ends them."""
-        return tokens[:-1] if tokens and tokens[-1] in self.about.eos else tokens
+        return tokens[:-1] if tokens and tokens[-1] in self.description.eos else tokens
 
 
 def _with_best(

@@ -105,7 +105,7 @@ def read(model: Any, body: Mapping[str, Any], served: str) -> Any:
     """The fields of a body that are not of no consequence.
 
     Raises:
-        Refused: one is wrong or not supported.
+        RequestError: one is wrong or not supported.
     """
     fields = {name: value for name, value in body.items() if value is not None}
     for name in [name for name in fields if name in _HARMLESS]:
@@ -116,7 +116,7 @@ def read(model: Any, body: Mapping[str, Any], served: str) -> Any:
                 f"{name} is not supported: it would change what is drawn; leave it out", name
             )
     try:
-        found = model.model_validate(fields)
+        validated = model.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
@@ -125,6 +125,8 @@ def read(model: Any, body: Mapping[str, Any], served: str) -> Any:
         else:
             message = f"{name}: {first['msg']}"
         raise RequestError(message, name) from None
-    if found.model not in (None, served):
-        raise RequestError(f"there is no model {found.model!r}: this is {served!r}", "model", 404)
-    return found
+    if validated.model not in (None, served):
+        raise RequestError(
+            f"there is no model {validated.model!r}: this is {served!r}", "model", 404
+        )
+    return validated

@@ -29,16 +29,16 @@ class Handler:
     """What is asked of an engine, through its queue."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler, self.about = scheduler, scheduler.executor.about
+        self.scheduler, self.description = scheduler, scheduler.executor.description
         self._engine = scheduler.executor.engine
-        self.longest = self.about.context or _ROOM
+        self.longest = self.description.context or _ROOM
         self.streams = streams(self._engine)
 
     async def call(self, verb: Callable[..., T], *arguments: Any) -> T:
         """A short call of the engine.
 
         Raises:
-            Refused: the engine does not like what it was given.
+            RequestError: the engine does not like what it was given.
         """
         try:
             return await asyncio.wrap_future(self.scheduler.call(verb, *arguments))
@@ -46,18 +46,18 @@ class Handler:
             raise RequestError(_message_of(error)) from None
 
     async def encode(self, text: str, param: str = "prompt") -> tuple[int, ...]:
-        if not self.about.encodes:
+        if not self.description.encodes:
             raise RequestError("the engine has no tokenizer: send token ids", param)
         return tuple((await self.call(self._engine.encode, [text]))[0])
 
     async def decode(self, ids: tuple[int, ...]) -> str:
-        if not self.about.decodes:
+        if not self.description.decodes:
             raise RequestError("the engine has no tokenizer: it cannot decode", "tokens")
         self.refuse_unknown(ids, "tokens")
         return await self.call(self.scheduler.executor.detokenizer.text, ids)
 
     def refuse_unknown(self, ids: tuple[int, ...], param: str) -> None:
-        size = self.about.vocab_size
+        size = self.description.vocab_size
         odd = next((i for i in ids if i < 0 or (size and i >= size)), None)
         if odd is not None:
             raise RequestError(f"{param} has the id {odd}, which is none of the {size}", param)
@@ -84,20 +84,20 @@ class Handler:
         """The choices of a request, still empty, and the request with its numbers filled in.
 
         Raises:
-            Refused: it cannot be run.
+            RequestError: it cannot be run.
         """
         prompts = [await self.encode(p) if isinstance(p, str) else p for p in request.prompts]
-        refuse_misfits(request, prompts, self.about.vocab_size, self.longest)
+        refuse_misfits(request, prompts, self.description.vocab_size, self.longest)
         self._refuse_unscored(request)
         texts = list(request.prompts)
-        if request.echo and self.about.decodes:
+        if request.echo and self.description.decodes:
             texts = [await self.decode(p) if not isinstance(p, str) else p for p in texts]
         room = self.longest - max(map(len, prompts))
         numbers = {"logprobs": self._best(request.logprobs, "logprobs")}
         numbers |= {"prompt_logprobs": self._best(request.prompt_logprobs, "prompt_logprobs")}
         width = room if request.max_tokens is None else request.max_tokens
         request = dataclasses.replace(request, max_tokens=width, **numbers)
-        found = []
+        choices = []
         for prompt, text in zip(prompts, texts, strict=True):
             first = None
             if request.prompt_logprobs is not None:
@@ -105,33 +105,34 @@ class Handler:
                 first = Token(prompt[0], math.nan, word=word)
             for _ in range(request.n):
                 text_or_none = text if isinstance(text, str) else ""
-                found.append(Choice(len(found), prompt, text_or_none, first=first))
-        return request, found
+                choices.append(Choice(len(choices), prompt, text_or_none, first=first))
+        return request, choices
 
-    def _best(self, asked: int | None, name: str) -> int | None:
+    def _best(self, k: int | None, name: str) -> int | None:
         """How many likeliest tokens, or a refusal in vLLM's words: clients read the limit there."""
-        most = min(self.about.vocab_size or MAX_LOGPROBS, MAX_LOGPROBS)
-        whole = asked == -1 and self.about.vocab_size == most
-        if asked is not None and not whole and not 0 <= asked <= most:
-            found = f"Requested {name} of {asked}, which is greater than max allowed: {most}"
-            raise RequestError(found, name)
-        return most if whole else asked
+        most = min(self.description.vocab_size or MAX_LOGPROBS, MAX_LOGPROBS)
+        whole = k == -1 and self.description.vocab_size == most
+        if k is not None and not whole and not 0 <= k <= most:
+            raise RequestError(
+                f"Requested {name} of {k}, which is greater than max allowed: {most}", name
+            )
+        return most if whole else k
 
     def _refuse_unscored(self, request: CompletionRequest) -> None:
         """What this engine cannot report.
 
         Raises:
-            Refused: it is asked for.
+            RequestError: it is asked for.
         """
-        about = self.about
-        if request.prompt_logprobs is not None and "prefill" not in about.scores:
+        description = self.description
+        if request.prompt_logprobs is not None and "prefill" not in description.scores:
             raise RequestError("this engine does not score prompts", "prompt_logprobs")
-        if request.given is not None and "decode" not in about.scores:
+        if request.given is not None and "decode" not in description.scores:
             raise RequestError("this engine does not decode given tokens", "trace_decode_token_ids")
-        if request.prompt_logprobs and not about.full_logits:
+        if request.prompt_logprobs and not description.full_logits:
             raise RequestError("this engine scores without likeliest tokens", "prompt_logprobs")
         from_logits = request.given is not None or not self.streams
-        if request.logprobs and from_logits and not about.full_logits:
+        if request.logprobs and from_logits and not description.full_logits:
             raise RequestError("this engine has no likeliest tokens", "logprobs")
 
     def answers(
@@ -148,7 +149,7 @@ class Handler:
             aside: whether the engine that stands aside answers it, in test mode.
 
         Raises:
-            Full: the queue has no place.
+            QueueFullError: the queue has no place.
         """
         loop, events = asyncio.get_running_loop(), asyncio.Queue[tuple[Any, Event]]()
 

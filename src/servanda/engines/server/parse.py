@@ -17,7 +17,7 @@ async def received(parts: AsyncIterable[bytes], most: int, idle_s: float) -> byt
     """A request's body.
 
     Raises:
-        Refused: it has more than `most` bytes, or takes longer than `idle_s`.
+        RequestError: it has more than `most` bytes, or takes longer than `idle_s`.
     """
 
     async def collected() -> bytes:
@@ -38,7 +38,7 @@ def body_of(data: bytes) -> dict[str, Any]:
     """The JSON object of a request's body.
 
     Raises:
-        Refused: it is none.
+        RequestError: it is none.
     """
     try:
         body = from_json(data, allow_inf_nan=False)
@@ -53,7 +53,7 @@ def completion(body: Mapping[str, Any], served: str) -> CompletionRequest:
     """What a request of /v1/completions asks.
 
     Raises:
-        Refused: a field is wrong, or would change a draw and is not supported.
+        RequestError: a field is wrong, or would change a draw and is not supported.
     """
     fields = read(CompletionFields, body, served)
     prompts = prompts_of(fields.prompt)
@@ -71,11 +71,11 @@ def completion(body: Mapping[str, Any], served: str) -> CompletionRequest:
         if fields.stream:
             raise RequestError("the logprobs of a prompt are not streamed", "echo")
         scored = fields.logprobs
-    told = "max_tokens" in body and body["max_tokens"] is not None
+    limited = "max_tokens" in body and body["max_tokens"] is not None
     given = fields.trace_decode_token_ids
     return fields.request(
         prompts=prompts,
-        max_tokens=len(given) if given is not None and not told else fields.max_tokens,
+        max_tokens=len(given) if given is not None and not limited else fields.max_tokens,
         logprobs=fields.logprobs,
         prompt_logprobs=scored,
         echo=fields.echo,
@@ -86,7 +86,7 @@ def chat(body: Mapping[str, Any], served: str) -> CompletionRequest:
     """What a request of /v1/chat/completions asks; its prompt is still to be rendered.
 
     Raises:
-        Refused: a field is wrong, or would change a draw and is not supported.
+        RequestError: a field is wrong, or would change a draw and is not supported.
     """
     fields = read(ChatFields, body, served)
     if fields.add_special_tokens:
@@ -107,12 +107,16 @@ def chat(body: Mapping[str, Any], served: str) -> CompletionRequest:
 
 def prompts_of(value: Any) -> tuple[str | tuple[int, ...], ...]:
     """A text, token ids, or a list of either."""
-    one = [value] if isinstance(value, str) or _ids(value) else value
-    if not isinstance(one, list) or not one or not all(isinstance(p, str) or _ids(p) for p in one):
+    prompts = [value] if isinstance(value, str) or _ids(value) else value
+    if (
+        not isinstance(prompts, list)
+        or not prompts
+        or not all(isinstance(p, str) or _ids(p) for p in prompts)
+    ):
         raise RequestError(
             "prompt is a text, token ids, or a list of either; none is empty", "prompt"
         )
-    return tuple(p if isinstance(p, str) else tuple(p) for p in one)
+    return tuple(p if isinstance(p, str) else tuple(p) for p in prompts)
 
 
 def rendered(request: CompletionRequest, text: str) -> CompletionRequest:

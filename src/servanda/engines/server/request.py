@@ -54,7 +54,7 @@ def refuse_misfits(
     """What the engine could not run, before it joins a batch with others.
 
     Raises:
-        Refused: an empty prompt, an id that is none, or more tokens than there is room for.
+        RequestError: an empty prompt, an id that is none, or more tokens than there is room for.
     """
     for ids in prompts:
         if not ids:

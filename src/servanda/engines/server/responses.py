@@ -82,10 +82,10 @@ def token_name(token: int, word: str, as_ids: bool) -> str:
 
 def _top(token: Token, as_ids: bool) -> dict[str, float | None]:
     """The token itself and the likeliest: K or K + 1 entries, the token first."""
-    found = {token_name(token.id, token.word, as_ids): number(token.logp)}
+    logprobs = {token_name(token.id, token.word, as_ids): number(token.logp)}
     for other, logp, word in token.best:
-        found.setdefault(token_name(other, word, as_ids), number(logp))
-    return found
+        logprobs.setdefault(token_name(other, word, as_ids), number(logp))
+    return logprobs
 
 
 def logprobs_of(

@@ -50,7 +50,7 @@ class Scheduler:
         """Queue all of them.
 
         Raises:
-            Full: there is no place for them, and none was queued.
+            QueueFullError: there is no place for them, and none was queued.
         """
         with self._changed:
             self._refuse_closing()

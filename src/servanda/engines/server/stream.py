@@ -28,7 +28,7 @@ async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
     """What the work comes to; it is cancelled where the client hangs up first.
 
     Raises:
-        Gone: the client has hung up, or the work has given it up.
+        ClientDisconnected: the client has hung up, or the work has given it up.
     """
 
     async def gone() -> None:
