@@ -28,7 +28,7 @@ from servanda.gateway.routing.model import AWAY
 from servanda.gateway.routing.state import Facts, RoutingState, Rules, Score, Watched
 from servanda.gateway.routing.state_machine import absorb, begin, look, rules_of
 from servanda.judgement.slices.rules import Cut, Term
-from servanda.theory.stats import GroupRatio
+from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.log_moment import NEG, POS, log_mean_exp
 
 Array = NDArray[Any]

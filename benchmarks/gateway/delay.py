@@ -36,7 +36,7 @@ from servanda.gateway.routing.state import Rules, Track, Watched
 from servanda.gateway.routing.state_machine import rules_of
 from servanda.judgement.slices.rules import Cut
 from servanda.runner.run import load
-from servanda.theory.stats import GroupRatio
+from servanda.theory.stats.group_ratio import GroupRatio
 
 BEGIN, END = "<!-- delays -->", "<!-- end of delays -->"
 RATE = 40.0  # requests a second of the slice

@@ -24,7 +24,7 @@ from servanda.gateway.routing.state import Facts, Score, Watched
 from servanda.gateway.routing.state_machine import absorb, begin, look, rules_of
 from servanda.judgement.slices.rules import Cut, Term
 from servanda.runner.run import load
-from servanda.theory.stats import GroupRatio
+from servanda.theory.stats.group_ratio import GroupRatio
 from tests import kit, serving
 from tests.gateway import running as real
 from tests.gateway.controller import leads

@@ -73,9 +73,9 @@ def check(
     if contract.is_dir() or (contract.suffix in _DUMPED and contract.is_file()):
         _refuse(run_dir=run_dir, fresh=fresh, max_time=max_time)
         from servanda.cli.check_dump import judged
-        from servanda.rl.dumps.judge import Asked
+        from servanda.rl.dumps.judge import DumpOptions
 
-        judged(Asked(contract), format_=format_, output=output, reports=reports, quiet=quiet)
+        judged(DumpOptions(contract), format_=format_, output=output, reports=reports, quiet=quiet)
     printed = chosen(format_, output)
     files = {path: by_suffix(path) for path in reports}
     if output is not None:

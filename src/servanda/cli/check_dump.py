@@ -21,8 +21,8 @@ from servanda.cli.output import (
 from servanda.cli.progress import watching
 from servanda.errors import ContractError
 from servanda.report.base import FORMATS
-from servanda.rl.dumps.judge import Asked, judge_dump
-from servanda.rl.dumps.report import tell
+from servanda.rl.dumps.judge import DumpOptions, judge_dump
+from servanda.rl.dumps.report import render
 
 _FILE = click.Path(path_type=Path)
 _OF_A_RUN = ("attempt-1", "plan.json")
@@ -88,12 +88,12 @@ def check_dump(
     Format and limits are found out. Everything is read once, in pieces: a dump may be larger
     than memory. `servanda check DIR` is the same without options.
     """
-    asked = Asked(path, as_, preset, steps, unsafe_pickles, mask, bitwise)
-    judged(asked, save=save, format_=format_, output=output, reports=reports, quiet=quiet)
+    options = DumpOptions(path, as_, preset, steps, unsafe_pickles, mask, bitwise)
+    judged(options, save=save, format_=format_, output=output, reports=reports, quiet=quiet)
 
 
 def judged(
-    asked: Asked,
+    options: DumpOptions,
     *,
     format_: str | None,
     output: Path | None,
@@ -102,7 +102,7 @@ def judged(
     save: Path | None = None,
 ) -> None:
     """Judge a dump, print and write what was asked for, and exit with the answer."""
-    refuse_run(asked.path)
+    refuse_run(options.path)
     printed = chosen(format_, output)
     files = {path: by_suffix(path) for path in reports}
     if output is not None:
@@ -111,7 +111,7 @@ def judged(
     for path in files:
         clear(path)
     with watching(quiet) as watch:
-        answer = judge_dump(asked, watch)
+        answer = judge_dump(options, watch)
     if save is not None:
         write_text(save, answer.contract_text)
     for path, name in files.items():
@@ -120,7 +120,7 @@ def judged(
     written += [f"contract {save}" for _ in [save] if save is not None]
     if output is None:
         text = printed == "text"
-        shown = tell(answer) if text else FORMATS[printed](answer.verdict)
+        shown = render(answer) if text else FORMATS[printed](answer.verdict)
         *body, last = shown.split("\n")
         show("\n".join([*body, *(written if text else []), last]))
         written = [] if text else written

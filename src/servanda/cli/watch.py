@@ -14,11 +14,11 @@ from servanda.cli.check_dump import refuse_run
 from servanda.cli.options import DurationType
 from servanda.cli.output import show
 from servanda.judgement.verdict import EXIT_CODES
-from servanda.rl.watch.contract import Asked
-from servanda.rl.watch.loop import Following
-from servanda.rl.watch.open import Found
-from servanda.rl.watch.sinks import SINKS, Safely
-from servanda.rl.watch.state_file import Kept, locked
+from servanda.rl.watch.contract import WatchOptions
+from servanda.rl.watch.loop import WatchLoop
+from servanda.rl.watch.open import DetectedSource
+from servanda.rl.watch.sinks import SINKS, GuardedSink
+from servanda.rl.watch.state_file import StateFile, locked
 
 _FILE = click.Path(path_type=Path)
 
@@ -77,17 +77,17 @@ def watch(
         raise click.UsageError("--preset and --contract both say the limits: give one")
     if stop_file is not None and not stop_file.parent.is_dir():
         raise click.BadParameter(f"--stop-file: there is no folder {stop_file.parent}")
-    source = Found(Asked(path, as_, preset, contract, unsafe_pickles))
+    source = DetectedSource(WatchOptions(path, as_, preset, contract, unsafe_pickles))
     with locked(state):
         sinks = [
-            Safely(name, SINKS[name](where, time.sleep), _say)
+            GuardedSink(name, SINKS[name](where, time.sleep), _say)
             for name, where in wheres.items()
             if where is not None
         ]
-        following = Following(
+        loop = WatchLoop(
             source,
             str(path),
-            Kept(state, path),
+            StateFile(state, path),
             _say,
             sinks,
             once=once,
@@ -96,11 +96,11 @@ def watch(
             stop_file=stop_file,
             wait=time.sleep,
         )
-        memory = following.run()
-    assert memory.outcome is not None  # a watch that met no step has said so
+        end = loop.run()
+    assert end.outcome is not None  # a watch without a step has raised
     # one bad step is not undone by a good one behind it, as `servanda check DIR` says
-    bad = following.bad if once and source.kind == "dump" else None
-    code = EXIT_CODES[bad or memory.outcome]
+    bad = loop.bad if once and source.kind == "dump" else None
+    code = EXIT_CODES[bad or end.outcome]
     show(f"exit {code}")
     # wandb puts a function of its own in the place of sys.exit
     raise SystemExit(code)

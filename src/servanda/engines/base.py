@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -133,6 +134,21 @@ def streams(engine: Any) -> bool:
     by_class = (vars(cls) for cls in type(engine).__mro__)
     first = next((own for own in by_class if {"generate", "steps"} & own.keys()), {})
     return "steps" in first
+
+
+# each imports one heavy library, so none is imported before it is asked for
+BUILTIN = MappingProxyType(
+    {
+        "llamacpp": "servanda.engines.llamacpp",
+        "onnxruntime": "servanda.engines.onnxruntime",
+        "openai_http": "servanda.engines.http",
+        "pack": "servanda.engines.pack",
+        "recorded": "servanda.engines.recorded",
+        "table": "servanda.engines.table",
+        "transformers": "servanda.engines.transformers",
+        "vllm": "servanda.engines.vllm",
+    }
+)
 
 
 def about_of(batch: Batch, kernel: Kernel, path: Path, sampling: Sampling) -> dict[str, str]:

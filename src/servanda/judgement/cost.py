@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 
 from servanda.judgement.clauses.base import DRAWS, Cell
 from servanda.judgement.clauses.relative import RelativeCertificate
-from servanda.judgement.clauses.sequences import BySequence
-from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.statistical import BySequence, Certificate
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import NOISE_STRIDE, Schedule
 from servanda.judgement.slices.rules import Cut
-from servanda.theory.stats import reach
+from servanda.theory.stats.reachable import reach
 from servanda.traces.corpus import Corpus
 
 CHARACTERS_A_TOKEN = 4  # of plain text, where no tokenizer is at hand

@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract.model import Workload
+from servanda.contract.workload import Workload
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.traffic import Traffic
 from servanda.theory.sampling import uniforms

@@ -343,6 +343,5 @@ def _by_id(value: Any) -> Any:
 
 
 def _cut(value: Any) -> str:
-    """A value as it was written, in at most 60 characters."""
     text = "nothing" if value is None else str(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

@@ -11,7 +11,7 @@ from servanda.contract.model import Contract
 from servanda.gateway.routing.state import Facts, RoutingState, Rules, Score, Watched
 from servanda.gateway.routing.state_machine import absorb, look, rules_of
 from servanda.judgement.slices.rules import Cut, Term
-from servanda.theory.stats import GroupRatio
+from servanda.theory.stats.group_ratio import GroupRatio
 
 LIMIT = 0.5
 CHEAP = {

@@ -7,7 +7,8 @@ import pytest
 
 from servanda.contract.model import Clause
 from servanda.judgement.clauses.base import Cell, View
-from servanda.judgement.clauses.chain_metrics import CHAIN, between
+from servanda.judgement.clauses.chain_certificate import between
+from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.gradient import WeightGap
 from servanda.judgement.clauses.statistical import ALWAYS
 from servanda.judgement.clauses.support import SupportMass
@@ -15,8 +16,9 @@ from servanda.judgement.slices.rules import Cut
 from servanda.report.explain.contract import explain_contract
 from servanda.runner import run
 from servanda.runner.load import compile, load
-from servanda.theory.bounds import PSI, THEOREMS
-from servanda.theory.stats import units_at_best
+from servanda.theory.bounds.importance_weights import PSI
+from servanda.theory.bounds.theorem import THEOREMS
+from servanda.theory.stats.interval import units_at_best
 from servanda.traces.trace import Trace, TracePair
 from tests import kit
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from servanda.contract.model import Contract
 from servanda.engines.faults.values import SWITCH, Takes
 from servanda.errors import MeasurementError, Problem
 from servanda.registry import Registry
+
+if TYPE_CHECKING:
+    from servanda.contract.model import Contract
 
 Side = Literal["train", "infer"]
 Wrap = Callable[[Any, Any], Any]  # (class of engine, the fault's value) -> class of engine

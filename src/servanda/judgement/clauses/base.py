@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract.model import Claim, Clause, Place, Section
+from servanda.contract.clause import Claim, Clause, Place, Section
 from servanda.errors import Where
 from servanda.judgement.slices.rules import Cut
 from servanda.registry import Registry
-from servanda.theory.divergence import sampled
+from servanda.theory.divergence.base import sampled
 from servanda.traces.trace import TracePair
 
 Array = NDArray[Any]
@@ -26,8 +26,13 @@ Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"
 Source = Literal["workload", "golden", "timing", "batches", "corners", "coverage", "none"]
 Statistic = Any  # LogMoment, GroupRatio, Fidelity, Values, Counts: frozen, added with +
 
+SELVES = ("self_train", "self_infer")  # the peers that hold a side against itself
 DRAWS = "train_draws"  # the peer that holds what train drew for the same units
 REWARD = "reward"  # the column of a trace: of the whole answer, at each of its tokens
+WITHIN_NOISE = (
+    "beyond the limit, yet within twice the self-noise floor (an estimate): the kernels' own noise "
+    "is as large"
+)
 
 # one total order everywhere; what is not applicable never counts (law 2)
 ORDER: tuple[Outcome, ...] = ("violated", "error", "inconclusive", "holds")
@@ -240,6 +245,13 @@ class CellVerdict:
 
     def but(self, **changes: Any) -> CellVerdict:
         return replace(self, **changes)
+
+
+def limit_of(clause: Clause) -> float:
+    """The limit of a clause that lint accepts a number for alone."""
+    limit = clause.at_most if clause.at_least is None else clause.at_least
+    assert isinstance(limit, float)
+    return limit
 
 
 def blank(cell: Cell, outcome: Outcome, note: str = "", **more: Any) -> CellVerdict:

@@ -9,9 +9,8 @@ import numpy as np
 
 from servanda.judgement.clauses.base import Cell, CellVerdict, Look, Source, View
 from servanda.judgement.clauses.numerical import judged
-from servanda.theory.divergence import calibration
+from servanda.theory.divergence.calibration import calibration
 
-CALIBRATION = "calibration"
 COLUMNS = ("conf_train", "hit_train", "conf_infer", "hit_infer")
 
 

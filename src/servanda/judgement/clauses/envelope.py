@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from servanda.contract.model import Contract, Path
+from servanda.contract.model import Contract
+from servanda.contract.workload import Path
 from servanda.judgement.clauses.base import Cell, Source
 from servanda.judgement.clauses.numerical import Fact, Values
 from servanda.theory.divergence.base import Floats

@@ -25,11 +25,12 @@ from servanda.judgement.clauses.base import (
 from servanda.judgement.clauses.guards import Guard, errors_of, lost, refuted
 from servanda.judgement.clauses.strength import NOTHING, SHARES, Seen, seen_of, weakest
 from servanda.judgement.clauses.top_tokens import SLACK, Likeliest
-from servanda.theory.stats import Fidelity, LikelihoodRatio, Refutation, Served
 from servanda.theory.stats.cells import Cells
-from servanda.theory.stats.likelihood_ratio import log_factors
+from servanda.theory.stats.likelihood_ratio import LikelihoodRatio, log_factors
 from servanda.theory.stats.log_moment import log_mean_exp
-from servanda.theory.stats.pit import log_densities
+from servanda.theory.stats.pit import Fidelity, log_densities
+from servanda.theory.stats.refutation import Refutation
+from servanda.theory.stats.served_tokens import Served
 from servanda.theory.stats.sets import LEAK
 from servanda.traces.token_history import SETS
 

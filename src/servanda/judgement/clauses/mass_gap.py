@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from servanda.judgement.clauses.base import (
+    WITHIN_NOISE,
     Array,
     Cell,
     CellVerdict,
@@ -24,14 +25,8 @@ from servanda.judgement.clauses.base import (
     View,
     blank,
 )
-from servanda.judgement.clauses.statistical import (
-    WITHIN_NOISE,
-    Process,
-    process_of,
-    rests_on,
-    total,
-)
-from servanda.theory.stats import interval
+from servanda.judgement.clauses.statistical import Process, process_of, rests_on, total
+from servanda.theory.stats.interval import interval
 
 Sides = tuple[Process, Process]  # of the slice, and of its complement
 

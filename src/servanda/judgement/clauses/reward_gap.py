@@ -20,7 +20,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from servanda.contract.model import Clause, Contract
+from servanda.contract.clause import Clause
+from servanda.contract.model import Contract
 from servanda.judgement.clauses.base import (
     DRAWS,
     REWARD,
@@ -32,13 +33,13 @@ from servanda.judgement.clauses.base import (
     Source,
     View,
     blank,
+    limit_of,
     peak,
 )
-from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, Lack, limit_of
-from servanda.judgement.clauses.sequences import BySequence, sequence_units
-from servanda.judgement.clauses.statistical import Process, Tally, total
+from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, Lack
+from servanda.judgement.clauses.statistical import BySequence, Process, Tally, sequence_units, total
 from servanda.judgement.slices.rules import Known
-from servanda.theory.stats import interval, units_to_decide
+from servanda.theory.stats.interval import interval, units_to_decide
 from servanda.theory.stats.log_moment import NEG, POS, log_mean_exp
 
 _SAME = 0.5  # x where both answers have the same reward

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from servanda.contract.model import Clause, Relative
+from servanda.contract.clause import Clause, Relative
 from servanda.judgement.clauses.base import Cell, CellVerdict, Look, Source, blank
 from servanda.theory.stats.block_bootstrap import Blocks, block_interval, level
 from servanda.traces.latency import Timing

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from servanda.judgement.clauses.base import (
+    WITHIN_NOISE,
     Array,
     Cell,
     CellVerdict,
@@ -20,20 +21,17 @@ from servanda.judgement.clauses.base import (
     blank,
     peak,
 )
-from servanda.theory.bounds import Standing
-from servanda.theory.divergence import DIVERGENCES
-from servanda.theory.stats import GroupRatio, LogMoment, interval, units_to_decide
-from servanda.theory.stats.log_moment import log_mean_exp
+from servanda.theory.bounds.theorem import Standing
+from servanda.theory.divergence.base import DIVERGENCES
+from servanda.theory.stats.group_ratio import GroupRatio
+from servanda.theory.stats.interval import interval, units_to_decide
+from servanda.theory.stats.log_moment import LogMoment, log_mean_exp
 
 if TYPE_CHECKING:
     from servanda.judgement.clauses.scaling import Feed
 
 _FLOOR_TOKENS = 50  # of fewer, one odd token would make a floor that nothing can exceed
 _LITTLE = 0.25  # a fill of less is worth a word
-WITHIN_NOISE = (
-    "beyond the limit, yet within twice the self-noise floor (an estimate): the kernels' own noise "
-    "is as large"
-)
 
 Process = LogMoment | GroupRatio
 Noise = tuple[tuple[float, int], ...]
@@ -73,6 +71,17 @@ def units_of(cell: Cell, view: View, x_N: Array) -> Units:
     missing_G = np.bincount(view.group_N[missing_N], minlength=view.launched)
     missing_G = missing_G + room * np.bincount(view.group_S[lost_S], minlength=view.launched)
     return Units(x_N[known_N], view.group_N[known_N], missing_G)
+
+
+def sequence_units(cell: Cell, view: View, x_S: Array) -> Units:
+    """One round's x in [0, 1] of each launched sequence that a cell speaks of.
+
+    A sequence that was lost, or has a token without a logprob, has no value (NaN).
+    """
+    inside_S = view.may_meet[cell.cut]
+    known_S = inside_S & ~np.isnan(x_S)
+    missing_G = np.bincount(view.group_S[inside_S & ~known_S], minlength=view.launched)
+    return Units(x_S[known_S], view.group_S[known_S], missing_G)
 
 
 def process_of(cell: Cell, view: View, x_N: Array) -> Process:
@@ -141,6 +150,10 @@ ALWAYS = ("sampler", "order", "same_tokens", "independent")
 def rests_on(cell: Cell, more: Sequence[str] = ()) -> tuple[str, ...]:
     """What every number from sampled tokens rests on, and what a cell's rests on besides."""
     return (*(ALWAYS if cell.claim == "population" else ALWAYS[:-1]), *more)
+
+
+class BySequence:
+    """Kinds whose units are launched sequences; they are defined on slices of requests."""
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from servanda.contract.clause import Clause, Relative, Section
 from servanda.contract.finding import Finding
-from servanda.contract.model import Clause, Relative, Section
 from servanda.contract.yaml_reader import Path
 
 

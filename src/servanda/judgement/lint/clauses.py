@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 
+from servanda.contract.clause import WHOLE, Clause, Relative, Section
 from servanda.contract.finding import Finding
-from servanda.contract.model import WHOLE, Clause, Contract, Relative, Section
+from servanda.contract.model import Contract
 from servanda.contract.yaml_reader import Marks, Path
 from servanda.judgement.clauses.base import GUARDS
-from servanda.judgement.clauses.calibration import CALIBRATION
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.scope import known_by_name
 from servanda.judgement.lint.calibration import calibration
@@ -18,7 +18,8 @@ from servanda.judgement.lint.outcome_slices import mass_gap, outcomes
 from servanda.judgement.lint.runtime import RUNTIME_METRICS, runtime
 from servanda.judgement.lint.stages import stages
 from servanda.registry import nearest, quoted
-from servanda.theory.divergence import DIVERGENCES, Divergence, Span
+from servanda.theory.divergence.base import DIVERGENCES, Divergence, Span
+from servanda.theory.divergence.calibration import CALIBRATION
 
 COVERAGE = "rescored_ratio"
 _WITHOUT_LIMIT = ("sampler_fidelity", "served_fidelity", "coherence")  # guards that can only reject

@@ -32,7 +32,7 @@ def weight_gap_from_log_ratio(rho: ArrayLike, psi: Psi) -> Floats:
     Raises:
         EvidenceError: rho is negative, or psi changes a weight of 1.
 
-    >>> from servanda.theory.bounds import PSI
+    >>> from servanda.theory.bounds.importance_weights import PSI
     >>> weight_gap_from_log_ratio([0.1, 0.7], PSI["naive"]()).round(4).tolist()
     [0.0999, 0.6728]
     >>> weight_gap_from_log_ratio([0.1, 0.7], PSI["tis"](2.0)).round(4).tolist()
