@@ -95,7 +95,7 @@ def _drawn(
     sampling, drawn, again = schedule.workload.sampling.transform, [], []
     for index in range(schedule.rounds):
         watch(Progress("prompt groups", index * schedule.workload.round, schedule.last))
-        units = tuple(schedule.units(index))
+        units = schedule.units(index)
         batch = batch_of(units, ids, schedule.width)
         trace = in_order(batch, engine.generate, sampling, schedule.seed)
         drawn.append(trace)

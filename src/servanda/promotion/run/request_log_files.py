@@ -105,7 +105,7 @@ def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: ServedEngine)
                 "longer in the log",
                 hint=hint,
             )
-        units = tuple(schedule.units(index))
+        units = schedule.units(index)
         batch = Batch(
             tuple(u.sequence for u in units),
             tuple(schedule.corpus.prompts[u.row].token_ids or () for u in units),
