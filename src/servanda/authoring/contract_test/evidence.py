@@ -187,7 +187,7 @@ def recorded_data(test: ContractTest, i: int, plan: Plan, run: Recording) -> Dat
     schedules = {schedule.name: schedule for schedule in plan.schedules}
     for measured in run.rounds:
         schedule = schedules.get(measured.workload)
-        if schedule is None or tuple(schedule.units(measured.index)) != measured.units:
+        if schedule is None or schedule.units(measured.index) != measured.units:
             raise EvidenceError(
                 f"{case.recorded} drew other prompts than this contract would: its workloads, "
                 "round, samples or seed differ",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from servanda.judgement.clauses.base import Cell, CellVerdict, Look, Source, View
+from servanda.judgement.clauses.base import Cell, CellVerdict, Kind, Look, View
 from servanda.judgement.clauses.numerical import judged
 from servanda.theory.divergence.calibration import calibration
 
@@ -30,12 +29,10 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Kind):
     """A fact about many golden positions at once, so it takes no aggregate."""
 
-    counts: ClassVar[bool] = False  # nothing is inferred, so no alpha is spent
-    source: ClassVar[Source] = "golden"
-    peers: ClassVar[tuple[str, ...]] = ()
+    source = "golden"
 
     def weigh(self, cell: Cell, view: View) -> Scores:
         return _scores(view, view.mask(cell.cut))

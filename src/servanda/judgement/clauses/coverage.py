@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from servanda.contract.fields import duration_text
-from servanda.judgement.clauses.base import GUARDS, Cell, CellVerdict, Look, Source, blank
+from servanda.judgement.clauses.base import GUARDS, Cell, CellVerdict, Kind, Look, blank, limit_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ Windows = Mapping[float | None, Coverage]  # seconds of traffic, None: all of th
 
 @GUARDS.register("rescored_ratio")
 @dataclass(frozen=True)
-class RescoredRatio:
+class RescoredRatio(Kind):
     """Share of the requests served on a leg that train scored again.
 
     Too few of them is no evidence against the kernel, and none for it: it is inconclusive,
@@ -31,22 +30,14 @@ class RescoredRatio:
     of alpha.
     """
 
-    counts: ClassVar[bool] = False
-    source: ClassVar[Source] = "coverage"
-    peers: ClassVar[tuple[str, ...]] = ()
+    source = "coverage"
 
     def weigh(self, cell: Cell, windows: Windows) -> Coverage:
         return windows[cell.clause.over]
 
-    def noise(self, cell: Cell, view: object) -> None:
-        return None
-
-    def floor(self, cell: Cell, parts: list[None]) -> None:
-        return None
-
     def judge(self, cell: Cell, rounds: list[Coverage], floor: object, look: Look) -> CellVerdict:
         found = rounds[0] if rounds else Coverage()
-        limit, over = float(cell.clause.at_least), cell.clause.over  # type: ignore[arg-type]
+        limit, over = limit_of(cell.clause), cell.clause.over
         window = "" if over is None else f" in the last {duration_text(over)}"
         verdict = blank(
             cell,

@@ -12,10 +12,11 @@ from servanda.judgement.clauses.base import (
     Array,
     Cell,
     CellVerdict,
+    Kind,
     Look,
-    Source,
     View,
     blank,
+    limit_of,
     peak,
 )
 from servanda.theory.divergence.precision import CAPTURES, captured, errors
@@ -24,24 +25,13 @@ from servanda.theory.stats.refutation import Refutation
 from servanda.traces.trace import Trace
 
 
-class Guard:
-    source: ClassVar[Source] = "workload"
-    peers: ClassVar[tuple[str, ...]] = ()
-
-    def noise(self, cell: Cell, view: View) -> None:
-        return None
-
-    def floor(self, cell: Cell, parts: list[None]) -> None:
-        return None
-
-
-class _Refuting(Guard):
+class _Refuting(Kind):
     """Can only reject: `violated` at the price of any cell, else met at the first look.
 
     `found`: what a rejection says.
     """
 
-    counts: ClassVar[bool] = True
+    counts = True
     found: ClassVar[str]
 
     def judge(self, cell: Cell, rounds: list[Refutation], floor: object, look: Look) -> CellVerdict:
@@ -125,13 +115,11 @@ class Counts:
 
 @GUARDS.register("kept_ratio")
 @dataclass(frozen=True)
-class KeptRatio(Guard):
+class KeptRatio(Kind):
     """Share of the drawn tokens that no filter of the trainer removed before training.
 
     Only who recorded the filter knows: where the tokens do not say, the clause does not apply.
     """
-
-    counts: ClassVar[bool] = False  # counted, not inferred
 
     def weigh(self, cell: Cell, view: View) -> Counts | None:
         removed_N = view.pair.infer.columns.get("removed")
@@ -146,7 +134,7 @@ class KeptRatio(Guard):
         known = [counts for counts in rounds if counts is not None]
         if rounds and not known:
             return blank(cell, "not applicable", "nothing says which tokens a filter removed")
-        counts, limit = sum(known, Counts()), float(cell.clause.at_least)  # type: ignore[arg-type]
+        counts, limit = sum(known, Counts()), limit_of(cell.clause)
         verdict = blank(
             cell, "inconclusive", kind="fact", limit=limit, n=counts.launched, units="tokens"
         )
@@ -162,13 +150,11 @@ class KeptRatio(Guard):
 
 @GUARDS.register("usable_ratio")
 @dataclass(frozen=True)
-class UsableRatio(Guard):
+class UsableRatio(Kind):
     """Share of launched tokens that both sides have a usable logprob for.
 
     A lost sequence counts with all the tokens it had room for.
     """
-
-    counts: ClassVar[bool] = False  # counted, not inferred
 
     def weigh(self, cell: Cell, view: View) -> Counts:
         inside_N = view.mask(cell.cut)
@@ -177,7 +163,7 @@ class UsableRatio(Guard):
 
     def judge(self, cell: Cell, rounds: list[Counts], floor: object, look: Look) -> CellVerdict:
         counts = sum(rounds, Counts())
-        limit = float(cell.clause.at_least)  # type: ignore[arg-type]
+        limit = limit_of(cell.clause)
         verdict = blank(
             cell,
             "inconclusive",

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from servanda.judgement.clauses.base import (
     CellVerdict,
     Look,
     Sampled,
-    Source,
     View,
     blank,
 )
@@ -36,9 +34,7 @@ class MassGap(Sampled):
     """|p(S) - q(S)| of a slice of outcomes, per token of its contexts, is at most the limit."""
 
     limit: float
-    counts: ClassVar[bool] = True
-    source: ClassVar[Source] = "workload"
-    peers: ClassVar[tuple[str, ...]] = ()
+    counts = True
 
     def weigh(self, cell: Cell, view: View) -> Sides:
         inside_N = view.inside(cell.cut)
@@ -78,7 +74,7 @@ class MassGap(Sampled):
             limit=self.limit,
             floor=floor,
             n=inside.n,
-            units="tokens" if cell.claim == "realised" else "prompt groups",
+            units=cell.units,
             missing=inside.missing,
             alpha=look.alpha,
             assumptions=rests_on(cell),

@@ -14,6 +14,7 @@ from servanda.judgement.clauses.base import (
     WITHIN_NOISE,
     Cell,
     CellVerdict,
+    Kind,
     Look,
     Source,
     View,
@@ -47,12 +48,10 @@ def aggregate(clause: Clause, values: tuple[float, ...]) -> float:
 
 
 @dataclass(frozen=True)
-class Fact:
+class Fact(Kind):
     """True of the recorded positions, and of nothing else."""
 
-    counts: ClassVar[bool] = False  # nothing is inferred, so no alpha is spent
     source: ClassVar[Source] = "golden"
-    peers: ClassVar[tuple[str, ...]] = ()
 
     def weigh(self, cell: Cell, view: View) -> Values:
         return Values.of(view.exact[cell.clause.metric][view.mask(cell.cut)])
@@ -129,15 +128,13 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class BoundedFact:
+class BoundedFact(Kind):
     """Violated by its lower end, holds by its upper one; between the two it is open.
 
     The floor is the self-noise of the candidate alone: a pack is not scored again.
     """
 
-    counts: ClassVar[bool] = False  # nothing is inferred, so no alpha is spent
     source: ClassVar[Source] = "golden"
-    peers: ClassVar[tuple[str, ...]] = ()
 
     def weigh(self, cell: Cell, view: View) -> Ends:
         inside_N, name = view.mask(cell.cut), cell.clause.metric

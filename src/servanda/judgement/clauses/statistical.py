@@ -14,9 +14,9 @@ from servanda.judgement.clauses.base import (
     Array,
     Cell,
     CellVerdict,
+    Kind,
     Look,
     Sampled,
-    Source,
     View,
     blank,
     peak,
@@ -152,7 +152,7 @@ def rests_on(cell: Cell, more: Sequence[str] = ()) -> tuple[str, ...]:
     return (*(ALWAYS if cell.claim == "population" else ALWAYS[:-1]), *more)
 
 
-class BySequence:
+class BySequence(Kind):
     """Kinds whose units are launched sequences; they are defined on slices of requests."""
 
 
@@ -165,12 +165,10 @@ class Certificate(Sampled):
     """
 
     feed: Feed
+    counts: ClassVar[bool] = True
     standing: ClassVar[Standing] = "certificate"
     assumes: ClassVar[tuple[str, ...]] = ()
     each: ClassVar[Literal["token", "sequence"]] = "token"
-    counts: ClassVar[bool] = True
-    source: ClassVar[Source] = "workload"
-    peers: ClassVar[tuple[str, ...]] = ()
 
     def weigh(self, cell: Cell, view: View) -> Grown:
         process, limit = self.process(cell, view), self.feed.limit
@@ -284,7 +282,7 @@ class Certificate(Sampled):
             value=None if math.isnan(tally.mean) else feed.value(tally.mean),
             floor=None if floor is None else feed.value(floor),
             n=tally.n,
-            units=f"{self.each}s" if cell.claim == "realised" else "prompt groups",
+            units=cell.units_of(self.each),
             missing=tally.missing,
             threshold=feed.threshold,
             alpha=look.alpha,

@@ -76,9 +76,9 @@ def _requests(path: Path) -> tuple[Request, ...]:
 def absent(served: Sequence[Path]) -> tuple[str, ...]:
     """What of a log is not there, as sentences; a new leg may well have none yet."""
     if not served:
-        return ("no log of what infer served is given: name it with --served",)
+        return ("no log of what infer served is given: name it with --log",)
     return tuple(
-        f"--served {path}: {'no .jsonl file is in it' if path.is_dir() else 'nothing is there'} yet"
+        f"--log {path}: {'no .jsonl file is in it' if path.is_dir() else 'nothing is there'} yet"
         for path in served
         if not files_of([path])
     )
@@ -106,7 +106,7 @@ def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: ServedEngine)
                 "longer in the log",
                 hint=hint,
             )
-        batch = batch_of(tuple(schedule.units(index)), ids, schedule.width)
+        batch = batch_of(schedule.units(index), ids, schedule.width)
         before = run.read(name)
         now = infer.generate(batch, schedule.workload.sampling.transform, schedule.seed)
         same = (

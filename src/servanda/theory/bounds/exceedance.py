@@ -9,7 +9,7 @@ from servanda.theory.bounds.domain import given
 from servanda.theory.bounds.theorem import theorem
 
 
-@theorem("certificate", source="derived in docs/explanation/chain.md", sharp=True)
+@theorem("certificate", sharp=True)
 def tv_from_exceedance(rho: ArrayLike, share: ArrayLike) -> NDArray[np.float64]:
     """If all but a share s of tokens have |log p - log q| <= rho, TV <= s + (1-s)(1 - e^-rho).
 
@@ -19,9 +19,6 @@ def tv_from_exceedance(rho: ArrayLike, share: ArrayLike) -> NDArray[np.float64]:
     Args:
         rho: nats, >= 0.
         share: of the tokens as infer draws them, in [0, 1].
-
-    Raises:
-        EvidenceError: rho is negative, or share is none.
 
     >>> tv_from_exceedance(0.2, 0.01).round(4).item()
     0.1895
