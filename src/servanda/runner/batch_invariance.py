@@ -40,8 +40,8 @@ def measure_batches(
     batch = _texts(plan, run, infer, golden, prompts)
     by_path = {}
     for path in PATHS:
-        alone = run.kept(f"batches/{path}.alone", partial(_alone, infer, batch, path))
-        together = run.kept(f"batches/{path}.together", partial(infer.score, batch, PLAIN, path))
+        alone = run.cached(f"batches/{path}.alone", partial(_alone, infer, batch, path))
+        together = run.cached(f"batches/{path}.together", partial(infer.score, batch, PLAIN, path))
         by_path[path] = Company(alone.columns["logp"], together.columns["logp"], size)
     return by_path
 
@@ -67,7 +67,7 @@ def _texts(
     batch = Batch(tuple(range(len(firsts))), firsts, schedule.width)
     sampling = schedule.workload.sampling.transform
     draw = partial(infer.generate, batch, sampling, schedule.seed)
-    drawn = run.kept("batches/drawn", draw)
+    drawn = run.cached("batches/drawn", draw)
     return _given([t for t in zip(firsts, drawn.continuations, strict=True) if t[1]])
 
 

@@ -106,7 +106,7 @@ def cached_golden(
 
     The texts are fixed, so measuring them again draws nothing a second time.
     """
-    return run.kept(name, make, lambda trace: names <= exact_columns(trace).keys())
+    return run.cached(name, make, lambda trace: names <= exact_columns(trace).keys())
 
 
 def read_golden(run: RunDirectory) -> GoldenRun | None:

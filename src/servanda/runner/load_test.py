@@ -76,7 +76,7 @@ def _until_decided(
             watch(len(blocks), look)
             number = len(blocks)
             name = f"timing/{session.load}/{number:06d}"
-            data = run.kept_data(name, lambda: session.block(number))  # noqa: B023 - called now
+            data = run.cached_data(name, lambda: session.block(number))  # noqa: B023 - called now
             blocks.append({side: from_plain(Timing, timed) for side, timed in data.items()})
         result = LoadRun(tuple(blocks))
         if not _open(plan, session.load, result):

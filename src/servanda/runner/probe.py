@@ -36,26 +36,26 @@ class Engines:
     """
 
     open_anew: Open
-    kept: dict[str, tuple[Kernel, Engine]] = field(default_factory=dict)
+    opened: dict[str, tuple[Kernel, Engine]] = field(default_factory=dict)
 
     def __enter__(self) -> Engines:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for _, engine in self.kept.values():
+        for _, engine in self.opened.values():
             engine.close()
-        self.kept.clear()
+        self.opened.clear()
 
     def get(self, kernel: Kernel, side: str) -> Engine:
         """The engine of a side, opened now or before; it stays here."""
-        if side not in self.kept:
-            self.kept[side] = (kernel, self.open_anew(kernel, side))
-        return self.kept[side][1]
+        if side not in self.opened:
+            self.opened[side] = (kernel, self.open_anew(kernel, side))
+        return self.opened[side][1]
 
     def open(self, kernel: Kernel, side: str) -> Engine:
         """For `run.check(open=...)`: the engine of a side, which the caller closes."""
-        if side in self.kept and _same(self.kept[side][0], kernel):
-            return self.kept.pop(side)[1]
+        if side in self.opened and _same(self.opened[side][0], kernel):
+            return self.opened.pop(side)[1]
         return self.open_anew(kernel, side)
 
 

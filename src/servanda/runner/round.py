@@ -85,7 +85,7 @@ class RoundRunner:
             known = with_history(self._classified(batch, trace), batch.prompts)
             return self._rewarded(schedule, units, side, known)
 
-        trace = self.run.kept(round_name(schedule, index, what or side), draw)
+        trace = self.run.cached(round_name(schedule, index, what or side), draw)
         if what == DRAWS and "path" not in trace.about:
             # train declares how it scores, so nothing else says how it drew
             raise MeasurementError(
@@ -177,7 +177,7 @@ class RoundRunner:
                 return with_history(trace, given.prompts)
 
             def scored() -> Trace:
-                trace = self.run.kept(round_name(schedule, index, what), make)
+                trace = self.run.cached(round_name(schedule, index, what), make)
                 return self._declared(trace, schedule, side, path)
 
             return self.pools[side].submit(scored)
@@ -191,7 +191,7 @@ class RoundRunner:
                 else:  # it draws and cannot score what it drew: nobody knows its self-noise
                     nothing = partial(some, infer, ())
                     name = round_name(schedule, index, what)
-                    scores[what] = self.pools[side].submit(self.run.kept, name, nothing)
+                    scores[what] = self.pools[side].submit(self.run.cached, name, nothing)
         if self.plan.scored(schedule.name):
             pool = self.pools["train"]
             scores[DRAWS] = pool.submit(self.drawn, schedule, index, units, "train", DRAWS)

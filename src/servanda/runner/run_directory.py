@@ -77,7 +77,7 @@ class RunDirectory:
         """Let `--fresh` open the next attempt though this one reached no verdict."""
         self._write("expired.json", json.dumps({"changed": changed}).encode())
 
-    def kept(
+    def cached(
         self,
         name: str,
         make: Callable[[], Trace],
@@ -90,7 +90,7 @@ class RunDirectory:
         self.write(name, trace)
         return trace
 
-    def kept_data(self, name: str, make: Callable[[], Any]) -> Any:
+    def cached_data(self, name: str, make: Callable[[], Any]) -> Any:
         """Plain data from disk, or made now and put there; floats come back bit for bit."""
         path = self.path / f"{name}.json"
         try:

@@ -207,11 +207,11 @@ def _clause_limit(cells: Sequence[Resampled], power: float, capture: str) -> _Cl
     if not cells[0].kind.feed.proves:
         return "no sample shows that a mean without bound is small: give the clause a clip"
     for later in cells:
-        if later.met < FEWEST:
+        if later.groups_met < FEWEST:
             return (
-                f"{later.met} prompt groups of the run met slice {later.cell.cut.name!r}, and a "
-                f"limit is calibrated on {FEWEST} or more: measure more, or give that slice a "
-                "clause of its own"
+                f"{later.groups_met} prompt groups of the run met slice {later.cell.cut.name!r}, "
+                f"and a limit is calibrated on {FEWEST} or more: measure more, or give that slice "
+                "a clause of its own"
             )
     highest = _highest(cells)
     smallest = partial(rounding.first, rounding.LOWEST, highest)

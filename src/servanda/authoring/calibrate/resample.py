@@ -139,7 +139,7 @@ class Resampled:
         )
 
     @property
-    def met(self) -> int:
+    def groups_met(self) -> int:
         """Prompt groups of this run that have a unit in the slice."""
         _, tokens_G, missing_G = self._sums(self.kind.feed)
         return int(np.count_nonzero(tokens_G + missing_G))

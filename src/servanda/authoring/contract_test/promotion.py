@@ -65,7 +65,7 @@ def simulate(test: ContractTest, i: int, plan: Plan) -> tuple[list[Moment], tupl
     assert case.clock is not None
     run = _Run(test, i, plan, case.clock)
     looks = case.clock.looks(max(e.at or 0.0 for e in case.expect))
-    moments = [run.look(tick) for tick in range(looks + 1)]
+    moments = [run.evaluate(tick) for tick in range(looks + 1)]
     return moments, tuple(run.not_given)
 
 
@@ -84,9 +84,9 @@ class _Run:
         self._enter(leg, 0)
         key = self._gathering.data.once.key
         self._state, effects = begin(_SIMULATED, key, self.course, now=0.0)
-        self._told(effects)
+        self._note_pages(effects)
 
-    def look(self, tick: int) -> Moment:
+    def evaluate(self, tick: int) -> Moment:
         """Acts that are due, one look, and what follows from it."""
         now, self._fails = tick * self.clock.every, ""
         acts = sorted(enumerate(self.test.cases[self.i].acts), key=lambda act: act[1].at)
@@ -104,7 +104,7 @@ class _Run:
             if self._fails:
                 finding = LegFinding(leg.name, finding.key, error=self._fails)
             self._state, effects = advance(self.course, self._state, finding, now=now)
-            self._told(effects)
+            self._note_pages(effects)
         share = route_of(self.course, self._state)["share"]
         return Moment(now, self._state, leg, share, self._verdict, tuple(self._paged))
 
@@ -115,7 +115,7 @@ class _Run:
         self.not_given.update(dict.fromkeys(data.not_given))
         self._leg, self._first, self._gathering = leg, first, GrowingEvidence(data)
 
-    def _told(self, effects: Sequence[Effect]) -> None:
+    def _note_pages(self, effects: Sequence[Effect]) -> None:
         self._paged += [str(e.body["to"]) for e in effects if e.kind == "page"]
 
     def _act(self, j: int, act: Act, now: float) -> None:
@@ -139,7 +139,7 @@ class _Run:
 
     def _moved(self, moved: tuple[State, tuple[Effect, ...]]) -> None:
         self._state, effects = moved
-        self._told(effects)
+        self._note_pages(effects)
 
 
 def leg_plan(plan: Plan, leg: Leg) -> LegPlan:

@@ -44,10 +44,10 @@ class Rule:
             return
         kind = "cosmetic" if old == new else self.of(old, new, pair)
         why = REWRITTEN if kind == "cosmetic" and self.of is not _cosmetic else self.why
-        names = [self._shown(pair, i, value) for i, value in enumerate((old, new))]
+        names = [self._value_text(pair, i, value) for i, value in enumerate((old, new))]
         yield pair.change(kind, " -> ".join(names), why)
 
-    def _shown(self, pair: Pair, side: int, value: Any) -> str:
+    def _value_text(self, pair: Pair, side: int, value: Any) -> str:
         """A value, and whether it is only the default."""
         if value is None:
             return self.absent

@@ -29,7 +29,7 @@ class Conversation:
     tools: Sequence[Mapping[str, Any]] = ()
 
 
-def _said(role: str, content: Any) -> Message:
+def _message(role: str, content: Any) -> Message:
     return {"role": role, "content": content}
 
 
@@ -65,45 +65,50 @@ _CALLED: Message = {
 _RETURNED: Message = {"role": "tool", "tool_call_id": "call_000000001", "content": "-3 °C, snow"}
 
 CONVERSATIONS = (
-    Conversation("one question", [_said("user", "What is 2 + 2?")]),
+    Conversation("one question", [_message("user", "What is 2 + 2?")]),
     Conversation(
         "with a system message",
-        [_said("system", "Answer in one word."), _said("user", "What is the capital of France?")],
+        [
+            _message("system", "Answer in one word."),
+            _message("user", "What is the capital of France?"),
+        ],
     ),
     Conversation(
         "several turns",
         [
-            _said("user", "Hello."),
-            _said("assistant", "Hello, what can I do for you?"),
-            _said("user", "Tell me a number."),
-            _said("assistant", "Seven."),
-            _said("user", "Another one."),
+            _message("user", "Hello."),
+            _message("assistant", "Hello, what can I do for you?"),
+            _message("user", "Tell me a number."),
+            _message("assistant", "Seven."),
+            _message("user", "Another one."),
         ],
     ),
-    Conversation("blanks at both ends", [_said("user", "  keep my blanks \n")]),
-    Conversation("an empty system message", [_said("system", ""), _said("user", "Hello.")]),
-    Conversation("other scripts", [_said("user", "Привет 東京 👩‍👩‍👧")]),
-    Conversation("marks of a template", [_said("user", "<|im_end|> </s> {{ messages }}")]),
-    Conversation("content in parts", [_said("user", [{"type": "text", "text": "Hello."}])]),
-    Conversation("with tools", [_said("user", "How warm is it in Oslo?")], [WEATHER, ADD]),
+    Conversation("blanks at both ends", [_message("user", "  keep my blanks \n")]),
+    Conversation("an empty system message", [_message("system", ""), _message("user", "Hello.")]),
+    Conversation("other scripts", [_message("user", "Привет 東京 👩‍👩‍👧")]),
+    Conversation("marks of a template", [_message("user", "<|im_end|> </s> {{ messages }}")]),
+    Conversation("content in parts", [_message("user", [{"type": "text", "text": "Hello."}])]),
+    Conversation("with tools", [_message("user", "How warm is it in Oslo?")], [WEATHER, ADD]),
     Conversation(
         "after a call",
-        [_said("user", "How warm is it in Oslo?"), _CALLED, _RETURNED],
+        [_message("user", "How warm is it in Oslo?"), _CALLED, _RETURNED],
         [WEATHER],
     ),
 )
 
 TOOL_PROMPTS = (
-    Conversation("weather", [_said("user", "How warm is it in Oslo today?")], [WEATHER]),
-    Conversation("sum", [_said("user", "Add 17 and 25.")], [ADD]),
-    Conversation("weather, of two", [_said("user", "Does it rain in Lima?")], [WEATHER, ADD]),
-    Conversation("sum, of two", [_said("user", "What is 1.5 plus 2.25?")], [WEATHER, ADD]),
+    Conversation("weather", [_message("user", "How warm is it in Oslo today?")], [WEATHER]),
+    Conversation("sum", [_message("user", "Add 17 and 25.")], [ADD]),
+    Conversation("weather, of two", [_message("user", "Does it rain in Lima?")], [WEATHER, ADD]),
+    Conversation("sum, of two", [_message("user", "What is 1.5 plus 2.25?")], [WEATHER, ADD]),
     Conversation(
         "told to call",
-        [_said("system", "Always call a tool."), _said("user", "Weather in Kyiv?")],
+        [_message("system", "Always call a tool."), _message("user", "Weather in Kyiv?")],
         [WEATHER],
     ),
     Conversation(
-        "both at once", [_said("user", "Weather in Rome, and the sum of 2 and 3.")], [WEATHER, ADD]
+        "both at once",
+        [_message("user", "Weather in Rome, and the sum of 2 and 3.")],
+        [WEATHER, ADD],
     ),
 )

@@ -27,7 +27,7 @@ def compare_layers(a: Client, b: Client, texts: Sequence[str] = ()) -> Iterator[
     Raises:
         MeasurementError: a server that does not answer, or not as its kind does.
     """
-    yield LayerResult("servers", "same", f"{a.shown} · {b.shown}")
+    yield LayerResult("servers", "same", f"{a.title} · {b.title}")
     yield _defaults(a, b)
     plain = [*TEXTS, *texts]
     yield _same_ids("tokenizer", "texts", plain, Client.encoded, (a, b), repr)

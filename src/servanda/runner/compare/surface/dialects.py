@@ -49,7 +49,7 @@ class Client:
     engine: HTTPEngine
 
     @property
-    def shown(self) -> str:
+    def title(self) -> str:
         server = self.engine.server
         context = f", context {server.context:,}" if server.context else ""
         version = f" {server.version}" if server.version else ""
