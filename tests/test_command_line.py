@@ -282,7 +282,7 @@ def test_json_alone_is_on_stdout(folder, ledger, command):
 
 
 def test_decisions_are_printed_as_json(folder, ledger, monkeypatch):
-    monkeypatch.setattr(record, "say_yes", lambda _, story, **__: story)  # none is awaited
+    monkeypatch.setattr(record, "approve_run", lambda _, history, **__: history)  # none is awaited
     cell = ["--clause", "tv", "--ttl", "1h"]
     for name, words in (("approve", []), ("override", cell), ("rollback", [])):
         given = ["toy", "--reason", "x", "--ledger", ledger, *words, "--format", "json"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from servanda.runner.probe import encoded
 from servanda.runner.round_files import batch_of, in_order
 from servanda.theory.sampling import log_softmax
 from servanda.traces.corpus import Corpus
-from servanda.traces.trace import Trace
+from servanda.traces.trace import Trace, some
 
 TOP = 64  # best tokens of a golden position that are kept
 
@@ -105,13 +105,7 @@ def _drawn(
             path = kernel.path or "decode"
             again.append(in_order(given.take(rows), engine.score, sampling, path))
     watch(Progress("prompt groups", schedule.last, schedule.last))
-    return Trace.join(drawn), Trace.join(again or [_none_of(drawn[0])])
-
-
-def _none_of(trace: Trace) -> Trace:
-    none = np.zeros(0, dtype=np.int64)
-    columns = {name: np.zeros(0) for name in trace.columns}
-    return Trace(none, none, none.astype(bool), none, none, columns, trace.about)
+    return Trace.join(drawn), Trace.join(again or [some(drawn[0], ())])
 
 
 def _golden(
@@ -137,9 +131,11 @@ def _golden(
     token_N = np.array([token for row in order for token in ids[row][1:]], dtype=np.int64)
     parts: list[tuple[NDArray[Any], ...]] = []
     at = 0
-    for logits_RV in _logits(kernel, engine, order, ids, path):
-        parts.append(_reduced(logits_RV, token_N[at : at + len(logits_RV)]))
-        at += len(logits_RV)
+    for start in range(0, len(order), kernel.batch_size):
+        batch = text_batch(order[start : start + kernel.batch_size], ids)
+        for logits_RV in engine.logits(batch, path):
+            parts.append(_reduced(logits_RV, token_N[at : at + len(logits_RV)]))
+            at += len(logits_RV)
     logp_N, lse_N, top_NK, top_logp_NK = (np.concatenate(p) for p in zip(*parts, strict=True))
     table = pa.table(
         {
@@ -152,18 +148,6 @@ def _golden(
         }
     )
     return table.replace_schema_metadata({GOLDEN_PATH: path})
-
-
-def _logits(
-    kernel: Kernel,
-    engine: Engine,
-    order: Sequence[int],
-    ids: Sequence[tuple[int, ...]],
-    path: Scoring,
-) -> Iterator[NDArray[np.floating]]:
-    for start in range(0, len(order), kernel.batch_size):
-        rows = order[start : start + kernel.batch_size]
-        yield from engine.logits(text_batch(rows, ids), path)
 
 
 def _reduced(

@@ -72,8 +72,7 @@ class SqliteStore(Queries):
     def __init__(self, path: Path, mark: str, *, create: bool, reading: bool = False) -> None:
         self.name = str(path)
         self._path = path
-        if not self._look(create):
-            self._make_folder()
+        self._find(create)
         self._db = self._connect("mode=ro" if reading else "mode=rwc")
         try:
             if reading:
@@ -86,29 +85,27 @@ class SqliteStore(Queries):
             self._db.close()
             raise
 
-    def _make_folder(self) -> None:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LedgerError(
-                f"{self._path} cannot be made: {error.strerror or error}",
-                hint="name another place for the ledger",
-            ) from None
-
-    def _look(self, create: bool) -> bool:
-        """Whether there is a file already, with something in it."""
+    def _find(self, create: bool) -> None:
+        """Make the folder of a new ledger; a file with something in it needs none."""
         path = self._path
         try:
             # not read here: closing any file of a database ends the locks that SQLite has on it
-            begun = path.exists() and path.stat().st_size > 0
+            if path.exists() and path.stat().st_size > 0:
+                return
         except OSError as error:
             raise LedgerError(f"{path} cannot be read: {error.strerror or error}") from None
-        if not begun and not create:
+        if not create:
             raise Foreign(
                 f"there is no ledger at {path}",
                 hint="name the place of one, or begin one there by promoting something",
             )
-        return begun
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LedgerError(
+                f"{path} cannot be made: {error.strerror or error}",
+                hint="name another place for the ledger",
+            ) from None
 
     def _connect(self, how: str) -> sqlite3.Connection:
         uri = f"{self._path.absolute().as_uri()}?{how}"
