@@ -28,8 +28,7 @@ _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 class Value(BaseModel):
     """Base of everything a contract holds: frozen, and closed to unknown keys."""
 
-    # what a text has no need of is never built: reading one contract needs one validator
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
 def seconds(duration: object) -> object:

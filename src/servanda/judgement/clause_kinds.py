@@ -23,8 +23,8 @@ from servanda.theory.divergence.calibration import CALIBRATION
 
 # Preconditions that every statistical clause needs, added where a contract has none.
 DEFAULT_GUARDS = (
-    Clause.model_construct(id="sampler_fidelity", metric="sampler_fidelity"),
-    Clause.model_construct(id="usable_ratio", metric="usable_ratio", at_least=0.999),
+    Clause.model_validate({"id": "sampler_fidelity", "metric": "sampler_fidelity"}),
+    Clause.model_validate({"id": "usable_ratio", "metric": "usable_ratio", "at_least": 0.999}),
 )
 # sources that are not to be had, and why
 _NOT_OFFLINE: Mapping[Source, str] = MappingProxyType(

@@ -23,7 +23,7 @@ BEST = 16  # likeliest tokens that are recorded of each position
 class Sampling(BaseModel):
     """How a kernel turns logits into a draw."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     temperature: float = Field(1.0, gt=0.0, le=100.0)
     top_k: int | None = Field(None, ge=1)
