@@ -11,7 +11,8 @@ from pydantic import BaseModel
 from servanda.authoring.diff.directions import Custom, Items, Part, Rule, With, as_text
 from servanda.authoring.diff.rules import RULES
 from servanda.authoring.diff.values import MIRROR, Change, Pair, clause_text, flow_text
-from servanda.contract.model import Clause, Contract, Escalation, Place
+from servanda.contract.model import Clause, Contract, Place
+from servanda.contract.policy import Escalation
 from servanda.judgement.clause_kinds import DEFAULT_GUARDS
 from servanda.judgement.clauses.scope import slices_of
 

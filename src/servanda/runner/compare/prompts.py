@@ -9,7 +9,7 @@ from pathlib import Path
 
 from servanda.contract import presets
 from servanda.contract.identity import digest_of
-from servanda.contract.model import WorkloadSampling
+from servanda.contract.workload import WorkloadSampling
 from servanda.errors import ContractError, MeasurementError
 from servanda.runner import load
 from servanda.runner.compare.sides import Sides
