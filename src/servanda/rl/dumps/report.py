@@ -79,7 +79,7 @@ def _dump(answer: DumpVerdict) -> Iterator[str]:
     ]
     parts += [f"up to {statistics.turns} turns"] if statistics.turns > 1 else []
     yield f"found    {' · '.join(parts)}"
-    for note in dump.found.notes:
+    for note in dump.detection.notes:
         yield f"         {line(note)}"
     yield (
         f"preset   {answer.preset}, {answer.why}   "

@@ -93,10 +93,6 @@ def _same(name: str, column: Sequence[Any], token_S: Sequence[Array]) -> None:
         raise EvidenceError(f"{len(token_S)} sequences, and {len(column)} of {name}")
 
 
-def kept(column_S: Sequence[Array], cells_S: Sequence[Array]) -> list[Array]:
-    return [column[cells] for column, cells in zip(column_S, cells_S, strict=True)]
-
-
 def flags(values: Array) -> Array:
     if not np.isin(values, (0, 1)).all():
         raise EvidenceError("a mask is neither 0 nor 1 everywhere")
