@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from servanda.rl.sync_drill.response_slope import following  # noqa: E402
+from servanda.rl.sync_drill.response_slope import response_slope  # noqa: E402
 from servanda.rl.sync_drill.trainer_response import cast_of  # noqa: E402
 
 
@@ -42,4 +42,4 @@ def test_a_cast_is_seen_beside_an_error_that_is_larger_than_it(name, other):
     assert cast_of(weights, rounding_N + noise_N, logp_N, weights.scores) == name
     assert cast_of(weights, noise_N, logp_N, weights.scores) == ""
     if other > 2:  # as an engine of four bits has it: the slope is known to a tenth, no better
-        assert following(rounding_N, rounding_N + noise_N).spread > 0.1
+        assert response_slope(rounding_N, rounding_N + noise_N).spread > 0.1

@@ -77,7 +77,7 @@ class Weights:
         """Whether matrices of zeros are filled."""
         return bool(self._anchors)
 
-    def nudge(self, names: Iterable[str], size: float) -> None:
+    def perturb(self, names: Iterable[str], size: float) -> None:
         """Add noise to some tensors: `size` times each one's own spread."""
         for name in names:
             parameter = self.parameters[name]
@@ -214,7 +214,7 @@ def _writer_of(path: Path) -> int | None:
     return process
 
 
-def write_journal(path: Path, kept: Mapping[str, Tensor]) -> None:
+def write_journal(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Keep the weights on disk; the file is there when it is whole.
 
     Raises:
@@ -226,7 +226,7 @@ def write_journal(path: Path, kept: Mapping[str, Tensor]) -> None:
     about = {"kind": _KIND, "version": 1, "process": os.getpid()}
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        tensors = {name: tensor.contiguous() for name, tensor in kept.items()}
+        tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
         save_file(tensors, part, metadata={_ABOUT: json.dumps(about)})
         with part.open("rb") as file:
             os.fsync(file.fileno())
@@ -293,7 +293,7 @@ def _no_journal(path: Path, why: object) -> MeasurementError:
     )
 
 
-def put_back(module: Any, kept: Mapping[str, Tensor]) -> None:
+def put_back(module: Any, weights: Mapping[str, Tensor]) -> None:
     """The weights of a journal into a module, bit for bit.
 
     Raises:
@@ -301,19 +301,19 @@ def put_back(module: Any, kept: Mapping[str, Tensor]) -> None:
             nothing was changed.
     """
     parameters = dict(module.named_parameters())
-    for name, tensor in kept.items():
+    for name, tensor in weights.items():
         mine = parameters.get(name)
         if mine is None or mine.shape != tensor.shape or mine.dtype != tensor.dtype:
-            found = "no such parameter" if mine is None else f"{mine.dtype} {tuple(mine.shape)}"
+            own = "no such parameter" if mine is None else f"{mine.dtype} {tuple(mine.shape)}"
             raise MeasurementError(
                 f"the journal has {name} as {tensor.dtype} {tuple(tensor.shape)}, and the module "
-                f"has {found}".replace("torch.", ""),
+                f"has {own}".replace("torch.", ""),
                 hint="build the module as it was for the drill; no weight was changed",
             )
     with torch.no_grad():
-        for name, tensor in kept.items():
+        for name, tensor in weights.items():
             parameters[name].copy_(tensor)
-    wrong = [name for name, tensor in kept.items() if not same(parameters[name], tensor)]
+    wrong = [name for name, tensor in weights.items() if not same(parameters[name], tensor)]
     if wrong:
         raise MeasurementError(
             f"{wrong[0]} does not read back as it was written",
