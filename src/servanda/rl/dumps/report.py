@@ -152,7 +152,6 @@ def _steps(rows: Sequence[StepRow]) -> Iterator[str]:
 
 
 def _sequences(rows: Sequence[SequenceRow]) -> Iterator[str]:
-    """The sequences that are beyond the limit by themselves."""
     for row in [row for row in rows if row.beyond][:_WORST_SEQUENCES]:
         _, place, group, tokens, total, mean, share, part, _ = sequence_row(row)
         removed = ", removed by a filter" if row.removed else ""

@@ -127,7 +127,6 @@ def _is_lost(group: Response) -> bool:
 
 
 def is_rows(name: str) -> bool:
-    """Whether a part is of rows of the vocabulary."""
     return name.startswith(("row ", "rows "))
 
 

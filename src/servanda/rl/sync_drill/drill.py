@@ -111,8 +111,6 @@ def restore(trainee: Trainee, journal: str | Path, *, timeout_s: float | None = 
 
 
 class _Drill:
-    """One drill: the state of its few minutes."""
-
     def __init__(
         self, trainee: Trainee, journal: Path | None, seed: int, watch: Watch, limit: TimeLimit
     ) -> None:
@@ -137,6 +135,7 @@ class _Drill:
                 # between two lines of ours; no second one is raised until it waits no more
                 self._restored()
                 raise _stopped(error, self._state()) from error
+        size = size_of(self.trainee.module)
         return conclude(
             baseline,
             poison,
@@ -146,12 +145,8 @@ class _Drill:
             syncs=self.sides.syncs,
             tokens=sum(len(row) - 1 for row in self.sides.rows),
             seconds=time.monotonic() - began,
-            unprobed=self._unprobed(),
+            unprobed=None if size is None else size - len({*chain(*self.sides.rows)}),
         )
-
-    def _unprobed(self) -> int | None:
-        size = size_of(self.trainee.module)
-        return None if size is None else size - len({*chain(*self.sides.rows)})
 
     def _there_and_back(
         self,

@@ -68,7 +68,7 @@ class PerturbationTests:
             for perturbation in perturbations
             for name, size in perturbation.sizes.items()
         }
-        self.trials.perturb(sizes)
+        self.trials.weights.perturb(sizes)
         self.sides.sync()
         before_N, self._before_N = self._before_N, self.sides.infer()
         change_N = self._before_N - self.infer_N

@@ -45,7 +45,6 @@ def planned(trainee: Trainee) -> Plan:
 
 
 def plan_of(weights: Weights) -> Plan:
-    """What a drill of these weights will do."""
     groups = weight_groups(weights.aliases)
     taken = blocks(groups)
     least = 3 + weights.has_zeros() + len(taken)

@@ -87,7 +87,6 @@ class Baseline:
 
     @property
     def damaged(self) -> bool:
-        """Whether it took it far away."""
         return (
             min(self.moved, self.idle) > _BEYOND * self._noise
             and self.idle > _FARTHER * self.distance
@@ -270,7 +269,6 @@ class Preflight:
         return EXIT_CODES[self.outcome]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: what JSON can hold."""
         return {"schema": 1, **to_plain(self), "exit_code": self.exit_code}
 
     def __str__(self) -> str:

@@ -81,5 +81,4 @@ class Sides:
 
 
 def error_line(error: BaseException) -> str:
-    """An error in a line."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

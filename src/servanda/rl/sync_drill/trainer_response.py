@@ -84,10 +84,6 @@ class Trials:
     ) -> None:
         self.weights, self.scores, self.rows = weights, scores, rows
 
-    def perturb(self, sizes: Mapping[str, float]) -> None:
-        for name, size in sizes.items():
-            self.weights.perturb([name], size)
-
     def without(
         self,
         sizes: Mapping[str, float],
@@ -96,13 +92,13 @@ class Trials:
         factor: float = 1.0,
     ) -> Floats:
         """With all of them nudged but some pieces, and some tensors scaled by a factor."""
-        with ExitStack() as held:
-            self.perturb(sizes)
+        with ExitStack() as stack:
+            self.weights.perturb(sizes)
             for piece in left_out:
                 if piece.family == "tensor":
                     self.weights.settle(piece.tensors)
                 elif piece.family == "use":
-                    held.enter_context(_held(self.weights, [piece.use], piece.tensors[0]))
+                    stack.enter_context(_untied(self.weights, piece.use, piece.tensors[0]))
                 else:
                     for name in piece.tensors:
                         self.weights.settle_rows(name, *piece.rows)
@@ -146,7 +142,7 @@ class Trials:
         Args:
             logp_N: the trainer's scores before.
         """
-        size, own_N = perturbation_size(self.weights, [group], logp_N, self.scores, floor)
+        size, own_N = perturbation_size(self.weights, group.tensors, logp_N, self.scores, floor)
         sizes = dict.fromkeys(group.tensors, size)
         while True:
             # what each does where the others are nudged, too: two that are multiplied do other
@@ -170,7 +166,7 @@ class Trials:
 
 
 def perturbation_size(
-    weights: Weights, groups: Sequence[WeightGroup], logp_N: Floats, scores: Scores, floor: float
+    weights: Weights, names: Sequence[str], logp_N: Floats, scores: Scores, floor: float
 ) -> tuple[float, Floats]:
     """How large a nudge has to be to be seen, and the trainer's change by it.
 
@@ -185,11 +181,10 @@ def perturbation_size(
     Returns:
         size, in spreads of each tensor; change [N], nats.
     """
-    names = [name for group in groups for name in group.tensors]
     enough = min(AIM * floor, max(AIM_LEAST * floor, AIM_NATS))
     size = _FIRST
     while True:
-        weights.perturb(names, size)
+        weights.perturb(dict.fromkeys(names, size))
         change_N = scores() - logp_N
         moved = float(np.abs(change_N).mean())
         if moved >= enough or size >= _LAST:
@@ -201,20 +196,18 @@ def perturbation_size(
 
 
 @contextmanager
-def _held(weights: Weights, aliases: Sequence[str], name: str) -> Iterator[None]:
-    """Some uses of a tied tensor as if they had not been nudged with it.
+def _untied(weights: Weights, use: str, name: str) -> Iterator[None]:
+    """One use of a tied tensor as if it had not been perturbed with it.
 
-    The module's slots are given a tensor of their own, and then the tied one again.
+    The module's slot is given a tensor of its own, and then the tied one again.
     """
     tied = weights.parameters[name]
     own = nn.Parameter(weights.start(name).to(tied.device), requires_grad=False)
     try:
-        for alias in aliases:
-            weights.attach(alias, own)
+        weights.attach(use, own)
         yield
     finally:
-        for alias in aliases:
-            weights.attach(alias, tied)
+        weights.attach(use, tied)
 
 
 def cast_of(weights: Weights, lack_N: Floats, logp_N: Floats, scores: Scores) -> str:
@@ -227,9 +220,10 @@ def cast_of(weights: Weights, lack_N: Floats, logp_N: Floats, scores: Scores) ->
     """
     residuals = {}
     for name in _CASTS:
-        for parameter, kept in weights.pairs():
+        for tensor, parameter in weights.parameters.items():
+            own = weights.kept[tensor]
             with torch.no_grad():
-                parameter.copy_(kept.to(getattr(torch, name)).to(kept.dtype))
+                parameter.copy_(own.to(getattr(torch, name)).to(own.dtype))
         rounding_N = scores() - logp_N
         weights.settle(weights.parameters)
         if not np.isfinite(rounding_N).all() or not rounding_N.any():

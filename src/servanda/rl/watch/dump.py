@@ -94,7 +94,6 @@ class DumpSource:
             yield judged
 
     def _opened(self) -> Dump | None:
-        """The dump; None where there is none yet."""
         path, format_ = self.options.path, self.options.format
         try:
             return open_dump(path, format_, unsafe_pickles=self.options.unsafe_pickles)

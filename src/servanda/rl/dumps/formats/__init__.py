@@ -54,7 +54,6 @@ class Dump:
         return tuple(dict.fromkeys(file.step for file in self.detection.files))
 
     def of(self, steps: Iterable[int]) -> Dump:
-        """Some steps of it."""
         wanted = {*steps}
         files = tuple(file for file in self.detection.files if file.step in wanted)
         return Dump(replace(self.detection, files=files))

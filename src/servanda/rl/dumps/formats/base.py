@@ -16,6 +16,7 @@ import numpy as np
 
 from servanda.errors import EvidenceError
 from servanda.registry import Registry
+from servanda.rl.dumps.blocks import joined
 from servanda.traces.rollouts import REMOVED, Array, Rollouts
 
 CHUNK_TOKENS = 1 << 20  # what a reader holds at once, prompts included
@@ -24,8 +25,6 @@ _LEAST_NATS = -1e4  # no softmax gives less: float types' smallest numbers stand
 
 @dataclass(frozen=True)
 class File:
-    """A file of a dump, and the step it is of."""
-
     path: Path
     step: int
     name: str  # as messages write it, relative to the dump
@@ -128,8 +127,6 @@ Placed = tuple[str, RolloutRow]  # a place, as messages write it, and the row th
 
 @dataclass
 class Refusal:
-    """Rows refused for one reason."""
-
     reason: str
     first: str
     count: int = 0
@@ -206,7 +203,6 @@ FORMATS: Registry[Importer] = Registry("dump format")
 
 
 def importer(name: str):  # noqa: ANN201 - a class decorator
-    """Register a class under the name of its format."""
 
     def register(cls: type[Importer]) -> type[Importer]:
         FORMATS.add(name, cls())
@@ -284,54 +280,37 @@ class Collector:
 
     def __init__(self, step: int) -> None:
         self.step = step
-        self._rows: list[Placed] = []
+        self._rows: list[Rollouts] = []
         self._tokens = 0
 
     def add(self, place: str, row: RolloutRow) -> Iterator[Rollouts]:
         """Takes a row; gives the chunk that it does not fit into any more."""
         if self._rows and self._tokens + len(row.token) > CHUNK_TOKENS:
             yield from self.flush()
-        self._rows.append((place, row))
+        self._rows.append(rollouts_of(self.step, place, row))
         self._tokens += len(row.token)
 
     def flush(self) -> Iterator[Rollouts]:
         """What is left, if anything is."""
         if self._rows:
             rows, self._rows, self._tokens = self._rows, [], 0
-            yield joined(self.step, rows)
+            yield joined(rows)
 
 
-def joined(step: int, placed: Sequence[Placed]) -> Rollouts:
-    """Rows as columns; what a row does not have is NaN, or "" of a label."""
-    rows = [row for _, row in placed]
-
-    def column(name: str) -> Array:
-        return np.concatenate([getattr(row, name) for row in rows])
-
-    def names(of: str) -> list[str]:
-        return [*dict.fromkeys(name for row in rows for name in getattr(row, of))]
-
-    def lengthened(row: RolloutRow, name: str) -> Array:
-        column = row.per_token.get(name)
-        return np.full(len(row.token), np.nan) if column is None else column
-
+def rollouts_of(step: int, place: str, row: RolloutRow) -> Rollouts:
+    """One sequence as the rollouts of a step."""
     return Rollouts(
-        step=step,
-        length_S=np.array([len(row.token) for row in rows], dtype=np.int64),
-        token_N=column("token"),
-        mask_N=column("mask"),
-        logp_train_N=_possible(column("logp_train")),
-        logp_infer_N=_possible(column("logp_infer")),
-        group_S=tuple(row.group or group_of(row.token[: row.prompt]) for row in rows),
-        source_S=tuple(place for place, _ in placed),
-        labels={n: tuple(row.labels.get(n, "") for row in rows) for n in names("labels")},
-        per_sequence={
-            n: np.array([row.per_sequence.get(n, np.nan) for row in rows])
-            for n in names("per_sequence")
-        },
-        per_token={
-            n: np.concatenate([lengthened(row, n) for row in rows]) for n in names("per_token")
-        },
+        step,
+        np.array([len(row.token)]),
+        row.token,
+        row.mask,
+        _possible(row.logp_train),
+        _possible(row.logp_infer),
+        (row.group or group_of(row.token[: row.prompt]),),
+        (place,),
+        {name: (text,) for name, text in row.labels.items()},
+        {name: np.array([number]) for name, number in row.per_sequence.items()},
+        row.per_token,
     )
 
 

@@ -16,7 +16,6 @@ class Unusable(ValueError):  # noqa: N818 - a value, not a failure of the progra
 
 
 def require(values: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Refuse a row that lacks a column."""
     for name in names:
         if values.get(name) is None:
             raise Unusable(f"{name} is missing")

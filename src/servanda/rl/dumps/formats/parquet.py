@@ -181,9 +181,10 @@ def _read(file: base.File, refused: base.Refused) -> Iterator[base.Placed]:
         with pq.ParquetFile(file.path) as parquet:
             wanted = [name for name in names if _is_read(name)]
             for batch in parquet.iter_batches(batch_size=_BATCH, columns=wanted):
-                for values in _rows(batch):
+                columns = {name: _pieces(batch.column(name)) for name in batch.schema.names}
+                for at in range(batch.num_rows):
                     number += 1
-                    row = _row(values)
+                    row = _row({name: pieces[at] for name, pieces in columns.items()})
                     place = f"{file.name}:{number}"
                     if isinstance(row, str):
                         refused.add(row, place)
@@ -228,12 +229,6 @@ def _fits(name: str, kind: Any) -> bool:
         return False
     inner = {"token_ids": pt.is_integer, "mask": pt.is_boolean}.get(name, pt.is_floating)
     return bool(inner(kind.value_type))
-
-
-def _rows(batch: Any) -> Iterator[dict[str, Any]]:
-    columns = {name: _pieces(batch.column(name)) for name in batch.schema.names}
-    for row in range(batch.num_rows):
-        yield {name: pieces[row] for name, pieces in columns.items()}
 
 
 def _pieces(array: Any) -> list[Any]:

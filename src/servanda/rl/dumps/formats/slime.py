@@ -83,17 +83,14 @@ def _loaded(file: base.File) -> Mapping[str, Any]:
     try:
         payload = torch.load(file.path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a broken or hostile file fails in a dozen ways
+        reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
         raise MeasurementError(
-            f"{file.name} cannot be read as tensors and plain data: {_first_line(error)}",
+            f"{file.name} cannot be read as tensors and plain data: {reason}",
             hint="it is cut off, or holds objects that only the trainer can read",
         ) from None
     if not isinstance(payload, dict):
         raise MeasurementError(f"{file.name} holds no dict", hint="write it by --dump-details")
     return payload
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _samples(payload: Mapping[str, Any], file: base.File) -> list[Mapping[str, Any]]:
