@@ -15,8 +15,9 @@ from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path
 from servanda.errors import MeasurementError
 from servanda.registry import Registry
-from servanda.theory.sampling import Sampling
+from servanda.theory.sampling import Sampling, best_columns
 from servanda.traces.latency import Timing
+from servanda.traces.request_log import Best
 from servanda.traces.trace import Batch, Trace
 
 CHUNK_ELEMENTS = 1 << 22  # logits travel and are reduced in pieces of about this many
@@ -148,4 +149,23 @@ BUILTIN = MappingProxyType(
         "vllm": "servanda.engines.vllm",
     }
 )
+
+
+def about_of(batch: Batch, kernel: Kernel, path: Path, sampling: Sampling) -> dict[str, str]:
+    """`Trace.about`: how the numbers of a batch came to be."""
+    return {
+        "path": path,
+        "batch_size": str(batch.together or kernel.batch_size),
+        "sampling": sampling.model_dump_json(),
+    }
+
+
+def padded_best(steps: Sequence[Best], k: int) -> dict[str, NDArray[np.float64]]:
+    """`best_columns` of the likeliest tokens of each step; NaN where a step has fewer than k."""
+    absent = ((np.nan, np.nan),) * k
+    rows = [(*step, *absent)[:k] for step in steps]
+    best_NK2 = np.array(rows, dtype=np.float64).reshape(len(rows), k, 2)
+    return best_columns(best_NK2[..., 0], best_NK2[..., 1])
+
+
 ENGINES: Registry[Callable[[Kernel], Any]] = Registry("engine")

@@ -162,7 +162,7 @@ def _decides(
     return Decides(
         clause=cell.clause.id,
         slice=cell.cut.name,
-        units=f"{cell.kind.each}s" if cell.claim == "realised" else "prompt groups",
+        units=cell.units_of(cell.kind.each),
         n=n,
         limit=feed.value(feed.limit),
         threshold=feed.threshold,

@@ -305,7 +305,7 @@ def out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
     endless = plan.live and plan.leg is not None and plan.leg.if_inconclusive == "wait"
     if needed is not None and (endless or needed <= most):
         return
-    unit = f"{kind.each}s" if cell.claim == "realised" else "prompt groups"
+    unit = cell.units_of(kind.each)
     asked = "no number of" if needed is None else f"at least {needed:,}"
     yield Problem(
         f"clause {cell.clause.id!r} cannot hold on slice {cell.cut.name!r}: even identical "

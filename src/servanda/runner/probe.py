@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from servanda.contract.identity import same_policy
 from servanda.contract.model import Kernel
-from servanda.engines.arrow import to_table
+from servanda.engines.arrow import to_parquet, to_table
 from servanda.engines.base import Engine
-from servanda.engines.pack_file import parquet
 from servanda.judgement.clauses.base import DRAWS
 from servanda.judgement.cost import Lengths, Probe
 from servanda.judgement.schedule import Schedule
@@ -120,7 +119,7 @@ def _timed(
         start = time.perf_counter()
         trace = in_order(batch, verb, *options)
         seconds[what] = time.perf_counter() - start
-        disk.append(len(parquet(to_table(trace))))
+        disk.append(len(to_parquet(to_table(trace))))
         return trace
 
     warm_batch, batch = (batch_of(part, ids, schedule.width) for part in (warm, rest))

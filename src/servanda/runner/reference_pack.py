@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from servanda.contract.model import Kernel
 from servanda.contract.model import Path as Scoring
+from servanda.engines.arrow import to_parquet
 from servanda.engines.base import Engine
-from servanda.engines.pack_file import GOLDEN_PATH, Pack, parquet, write_pack
+from servanda.engines.pack_file import GOLDEN_PATH, Pack, write_pack
 from servanda.errors import ContractError, MeasurementError
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule
@@ -64,7 +65,7 @@ def make_pack(plan: Plan, kernel: Kernel, out: Path, *, open: Open, watch: Watch
             watch(Progress("golden texts", 0, len(plan.golden)))
             assert plan.contract.golden is not None
             path = kernel.path or plan.contract.golden.path
-            others["golden.parquet"] = parquet(
+            others["golden.parquet"] = to_parquet(
                 _golden(kernel, engine, plan.golden, tokens["golden"], path)
             )
         others["tokens.json"] = json.dumps(tokens, separators=(",", ":")).encode()
@@ -94,7 +95,7 @@ def _drawn(
     sampling, drawn, again = schedule.workload.sampling.transform, [], []
     for index in range(schedule.rounds):
         watch(Progress("prompt groups", index * schedule.workload.round, schedule.last))
-        units = tuple(schedule.units(index))
+        units = schedule.units(index)
         batch = batch_of(units, ids, schedule.width)
         trace = in_order(batch, engine.generate, sampling, schedule.seed)
         drawn.append(trace)

@@ -37,7 +37,7 @@ def read_rounds(plan: Plan, run: RunDirectory) -> Iterator[Round]:
 
 
 def _read_round(plan: Plan, run: RunDirectory, schedule: Schedule, index: int) -> Round | None:
-    units = tuple(schedule.units(index))
+    units = schedule.units(index)
     names = [round_name(schedule, index, what) for what in ("infer", "train")]
     if not all(map(run.has, names)):
         return None

@@ -12,7 +12,6 @@ import pytest
 from servanda.cli.cost_table import plan_lines
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import Sampling
-from servanda.engines.exact_table import TablePair
 from servanda.engines.table import TableEngine
 from servanda.errors import ContractError, Interrupted, MeasurementError
 from servanda.judgement.clauses.base import DRAWS, REWARD
@@ -30,6 +29,7 @@ from servanda.runner.reward_scorer import scorer_of
 from servanda.runner.run_directory import opened
 from servanda.traces.corpus import Corpus
 from tests import kit
+from tests.table_pair import TablePair
 
 P = {"": kit.BASE, "a": [0.1, 0.3, 0.3, 0.2, 0.1]}
 FAR = {"": kit.moved(kit.BASE, 0.12), "a": kit.moved(P["a"], 0.05)}

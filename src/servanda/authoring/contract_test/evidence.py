@@ -187,7 +187,7 @@ def recorded_data(test: ContractTest, i: int, plan: Plan, run: Recording) -> Dat
     schedules = {schedule.name: schedule for schedule in plan.schedules}
     for one in run.rounds:
         schedule = schedules.get(one.workload)
-        if schedule is None or tuple(schedule.units(one.index)) != one.units:
+        if schedule is None or schedule.units(one.index) != one.units:
             raise EvidenceError(
                 f"{case.recorded} drew other prompts than this contract would: its workloads, "
                 "round, samples or seed differ",

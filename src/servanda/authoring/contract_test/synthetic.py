@@ -92,7 +92,7 @@ class Traffic:
             ContractError: tokens that no series is for.
         """
         assert self.own is not None  # without traffic there is no look beyond 0 groups
-        units = tuple(self.schedule.units(index))
+        units = self.schedule.units(index)
         infer = self._drawn(units, f"infer {index}")
         peers = {}
         pair, met = self._pair(infer, units, self.own, f"own {index}")

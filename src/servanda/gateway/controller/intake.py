@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from servanda.errors import EvidenceError
-from servanda.traces.json_fields import Wrong
+from servanda.traces.json_fields import LineError
 from servanda.traces.request_log import Request, request_of, unanswered
 
 NO_ROW = "a row that cannot be read"
@@ -255,7 +255,7 @@ class Intake:
         try:
             request = self._request(_object(data))
             chance, drawn, slices = drawing_of(data)
-        except Wrong as wrong:
+        except LineError as wrong:
             self.wrong = str(wrong)[:_SHOWN]
             self.outside[NO_ROW] += 1
             return Row(start, number, max(after, 0.0), None, outside=NO_ROW, checked=True)
@@ -274,11 +274,11 @@ class Intake:
         """An answer that cannot be read is lost: what it is like may not decide whether it counts.
 
         Raises:
-            Wrong: what was known at launch cannot be read.
+            LineError: what was known at launch cannot be read.
         """
         try:
             return request_of(data)
-        except Wrong as wrong:
+        except LineError as wrong:
             request = request_of(unanswered(data, UNREAD))
             self.wrong = str(wrong)[:_SHOWN]
             return request
@@ -294,7 +294,7 @@ class Intake:
 
 def _object(data: Any) -> dict[str, Any]:
     if not isinstance(data, dict):
-        raise Wrong("a row is a JSON object")
+        raise LineError("a row is a JSON object")
     return data
 
 
@@ -305,7 +305,7 @@ def drawing_of(
     each, and its slices where its prompt is not known.
 
     Raises:
-        Wrong: a row says what cannot be.
+        LineError: a row says what cannot be.
     """
     return _chance(data.get("x-chance")), _drawn(data.get("x-drawn")), _slices(data)
 
@@ -315,7 +315,7 @@ def _chance(value: Any) -> float:
         return 1.0
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not _RAREST <= value <= 1.0:
-        raise Wrong(f"'x-chance' is {value!r}, not a probability of {_RAREST:g} to 1")
+        raise LineError(f"'x-chance' is {value!r}, not a probability of {_RAREST:g} to 1")
     return float(value)
 
 
@@ -323,7 +323,7 @@ def _drawn(value: Any) -> dict[str, float] | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise Wrong("'x-drawn' is no object of slices and chances")
+        raise LineError("'x-drawn' is no object of slices and chances")
     return {name: _chance(chance) for name, chance in value.items()}
 
 
@@ -332,5 +332,5 @@ def _slices(data: Mapping[str, Any]) -> tuple[str, ...] | None:
         return None
     found = data.get("x-slices")
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise Wrong("'x-slices' is no list of slices, and the prompt is not known")
+        raise LineError("'x-slices' is no list of slices, and the prompt is not known")
     return tuple(found)

@@ -199,7 +199,7 @@ def _refusing(refused: Refused) -> ASGIApp:
     return app
 
 
-class Draining(sockets.Announcing):
+class Draining(sockets.AnnouncingServer):
     """A server that goes on for a while after SIGTERM, for those who have not heard of it.
 
     Another signal ends it at once, and so does Ctrl-C.
@@ -290,7 +290,7 @@ class Listening:
         """
 
         try:
-            with sockets.told_to_end(self.end):
+            with sockets.stop_on_signals(self.end):
                 self._server.run(sockets=[self._taken])
         except SystemExit:  # of uvicorn, where its application does not start
             raise MeasurementError("the server did not start") from None

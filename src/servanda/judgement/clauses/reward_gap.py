@@ -30,7 +30,6 @@ from servanda.judgement.clauses.base import (
     CellVerdict,
     Look,
     Sampled,
-    Source,
     View,
     blank,
     limit_of,
@@ -88,7 +87,6 @@ class RewardGap(BySequence, Sampled):
     span: float
     each: ClassVar[Literal["token", "sequence"]] = "sequence"
     counts: ClassVar[bool] = True
-    source: ClassVar[Source] = "workload"
     peers: ClassVar[tuple[str, ...]] = (DRAWS,)
     meaning: ClassVar[str] = (
         "by how much the expected reward of whole answers differs, up or down, where each kernel "
@@ -145,12 +143,6 @@ class RewardGap(BySequence, Sampled):
             ),
         )
 
-    def noise(self, cell: Cell, view: View) -> None:
-        """Nothing: no answer is drawn again in another batch, so there is no floor."""
-
-    def floor(self, cell: Cell, parts: list[None]) -> None:
-        return None
-
     def units_at_best(self, alpha: float) -> int | None:
         """Units that `holds` needs if every prompt's two answers have the same reward."""
         ends = (
@@ -173,7 +165,7 @@ class RewardGap(BySequence, Sampled):
             value=self._gap(tally.mean) if tally.known else None,
             limit=self.limit,
             n=tally.n,
-            units=f"{self.each}s" if cell.claim == "realised" else "prompt groups",
+            units=cell.units_of(self.each),
             missing=tally.missing,
             alpha=look.alpha,
             # no logprob is used; but the clauses beside it call the law that train scores by train

@@ -14,9 +14,9 @@ from servanda.judgement.clauses.base import (
     Array,
     Cell,
     CellVerdict,
+    Kind,
     Look,
     Sampled,
-    Source,
     View,
     blank,
     peak,
@@ -84,11 +84,6 @@ def sequence_units(cell: Cell, view: View, x_S: Array) -> Units:
     return Units(x_S[known_S], view.group_S[known_S], missing_G)
 
 
-def process_of(cell: Cell, view: View, x_N: Array) -> Process:
-    """One round's x in [0, 1] as the statistics of a cell; NaN: no value."""
-    return units_of(cell, view, x_N).process(cell)
-
-
 def total(cell: Cell, rounds: Sequence[Process]) -> Process:
     """The statistics of closed rounds."""
     if cell.claim == "realised":
@@ -152,7 +147,7 @@ def rests_on(cell: Cell, more: Sequence[str] = ()) -> tuple[str, ...]:
     return (*(ALWAYS if cell.claim == "population" else ALWAYS[:-1]), *more)
 
 
-class BySequence:
+class BySequence(Kind):
     """Kinds whose units are launched sequences; they are defined on slices of requests."""
 
 
@@ -165,12 +160,10 @@ class Certificate(Sampled):
     """
 
     feed: Feed
+    counts: ClassVar[bool] = True
     standing: ClassVar[Standing] = "certificate"
     assumes: ClassVar[tuple[str, ...]] = ()
     each: ClassVar[Literal["token", "sequence"]] = "token"
-    counts: ClassVar[bool] = True
-    source: ClassVar[Source] = "workload"
-    peers: ClassVar[tuple[str, ...]] = ()
 
     def weigh(self, cell: Cell, view: View) -> Grown:
         process, limit = self.process(cell, view), self.feed.limit
@@ -284,7 +277,7 @@ class Certificate(Sampled):
             value=None if math.isnan(tally.mean) else feed.value(tally.mean),
             floor=None if floor is None else feed.value(floor),
             n=tally.n,
-            units=f"{self.each}s" if cell.claim == "realised" else "prompt groups",
+            units=cell.units_of(self.each),
             missing=tally.missing,
             threshold=feed.threshold,
             alpha=look.alpha,

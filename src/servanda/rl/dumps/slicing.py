@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from servanda.contract.model import SliceRule
+from servanda.contract.clause import SliceRule
 from servanda.judgement.slice_choice import apart, named
 from servanda.judgement.slices.rules import LABEL
 from servanda.judgement.workload_coverage import listed

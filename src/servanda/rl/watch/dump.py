@@ -227,7 +227,7 @@ class DumpSource:
         if state["asked"] != self._wanted():
             raise ContractError(
                 "the state was kept with another --as, --preset or --contract",
-                hint="repeat the options of that watch, or name another --state",
+                hint="repeat the options of that watch, or name another --state-file",
             )
         self._format = state["format"]
         if (terms := state["terms"]) is not None:

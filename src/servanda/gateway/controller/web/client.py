@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 
 from servanda.contract.model import base_of
+from servanda.engines.http_policy import read_body, server_url
 from servanda.engines.tls import TRUST_HINT, distrusted, trusted
 from servanda.errors import ContractError, EvidenceError, MeasurementError, ServandaError
 from servanda.gateway.controller.status import Standing
@@ -62,13 +62,8 @@ class Asking:
     """
 
     def __init__(self, url: str, key: str, transport: httpx2.BaseTransport | None = None) -> None:
-        try:
-            parts = urlsplit(url)
-            plain = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc
-            _ = parts.port  # one that is none raises
-        except ValueError:
-            plain = False
-        if not plain:
+        parts = server_url(url)
+        if parts is None or "@" in parts.netloc:
             raise ContractError(
                 "--gateway takes a URL of http or https, without a key", hint=_WHERE
             )
@@ -117,7 +112,7 @@ class Asking:
                     method, f"{self.url}{path}", json=body, headers=self._headers
                 )
                 answer = client.send(request, stream=True, follow_redirects=False)
-                status, data = answer.status_code, _read(answer)
+                status, data = answer.status_code, read_body(answer.iter_bytes(), _MOST) or b""
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
             raise MeasurementError(
                 f"{self.url} cannot be reached: {_reason(error)}",
@@ -141,15 +136,6 @@ class Asking:
             hint = f"{VARIABLE} or --key-file holds a key of the leader's file of keys"
         failed = ContractError if status in (400, 404) else MeasurementError
         return failed(f"{self.url}: {message}", hint=hint)
-
-
-def _read(answer: httpx2.Response) -> bytes:
-    data = bytearray()
-    for part in answer.iter_bytes():
-        data += part
-        if len(data) > _MOST:
-            break
-    return bytes(data)
 
 
 def _reason(error: Exception) -> str:

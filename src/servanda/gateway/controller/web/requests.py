@@ -15,7 +15,7 @@ from servanda.gateway.routing.model import Known, PinTo, Pool
 from servanda.registry import nearest
 from servanda.report.format import line
 from servanda.traces import json_fields
-from servanda.traces.json_fields import said
+from servanda.traces.json_fields import json_text
 
 LONGEST_PIN_S = 30 * 86_400.0
 _PINS, _POOLS = get_args(PinTo), get_args(Pool)
@@ -70,17 +70,17 @@ def body_of(data: bytes, *keys: str) -> dict[str, Any]:
         Refused: it is none; or it has another key, or one twice.
     """
     try:
-        found = json_fields.parsed(data.decode("utf-8"))
+        found = json_fields.parse_line(data.decode("utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise Refused(400, f"the body is not JSON: {error}") from None
-    except json_fields.Wrong as wrong:
+    except json_fields.LineError as wrong:
         raise Refused(400, f"the body: {wrong}") from None
     for key in found:
         if key not in keys:
             known = f"keys: {', '.join(keys)}" if keys else "send {}"
             hint = nearest(key, keys) if keys else ""
             hint = hint if hint.startswith("did you") else known
-            raise Refused(400, f"the body has no key {said(key)}", hint)
+            raise Refused(400, f"the body has no key {json_text(key)}", hint)
     return found
 
 
@@ -93,9 +93,9 @@ def pin_of(data: bytes) -> PinAsked:
     body = body_of(data, "slice", "to", "ttl_s", "reason")
     to, ttl_s = body.get("to"), body.get("ttl_s")
     if to not in _PINS:
-        raise Refused(400, f"to is {said(to)}", f"known: {', '.join(_PINS)}")
+        raise Refused(400, f"to is {json_text(to)}", f"known: {', '.join(_PINS)}")
     if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not ttl_s > 0:
-        raise Refused(400, f"ttl_s is {said(ttl_s)}, not a number of seconds", "such as 86400")
+        raise Refused(400, f"ttl_s is {json_text(ttl_s)}, not a number of seconds", "such as 86400")
     if ttl_s > LONGEST_PIN_S:
         raise Refused(
             400,
@@ -134,7 +134,7 @@ def route_of(data: bytes) -> dict[str, Any] | None:
             continue
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 <= value <= 1:
-            raise Refused(400, f"{key} is {said(value)}, not a share", "a number from 0 to 1")
+            raise Refused(400, f"{key} is {json_text(value)}, not a share", "a number from 0 to 1")
     return body
 
 
@@ -148,16 +148,16 @@ def known_of(data: bytes) -> Known:
     labels = body.get("labels") or {}
     right = isinstance(labels, Mapping)
     if not right or not all(isinstance(v, str) and len(v) <= _NAME for v in labels.values()):
-        raise Refused(400, f"labels is {said(labels)}", 'write {"tenant": "acme"}')
+        raise Refused(400, f"labels is {json_text(labels)}", 'write {"tenant": "acme"}')
     tokens = body.get("prompt_tokens")
     whole = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0
     if tokens is not None and not (whole and tokens < math.inf):
         raise Refused(
-            400, f"prompt_tokens is {said(tokens)}, not a whole number", "or leave it out"
+            400, f"prompt_tokens is {json_text(tokens)}, not a whole number", "or leave it out"
         )
     session = body.get("session")
     if session is not None and session not in _POOLS:
-        raise Refused(400, f"session is {said(session)}", f"known: {', '.join(_POOLS)}, null")
+        raise Refused(400, f"session is {json_text(session)}", f"known: {', '.join(_POOLS)}, null")
     request = _text(body, "request")
     sticky = _text(body, "sticky") if body.get("sticky") is not None else request
     return Known(request, sticky, dict(labels), tokens, session)
@@ -166,7 +166,7 @@ def known_of(data: bytes) -> Known:
 def _text(body: Mapping[str, Any], key: str) -> str:
     value = body.get(key)
     if not isinstance(value, str) or not value or len(value) > _NAME:
-        raise Refused(400, f"{key} is {said(value)}, not a text", f"1 to {_NAME} characters")
+        raise Refused(400, f"{key} is {json_text(value)}, not a text", f"1 to {_NAME} characters")
     return value
 
 
