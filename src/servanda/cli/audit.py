@@ -16,7 +16,7 @@ from servanda.cli.options import format_option, no_code_option
 from servanda.cli.output import show
 from servanda.cli.promotion_options import ledger_key
 from servanda.errors import MeasurementError
-from servanda.gateway.controller.audit import Audit, text
+from servanda.gateway.controller.audit import Audit, render
 from servanda.traces.serialization import to_plain
 
 _EVERY_S = 2.0  # between two looks at a log that grows
@@ -74,12 +74,12 @@ def audit(
             while follow:
                 time.sleep(_EVERY_S)
                 _read(found)
-        audited = found.audited
+        audited = found.result
         if format_ == "json":
             said = {**to_plain(audited), "beyond": audited.beyond, "exit": audited.exit_code}
             show(json.dumps(said, indent=1))
         else:
-            show(text(audited))
+            show(render(audited))
     sys.exit(audited.exit_code)
 
 

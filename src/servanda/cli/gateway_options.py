@@ -192,7 +192,7 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Up
         say(f"  {error.problems[0].hint}")
         if pool != "infer":
             return bare
-        return replace(bare, met=partial(_met, bare, kernel, at, key))
+        return replace(bare, probe=partial(_met, bare, kernel, at, key))
     if pool == "infer" and found.defaults is None:
         say(
             "! infer does not say how it samples what a request leaves unsaid: only requests that "

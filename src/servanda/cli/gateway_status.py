@@ -24,7 +24,7 @@ def gateway_status(gateway: str | None, key_file: Path | None, format_: str) -> 
     Exit codes: 0 it answered, 2 the call is wrong, 4 nobody answers there.
     """
     leader = asking(gateway, key_file)
-    standing = leader.standing()
+    standing = leader.status()
     if format_ == "json":
         show(json.dumps(to_plain(standing), indent=1))
     else:

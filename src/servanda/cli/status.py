@@ -10,7 +10,7 @@ import click
 from servanda.cli.options import format_option, ledger_option
 from servanda.cli.output import show
 from servanda.cli.promotion_options import opened, print_story
-from servanda.gateway.controller.ledger_status import recalled, text
+from servanda.gateway.controller.ledger_status import ledger_statuses, render
 from servanda.promotion.run import report
 from servanda.promotion.run.can_promote import named
 from servanda.promotion.run.history import stories
@@ -28,7 +28,7 @@ def status(run: str | None, where: str, format_: str) -> None:
     `servanda gateway status` asks the gateway itself.
     """
     with opened(where, reading=True) as store:
-        gateways = [one for one in recalled(store) if run in (None, one.run)]
+        gateways = [one for one in ledger_statuses(store) if run in (None, one.run)]
         if run is not None and not gateways:
             print_story(named(store, run), format_)
             return
@@ -40,5 +40,5 @@ def status(run: str | None, where: str, format_: str) -> None:
         show(json.dumps(data, indent=1))
         return
     told = [report.text(story, now=now) for story in found]
-    told += ["\n".join(map(text, gateways))] if gateways else []
+    told += ["\n".join(map(render, gateways))] if gateways else []
     show("\n\n".join(told) or "no run is under way")

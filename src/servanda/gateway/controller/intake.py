@@ -169,18 +169,18 @@ class Intake:
         """
         self._merge(now)
         self._drop()
-        found: list[Row] = []
+        batch: list[Row] = []
         for row in itertools.islice(self._queue, rows):
             if dropped and not (row.dropped or row.outside):
                 break
             tokens -= row.tokens
-            if found and tokens < 0:
+            if batch and tokens < 0:
                 break
-            found.append(row)
-        for _ in found:
+            batch.append(row)
+        for _ in batch:
             self._queue.popleft()
-        self.under_way += len(found)
-        return found
+        self.under_way += len(batch)
+        return batch
 
     def put_back(self, rows: Sequence[Row]) -> None:
         """Rows that were taken and could not be scored now."""
@@ -224,8 +224,8 @@ class Intake:
         newest: dict[str, tuple[float, float]] = {}
         for (name, began), stream in self.streams.items():
             stream.heard = min(stream.heard, now)  # a clock that went back
-            one = (stream.heard, began)
-            newest[name] = max(one, newest.get(name, one))
+            latest = (stream.heard, began)
+            newest[name] = max(latest, newest.get(name, latest))
         while True:
             heads = [s for s in self.streams.values() if s.rows]
             if not heads:
@@ -253,8 +253,10 @@ class Intake:
 
     def _row(self, start: Start, number: int, data: Any, after: float, now: float) -> Row:
         try:
-            request = self._request(_object(data))
-            chance, drawn, slices = drawing_of(data)
+            if not isinstance(data, dict):
+                raise Wrong("a row is a JSON object")
+            request = self._request(data)
+            chance, drawn, slices = inclusion_of(data)
         except Wrong as wrong:
             self.wrong = str(wrong)[:_SHOWN]
             self.outside[NO_ROW] += 1
@@ -271,11 +273,7 @@ class Intake:
         )
 
     def _request(self, data: dict[str, Any]) -> Request:
-        """An answer that cannot be read is lost: what it is like may not decide whether it counts.
-
-        Raises:
-            Wrong: what was known at launch cannot be read.
-        """
+        # an answer that cannot be read is lost: what it is like may not decide whether it counts
         try:
             return request_of(data)
         except Wrong as wrong:
@@ -292,13 +290,7 @@ class Intake:
             del self.streams[min(done, key=lambda start: self.streams[start].heard)]
 
 
-def _object(data: Any) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise Wrong("a row is a JSON object")
-    return data
-
-
-def drawing_of(
+def inclusion_of(
     data: Mapping[str, Any],
 ) -> tuple[float, dict[str, float] | None, tuple[str, ...] | None]:
     """How a row came into the sample: its chance, the slices that drew it with the chance of
@@ -330,7 +322,7 @@ def _drawn(value: Any) -> dict[str, float] | None:
 def _slices(data: Mapping[str, Any]) -> tuple[str, ...] | None:
     if data.get("x-prompt") != "unknown":
         return None
-    found = data.get("x-slices")
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+    names = data.get("x-slices")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise Wrong("'x-slices' is no list of slices, and the prompt is not known")
-    return tuple(found)
+    return tuple(names)
