@@ -270,7 +270,7 @@ class Running:
 
     def idle(self):
         """The gateway, once nothing is under way: rows and counts come after the last byte."""
-        eventually(lambda: not self.app.in_flight and not self.gateway.busy)
+        eventually(lambda: not self.app.in_flight and not self.gateway._tasks)
         return self.gateway
 
     def __exit__(self, *_):

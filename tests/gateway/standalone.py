@@ -85,7 +85,7 @@ def main():
 
         def obey():
             for _ in sys.stdin:
-                while app.in_flight or gateway.busy:
+                while app.in_flight or gateway._tasks:
                     threading.Event().wait(0.001)
                 rows = [json.loads(row) for row in gateway.launches.waiting()]
                 print(json.dumps([row.get("lost") for row in rows]), flush=True)

@@ -11,6 +11,8 @@ from servanda.gateway.proxy import controller_sync
 from servanda.gateway.proxy.config import Limits, LogFiles, Upstream
 from servanda.gateway.proxy.counters import OVERHEAD_S, Counts, InFlightMeans
 from servanda.gateway.proxy.launch_log import LaunchLog
+from servanda.gateway.proxy.logprob_request import LogprobRequest
+from servanda.gateway.proxy.request import CompletionRequest, RoutedRequest
 from servanda.gateway.proxy.request_log import UNKNOWN_PROMPT
 from servanda.gateway.routing.model import Decision, RequestFacts, snapshot_of
 from servanda.traces.request_log import read_served
@@ -337,7 +339,14 @@ class Clock:
         return self.now
 
 
-DECISION = Decision("infer", "infer", False, True, 0.5, ("a", "all"), "share", 1)
+ROUTED = RoutedRequest(
+    request=CompletionRequest(b"{}", chat=False),
+    path="/v1/completions",
+    facts=RequestFacts("r-1", "k", {"team": "x"}),
+    decision=Decision("infer", "infer", False, True, 0.5, ("a", "all"), "share", 1),
+    user_hash="k",
+    client="c",
+)
 
 
 @pytest.fixture
@@ -351,8 +360,8 @@ def launches(clock, **limits):
 
 
 def launched(rows, sampling=None):
-    sampling = sampling or {"max_new_tokens": 4}
-    return rows.launch(DECISION, snapshot(), sampling, {"team": "x"}, "k")
+    logprob_request = LogprobRequest(b"{}", sampling or {"max_new_tokens": 4})
+    return rows.launch(ROUTED, snapshot(), logprob_request)
 
 
 ANSWER = {"token_ids": [3], "logprobs": [-0.5], "finish": "stop"}
@@ -365,7 +374,7 @@ def waiting(rows):
 def test_unsampled_requests_are_counted_and_have_no_row(clock):
     rows, counts = launches(clock)
     for _ in range(9):
-        assert rows.launch(DECISION, snapshot(), None, {}, "") is None
+        assert rows.launch(ROUTED, snapshot(), None) is None
     rows.resolve(launched(rows), ANSWER, [1])
 
     (row,) = waiting(rows)
@@ -469,7 +478,7 @@ def test_an_hour_without_a_leader_at_a_thousand_requests_a_second(clock):
             if rows.room:
                 rows.resolve(launched(rows), ANSWER, [70_000] * 1000)
             else:
-                rows.launch(DECISION, snapshot(), None, {}, "")
+                rows.launch(ROUTED, snapshot(), None)
                 counts.dropped += 1
         clock.now = float(n)
         rows.sweep()

@@ -9,6 +9,7 @@ from servanda.contract.identity import EvidenceKey
 from servanda.engines import open_engine
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.gateway.controller.intake import Intake
+from servanda.gateway.controller.messages import Message
 from servanda.gateway.controller.rescoring import (
     ANOTHER,
     COPIED,
@@ -34,7 +35,7 @@ def scorer(path, open_=controllers.here, **more):
 
 def taken(rows):
     intake = Intake({})
-    intake.offer(("g", 1.0), 0, rows, now=1e9)
+    intake.offer(Message("g", 1.0, rows=rows), now=1e9)
     return intake.take(1000, 10**9, now=1e9)
 
 

@@ -25,7 +25,7 @@ sys.stdout.buffer.write(bytes([255, 10]))
 @pytest.mark.parametrize("line", ["3", "null", "[1]", '"at"', "a library that prints"])
 def test_what_a_library_prints_is_passed_on_and_ends_nothing(line):
     said = []
-    assert not Supervisor(SETTINGS, said.append)._heard(line + "\n")
+    assert not Supervisor(SETTINGS, said.append)._handle_event(line + "\n")
     assert said == [line]
 
 

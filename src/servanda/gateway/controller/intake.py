@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from servanda.errors import EvidenceError
+from servanda.gateway.controller.messages import Message
 from servanda.traces.json_fields import Wrong
 from servanda.traces.request_log import Request, request_of, unanswered
 
@@ -125,29 +125,19 @@ class Intake:
         self.dropped = 0
         self.under_way = 0  # rows that were handed out, and are not durable
 
-    def offer(
-        self, start: Start, first: int, rows: Sequence[Any], *, now: float, launched: int = 0
-    ) -> int:
-        """Take a message; the number of the first row that is not durable.
-
-        Args:
-            launched: rows since its start, those included that have no answer yet.
-
-        Raises:
-            EvidenceError: the numbers are none.
-        """
-        if first < 0:
-            raise EvidenceError(f"'first' is {first}: rows are numbered 0, 1, ...")
+    def offer(self, message: Message, *, now: float) -> int:
+        """Take a message; the number of the first row that is not durable."""
+        start, first = (message.gateway, message.start), message.first
         stream = self.streams.get(start)
         if stream is None:
             stream = self.streams[start] = Stream(first, first, heard=now)
             self._forget()
-        if rows and first > stream.next:
+        if message.rows and first > stream.next:
             self.outside[VANISHED] += first - stream.next
             if not stream.rows and stream.taken == stream.next:
                 stream.taken = first
             stream.next = first
-        for number, data in enumerate(rows, start=first):
+        for number, data in enumerate(message.rows, start=first):
             if number < stream.next:
                 continue  # it came before
             # one of each start is taken always, or the others would wait for it
@@ -158,7 +148,7 @@ class Intake:
             stream.rows.append(row)
             stream.next, stream.at = number + 1, row.at
             self._size += row.size
-        stream.heard, stream.waits = now, launched > stream.next
+        stream.heard, stream.waits = now, message.launched > stream.next
         return stream.taken
 
     def take(self, rows: int, tokens: int, *, now: float, dropped: bool = False) -> list[Row]:

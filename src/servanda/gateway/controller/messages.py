@@ -65,7 +65,7 @@ def message_of(data: Any) -> Message:
     Raises:
         EvidenceError: it is none.
     """
-    return _converted(Message, data, "a gateway's message", "are both of this version?")
+    return converted(Message, data, "a gateway's message", "are both of this version?")
 
 
 def route_of(data: Any) -> PromotionRoute:
@@ -75,15 +75,20 @@ def route_of(data: Any) -> PromotionRoute:
         EvidenceError: it is none.
     """
     hint = "send the body of a promotion's route effect as it is"
-    return _converted(PromotionRoute, data, "a route", hint)
+    return converted(PromotionRoute, data, "a route", hint)
 
 
-def _converted(kind: type[T], data: Any, noun: str, hint: str) -> T:
+def converted(kind: type[T], data: Any, noun: str, hint: str) -> T:
+    """JSON data as a struct.
+
+    Raises:
+        EvidenceError: it is none; which field, its value, and the type that is expected.
+    """
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         expected, _, place = str(error).partition(" - at `$.")
-        name = place.rstrip("`")
+        name = place.rstrip("`").partition("[")[0]
         value = f"{name} is {said(data[name])}, " if name else ""
         text = f"{noun}: {value}{expected[0].lower()}{expected[1:]}"
         raise EvidenceError(text, hint=hint) from None

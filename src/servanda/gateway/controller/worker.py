@@ -80,13 +80,7 @@ class Worker:
         """Take a gateway's message; the number of the first row that is not durable."""
         now = self._clock()
         with self.lock:
-            taken = self.intake.offer(
-                (message.gateway, message.start),
-                message.first,
-                message.rows,
-                now=now,
-                launched=message.launched,
-            )
+            taken = self.intake.offer(message, now=now)
             self.gateways.record(message, now=now)
             self.wake.notify_all()
         if message.version > self.state.snapshot.version:

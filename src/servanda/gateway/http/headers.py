@@ -9,39 +9,17 @@ Header = tuple[bytes, bytes]
 
 # of one connection, and no other's business (RFC 9110, 7.6.1)
 _HOP = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"http2-settings",
-    )
+    b"connection keep-alive te trailer transfer-encoding upgrade http2-settings".split()
 )
 # which would let a client choose where it lands, or say for the gateway what it is not
 _OURS = frozenset(
-    (
-        b"host",
-        b"content-length",
-        b"expect",
-        b"x-rewrite-url",
-        b"x-http-method",
-        b"x-http-method-override",
-        b"x-method-override",
-    )
+    b"host content-length expect x-rewrite-url x-http-method x-http-method-override "
+    b"x-method-override".split()
 )
 # of whence a request comes, or for whom: whoever connects may write anything there, and an upstream
 # that believes what the gateway sends would believe them
 _WHENCE = frozenset(
-    (
-        b"forwarded",
-        b"x-real-ip",
-        b"x-client-ip",
-        b"x-cluster-client-ip",
-        b"true-client-ip",
-        b"cf-connecting-ip",
-    )
+    b"forwarded x-real-ip x-client-ip x-cluster-client-ip true-client-ip cf-connecting-ip".split()
 )
 # the date is that of the reply that the client gets; another address would go past us
 _NOT_BACK = _HOP | {b"date", b"alt-svc"}

@@ -130,10 +130,10 @@ class _Completion:
                 gateway.resolve(row, self._routed, capture, self._lost)
 
     def _launch(self) -> OpenRow | None:
-        routed = self._routed
+        gateway, routed = self._gateway, self._routed
         if routed.decision.sampled and not routed.decision.mirrored:
-            self._logprob_request = self._gateway.logprob_request(routed.request)
-        return self._gateway.launch(routed, self._logprob_request)
+            self._logprob_request = gateway.logprob_request(routed.request)
+        return gateway.launches.launch(routed, gateway.snapshot, self._logprob_request)
 
     async def _forward_from(self, server: Server, pool: Pool) -> None:
         response = await self._send(server)

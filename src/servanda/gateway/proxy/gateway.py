@@ -117,11 +117,6 @@ class Gateway:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    @property
-    def busy(self) -> bool:
-        """Whether anything is being done that no client waits for."""
-        return bool(self._tasks)
-
     async def route(
         self, request: CompletionRequest, exchange: Exchange, path: str
     ) -> RoutedRequest:
@@ -294,19 +289,6 @@ class Gateway:
         except NoEvidence as no:
             add(self.counts.unsampled, no.why)
             return None
-
-    def launch(
-        self, routed: RoutedRequest, logprob_request: LogprobRequest | None
-    ) -> OpenRow | None:
-        sampled = logprob_request
-        return self.launches.launch(
-            routed.decision,
-            self.snapshot,
-            sampled.sampling if sampled is not None else None,
-            routed.facts.labels,
-            routed.user_hash,
-            sampled.best if sampled is not None else 0,
-        )
 
     def report(self) -> dict[str, Any]:
         """The counts, as the controller gets them."""

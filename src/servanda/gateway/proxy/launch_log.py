@@ -14,8 +14,10 @@ import msgspec
 
 from servanda.gateway.proxy.config import Limits
 from servanda.gateway.proxy.counters import Counts, InFlightMeans, add
+from servanda.gateway.proxy.logprob_request import LogprobRequest
+from servanda.gateway.proxy.request import RoutedRequest
 from servanda.gateway.proxy.request_log import UNKNOWN_PROMPT, RequestLog, lost_row
-from servanda.gateway.routing.model import Decision, Snapshot
+from servanda.gateway.routing.model import Snapshot
 
 Leg = tuple[str, str]  # run and leg
 _KEPT = 256  # ids of a prompt that a row keeps which is given up
@@ -72,27 +74,23 @@ class LaunchLog:
 
     def launch(
         self,
-        decision: Decision,
+        routed: RoutedRequest,
         snapshot: Snapshot | None,
-        sampling: Mapping[str, Any] | None,
-        labels: Mapping[str, str],
-        key: str,
-        best: int = 0,
+        logprob_request: LogprobRequest | None,
     ) -> OpenRow | None:
         """Count a request, and open its row where it is sampled.
 
         Args:
-            sampling: as it was asked for; None: it is not sampled.
-            key: a keyed hash of who asked.
-            best: likeliest tokens of each step that infer is asked for.
+            logprob_request: how infer is asked; None: it is not sampled.
         """
+        decision = routed.decision
         for name in decision.slices:
             add(self._counts.launched, name)
         if snapshot is None:
             return None
         leg = (snapshot.run or snapshot.name, snapshot.leg or "gateway")
         served = self._sent[leg] = self._sent.get(leg, 0) + 1
-        if sampling is None:
+        if logprob_request is None:
             return None
         index = self._logged.get(leg, 0)
         self._logged[leg] = index + 1
@@ -103,10 +101,10 @@ class LaunchLog:
             "leg": leg[1],
             "at": self._now(),
             "served": served,
-            "sampling": sampling,
-            "labels": labels,
-            "key": key,
-            "x-best": best,
+            "sampling": logprob_request.sampling,
+            "labels": routed.facts.labels,
+            "key": routed.user_hash,
+            "x-best": logprob_request.best,
             "x-chance": decision.chance,
             "x-drawn": decision.drawn,
             "x-slices": decision.slices,

@@ -21,8 +21,6 @@ from servanda.gateway.proxy.logprob_request import (
 from servanda.gateway.proxy.request import RoutedRequest
 from servanda.gateway.proxy.upstreams import UpstreamError, read_body
 
-_MARK = ("x-servanda-mirror", "1")
-
 
 class Mirror:
     """Requests that infer is asked for nobody."""
@@ -45,7 +43,7 @@ class Mirror:
         logprob_request = None
         if routed.decision.sampled:
             logprob_request = gateway.logprob_request(routed.request, mirrored=True)
-        row = gateway.launch(routed, logprob_request)
+        row = gateway.launches.launch(routed, gateway.snapshot, logprob_request)
         gateway.counts.mirrored += 1
         self._in_flight += 1
         gateway.run_in_background(self._ask(routed, logprob_request, row))
@@ -105,9 +103,7 @@ class Mirror:
 
     async def _reply(self, routed: RoutedRequest, body: bytes) -> tuple[int, bytes | None]:
         server = self._server
-        headers = [("content-type", "application/json"), ("accept-encoding", "identity"), _MARK]
-        if server.about.key:
-            headers.append(("authorization", f"Bearer {server.about.key}"))
+        headers = {**server.own_headers(), "x-servanda-mirror": "1"}
         response = await server.send("POST", routed.path, headers, body)
         try:
             text = await read_body(response, self._limits.reply_bytes)

@@ -16,7 +16,7 @@ from servanda.engines.tls import trusted
 from servanda.gateway.proxy.breaker import Breaker
 from servanda.gateway.proxy.config import Upstream
 
-_ASKED = frozenset(("/v1/completions", "/v1/chat/completions"))
+COMPLETION_PATHS = frozenset(("/v1/completions", "/v1/chat/completions"))
 _AT_ONCE = 1 << 18
 BROKEN = (500, 502, 503, 504)  # of a pool, where another one may do better
 _SKIPPED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # none but the client's
@@ -41,7 +41,7 @@ class Server:
     def __init__(self, name: str, about: Upstream, clock: Callable[[], float]) -> None:
         self.name, self.about, self.best = name, about, about.best
         self.breaker = Breaker(clock)
-        self._urls = {path: URL(about.base + path, encoded=True) for path in _ASKED}
+        self._urls = {path: URL(about.base + path, encoded=True) for path in COMPLETION_PATHS}
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
@@ -91,15 +91,9 @@ class Server:
             data = io.BytesIO(data)
         try:
             response = await self._session.request(
-                method,
-                url,
-                data=data,
-                headers=headers,
-                allow_redirects=False,
+                method, url, data=data, headers=headers, allow_redirects=False
             )
-        except aiohttp.ClientConnectorError:
-            raise UpstreamError("connect") from None
-        except asyncio.TimeoutError:
+        except (aiohttp.ClientConnectorError, asyncio.TimeoutError):
             raise UpstreamError("connect") from None
         except (aiohttp.ClientError, OSError):
             raise UpstreamError("broken") from None
@@ -109,15 +103,20 @@ class Server:
             raise UpstreamError("broken")
         return response
 
+    def own_headers(self) -> dict[str, str]:
+        """Those of a request that no client sent."""
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if self.about.key:
+            headers["authorization"] = f"Bearer {self.about.key}"
+        return headers
+
     async def ask(self, path: str, body: bytes, timeout_s: float, most: int) -> tuple[int, bytes]:
         """Status and body of a small question.
 
         Raises:
             UpstreamError: there was no answer within the time, or one of more than `most` bytes.
         """
-        headers = {"content-type": "application/json", "accept-encoding": "identity"}
-        if self.about.key:
-            headers["authorization"] = f"Bearer {self.about.key}"
+        headers = self.own_headers()
 
         async def asked() -> tuple[int, bytes]:
             response = await self.send("POST", path, headers, body)

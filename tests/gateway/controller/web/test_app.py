@@ -371,12 +371,27 @@ def test_somebody_elses_gateway_asks_where_a_request_goes(server):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({}, "request is null, not a text"),
-        ({"request": "r", "labels": ["a"]}, 'labels is ["a"]'),
-        ({"request": "r", "labels": {"a": 1}}, 'labels is {"a": 1}'),
-        ({"request": "r", "prompt_tokens": -1}, "prompt_tokens is -1, not a whole number"),
-        ({"request": "r", "prompt_tokens": 1.5}, "prompt_tokens is 1.5, not a whole number"),
-        ({"request": "r", "session": "other"}, 'session is "other"'),
+        ({}, "a request: object missing required field `request`"),
+        (
+            {"request": "r", "labels": ["a"]},
+            'a request: labels is ["a"], expected `object | null`, got `array`',
+        ),
+        (
+            {"request": "r", "labels": {"a": 1}},
+            'a request: labels is {"a": 1}, expected `str`, got `int`',
+        ),
+        (
+            {"request": "r", "prompt_tokens": -1},
+            "a request: prompt_tokens is -1, expected `int` >= 0",
+        ),
+        (
+            {"request": "r", "prompt_tokens": 1.5},
+            "a request: prompt_tokens is 1.5, expected `int | null`, got `float`",
+        ),
+        (
+            {"request": "r", "session": "other"},
+            "a request: session is \"other\", invalid enum value 'other'",
+        ),
         ({"request": "r", "sticky": "x" * 1025}, None),
     ],
 )

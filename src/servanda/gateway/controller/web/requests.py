@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Annotated, Any, TypeVar, cast, get_args
 
 import msgspec
+from msgspec import Meta
 
 from servanda.errors import EvidenceError, ServandaError
 from servanda.gateway.controller import messages
@@ -20,7 +20,9 @@ from servanda.traces import json_fields
 from servanda.traces.json_fields import said
 
 LONGEST_PIN_S = 30 * 86_400.0
-_PINS, _POOLS = get_args(PinTo), get_args(Pool)
+_PINS = get_args(PinTo)
+_FACTS = 'session is infer, stable or null, and labels are texts, such as {"tenant": "acme"}'
+T = TypeVar("T")
 _LONGEST = 500  # characters of a reason
 _NAME = 1024  # of any other text
 # what an effect of a promotion says beside it: its webhook may be pointed here
@@ -33,6 +35,14 @@ class RequestError(ServandaError):
     def __init__(self, status: int, message: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.status = status
+
+
+class _Facts(msgspec.Struct):
+    request: Annotated[str, Meta(min_length=1, max_length=_NAME)]
+    sticky: Annotated[str, Meta(min_length=1, max_length=_NAME)] | None = None
+    labels: dict[str, Annotated[str, Meta(max_length=_NAME)]] | None = None
+    prompt_tokens: messages.Count | None = None
+    session: Pool | None = None
 
 
 @dataclass(frozen=True)
@@ -122,10 +132,7 @@ def route_of(data: bytes) -> PromotionRoute | None:
     body = body_of(data, *PromotionRoute.__struct_fields__, *_EFFECT)
     if body.get("kind", "route") != "route":
         return None
-    try:
-        return messages.route_of(body)
-    except EvidenceError as error:
-        raise RequestError(400, error.problems[0].message, error.problems[0].hint) from None
+    return _converted(lambda: messages.route_of(body))
 
 
 def request_facts_of(data: bytes) -> RequestFacts:
@@ -134,23 +141,18 @@ def request_facts_of(data: bytes) -> RequestFacts:
     Raises:
         RequestError: the body is none.
     """
-    body = body_of(data, "request", "sticky", "labels", "prompt_tokens", "session")
-    labels = body.get("labels") or {}
-    right = isinstance(labels, Mapping)
-    if not right or not all(isinstance(v, str) and len(v) <= _NAME for v in labels.values()):
-        raise RequestError(400, f"labels is {said(labels)}", 'write {"tenant": "acme"}')
-    tokens = body.get("prompt_tokens")
-    whole = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0
-    if tokens is not None and not (whole and tokens < math.inf):
-        raise RequestError(
-            400, f"prompt_tokens is {said(tokens)}, not a whole number", "or leave it out"
-        )
-    session = body.get("session")
-    if session is not None and session not in _POOLS:
-        raise RequestError(400, f"session is {said(session)}", f"known: {', '.join(_POOLS)}, null")
-    request = _text(body, "request")
-    sticky = _text(body, "sticky") if body.get("sticky") is not None else request
-    return RequestFacts(request, sticky, dict(labels), tokens, session)
+    body = body_of(data, *_Facts.__struct_fields__)
+    facts = _converted(lambda: messages.converted(_Facts, body, "a request", _FACTS))
+    sticky = facts.request if facts.sticky is None else facts.sticky
+    labels, tokens = facts.labels or {}, facts.prompt_tokens
+    return RequestFacts(facts.request, sticky, labels, tokens, facts.session)
+
+
+def _converted(convert: Callable[[], T]) -> T:
+    try:
+        return convert()
+    except EvidenceError as error:
+        raise RequestError(400, error.problems[0].message, error.problems[0].hint) from None
 
 
 def _text(body: Mapping[str, Any], key: str) -> str:
