@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests import oracles
 
-from servanda.theory.divergence import LogitRows, exact
+from servanda.theory.divergence.base import LogitRows, exact
 
 BOUND = 1e-9  # relative error that every exact form keeps, at every noise
 NOISES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)

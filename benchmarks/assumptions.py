@@ -21,11 +21,12 @@ import numpy as np
 from benchmarks import committed, pairs
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
-from servanda.judgement.clauses.chain_metrics import between
+from servanda.judgement.clauses.chain_certificate import between
 from servanda.runner import run
 from servanda.runner.load import compile, load
-from servanda.theory.bounds import PSI, weight_gap
-from servanda.theory.stats import LogMoment, interval
+from servanda.theory.bounds.importance_weights import PSI, weight_gap
+from servanda.theory.stats.interval import interval
+from servanda.theory.stats.log_moment import LogMoment
 from servanda.traces.corpus import Corpus
 
 ROOT = Path(__file__).parents[1]

@@ -25,7 +25,7 @@ import numpy as np
 from servanda.engines import open_engine
 from servanda.runner import run
 from servanda.runner.golden import reduced
-from servanda.theory.divergence import LogitRows
+from servanda.theory.divergence.base import LogitRows
 from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch
 

@@ -30,7 +30,8 @@ from servanda.contract.model import Kernel
 from servanda.contract.model import Path as How
 from servanda.engines.worker import spawn
 from servanda.errors import ServandaError
-from servanda.theory.divergence import TopK, TopRows, interval
+from servanda.theory.divergence.topk import interval
+from servanda.theory.divergence.topk_rows import TopK, TopRows
 from servanda.theory.sampling import Sampling, log_softmax
 from servanda.traces.corpus import Corpus
 from servanda.traces.trace import Batch, Trace

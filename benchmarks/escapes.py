@@ -19,7 +19,7 @@ from benchmarks import committed
 from benchmarks.assumptions import table
 from benchmarks.theory import falsify
 from benchmarks.theory.counterexamples import ESCAPES
-from servanda.theory.bounds import ASSUMPTIONS
+from servanda.theory.bounds.assumptions import ASSUMPTIONS
 
 DOCS = Path(__file__).parents[1] / "docs" / "explanation" / "ratio_and_gradient.md"
 DRIFT = 0.1  # largest |log w| of a drawn token, nats, or a hair more

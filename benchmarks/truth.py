@@ -26,9 +26,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from tests import kit
+from tests.table_pair import TablePair
 
 from benchmarks.committed import KEPT
-from servanda.engines.exact_table import TablePair
 from servanda.errors import Interrupted
 from servanda.judgement.evidence import weigh
 from servanda.judgement.verdict import Verdict, judge

@@ -26,7 +26,7 @@ from servanda.judgement.lint.runtime import RUNTIME_METRICS
 from servanda.judgement.slices.rules import FIELDS, LABEL, OPERATORS
 from servanda.report.explain.glossary import of_guard, of_metric
 from servanda.runner import load
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 _HEAD = "<!-- written by scripts/reference.py -->\n"

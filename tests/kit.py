@@ -5,8 +5,9 @@ from functools import partial
 from pathlib import Path
 
 from servanda.contract import parser
-from servanda.engines.exact_table import Table, TablePair
+from servanda.engines.exact_table import Table
 from servanda.judgement.lint import linter
+from tests.table_pair import TablePair
 
 TOKENS = ["a", "b", "c", "d", "<eos>"]
 BASE = [0.35, 0.25, 0.2, 0.1, 0.1]

@@ -47,12 +47,12 @@ IMPURE = {"os", "io", "pathlib", "socket", "subprocess", "tempfile", "time", "da
 HEAVY = {"torch", "transformers", "scipy", "pyarrow", "click", "rich"}
 
 LONGEST = 350  # lines of a module
+CHAIN = 20  # modules, of which each imports the next at its top
 ROOT, FOLDER, SPACIOUS = 18, 25, {"cli", "engines"}  # entries: cli has a file for each verb
 # names that three files or more may share, for they mean one thing
 SHARED = {
     "app": "the routes of an HTTP server",
     "base": "what each thing of a registry is",
-    "calibration": "of probabilities: what a kernel's confidence is worth",
     "compare": "two things, part by part",
     "contract": "the contract that something here is held to",
     "format": "values as people read them",
@@ -68,7 +68,7 @@ SHARED = {
 }
 # established nouns and adjectives of the field
 NOUNS = {
-    *("authoring", "batching", "finding", "kernel_string", "padding", "quantized", "ragged"),
+    *("authoring", "finding", "kernel_string", "padding", "quantized", "ragged"),
     *("recorded", "rescoring", "rounding", "routing", "sampling", "scaling", "slicing", "training"),
 }
 
@@ -148,6 +148,21 @@ def test_no_room_within_a_room_needs_itself():
         if path.name != "__init__.py" or here != room(here):  # the face of a room knows all of it
             graph.setdefault(here, set()).update(there - {here})
     assert list(TopologicalSorter(graph).static_order())
+
+
+def test_no_chain_of_imports_is_long():
+    """From any module to the floor; what is imported for the type checker alone is no link."""
+    graph = {
+        dotted(path): {name.removeprefix("servanda.") for name, at_top in imports(path) if at_top}
+        for path in modules()
+    }
+    graph = {name: links & graph.keys() for name, links in graph.items()}
+    chains = {}
+    for name in TopologicalSorter(graph).static_order():
+        below = max((chains[link] for link in sorted(graph[name])), key=len, default=())
+        chains[name] = (name, *below)
+    chain = max(chains.values(), key=len)
+    assert len(chain) <= CHAIN, f"{len(chain)} modules: {' > '.join(chain)}"
 
 
 def pure(name):

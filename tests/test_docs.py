@@ -17,7 +17,7 @@ from servanda.contract.model import Contract
 from servanda.engines import engine_names
 from servanda.engines.faults import FAULTS
 from servanda.judgement.slices.rules import FIELDS, OPERATORS
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
 from tests import transcripts
 from tests.kit import parse
 from tests.transcripts import COMMANDS, blocks

@@ -35,7 +35,7 @@ from servanda.gateway.routing.evidence_price import add_request, evidence_above
 from servanda.gateway.routing.state import Rules, Track, WatchedCell
 from servanda.judgement.slices.rules import Cut
 from servanda.runner.run import load
-from servanda.theory.stats import GroupRatio
+from servanda.theory.stats.group_ratio import GroupRatio
 
 BEGIN, END = "<!-- delays -->", "<!-- end of delays -->"
 RATE = 40.0  # requests a second of the slice

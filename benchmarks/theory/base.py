@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.registry import Registry
-from servanda.theory.bounds import THEOREMS
+from servanda.theory.bounds.theorem import THEOREMS
 
 Floats = NDArray[np.float64]
 Sense = Literal["at most", "at least", "equal"]

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.theory.random_kernels import Floats
 from servanda.registry import Registry
-from servanda.theory.bounds import PSI, weight_gap
+from servanda.theory.bounds.importance_weights import PSI, weight_gap
 
 
 @dataclass(frozen=True)

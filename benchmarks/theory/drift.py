@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.theory.base import Trial, challenge
-from servanda.theory.bounds import (
+from servanda.theory.bounds.drift import (
     greedy_flip_impossible,
     linf_with_repetition_penalty,
     osc_at_temperature,

@@ -11,7 +11,7 @@ from benchmarks.theory.base import Floats, Trial, challenge
 from benchmarks.theory.importance_weights import psis
 from benchmarks.theory.random_kernels import distributions
 from benchmarks.theory.weighting_gap import exact_gap, pairs, ratios
-from servanda.theory.bounds import (
+from servanda.theory.bounds.gradient import (
     LOGIT_SCORE_NORM,
     Std,
     group_advantage_bound,

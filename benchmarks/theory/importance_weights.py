@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.theory.base import Trial, challenge
 from benchmarks.theory.random_kernels import distributions, near
-from servanda.theory.bounds import PSI, Psi, weight_gap
+from servanda.theory.bounds.importance_weights import PSI, Psi, weight_gap
 
 BAND = (0.5, 2.0)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.theory.base import Trial, challenge
 from benchmarks.theory.random_kernels import distributions
-from servanda.theory.bounds import (
+from servanda.theory.bounds.logits import (
     abs_log_ratio_from_osc,
     chi2_from_osc,
     hellinger2_from_osc,

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.theory.base import Trial, challenge
 from benchmarks.theory.random_kernels import Floats, distributions, near
-from servanda.theory.bounds import (
+from servanda.theory.bounds.partial_observation import (
     chi2_from_second_moment,
     tv_at_least_probs_diff,
     tv_from_mean_abs_log_ratio,
@@ -16,7 +16,7 @@ from servanda.theory.bounds import (
     tv_interval_full,
     tv_rao_blackwell,
 )
-from servanda.theory.divergence import TopK
+from servanda.theory.divergence.topk_rows import TopK
 
 SIZES = (2, 3, 6)
 _LEAST = 1e-6  # mass of every token, where full support is asked for

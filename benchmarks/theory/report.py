@@ -12,7 +12,8 @@ from benchmarks.theory.base import Tightness, falsify
 from benchmarks.theory.procedures import Row, simulate
 from benchmarks.theory.scenarios import SCENARIOS
 from benchmarks.theory.simulation import ALPHA
-from servanda.theory.bounds import ASSUMPTIONS, THEOREMS
+from servanda.theory.bounds.assumptions import ASSUMPTIONS
+from servanda.theory.bounds.theorem import THEOREMS
 
 Tell = Callable[[str, int, int], None]
 _THEOREM_HEAD = (

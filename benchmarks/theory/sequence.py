@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from benchmarks.theory.base import Trial, challenge
 from benchmarks.theory.random_kernels import Floats, distributions
 from benchmarks.theory.trees import Trees, binary, grove
-from servanda.theory.bounds import (
+from servanda.theory.bounds.sequence import (
     osc_for_reward_drift,
     reward_drift_from_chi2,
     reward_drift_from_tv,
@@ -19,10 +19,9 @@ from servanda.theory.bounds import (
     sequence_tv_from_osc,
     sequence_tv_from_token_tv,
     sequence_tv_gaussian,
-    surrogate_error,
-    surrogate_error_from_tv,
     tv_from_kl,
 )
+from servanda.theory.bounds.surrogate import surrogate_error, surrogate_error_from_tv
 
 STEPS = (1, 2, 8, 128, 1000)
 _DEPTHS = (2, 3, 4)  # of answers whose drift follows what was drawn

@@ -16,19 +16,21 @@ from benchmarks.theory.importance_weights import psis
 from benchmarks.theory.random_kernels import distributions
 from benchmarks.theory.sequence import even
 from benchmarks.theory.trees import Trees, grove, trees
-from servanda.theory.bounds import (
+from servanda.theory.bounds.gradient import (
     Loss,
     Std,
     group_advantage_bound,
-    grpo_bias,
     loss_weights,
     policy_gradient_bias,
+)
+from servanda.theory.bounds.importance_weights import weight_gap
+from servanda.theory.bounds.trajectory import (
+    grpo_bias,
     rloo_bias,
     sequence_mis_bias,
     sequence_naive_bias,
     sequence_tis_bias,
     token_is_trajectory_bias,
-    weight_gap,
 )
 
 _LOSSES: tuple[Loss, ...] = ("token_mean", "sequence_sum", "sequence_mean")

@@ -9,9 +9,8 @@ import numpy as np
 from benchmarks.theory.base import Floats, Trial, challenge
 from benchmarks.theory.importance_weights import psis
 from benchmarks.theory.random_kernels import distributions, near
-from servanda.theory.bounds import (
-    PSI,
-    Psi,
+from servanda.theory.bounds.importance_weights import PSI, Psi
+from servanda.theory.bounds.weighting_gap import (
     missing_mass,
     tis_gap_from_chi2,
     weight_gap_from_log_ratio,

@@ -19,8 +19,8 @@ from servanda.errors import ContractError
 from servanda.judgement import plan as planning
 from servanda.judgement.bound_chain.chain import chain
 from servanda.runner import load, run
-from servanda.theory.bounds import sequence_tv_from_osc, sequence_tv_from_token_tv
-from servanda.theory.stats import units_expected
+from servanda.theory.bounds.sequence import sequence_tv_from_osc, sequence_tv_from_token_tv
+from servanda.theory.stats.sample_size import units_expected
 from tests import kit
 from tests.drawn import examples
 

@@ -6,6 +6,7 @@ import pytest
 
 from servanda.contract.model import Contract, Load, Relative, Weighting
 from servanda.errors import ContractError
+from servanda.judgement.clauses.gradient import advantage_bound
 from servanda.judgement.clauses.scope import known_by_name, slices_of
 from servanda.judgement.lint.runtime import RUNTIME_METRICS
 from servanda.judgement.slices.rules import FIELDS, TOKEN_CLASSES, cuts_of
@@ -76,7 +77,7 @@ def test_the_whole_contract_means_what_it_says():
     assert contract.labels["team"].source == "request.metadata.team"
     assert contract.weights.identity == "derived"
     assert contract.gradient is not None
-    assert contract.gradient.advantage_bound == pytest.approx(7 / 8**0.5)
+    assert advantage_bound(contract) == pytest.approx(7 / 8**0.5)
     assert contract.gradient.weighting == Weighting(tis=2.0)
     assert contract.runtime.clauses[0].load == Load(concurrency=8, new_tokens=32)
     assert contract.runtime.clauses[0].at_most == Relative(times=1.1, of="stable")

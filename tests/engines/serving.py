@@ -79,13 +79,13 @@ def live(engine, test_mode=False, faulty=None, clock=None, locked=None, **limits
     config = uvicorn.Config(app, log_level="critical", ws="none", timeout_graceful_shutdown=1)
     ready = threading.Event()
 
-    class Announcing(uvicorn.Server):
+    class AnnouncingServer(uvicorn.Server):
         async def startup(self, sockets=None):
             await super().startup(sockets)
             ready.set()
 
     with bound("127.0.0.1", 0) as taken:
-        running = Announcing(config)
+        running = AnnouncingServer(config)
         if clock is None:
             thread = threading.Thread(target=running.run, args=([taken],))
         else:

@@ -12,13 +12,15 @@ from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.engines.http.engine import HTTPEngine
 from servanda.engines.http.transport import Limits
+from servanda.engines.http_policy import RetryPolicy
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling, seed_of
 from servanda.traces.trace import Batch
 from tests.engines.replaying import found, records, replaying
 
 PLAIN = Sampling()
-SMALL = Limits(connect_s=5.0, read_s=30.0, tries=3, first_tries=2, pause_s=0.5, most_bytes=1 << 20)
+RETRY = RetryPolicy(tries=3, pause_s=0.5)
+SMALL = Limits(connect_s=5.0, read_s=30.0, retry=RETRY, first_tries=2, most_bytes=1 << 20)
 HASTY = replace(SMALL, read_s=0.3, token_s=0.0)
 BITS = {"vllm": 53, "llamacpp": 31}
 DRAWS = {"vllm": "/v1/completions", "llamacpp": "/completion"}

@@ -15,12 +15,13 @@ from servanda.engines.http.dialects.base import NEUTRAL, Asked
 from servanda.engines.http.engine import HTTPEngine
 from servanda.engines.http.responses import Part
 from servanda.engines.http.transport import Limits
+from servanda.engines.http_policy import RetryPolicy
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch
 from tests.engines.replaying import replaying
 
-QUICK = Limits(connect_s=5.0, read_s=5.0, tries=1)
+QUICK = Limits(connect_s=5.0, read_s=5.0, retry=RetryPolicy(tries=1))
 ONE = Batch((0,), ((5, 6),), 3)
 MODELS = {"data": [{"id": "m", "max_model_len": 64}]}
 

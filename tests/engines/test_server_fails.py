@@ -20,7 +20,7 @@ from servanda.engines import open_engine
 from servanda.engines.server.app import Limits, Server
 from servanda.engines.server.executor import SEED
 from servanda.engines.server.jobs import Ended, Job
-from servanda.engines.server.scheduler import Batcher, Full
+from servanda.engines.server.scheduler import QueueFullError, Scheduler
 from servanda.engines.table import TableEngine
 from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch
@@ -239,7 +239,7 @@ def test_a_full_queue_sends_clients_away_and_says_when_to_come_back(tmp_path):
         runs = pool.submit(client.post, URL, json=BODY)
         assert engine.reached.acquire(timeout=WAIT_S)
         waits = pool.submit(client.post, URL, json=BODY)
-        until(lambda: server.batcher.waiting == 1)
+        until(lambda: server.scheduler.waiting == 1)
         for more in ({}, {"stream": True}):
             reply = client.post(URL, json={**BODY, **more})
             assert reply.status_code == 429 and reply.headers["retry-after"] == "1"
@@ -270,10 +270,10 @@ def test_a_client_that_hangs_up_frees_its_place_and_ends_its_batch(tmp_path, str
         calls = [_hung_up(client, {**BODY, "max_tokens": 4000, "stream": stream})]
         assert engine.reached.acquire(timeout=WAIT_S)
         calls.append(_hung_up(client, {**BODY, "stream": stream}))
-        until(lambda: server.batcher.waiting == 1)
+        until(lambda: server.scheduler.waiting == 1)
         for call in reversed(calls):
             call.close()
-        until(lambda: server.batcher.waiting == 0)
+        until(lambda: server.scheduler.waiting == 0)
         until(lambda: server._in_flight == 0)
         engine.gate.release()  # one more step, and the batch has no client
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -305,16 +305,16 @@ def until(true):
 
 def test_who_waits_when_the_server_ends_is_told_so(tmp_path):
     engine, told = table_engine(tmp_path, cls=Gated), []
-    batcher = Batcher(engine, max_batch=1, wait_s=0.0, places=2)
+    scheduler = Scheduler(engine, max_batch=1, wait_s=0.0, places=2)
     jobs = [Job((0,), 3, Sampling(), seed, told.append) for seed in (1, 2)]
-    batcher.put(jobs[:1])
+    scheduler.put(jobs[:1])
     assert engine.reached.acquire(timeout=WAIT_S)
-    batcher.put(jobs[1:])
-    with pytest.raises(Full, match="1 sequences wait already, and the queue takes 2"):
-        batcher.put(jobs)
-    closing = threading.Thread(target=batcher.close)
+    scheduler.put(jobs[1:])
+    with pytest.raises(QueueFullError, match="1 sequences wait already, and the queue takes 2"):
+        scheduler.put(jobs)
+    closing = threading.Thread(target=scheduler.close)
     closing.start()
-    until(lambda: batcher._closing)
+    until(lambda: scheduler._closing)
     engine.open()
     closing.join()
     endings = [str(event.error) for event in told if hasattr(event, "error")]
@@ -451,32 +451,32 @@ def test_a_kernel_goes_wrong_for_the_requests_of_one_kind_only(fault, tmp_path):
 
 def test_who_is_struck_shares_no_batch_with_who_is_not(tmp_path):
     sound, other = table_engine(tmp_path, cls=Gated), table_engine(tmp_path, cls=Gated)
-    batcher = Batcher(sound, max_batch=8, wait_s=60.0)
-    asyncio.run(batcher.run_by(sound, other))
+    scheduler = Scheduler(sound, max_batch=8, wait_s=60.0)
+    asyncio.run(scheduler.run_by(sound, other))
     told = []
     jobs = [Job((0, 1), 2, Sampling(), n, told.append, aside=n % 2 == 1) for n in range(16)]
-    batcher.put(jobs)  # eight of each fill a batch
+    scheduler.put(jobs)  # eight of each fill a batch
     sound.open()
     other.open()
     until(lambda: sum(isinstance(event, Ended) for event in told) == 16)
     assert sound.batches == [(0, 2, 4, 6, 8, 10, 12, 14)]
     assert other.batches == [(1, 3, 5, 7, 9, 11, 13, 15)]
-    batcher.close()
+    scheduler.close()
 
 
 def test_a_batch_that_runs_is_ended_by_the_engine_that_began_it(tmp_path):
     sound, other = table_engine(tmp_path, cls=Gated), table_engine(tmp_path)
-    batcher = Batcher(sound, max_batch=1, wait_s=0.0)
+    scheduler = Scheduler(sound, max_batch=1, wait_s=0.0)
     told = []
-    batcher.put([Job((0, 1), 2, Sampling(), 0, told.append)])
+    scheduler.put([Job((0, 1), 2, Sampling(), 0, told.append)])
     assert sound.reached.acquire(timeout=WAIT_S)  # in the midst of its first step
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        changed = pool.submit(lambda: asyncio.run(batcher.run_by(other)))
+        changed = pool.submit(lambda: asyncio.run(scheduler.run_by(other)))
         sound.open()
         changed.result(WAIT_S)
     assert isinstance(told[-1], Ended) and len(told) == 3
-    assert batcher.runner.engine is other
-    batcher.close()
+    assert scheduler.executor.engine is other
+    scheduler.close()
 
 
 def test_a_share_of_requests_is_struck_by_a_seed(fault):

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from servanda.contract.model import Kernel
 from servanda.engines.server.app import Limits, Server
-from servanda.engines.server.detokenizer import Speech, Words
+from servanda.engines.server.detokenizer import Detokenizer, StreamDetokenizer
 from servanda.engines.server.executor import SEED
 from servanda.engines.transformers import TransformersEngine
 from servanda.theory.sampling import Sampling
@@ -87,11 +87,11 @@ def test_given_tokens_have_the_logprobs_that_drawing_them_had(engine, client):
 
 
 def test_what_is_said_token_by_token_is_the_text(engine):
-    words = Words(engine, engine.describe())
+    detokenizer = Detokenizer(engine, engine.describe())
     for text in ("naïve – “quoted” 🙂🙂 end", "日本語 x", "plain words, and more.", " a  b\n\n c"):
-        speech, ids = Speech(words), engine.encode([text])[0]
-        parts = [speech.after([i]) for i in ids]
-        assert "".join(parts) + speech.rest() == engine.decode([ids])[0]
+        stream_detokenizer, ids = StreamDetokenizer(detokenizer), engine.encode([text])[0]
+        parts = [stream_detokenizer.after([i]) for i in ids]
+        assert "".join(parts) + stream_detokenizer.rest() == engine.decode([ids])[0]
         assert "�" not in "".join(parts)
 
 

@@ -16,7 +16,7 @@ import uvicorn
 from servanda.engines.server import parse, process
 from servanda.engines.server.app import Limits
 from servanda.engines.server.process import serve
-from servanda.engines.server.scheduler import Batcher
+from servanda.engines.server.scheduler import Scheduler
 from servanda.engines.server.sockets import address, bound
 from servanda.engines.server.stream import EventStream
 from servanda.errors import MeasurementError
@@ -74,7 +74,7 @@ def test_a_client_that_stops_reading_loses_its_place(tmp_path):
             return not server._in_flight
 
         eventually(gone)
-        until(lambda: server.batcher.waiting == 0)
+        until(lambda: server.scheduler.waiting == 0)
         assert client.post(URL, json=BODY).status_code == 200
 
 
@@ -146,12 +146,12 @@ def test_a_stream_is_told_that_the_server_ends_and_nothing_is_traced(tmp_path, m
             os.kill(os.getpid(), signal.SIGTERM)
             return read(call)
 
-    def end(batcher):
-        theirs(batcher)
+    def end(scheduler):
+        theirs(scheduler)
         engine.open()
 
-    theirs = Batcher.end
-    monkeypatch.setattr(Batcher, "end", end)
+    theirs = Scheduler.end
+    monkeypatch.setattr(Scheduler, "end", end)
     with ending(monkeypatch, engine, clients) as reply:
         assert b"the server is ending" in reply and b"data: [DONE]" in reply
     assert capfd.readouterr().err == ""

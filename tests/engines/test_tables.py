@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.engines.exact_table import Table, TablePair
+from servanda.engines.exact_table import Table
 from servanda.errors import MeasurementError
 from tests import oracles
+from tests.table_pair import TablePair
 
 TOKENS = ("a", "b", "<eos>")
 rows = st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any)

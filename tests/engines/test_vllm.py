@@ -95,11 +95,11 @@ def test_a_tap_is_found_by_the_request_that_names_it():
 
 def test_a_request_that_was_given_up_is_lost():
     batch = Batch((4, 5), ((1,), (1, 2)), 8)
-    trace = trace_of([None, ((6, 7), {"logp": np.array([-1.0, -2.0])})], batch, 2, "decode", PLAIN)
+    trace = trace_of([None, ((6, 7), {"logp": np.array([-1.0, -2.0])})], batch, {})
     assert trace.lost_S.tolist() == [True, False]
     assert trace.length_S.tolist() == [0, 2]
     assert trace.columns["logp"].tolist() == [-1.0, -2.0]
-    nothing = trace_of([None, None], batch, 2, "decode", PLAIN)
+    nothing = trace_of([None, None], batch, {})
     assert nothing.lost_S.all()
     assert nothing.columns["logp"].tolist() == []
 

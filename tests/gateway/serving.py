@@ -238,7 +238,7 @@ class Running:
         self.app = App(self.gateway)
         ready = threading.Event()
 
-        class Announcing(self._server):
+        class AnnouncingServer(self._server):
             async def startup(self, sockets=None):
                 await super().startup(sockets)
                 ready.set()
@@ -254,7 +254,7 @@ class Running:
         self._taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._taken.bind(("127.0.0.1", 0))
         self.port = self._taken.getsockname()[1]
-        self._running = Announcing(config)
+        self._running = AnnouncingServer(config)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
         assert ready.wait(WAIT_S)

@@ -25,7 +25,7 @@ from servanda.gateway.routing.state_machine import absorb, begin
 from servanda.gateway.routing.transition import advance
 from servanda.judgement.slices.rules import Cut, Term
 from servanda.runner.run import load
-from servanda.theory.stats import GroupRatio
+from servanda.theory.stats.group_ratio import GroupRatio
 from tests import kit, serving
 from tests.gateway import running as real
 from tests.gateway.controller import controllers

@@ -85,7 +85,7 @@ def serving(own):
     """The address of an ASGI application on a free port."""
     ready = threading.Event()
 
-    class Announcing(uvicorn.Server):
+    class AnnouncingServer(uvicorn.Server):
         async def startup(self, sockets=None):
             await super().startup(sockets)
             ready.set()
@@ -93,7 +93,7 @@ def serving(own):
     config = uvicorn.Config(
         own, port=0, log_level="critical", ws="none", timeout_graceful_shutdown=1
     )
-    server = Announcing(config)
+    server = AnnouncingServer(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -122,7 +122,7 @@ def test_arrays_that_are_one_another_are_not_sound(tmp_path):
     """`pair` in the chain of pure functions: no engine, no folder, the same answer."""
     plan = load.compile(load.load(toy(tmp_path)))
     schedule = plan.schedules[0]
-    units = tuple(schedule.units(0))
+    units = schedule.units(0)
     rng = np.random.default_rng(0)
     logp = -rng.exponential(1.0, (len(units), 6)) - 0.06
     key = EvidenceKey(plan.contract.digest, "", "t", "i", "w")

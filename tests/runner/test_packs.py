@@ -15,8 +15,8 @@ from servanda.errors import ContractError, MeasurementError, ServandaError
 from servanda.judgement.verdict import Verdict
 from servanda.runner import reference_pack, run
 from servanda.runner.compare.reference import Alone, alone, measure_pack
-from servanda.runner.golden_intervals import BOUNDED
-from servanda.theory.divergence import LogitRows, exact
+from servanda.runner.golden import BOUNDED
+from servanda.theory.divergence.base import LogitRows, exact
 from servanda.theory.sampling import Sampling, log_softmax
 from servanda.traces.trace import Batch
 from tests import kit

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from servanda.rl.dumps.formats.parquet import Writer
-from servanda.rl.dumps.judge import Asked, judge_dump
+from servanda.rl.dumps.judge import DumpOptions, judge_dump
 
 _SHAPES = 100
 _MOST_TOKENS = 40_000  # of a dump, so that a hundred are minutes
@@ -46,12 +46,12 @@ def test_healthy_dumps_are_never_red_unsound_or_warned_of(tmp_path, part):
     for seed in range(part * _SHAPES // 25, (part + 1) * _SHAPES // 25):
         folder = tmp_path / str(seed)
         _dump(folder, seed)
-        answer = judge_dump(Asked(folder))
+        answer = judge_dump(DumpOptions(folder))
         assert answer.verdict.outcome in ("holds", "inconclusive"), seed
-        assert not [line for line in answer.told if line.level == "error"], seed
+        assert not [line for line in answer.lines if line.level == "error"], seed
         found = answer.verdict.breakdown
         assert not any(row.outcome == "violated" for row in found.steps), seed
         assert found.beyond == 0 and found.removed is None, seed
         few = ("cannot be told", "line up at no lag")  # of some ten tokens nobody can say more
-        warned = [t.text for t in answer.told if t.level == "warning"]
+        warned = [t.text for t in answer.lines if t.level == "warning"]
         assert not [text for text in warned if not any(word in text for word in few)], seed

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.theory.divergence import DIVERGENCES, sampled
+from servanda.theory.divergence.base import DIVERGENCES, sampled
 from servanda.theory.divergence.precision import CAPTURES, capture_floor, errors, eta, rounded
 from servanda.theory.sampling import log_softmax
 

@@ -17,7 +17,7 @@ from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.scope import OUTCOME_METRICS
 from servanda.judgement.lint.escalation import BARE, STATES, SUBJECTS, WITH_VALUE
 from servanda.judgement.lint.runtime import RUNTIME_METRICS
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
 _FREE = {"^x-": True}  # keys that begin with x- are free everywhere

@@ -4,50 +4,49 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from servanda.cli.check_dump import refuse_run
-from servanda.cli.options import DurationType
+from servanda.cli.options import FILE, shared, together
 from servanda.cli.output import show
 from servanda.judgement.verdict import EXIT_CODES
-from servanda.rl.watch.contract import Asked
-from servanda.rl.watch.loop import Following
-from servanda.rl.watch.open import Found
-from servanda.rl.watch.sinks import SINKS, Safely
-from servanda.rl.watch.state_file import Kept, locked
+from servanda.rl.watch.contract import WatchOptions
+from servanda.rl.watch.loop import WatchLoop
+from servanda.rl.watch.open import DetectedSource
+from servanda.rl.watch.sinks import SINKS, GuardedSink
+from servanda.rl.watch.state_file import StateFile, locked
 
-_FILE = click.Path(path_type=Path)
-
-
-def _sinks(command: Callable[..., Any]) -> Callable[..., Any]:
-    """An option for each sink."""
-    for name, sink in reversed([*SINKS.items()]):
-        command = click.option(f"--{name}", metavar=sink.takes, help=sink.summary)(command)
-    return command
+_sink_options = together(
+    *(
+        click.option(
+            f"--{name}",
+            metavar=sink.takes,
+            type=FILE if sink.takes in ("FILE", "DIR") else str,
+            help=sink.summary,
+        )
+        for name, sink in SINKS.items()
+    )
+)
 
 
 @click.command()
-@click.argument("path", type=_FILE)
+@click.argument("path", type=FILE)
 @click.option("--once", is_flag=True, help="Judge what is there, and end.")
 @click.option("--until-step", type=int, metavar="N", help="End after this step.")
+@shared("--every", default=10.0, show_default="10s")
+@shared("--as", "--preset")
+@shared("--contract", help="Its limits and slices; see `tools check-dump --save-contract`.")
+@shared("--unsafe-pickles")
 @click.option(
-    "--every", type=DurationType(), default=10.0, show_default="10s", help="Between two looks."
+    "--state-file",
+    "state",
+    type=FILE,
+    help="Keep here what was told, so that it is told once.",
 )
-@click.option("--as", "as_", metavar="NAME", help="The dump's format.  [default: it is found out]")
-@click.option("--preset", metavar="NAME", help="Limits.  [default: those of the trainer]")
-@click.option(
-    "--contract",
-    type=_FILE,
-    help="Limits and slices: of `servanda tools check-dump --save-contract`.",
-)
-@click.option("--unsafe-pickles", is_flag=True, help="Read pickles, which can run any code.")
-@click.option("--state", type=_FILE, help="Keep here what was told, so that it is told once.")
-@click.option("--stop-file", type=_FILE, help="Write this file where the run would be stopped.")
-@_sinks
+@click.option("--stop-file", type=FILE, help="Write this file where the run would be stopped.")
+@_sink_options
 def watch(
     path: Path,
     once: bool,
@@ -59,7 +58,7 @@ def watch(
     unsafe_pickles: bool,
     state: Path | None,
     stop_file: Path | None,
-    **wheres: str | None,
+    **wheres: str | Path | None,
 ) -> None:
     """Follow PATH while a run goes on: a trainer's dump, or the state of a monitor.
 
@@ -77,17 +76,17 @@ def watch(
         raise click.UsageError("--preset and --contract both say the limits: give one")
     if stop_file is not None and not stop_file.parent.is_dir():
         raise click.BadParameter(f"--stop-file: there is no folder {stop_file.parent}")
-    source = Found(Asked(path, as_, preset, contract, unsafe_pickles))
+    source = DetectedSource(WatchOptions(path, as_, preset, contract, unsafe_pickles))
     with locked(state):
         sinks = [
-            Safely(name, SINKS[name](where, time.sleep), _say)
+            GuardedSink(name, SINKS[name](str(where), time.sleep), _say)
             for name, where in wheres.items()
             if where is not None
         ]
-        following = Following(
+        loop = WatchLoop(
             source,
             str(path),
-            Kept(state, path),
+            StateFile(state, path),
             _say,
             sinks,
             once=once,
@@ -96,11 +95,11 @@ def watch(
             stop_file=stop_file,
             wait=time.sleep,
         )
-        memory = following.run()
-    assert memory.outcome is not None  # a watch that met no step has said so
+        end = loop.run()
+    assert end.outcome is not None  # a watch without a step has raised
     # one bad step is not undone by a good one behind it, as `servanda check DIR` says
-    bad = following.bad if once and source.kind == "dump" else None
-    code = EXIT_CODES[bad or memory.outcome]
+    bad = loop.bad if once and source.kind == "dump" else None
+    code = EXIT_CODES[bad or end.outcome]
     show(f"exit {code}")
     # wandb puts a function of its own in the place of sys.exit
     raise SystemExit(code)

@@ -1,10 +1,11 @@
-# A clause: one promise that two kernels make, and the limit that it is held to.
+# A clause: one promise that two kernels make, the limit that it is held to, and the slices of
+# tokens that it speaks of.
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -17,8 +18,12 @@ from pydantic import (
 
 from servanda.contract.fields import Duration, Flag, Name, Number, Value, Whole
 
+SECTIONS = ("numerical", "statistical", "runtime", "observability")
 STAGES = ("offline", "shadow", "canary", "full")
+WHOLE = "all"  # the slice that every clause also has
 
+Section = Literal["numerical", "statistical", "runtime", "observability"]
+Place = tuple[str | int, ...]  # of a part of a contract: keys and indexes
 Stage = Literal["offline", "shadow", "canary", "full"]
 Claim = Literal["population", "realised"]
 Severity = Literal["warning", "error", "critical"]
@@ -122,3 +127,15 @@ class Clause(Value):
         """99.0 for p99, None for mean and max."""
         match = _AGGREGATE.fullmatch(self.aggregate or "")
         return float(match[1]) if match and match[1] else None
+
+
+class SliceRule(Value):
+    """A declared slice: `split` makes one cell a value or bucket, `match` makes one cell."""
+
+    name: Name
+    split: str | None = Field(None, description="A field; each value or bucket is a slice.")
+    match: dict[str, dict[str, Any]] | None = Field(
+        None, description="{field: {gte: 3.0}} or {labels.x: {in: [a, b]}}; all must be met."
+    )
+    at: tuple[Number, ...] | None = Field(None, description="The edges of the buckets.")
+    most: Whole = Field(8, ge=1, le=1000, description="Values that get a slice of their own.")

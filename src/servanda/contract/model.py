@@ -15,7 +15,20 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from servanda.contract.clause import STAGES, Claim, Clause, Load, Relative, Severity, Stage
+from servanda.contract.clause import (
+    SECTIONS,
+    STAGES,
+    WHOLE,
+    Claim,
+    Clause,
+    Load,
+    Place,
+    Relative,
+    Section,
+    Severity,
+    SliceRule,
+    Stage,
+)
 from servanda.contract.fields import Name, Number, Range, Value, Whole
 from servanda.contract.objective import Gradient, GroupAdvantage, Reward, Weighting
 from servanda.contract.policy import Escalation, Promotion, Routing, StageRule
@@ -75,13 +88,11 @@ __all__ = [
 ]
 
 API_VERSION = "servanda.dev/v1alpha1"
-SECTIONS = ("numerical", "statistical", "runtime", "observability")
 QUANTIZATIONS = (
     *("int8_weight_only", "int8_dynamic", "w8a8", "int4_g32"),
     *("q8_0", "q4_0", "q4_k_m"),  # of GGUF
 )
 RECORDS = ("fingerprint", "token_ids", "processed_logprobs", "sampling", "path", "batch_size")
-WHOLE = "all"  # the slice that every clause also has
 PACK = "pack"  # the engine of a kernel that drew elsewhere, and was recorded
 EXTERNAL = "external"  # the engine of a kernel that a trainer runs, and nobody here opens
 
@@ -89,9 +100,6 @@ EXTERNAL = "external"  # the engine of a kernel that a trainer runs, and nobody 
 _OTHERS_ROUND = ("table", PACK, "openai_http", "recorded")
 # engines that tell the best tokens of a golden position, and never its full logits
 BEST_ONLY = (PACK, "openai_http")
-
-Section = Literal["numerical", "statistical", "runtime", "observability"]
-Place = tuple[str | int, ...]  # of a part of a contract: keys and indexes
 
 
 class Metadata(Value):
@@ -166,18 +174,6 @@ class Kernels(Value):
 
     train: Kernel
     infer: Kernel
-
-
-class SliceRule(Value):
-    """A declared slice: `split` makes one cell a value or bucket, `match` makes one cell."""
-
-    name: Name
-    split: str | None = Field(None, description="A field; each value or bucket is a slice.")
-    match: dict[str, dict[str, Any]] | None = Field(
-        None, description="{field: {gte: 3.0}} or {labels.x: {in: [a, b]}}; all must be met."
-    )
-    at: tuple[Number, ...] | None = Field(None, description="The edges of the buckets.")
-    most: Whole = Field(8, ge=1, le=1000, description="Values that get a slice of their own.")
 
 
 class Envelope(Value):

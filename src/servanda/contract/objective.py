@@ -8,7 +8,6 @@ from pydantic import Discriminator, Field, Tag
 
 from servanda.contract.clause import form
 from servanda.contract.fields import Number, Range, Value, Whole
-from servanda.theory.bounds.gradient import group_advantage_bound
 
 
 class Reward(Value):
@@ -29,15 +28,6 @@ class GroupAdvantage(Value):
     std: Literal["sample", "population"] = Field(
         "sample", description="The divisor: n - 1 (sample) or n (population)."
     )
-
-    @property
-    def bound(self) -> float:
-        """The largest |advantage| there can be: (n-1)/sqrt(n), or sqrt(n-1).
-
-        >>> round(GroupAdvantage(group_size=8).bound, 3)
-        2.475
-        """
-        return group_advantage_bound(self.group_size, self.std)
 
 
 class Weighting(Value):
@@ -100,9 +90,3 @@ class Gradient(Value):
         None,
         description="bypass: the clipped ratio is new policy over infer; decoupled: over train.",
     )
-
-    @property
-    def advantage_bound(self) -> float | None:
-        """The largest |advantage| that is declared."""
-        group = self.advantage
-        return group.bound if isinstance(group, GroupAdvantage) else group

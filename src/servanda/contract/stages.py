@@ -10,7 +10,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from servanda.contract.model import STAGES, Contract, Stage, StageRule
+from servanda.contract.clause import STAGES, Stage
+from servanda.contract.model import Contract
+from servanda.contract.policy import StageRule
 from servanda.errors import ContractError
 
 MIRRORED = 0.05  # of the traffic, where a shadow says no share

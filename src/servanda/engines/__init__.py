@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import entry_points
-from types import MappingProxyType
 
 from servanda.contract.model import Kernel
-from servanda.engines.base import ENGINES, Engine
+from servanda.engines.base import BUILTIN, ENGINES, Engine
 from servanda.engines.faults import FAULTS
 from servanda.errors import MeasurementError
 from servanda.registry import did_you_mean
 
 __all__ = ["BUILTIN", "Engine", "engine_names", "open_engine"]
 
-# each imports one heavy library, so none is imported before it is asked for
-BUILTIN = MappingProxyType(
-    {
-        "llamacpp": "servanda.engines.llamacpp",
-        "onnxruntime": "servanda.engines.onnxruntime",
-        "openai_http": "servanda.engines.http",
-        "pack": "servanda.engines.pack",
-        "recorded": "servanda.engines.recorded",
-        "table": "servanda.engines.table",
-        "transformers": "servanda.engines.transformers",
-        "vllm": "servanda.engines.vllm",
-    }
-)
 _PLUGINS = "servanda.engines"
 # what to do where the library of an engine is missing
 _INSTALL = {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from servanda.traces.trace import Trace
 
@@ -54,6 +56,16 @@ def _flat(column: pa.ChunkedArray) -> np.ndarray:
     if not column.num_chunks:
         return np.zeros(0, np.int64 if pa.types.is_integer(column.type.value_type) else np.float64)
     return column.chunk(0).flatten().to_numpy(zero_copy_only=False)
+
+
+def to_parquet(table: pa.Table, **options: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", **options)
+    return sink.getvalue().to_pybytes()
+
+
+def from_parquet(data: bytes) -> pa.Table:
+    return pq.read_table(pa.BufferReader(data), use_threads=False)
 
 
 def to_bytes(table: pa.Table) -> bytes:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,8 +15,9 @@ from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path
 from servanda.errors import MeasurementError
 from servanda.registry import Registry
-from servanda.theory.sampling import Sampling
+from servanda.theory.sampling import Sampling, best_columns
 from servanda.traces.latency import Timing
+from servanda.traces.request_log import Best
 from servanda.traces.trace import Batch, Trace
 
 CHUNK_ELEMENTS = 1 << 22  # logits travel and are reduced in pieces of about this many
@@ -132,6 +134,38 @@ def streams(engine: Any) -> bool:
     by_class = (vars(cls) for cls in type(engine).__mro__)
     first = next((own for own in by_class if {"generate", "steps"} & own.keys()), {})
     return "steps" in first
+
+
+# each imports one heavy library, so none is imported before it is asked for
+BUILTIN = MappingProxyType(
+    {
+        "llamacpp": "servanda.engines.llamacpp",
+        "onnxruntime": "servanda.engines.onnxruntime",
+        "openai_http": "servanda.engines.http",
+        "pack": "servanda.engines.pack",
+        "recorded": "servanda.engines.recorded",
+        "table": "servanda.engines.table",
+        "transformers": "servanda.engines.transformers",
+        "vllm": "servanda.engines.vllm",
+    }
+)
+
+
+def about_of(batch: Batch, kernel: Kernel, path: Path, sampling: Sampling) -> dict[str, str]:
+    """`Trace.about`: how the numbers of a batch came to be."""
+    return {
+        "path": path,
+        "batch_size": str(batch.together or kernel.batch_size),
+        "sampling": sampling.model_dump_json(),
+    }
+
+
+def padded_best(steps: Sequence[Best], k: int) -> dict[str, NDArray[np.float64]]:
+    """`best_columns` of the likeliest tokens of each step; NaN where a step has fewer than k."""
+    absent = ((np.nan, np.nan),) * k
+    rows = [(*step, *absent)[:k] for step in steps]
+    best_NK2 = np.array(rows, dtype=np.float64).reshape(len(rows), k, 2)
+    return best_columns(best_NK2[..., 0], best_NK2[..., 1])
 
 
 ENGINES: Registry[Callable[[Kernel], Any]] = Registry("engine")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from servanda.contract.model import Contract, Kernel, Place
-from servanda.engines import BUILTIN
+from servanda.engines.base import BUILTIN
 from servanda.errors import ContractError, Problem
 from servanda.judgement.rewards import file_and_function
 

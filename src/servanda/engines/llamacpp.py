@@ -193,12 +193,6 @@ class LlamaCppEngine(DecodingEngine):
             for start in range(0, max(1, len(logits_RV)), rows):  # one piece, be it empty
                 yield logits_RV[start : start + rows]
 
-    def _stack(self, logits_TSV: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        return np.stack(logits_TSV, axis=1)
-
-    def _numpy(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        return logits
-
     def _refuse_no_texts(self) -> None:
         if not self._description.encodes:
             raise MeasurementError(

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path
-from servanda.engines.base import CHUNK_ELEMENTS
+from servanda.engines.base import CHUNK_ELEMENTS, about_of
 from servanda.engines.decode_loop import Step, decoded, stacked
 from servanda.engines.limits import refuse_misfits
 from servanda.theory.sampling import Floats, Ints, Sampling, columns_of, draw, processed_logprobs
@@ -78,13 +78,15 @@ class DecodingEngine(ABC):
     def _prefill(self, chunk: Batch) -> Iterator[Any]:
         """Logits before each given token, as `_given_logits` has them, of whole texts."""
 
-    @abstractmethod
+    # and what it gives besides where its arrays are not those of numpy
+
     def _stack(self, logits_TSV: Sequence[Any]) -> Any:
         """The logits of single steps as [S, T, V]."""
+        return np.stack(logits_TSV, axis=1)
 
-    @abstractmethod
     def _numpy(self, logits: Any) -> NDArray[np.floating]:
         """The same numbers, none of them rounded."""
+        return logits
 
     # how it runs
 
@@ -207,16 +209,5 @@ class DecodingEngine(ABC):
         path: Path,
         sampling: Sampling,
     ) -> Trace:
-        return Trace(
-            sequence_S=np.array(chunk.sequence_S, dtype=np.int64),
-            length_S=length_S.astype(np.int64),
-            lost_S=np.zeros(len(chunk), dtype=bool),
-            prompt_tokens_S=np.array([len(p) for p in chunk.prompts], dtype=np.int64),
-            token_N=token_N,
-            columns=columns,
-            about={
-                "path": path,
-                "batch_size": str(chunk.together or self.kernel.batch_size),
-                "sampling": sampling.model_dump_json(),
-            },
-        )
+        about = about_of(chunk, self.kernel, path, sampling)
+        return Trace.of(chunk, length_S, token_N, columns, about)

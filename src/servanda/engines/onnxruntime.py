@@ -132,12 +132,6 @@ class OnnxRuntimeEngine(DecodingEngine):
         (logits_SCV,) = self._run(ids_ST, mask_ST, columns_C, self._nothing(len(chunk)), ["logits"])
         return self._after_prompts(chunk, logits_SCV.numpy())
 
-    def _stack(self, logits_TSV: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        return np.stack(logits_TSV, axis=1)
-
-    def _numpy(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        return logits
-
 
 def _refuse(kernel: Kernel) -> None:
     """A kernel that this engine cannot be."""

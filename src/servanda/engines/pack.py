@@ -103,14 +103,8 @@ class PackEngine:
         at_N = np.concatenate([self._golden[text] for text in texts])
         best_NK, logp_NK = self._best_NK[at_N], _lists(rows["top_logp"])[at_N]
         columns = {"logp": rows["logp"].to_numpy()[at_N], **best_columns(best_NK, logp_NK)}
-        return Trace(
-            sequence_S=np.array(batch.sequence_S, dtype=np.int64),
-            length_S=np.array([len(c) for c in batch.continuations], dtype=np.int64),
-            lost_S=np.zeros(len(batch), dtype=bool),
-            prompt_tokens_S=np.array([len(p) for p in batch.prompts], dtype=np.int64),
-            token_N=np.array([t for c in batch.continuations for t in c], dtype=np.int64),
-            columns=columns,
-        )
+        given = batch.continuations
+        return Trace.of(batch, [*map(len, given)], [t for c in given for t in c], columns)
 
     def close(self) -> None:
         pass

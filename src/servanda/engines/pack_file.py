@@ -7,8 +7,6 @@
 #   drawn.parquet     the sequences with their processed logprobs, in launch order
 #   again.parquet     a tenth of them, scored once more in other batches: the self-noise
 #   golden.parquet    at each golden position: token, logprob, log-sum-exp, the best 64
-#
-# A zip file, so that any tool can look inside; nothing in it is ever executed.
 
 from __future__ import annotations
 
@@ -21,19 +19,23 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from servanda.contract.identity import Description, digest_of, digest_of_bytes
+from servanda.contract.identity import Description, digest_of_bytes
 from servanda.contract.model import Kernel, Workload
-from servanda.engines.arrow import from_table, to_table
+from servanda.engines.arrow import from_parquet, from_table, to_parquet, to_table
+from servanda.engines.sealed_file import FileKind, sealed, write_member
 from servanda.errors import MeasurementError
 from servanda.traces.trace import Trace
 
-FORMAT = 1
 MANIFEST = "manifest.json"
 GOLDEN_PATH = b"path"  # in the metadata of golden.parquet
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same content is the same file, whenever it was written
-_ANEW = "copy the file again, or write it anew with `servanda tools measure -o`"
+_KIND = FileKind(
+    "reference pack",
+    MANIFEST,
+    ("format",),
+    "servanda tools measure KERNEL -o x.pack",
+    "copy the file again, or write it anew with `servanda tools measure -o`",
+)
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Pack:
     def golden_rows(self) -> pa.Table | None:
         """One row a golden position; None where the pack was made without golden texts."""
         data = self.members.get("golden.parquet")
-        return None if data is None else pq.read_table(pa.BufferReader(data), use_threads=False)
+        return None if data is None else from_parquet(data)
 
     @property
     def golden_path(self) -> str:
@@ -113,13 +115,7 @@ class Pack:
         return about.get(GOLDEN_PATH, b"prefill").decode()
 
     def _trace(self, name: str) -> Trace:
-        return from_table(pq.read_table(pa.BufferReader(self.members[name]), use_threads=False))
-
-
-def parquet(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    return sink.getvalue().to_pybytes()
+        return from_table(from_parquet(self.members[name]))
 
 
 def write_pack(
@@ -142,28 +138,25 @@ def write_pack(
     Raises:
         MeasurementError: the file cannot be written.
     """
-    members = {f"{name}.parquet": parquet(to_table(trace)) for name, trace in traces.items()}
+    members = {f"{name}.parquet": to_parquet(to_table(trace)) for name, trace in traces.items()}
     members |= others
-    manifest: dict[str, Any] = {
-        "format": FORMAT,
-        "kernel": kernel.model_dump(mode="json"),
-        "description": asdict(description),
-        "workload": workload.model_dump(mode="json"),
-        "seed": str(seed),  # longer than what some readers of JSON keep
-        "groups": groups,
-        "members": {name: digest_of_bytes(data) for name, data in sorted(members.items())},
-    }
-    manifest = json.loads(json.dumps(manifest))  # as whoever reads it will see it
-    manifest["digest"] = digest_of(manifest)
+    manifest = sealed(
+        {
+            "kernel": kernel.model_dump(mode="json"),
+            "description": asdict(description),
+            "workload": workload.model_dump(mode="json"),
+            "seed": str(seed),  # longer than what some readers of JSON keep
+            "groups": groups,
+            "members": {name: digest_of_bytes(data) for name, data in sorted(members.items())},
+        }
+    )
     partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as file:
             text = json.dumps(manifest, indent=1).encode()
             for name, data in [(MANIFEST, text), *sorted(members.items())]:
-                info = zipfile.ZipInfo(name, _EPOCH)
-                info.compress_type = zipfile.ZIP_DEFLATED
-                file.writestr(info, data)
+                write_member(file, name, data, zipfile.ZIP_DEFLATED)
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
@@ -179,59 +172,10 @@ def read_pack(name: str) -> Pack:
     Raises:
         MeasurementError: no such file, not a pack, of a newer version, or damaged.
     """
-    path = Path(name)
-    try:
-        with zipfile.ZipFile(path) as file:
-            if MANIFEST not in file.namelist():
-                raise MeasurementError(
-                    f"{name} is a zip file, but no reference pack: it has no {MANIFEST}",
-                    hint="packs are written by `servanda tools measure KERNEL -o x.pack`",
-                )
-            manifest = json.loads(file.read(MANIFEST))
-            _refuse_foreign(name, manifest)
-            members = {member: file.read(member) for member in manifest["members"]}
-    except FileNotFoundError:
-        raise MeasurementError(
-            f"there is no reference pack {name}",
-            hint="write one with `servanda tools measure KERNEL -o x.pack`",
-        ) from None
-    except zipfile.BadZipFile:
-        raise MeasurementError(
-            f"{name} is no reference pack, or only a part of one", hint=_ANEW
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.error) as error:
-        raise MeasurementError(f"{name} cannot be read: {error}", hint=_ANEW) from None
-    except Exception as error:  # zlib speaks of damage in an error of its own
-        if isinstance(error, MeasurementError):
-            raise
-        raise MeasurementError(f"{name} is damaged: {error}", hint=_ANEW) from None
-    claimed = {key: value for key, value in manifest.items() if key != "digest"}
-    odd = [m for m, data in members.items() if digest_of_bytes(data) != manifest["members"][m]]
-    if odd or digest_of(claimed) != manifest.get("digest"):
-        raise MeasurementError(
-            f"{name} is damaged: {odd[0] if odd else MANIFEST} is not what its digest says",
-            hint=_ANEW,
-        )
+    manifest, members = _KIND.read(name, keep=True)
     pack = Pack(name, manifest, members)
     try:
         _ = pack.kernel, pack.workload, pack.description, pack.seed, pack.groups
     except (ValueError, KeyError, TypeError) as error:
-        said = str(error).splitlines()[0]
-        raise MeasurementError(f"{name} cannot be read: {said}", hint=_ANEW) from None
+        raise _KIND.unreadable(name, error) from None
     return pack
-
-
-def _refuse_foreign(name: str, manifest: object) -> None:
-    version = manifest.get("format") if isinstance(manifest, dict) else None
-    if not isinstance(version, int):
-        raise MeasurementError(
-            f"{name} is no reference pack: its {MANIFEST} states no format", hint=_ANEW
-        )
-    if version > FORMAT:
-        raise MeasurementError(
-            f"{name} has format {version}, and this version reads up to {FORMAT}",
-            hint="upgrade servanda, or write the pack anew with this version",
-        )
-
-
-__all__ = ["GOLDEN_PATH", "Pack", "parquet", "read_pack", "write_pack"]

@@ -15,13 +15,11 @@ from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel, Path
-from servanda.engines.arrow import from_table, to_table
+from servanda.engines.arrow import from_parquet, from_table, to_parquet, to_table
 from servanda.engines.base import ENGINES, Engine, verb_of
 from servanda.engines.recorded_file import (
     Call,
@@ -117,9 +115,7 @@ class Recorder:
         self._engine.close()
 
     def _kept(self, question: Question, batch: Batch, trace: Trace) -> Trace:
-        sink = pa.BufferOutputStream()
-        pq.write_table(to_table(trace), sink, compression="zstd")
-        self._recording.add(question, rows_of(batch), sink.getvalue().to_pybytes())
+        self._recording.add(question, rows_of(batch), to_parquet(to_table(trace)))
         return trace
 
 
@@ -217,8 +213,7 @@ class RecordedEngine:
         return f"the recording {self.recorded.file}"
 
     def _trace(self, question: Question, batch: Batch) -> Trace:
-        data = self.recorded.data(self._found(question, batch))
-        return from_table(pq.read_table(pa.BufferReader(data), use_threads=False))
+        return from_table(from_parquet(self.recorded.data(self._found(question, batch))))
 
     def _found(self, question: Question, batch: Batch) -> Call:
         rows = rows_of(batch)

@@ -7,7 +7,7 @@
 # The key of a call is its question (verb, sampling, seed, path, width, together) and its
 # rows in order: sequence, prompt, continuation.  So the batch is part of the record (law 7):
 # a kernel's numbers depend on what ran beside a sequence, and none is handed out of another
-# batch.  A zip file, so that any tool can look inside; nothing in it is ever executed.
+# batch.
 
 from __future__ import annotations
 
@@ -21,14 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from servanda.contract.identity import Description, digest_of, digest_of_bytes
+from servanda.engines.sealed_file import FileKind, sealed, write_member
 from servanda.errors import MeasurementError
 from servanda.traces.trace import Batch
 
-FORMAT = 1
 HEAD = "head.json"
 LOGITS_BYTES = 1 << 28  # of all logits of a recording, before they are compressed
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same answers are the same file, whenever it was written
-_ANEW = "copy the file again, or record it anew with `servanda check CONTRACT --record FILE`"
+_KIND = FileKind(
+    "recording",
+    HEAD,
+    ("format", "calls"),
+    "servanda check CONTRACT --record FILE",
+    "copy the file again, or record it anew with `servanda check CONTRACT --record FILE`",
+)
 
 Row = tuple[int, str]  # launch index, digest of prompt and continuation
 
@@ -127,17 +132,16 @@ class Recording:
                 f"nothing was recorded in {self.path}: the engine was not even described",
                 hint="ask the engine while it is recorded",
             )
-        head: dict[str, Any] = {
-            "format": FORMAT,
-            "description": asdict(self.description),
-            "vocabulary": self.vocabulary,
-            "encoded": self.encoded,
-            "decoded": self.decoded,
-            "calls": [asdict(call) for call in self._calls],
-            "members": self._digests,
-        }
-        head = json.loads(json.dumps(head))  # as whoever reads it will see it
-        head["digest"] = digest_of(head)
+        head = sealed(
+            {
+                "description": asdict(self.description),
+                "vocabulary": self.vocabulary,
+                "encoded": self.encoded,
+                "decoded": self.decoded,
+                "calls": [asdict(call) for call in self._calls],
+                "members": self._digests,
+            }
+        )
         self._write(HEAD, json.dumps(head).encode())
         assert self._zip is not None
         try:
@@ -157,13 +161,11 @@ class Recording:
 
     def _write(self, member: str, data: bytes) -> None:
         assert self._zip is not None, "the recording is finished"
-        info = zipfile.ZipInfo(member, _EPOCH)
         # Parquet compresses by itself
-        info.compress_type = (
-            zipfile.ZIP_STORED if member.endswith(".parquet") else zipfile.ZIP_DEFLATED
-        )
+        stored = member.endswith(".parquet")
         try:
-            self._zip.writestr(info, data)
+            compress = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+            write_member(self._zip, member, data, compress)
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -223,54 +225,10 @@ def read_recording(name: str) -> Recorded:
     Raises:
         MeasurementError: no such file, no recording, of a newer version, or damaged.
     """
-    try:
-        with zipfile.ZipFile(name) as file:
-            if HEAD not in file.namelist():
-                raise MeasurementError(
-                    f"{name} is a zip file, but no recording: it has no {HEAD}",
-                    hint="recordings are written by `servanda check CONTRACT --record FILE`",
-                )
-            head = json.loads(file.read(HEAD))
-            _refuse_foreign(name, head)
-            odd = [
-                m
-                for m, digest in head["members"].items()
-                if digest_of_bytes(file.read(m)) != digest
-            ]
-    except FileNotFoundError:
-        raise MeasurementError(
-            f"there is no recording {name}",
-            hint="write one with `servanda check CONTRACT --record FILE`",
-        ) from None
-    except zipfile.BadZipFile as error:
-        raise MeasurementError(
-            f"{name} is no recording, or only a part of one: {error}", hint=_ANEW
-        ) from None
-    except MeasurementError:
-        raise
-    except Exception as error:  # zlib speaks of damage in an error of its own
-        raise MeasurementError(f"{name} cannot be read: {error}", hint=_ANEW) from None
-    claimed = {key: value for key, value in head.items() if key != "digest"}
-    if odd or digest_of(claimed) != head.get("digest"):
-        raise MeasurementError(
-            f"{name} is damaged: {odd[0] if odd else HEAD} is not what its digest says", hint=_ANEW
-        )
+    head, _ = _KIND.read(name, keep=False)
     recorded = Recorded(name, head)
     try:
         _ = recorded.description, recorded.by_key
     except (ValueError, KeyError, TypeError) as error:
-        raise MeasurementError(f"{name} cannot be read: {error!r}", hint=_ANEW) from None
+        raise _KIND.unreadable(name, error) from None
     return recorded
-
-
-def _refuse_foreign(name: str, head: object) -> None:
-    version = head.get("format") if isinstance(head, dict) else None
-    if not isinstance(version, int) or "calls" not in head:  # type: ignore[operator]
-        raise MeasurementError(
-            f"{name} is no recording: its {HEAD} states neither format nor calls", hint=_ANEW
-        )
-    if version > FORMAT:
-        raise MeasurementError(
-            f"{name} has format {version}, and this version reads up to {FORMAT}",
-            hint="upgrade servanda, or record it anew with this version",
-        )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel, Path
 from servanda.contract.text_file import content
-from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
+from servanda.engines.base import CHUNK_ELEMENTS, ENGINES, about_of
 from servanda.engines.exact_table import Table
 from servanda.errors import MeasurementError
 from servanda.theory.divergence.precision import rounded
@@ -199,19 +199,9 @@ class TableEngine:
         path: Path,
     ) -> Trace:
         capture = self.table.capture
-        return Trace(
-            sequence_S=np.array(batch.sequence_S, dtype=np.int64),
-            length_S=length_S,
-            lost_S=np.zeros(len(batch), dtype=bool),
-            prompt_tokens_S=np.array([len(p) for p in batch.prompts], dtype=np.int64),
-            token_N=token_N,
-            columns={
-                name: rounded(values_N, capture) if name.startswith("logp") else values_N
-                for name, values_N in columns.items()
-            },
-            about={
-                "path": path,
-                "batch_size": str(batch.together or self.kernel.batch_size),
-                "sampling": sampling.model_dump_json(),
-            },
-        )
+        columns = {
+            name: rounded(values_N, capture) if name.startswith("logp") else values_N
+            for name, values_N in columns.items()
+        }
+        about = about_of(batch, self.kernel, path, sampling)
+        return Trace.of(batch, length_S, token_N, columns, about)

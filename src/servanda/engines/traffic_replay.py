@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel, Path
+from servanda.engines.base import padded_best
 from servanda.errors import MeasurementError
-from servanda.theory.sampling import Sampling, best_columns
+from servanda.theory.sampling import Sampling
 from servanda.traces.latency import Timing
 from servanda.traces.request_log import Request
 from servanda.traces.trace import Batch, Trace
@@ -68,24 +69,21 @@ class ServedEngine:
             for r, cut in zip(requests, ends, strict=True)
         ]
         k = max((len(step) for steps in best for step in steps), default=0)
-        none = ((math.nan, math.nan),) * k
-        steps = [(*step, *none)[:k] for answer in best for step in answer]
-        best_NK2 = np.array(steps, dtype=np.float64).reshape(len(steps), k, 2)
         columns = {"logp": np.array([v for answer in logp for v in answer], dtype=np.float64)}
-        return Trace(
-            sequence_S=np.array(batch.sequence_S, dtype=np.int64),
-            length_S=np.array([len(t) for t in tokens], dtype=np.int64),
-            lost_S=np.array([bool(r.lost) for r in requests], dtype=bool),
-            prompt_tokens_S=np.array([len(p) for p in batch.prompts], dtype=np.int64),
-            token_N=np.array([t for answer in tokens for t in answer], dtype=np.int64),
-            columns=columns | best_columns(best_NK2[..., 0], best_NK2[..., 1]),
-            about={
+        # in launch order, whatever order the batch has them in
+        launched = sorted(requests, key=lambda request: request.index)
+        return Trace.of(
+            batch,
+            [len(answer) for answer in tokens],
+            [t for answer in tokens for t in answer],
+            columns | padded_best([step for answer in best for step in answer], k),
+            {
                 "path": "decode",
                 "batch_size": str(self.kernel.batch_size),
                 "sampling": sampling.model_dump_json(),
-                # in launch order, whatever order the batch has them in
-                "requests": digest_of([_asked(r) for r in sorted(requests, key=_index)]),
+                "requests": digest_of([_asked(request) for request in launched]),
             },
+            lost_S=[bool(request.lost) for request in requests],
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -131,10 +129,6 @@ class ServedEngine:
             f"a log of served requests cannot {verb}",
             hint="it has what infer answered, and nothing can be asked of it",
         )
-
-
-def _index(request: Request) -> int:
-    return request.index
 
 
 def _asked(request: Request) -> list[object]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path
 from servanda.engines import checkpoint, folder, vllm_launch
-from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
+from servanda.engines.base import CHUNK_ELEMENTS, ENGINES, about_of
 from servanda.engines.limits import refuse_misfits
 from servanda.engines.vllm_rows import KEY, Part, Reported, Rows, Tap, trace_of
 from servanda.errors import MeasurementError
@@ -108,7 +107,7 @@ class VllmEngine(checkpoint.Tokenized):
         parts: list[Part | None] = []
         for chunk in self._chunks(batch):
             parts += self._served(self._draws(chunk, sampling, seed, logprobs=k), read)
-        return trace_of(parts, batch, self.kernel.batch_size, "decode", sampling)
+        return trace_of(parts, batch, about_of(batch, self.kernel, "decode", sampling))
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
         """As `Engine.score`; a transform is applied here, to whole rows of raw logprobs."""
@@ -121,7 +120,7 @@ class VllmEngine(checkpoint.Tokenized):
             else:
                 logp_TV = _processed(said, sampling)
                 parts.append((given, columns_of(logp_TV, np.array(given, dtype=np.int64))))
-        return trace_of(parts, batch, self.kernel.batch_size, path, sampling)
+        return trace_of(parts, batch, about_of(batch, self.kernel, path, sampling))
 
     def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.float32]]:
         """As `Engine.logits`, each row less its log-sum-exp: raw logprobs.
@@ -149,7 +148,7 @@ class VllmEngine(checkpoint.Tokenized):
         for given, said in self._given(batch, path, k):
             assert said is None or isinstance(said, Reported)
             parts.append(None if said is None else (given, said.columns(k)))
-        return trace_of(parts, batch, self.kernel.batch_size, path, PLAIN)
+        return trace_of(parts, batch, about_of(batch, self.kernel, path, PLAIN))
 
     def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
         """As `Engine.time`: a token is there when the step that made it has returned."""
@@ -169,11 +168,7 @@ class VllmEngine(checkpoint.Tokenized):
                 f"vLLM gave up {at_ST.count([])} of {len(batch)} requests before their first token",
                 hint="lower the load, or give vLLM more memory (VLLM_CPU_KVCACHE_SPACE)",
             )
-        return Timing(
-            first_S=tuple(at_T[0] - begun for at_T in at_ST),
-            gap_N=tuple(after - before for at_T in at_ST for before, after in pairwise(at_T)),
-            wall=max(at_T[-1] for at_T in at_ST) - begun,
-        )
+        return Timing.of_requests(begun, at_ST)
 
     def close(self) -> None:
         self._llm = None

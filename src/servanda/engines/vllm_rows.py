@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract.model import Path
-from servanda.theory.sampling import Floats, Sampling, best_columns
+from servanda.theory.sampling import Floats, best_columns
 from servanda.traces.trace import Batch, Trace
 
 Rows = NDArray[np.float32]
@@ -123,25 +122,18 @@ class TapProcessor:
         return self.taps.get((params.extra_args or {}).get(KEY, ""))
 
 
-def trace_of(
-    parts: Sequence[Part | None], batch: Batch, batch_size: int, path: Path, sampling: Sampling
-) -> Trace:
+def trace_of(parts: Sequence[Part | None], batch: Batch, about: Mapping[str, str]) -> Trace:
     """A trace of a batch from its sequences' parts; one that has none is lost."""
     there = [part for part in parts if part is not None]
     names = there[0][1] if there else ("logp",)
-    return Trace(
-        sequence_S=np.array(batch.sequence_S, dtype=np.int64),
-        length_S=np.array([len(part[0]) if part else 0 for part in parts], dtype=np.int64),
-        lost_S=np.array([part is None for part in parts], dtype=bool),
-        prompt_tokens_S=np.array([len(p) for p in batch.prompts], dtype=np.int64),
-        token_N=np.array([t for tokens, _ in there for t in tokens], dtype=np.int64),
-        columns={
+    return Trace.of(
+        batch,
+        [len(part[0]) if part else 0 for part in parts],
+        [t for tokens, _ in there for t in tokens],
+        {
             name: np.concatenate([np.zeros(0), *(columns[name] for _, columns in there)])
             for name in names
         },
-        about={
-            "path": path,
-            "batch_size": str(batch.together or batch_size),
-            "sampling": sampling.model_dump_json(),
-        },
+        about,
+        lost_S=[part is None for part in parts],
     )

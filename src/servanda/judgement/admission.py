@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from servanda.contract.identity import GRADES, Description, Grade
-from servanda.contract.model import Contract, Kernel, Path
+from servanda.contract.model import Contract, Kernel
+from servanda.contract.workload import Path
 from servanda.errors import ContractError, IdentityError, MeasurementError, Problem, Where
 from servanda.judgement.clauses.base import Cell
 from servanda.judgement.clauses.envelope import CornerFact

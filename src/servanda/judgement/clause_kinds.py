@@ -5,30 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from servanda.contract.model import (
-    BEST_ONLY,
-    WHOLE,
-    Clause,
-    Contract,
-    Place,
-    Relative,
-    Section,
-    Stage,
-)
+from servanda.contract.clause import WHOLE, Clause, Place, Relative, Section, Stage
+from servanda.contract.model import BEST_ONLY, Contract
 from servanda.judgement.clauses.base import DRAWS, GUARDS, Kind, Source
 from servanda.judgement.clauses.batch_invariance import BatchInvariance
-from servanda.judgement.clauses.calibration import CALIBRATION, Calibration
 from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
 from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.not_applicable import Later, NotHere
-from servanda.judgement.clauses.numerical import Fact
-from servanda.judgement.clauses.numerical_interval import BoundedFact
+from servanda.judgement.clauses.numerical import BoundedFact, Calibration, Fact
 from servanda.judgement.clauses.relative import RelativeToNoise, RelativeToStable
 from servanda.judgement.clauses.scaling import feed_of
 from servanda.judgement.clauses.service_level import TIMINGS, LoadOf, service_level
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.schedule import Schedule
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
+from servanda.theory.divergence.calibration import CALIBRATION
 
 # Preconditions that every statistical clause needs, added where a contract has none.
 DEFAULT_GUARDS = (

@@ -10,7 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from servanda.contract.model import Claim, Kernel, SliceRule, WorkloadSampling
+from servanda.contract.clause import Claim, SliceRule
+from servanda.contract.model import Kernel
+from servanda.contract.workload import WorkloadSampling
 from servanda.judgement.slices.rules import known
 
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*")

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 
 from servanda.judgement.clauses.base import DRAWS, Cell
 from servanda.judgement.clauses.relative import RelativeCertificate
-from servanda.judgement.clauses.sequences import BySequence
-from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.statistical import BySequence, Certificate
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import NOISE_STRIDE, Schedule
 from servanda.judgement.slices.rules import Cut
-from servanda.theory.stats import reach
+from servanda.theory.stats.reachable import reach
 from servanda.traces.corpus import Corpus
 
 CHARACTERS_A_TOKEN = 4  # of plain text, where no tokenizer is at hand
@@ -163,7 +162,7 @@ def _decides(
     return Decides(
         clause=cell.clause.id,
         slice=cell.cut.name,
-        units=f"{cell.kind.each}s" if cell.claim == "realised" else "prompt groups",
+        units=cell.units_of(cell.kind.each),
         n=n,
         limit=feed.value(feed.limit),
         threshold=feed.threshold,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from servanda.contract.model import Contract, Escalation
+from servanda.contract.model import Contract
+from servanda.contract.policy import Escalation
 from servanda.judgement.clauses.base import CellVerdict, worst
 
 

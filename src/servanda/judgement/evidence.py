@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from servanda.contract.identity import EvidenceKey
 from servanda.errors import EvidenceError
-from servanda.judgement.clauses.base import DRAWS, Cell, Source, View
-from servanda.judgement.clauses.self_noise import SELVES
+from servanda.judgement.clauses.base import DRAWS, SELVES, Cell, Source, View
 from servanda.judgement.schedule import Schedule, Unit
 from servanda.judgement.slices.columns import columns
 from servanda.judgement.slices.rules import FIELDS, LABEL
@@ -137,10 +136,14 @@ class Evidence:
         return tuple(prefix)
 
     @property
+    def digested(self) -> str:
+        """Every number in it, with the names of classes and fields, which stored digests fix."""
+        return repr((self.key, self.plan, sorted(self.rounds.items()), sorted(self.once.items())))
+
+    @property
     def digest(self) -> str:
         """Of every number in it; independent of the order in which shards were merged."""
-        text = repr((self.key, self.plan, sorted(self.rounds.items()), sorted(self.once.items())))
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(self.digested.encode(), digest_size=16).hexdigest()
 
 
 def weigh(plan: Plan, key: EvidenceKey, rounds: Iterable[Round]) -> Evidence:

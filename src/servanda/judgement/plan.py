@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from servanda.contract.clause import WHOLE, Clause, Place, Section, Stage
 from servanda.contract.identity import digest_of
-from servanda.contract.model import WHOLE, Clause, Contract, Kernel, Place, Section, Stage
+from servanda.contract.model import Contract, Kernel
 from servanda.contract.stages import Leg
 from servanda.errors import ContractError, Problem
 from servanda.judgement.clause_kinds import clauses_at, kind_of
@@ -20,16 +21,16 @@ from servanda.judgement.clauses.numerical import Fact
 from servanda.judgement.clauses.relative import RelativeCertificate
 from servanda.judgement.clauses.reward_gap import RewardGap
 from servanda.judgement.clauses.scope import slices_of
-from servanda.judgement.clauses.sequences import BySequence
 from servanda.judgement.clauses.service_level import LoadOf, ServiceLevel
-from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.statistical import BySequence, Certificate
 from servanda.judgement.reward_answers import unanswered
 from servanda.judgement.rewards import file_and_function
 from servanda.judgement.schedule import Arrivals, Schedule
 from servanda.judgement.slices.rules import LABEL, Cut, cuts_of
 from servanda.judgement.traffic import Traffic
 from servanda.registry import did_you_mean
-from servanda.theory.stats import attempt_alpha, units_at_best
+from servanda.theory.stats.interval import units_at_best
+from servanda.theory.stats.multiplicity import attempt_alpha
 from servanda.traces.corpus import Corpus
 
 
@@ -304,7 +305,7 @@ def out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
     endless = plan.live and plan.leg is not None and plan.leg.if_inconclusive == "wait"
     if needed is not None and (endless or needed <= most):
         return
-    unit = f"{kind.each}s" if cell.claim == "realised" else "prompt groups"
+    unit = cell.units_of(kind.each)
     asked = "no number of" if needed is None else f"at least {needed:,}"
     yield Problem(
         f"clause {cell.clause.id!r} cannot hold on slice {cell.cut.name!r}: even identical "

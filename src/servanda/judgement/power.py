@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,7 +29,7 @@ from servanda.traces.trace import Trace, TracePair
 
 _FIELDS = frozenset(FIELDS) - CLASS_FIELDS
 _MOST = 2000  # prompt groups that are drawn again; a gate that needs more is not called blind
-_GROUNDS = "as large as on the shipped 2.6 M model"
+Cells = Sequence[tuple[int, Cell]]  # of a plan, with their places in it
 
 
 @dataclass(frozen=True)
@@ -55,56 +55,53 @@ class Signature:
 def power(plan: Plan, evidence: Evidence, signatures: Iterable[Signature]) -> tuple[Caught, ...]:
     """Every fault whose signature says something here, and the cells that would have been red."""
     refusing = evidence.key.grade == "verified"
+    cells = [(i, cell) for i, cell in enumerate(plan.cells) if cell.clause.enforced]
     return tuple(
-        _caught(plan, evidence, signature)
+        _caught(plan, cells, evidence, signature)
         for signature in signatures
         if signature.pair is not None or refusing
     )
 
 
-def _caught(plan: Plan, evidence: Evidence, signature: Signature) -> Caught:
+def _caught(plan: Plan, cells: Cells, evidence: Evidence, signature: Signature) -> Caught:
     if signature.pair is None:
         by = ("identity of weights and vocabulary",)
-        return _told(signature, by, "refused before anything is drawn")
-    red = [*_on_golden(plan, evidence, signature)]
-    for schedule in plan.schedules:
-        red += _on_workload(plan, evidence, schedule, signature)
-    red.sort(key=lambda found: -(found.e_violated or 0.0))
-    names = dict.fromkeys(f"{found.clause} on {found.slice}" for found in red)
-    return _told(signature, tuple(names), _GROUNDS)
+        grounds = "refused before anything is drawn"
+    else:
+        red = [*_on_golden(plan, cells, evidence, signature)]
+        for schedule in plan.schedules:
+            red += _on_workload(plan, cells, evidence, schedule, signature)
+        red.sort(key=lambda verdict: -(verdict.e_violated or 0.0))
+        by = tuple(dict.fromkeys(f"{verdict.clause} on {verdict.slice}" for verdict in red))
+        grounds = "as large as on the shipped 2.6 M model"
+    fault, strength = signature.fault, signature.strength
+    return Caught(fault, signature.summary, by, grounds, strength, signature.met)
 
 
-def _told(signature: Signature, by: tuple[str, ...], grounds: str) -> Caught:
-    of = signature
-    return Caught(of.fault, of.summary, by, grounds, of.strength, of.met)
-
-
-def _on_golden(plan: Plan, evidence: Evidence, signature: Signature) -> Iterator[CellVerdict]:
+def _on_golden(
+    plan: Plan, cells: Cells, evidence: Evidence, signature: Signature
+) -> Iterator[CellVerdict]:
     look = Look(plan.alpha, plan.price_cells, 0, 0, intervals=False)
     golden = evidence.once.get("golden")
-    for i, cell in enumerate(plan.cells):
+    for i, cell in cells:
         values = signature.golden.get(cell.clause.metric)
         fact = isinstance(cell.kind, Fact) and cell.kind.source == "golden"
-        whole = fact and not cell.cut.terms and cell.clause.enforced
+        whole = fact and not cell.cut.terms
         # the largest values say what a maximum is, and nothing of a mean or a percentile
         if not whole or golden is None or not values or cell.clause.aggregate not in (None, "max"):
             continue
         floor = cell.kind.floor(cell, [golden.noise[i]])
-        found = cell.kind.judge(cell, [Values(values)], floor, look)
-        if found.outcome == "violated":
-            yield found
+        verdict = cell.kind.judge(cell, [Values(values)], floor, look)
+        if verdict.outcome == "violated":
+            yield verdict
 
 
 def _on_workload(
-    plan: Plan, evidence: Evidence, schedule: Schedule, signature: Signature
+    plan: Plan, enforced: Cells, evidence: Evidence, schedule: Schedule, signature: Signature
 ) -> Iterator[CellVerdict]:
     closed = evidence.closed(schedule.name)
     launched = min(sum(part.groups for part in closed), _MOST)
-    cells = [
-        (i, cell)
-        for i, cell in enumerate(plan.cells)
-        if cell.workload == schedule.name and cell.clause.enforced and _computable(cell)
-    ]
+    cells = [(i, c) for i, c in enforced if c.workload == schedule.name and _computable(c)]
     if not launched or not cells:
         return
     view = _drawn_again(schedule, signature, launched, [cell for _, cell in cells])
@@ -114,9 +111,9 @@ def _on_workload(
         if own is not None and _rarer(own, cell, view):
             continue
         floor = cell.kind.floor(cell, [part.noise[i] for part in closed])
-        found = cell.kind.judge(cell, [cell.kind.weigh(cell, view)], floor, look)
-        if found.outcome in ("violated", "error"):
-            yield found
+        verdict = cell.kind.judge(cell, [cell.kind.weigh(cell, view)], floor, look)
+        if verdict.outcome in ("violated", "error"):
+            yield verdict
 
 
 def _rarer(own: Portrait, cell: Cell, view: View) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from servanda.contract.model import Contract, Place
+from servanda.contract.clause import Place
+from servanda.contract.model import Contract
 from servanda.errors import Problem
 from servanda.judgement.clauses.base import DRAWS, Cell
 from servanda.judgement.clauses.scope import known_by_name

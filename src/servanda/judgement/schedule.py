@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract.model import Workload
+from servanda.contract.workload import Workload
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.traffic import Traffic
 from servanda.theory.sampling import uniforms
@@ -66,7 +65,7 @@ class Schedule:
         """Where the rounds lie in a run directory."""
         return "rounds" if self.name == "workload" else f"rounds/{self.name}"
 
-    def units(self, index: int) -> Iterator[Unit]:
+    def units(self, index: int) -> tuple[Unit, ...]:
         """The sequences of a round, in launch order; every round is full, the last one too.
 
         Each draw takes a prompt group at random with replacement, so that the groups are
@@ -75,10 +74,12 @@ class Schedule:
         groups, samples = self.corpus.groups, self.workload.samples
         stride = max(map(len, groups)) * samples
         start = index * self.workload.round
+        units = []
         for draw in range(start, start + self.workload.round):
             rows = groups[int(uniforms(self.seed, "prompt", draw, 1)[0] * len(groups))]
-            for i, row in enumerate(r for r in rows for _ in range(samples)):
-                yield Unit(draw * stride + i, row, draw)
+            sampled = (row for row in rows for _ in range(samples))
+            units += [Unit(draw * stride + i, row, draw) for i, row in enumerate(sampled)]
+        return tuple(units)
 
     def capacity(self, cut: Cut) -> int:
         """The largest number of tokens that one prompt group can have in a slice."""
@@ -183,14 +184,15 @@ class Arrivals(Schedule):
         arrived = len(self.traffic.groups) // self.workload.round
         return arrived if self.endless else min(arrived, super().rounds)
 
-    def units(self, index: int) -> Iterator[Unit]:
+    def units(self, index: int) -> tuple[Unit, ...]:
         """The served requests of a round, in launch order; a sequence is a request's index."""
         start = index * self.workload.round
-        row = self._first_G[start]
-        for draw in range(start, start + self.workload.round):
-            for request in self.traffic.groups[draw]:
-                yield Unit(request.index, row, draw)
-                row += 1
+        draws = range(start, start + self.workload.round)
+        launched = ((request, draw) for draw in draws for request in self.traffic.groups[draw])
+        return tuple(
+            Unit(request.index, row, draw)
+            for row, (request, draw) in enumerate(launched, self._first_G[start])
+        )
 
     @cached_property
     def _first_G(self) -> list[int]:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from servanda.contract.model import Contract, SliceRule
+from servanda.contract.clause import SliceRule
+from servanda.contract.model import Contract
 from servanda.judgement.slices.rules import LABEL
 from servanda.judgement.workload_coverage import listed
-from servanda.theory.stats import units_at_best
+from servanda.theory.stats.interval import units_at_best
 from servanda.traces.corpus import Corpus
 
 _MOST = 8  # values of a label that become slices

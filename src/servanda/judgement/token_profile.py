@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.theory.divergence import sampled
+from servanda.theory.divergence.base import sampled
 from servanda.traces.trace import Trace, TracePair
 
 Array = NDArray[Any]

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from servanda.contract.model import Contract, Workload
+from servanda.contract.model import Contract
+from servanda.contract.workload import Workload
 from servanda.errors import EvidenceError
 from servanda.theory.sampling import Sampling
 from servanda.traces.request_log import Request

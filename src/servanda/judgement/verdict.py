@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from servanda.contract.clause import WHOLE
 from servanda.contract.identity import EvidenceKey
-from servanda.contract.model import WHOLE, Contract
+from servanda.contract.model import Contract
 from servanda.errors import EvidenceError
 from servanda.judgement.bitwise import SAME, objection, remarks
 from servanda.judgement.breakdown import Breakdown

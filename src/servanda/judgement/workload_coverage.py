@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from servanda.contract.model import WHOLE
+from servanda.contract.clause import WHOLE
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.slices.rules import LABEL, Cut, Term, cuts_of
 from servanda.traces.corpus import Corpus

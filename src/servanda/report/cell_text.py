@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.clauses.base import ORDER, CellVerdict
-from servanda.judgement.clauses.statistical import ALWAYS, WITHIN_NOISE
+from servanda.judgement.clauses.base import ORDER, WITHIN_NOISE, CellVerdict
+from servanda.judgement.clauses.statistical import ALWAYS
 from servanda.report.format import exact_percent, line, number, percent, place
-from servanda.theory.bounds import ASSUMPTIONS
+from servanda.theory.bounds.assumptions import ASSUMPTIONS
 
 GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓", "not applicable": "–"}
 UNITS = {"prompt groups": "groups", "golden positions": "positions"}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from servanda.judgement.bound_chain.steps import Chain, Step
 from servanda.report.table import table
-from servanda.theory.bounds import THEOREMS
+from servanda.theory.bounds.theorem import THEOREMS
 
 _WIDTH = 98
 _MARKS = string.ascii_lowercase

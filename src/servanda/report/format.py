@@ -6,6 +6,7 @@ import math
 import re
 import textwrap
 import unicodedata
+from xml.etree.ElementTree import Element, indent, tostring
 
 from servanda.contract.model import WHOLE
 
@@ -110,3 +111,9 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]
 def xml_text(text: str) -> str:
     """A text that XML can hold: other characters are replaced."""
     return _NOT_XML.sub("\ufffd", text)
+
+
+def xml_document(root: Element) -> str:
+    """An element and all in it, indented."""
+    indent(root)
+    return tostring(root, encoding="unicode", xml_declaration=True) + "\n"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from servanda.errors import Where
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
 from servanda.report import cell_text, format
 from servanda.report.base import FORMATS
 from servanda.report.summary import headline, impact
 
-_MOST = 9  # a step shows ten of a kind, and the summary is one of them
+MOST_ANNOTATIONS = 9  # a step shows ten of a kind, and the summary is one of them
 _COMMANDS = {"violated": "error", "error": "error", "inconclusive": "warning"}
 
 
@@ -19,37 +20,38 @@ def render(verdict: Verdict) -> str:
     Source:
         GitHub Docs, Workflow commands for GitHub Actions, "Setting an error message".
     """
-    cells = [c for c in cell_text.worst_first(verdict.cells) if _told(c)]
-    lines = [_annotation(cell) for cell in cells[:_MOST]]
+    cells = [
+        cell
+        for cell in cell_text.worst_first(verdict.cells)
+        if cell.outcome in _COMMANDS and (cell.enforced or cell.outcome == "violated")
+    ]
+    lines = [_annotation(cell) for cell in cells[:MOST_ANNOTATIONS]]
     summary = f"{headline(verdict)} {impact(verdict)}"
-    if len(cells) > _MOST:
-        summary += f" {len(cells) - _MOST} more cells are not annotated."
+    if len(cells) > MOST_ANNOTATIONS:
+        summary += f" {len(cells) - MOST_ANNOTATIONS} more cells are not annotated."
     summary += "".join(f"\n{format.line(text)}" for text in verdict.circumstances.differences)
     summary += "".join(f"\nNot examined: {format.line(s.text)}" for s in verdict.blind_spots)
-    title = escaped_property(f"servanda: {format.line(verdict.contract)}")
-    return "\n".join([*lines, f"::notice title={title}::{escaped(summary)}"])
-
-
-def _told(cell: CellVerdict) -> bool:
-    return cell.outcome in _COMMANDS and (cell.enforced or cell.outcome == "violated")
+    title = f"servanda: {format.line(verdict.contract)}"
+    return "\n".join([*lines, annotation("notice", title, summary)])
 
 
 def _annotation(cell: CellVerdict) -> str:
     command = _COMMANDS[cell.outcome] if cell.enforced else "warning"
     title = f"{format.line(cell.clause)} on {format.line(cell.slice)}: {cell.outcome}"
-    place = []
-    if cell.where is not None:
-        place = [f"file={escaped_property(cell.where.file)}", f"line={cell.where.line}"]
-        place.append(f"col={cell.where.column}")
-    properties = ",".join([*place, f"title={escaped_property(title)}"])
-    return f"::{command} {properties}::{escaped(cell_text.sentence(cell))}"
+    return annotation(command, title, cell_text.sentence(cell), cell.where)
 
 
-def escaped(text: str) -> str:
-    """The message of a workflow command."""
+def annotation(command: str, title: str, message: str, where: Where | None = None) -> str:
+    """A workflow command, at a place in a file where it has one."""
+    place = ""
+    if where is not None:
+        place = f"file={_property(where.file)},line={where.line},col={where.column},"
+    return f"::{command} {place}title={_property(title)}::{_escaped(message)}"
+
+
+def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def escaped_property(text: str) -> str:
-    """A property of a workflow command, such as a file or a title."""
-    return escaped(text).replace(":", "%3A").replace(",", "%2C")
+def _property(text: str) -> str:
+    return _escaped(text).replace(":", "%3A").replace(",", "%2C")

@@ -8,7 +8,7 @@ from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
 from servanda.report import cell_text, format
 from servanda.report.base import FORMATS
-from servanda.report.format import xml_text
+from servanda.report.format import xml_document, xml_text
 from servanda.report.summary import headline
 
 
@@ -29,31 +29,11 @@ def render(verdict: Verdict) -> str:
         "skipped": str(tags.count("skipped")),
         "time": f"{verdict.circumstances.seconds or 0:.3f}",
     }
-    suites = ET.Element("testsuites", {"name": name, **_without_skipped(counts)})
+    # the outer element has no count of skipped cases in Jenkins's schema
+    outer = {key: value for key, value in counts.items() if key != "skipped"}
+    suites = ET.Element("testsuites", {"name": name, **outer})
     suite = ET.SubElement(suites, "testsuite", {"name": name, **counts})
-    properties = ET.SubElement(suite, "properties")
-    for key, value in _properties(verdict).items():
-        ET.SubElement(properties, "property", {"name": key, "value": xml_text(value)})
-    if verdict.blind_spots:
-        spots = "\n".join(format.line(spot.text) for spot in verdict.blind_spots)
-        ET.SubElement(properties, "property", {"name": "not_examined", "value": xml_text(spots)})
-    for cell, tag in zip(verdict.cells, tags, strict=True):
-        _case(suite, name, cell, tag)
-    if silent:  # nothing was judged: whoever reads test results must not see green
-        case = ET.SubElement(suite, "testcase", {"name": "verdict", "classname": name, "time": "0"})
-        what = {"message": xml_text(str(headline(verdict))), "type": verdict.outcome}
-        ET.SubElement(case, "failure", what)
-    ET.indent(suites)
-    return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _without_skipped(counts: dict[str, str]) -> dict[str, str]:
-    """The outer element has no such attribute in Jenkins's schema."""
-    return {key: value for key, value in counts.items() if key != "skipped"}
-
-
-def _properties(verdict: Verdict) -> dict[str, str]:
-    return {
+    about = {
         "outcome": verdict.outcome,
         "exit_code": str(verdict.exit_code),
         "summary": str(headline(verdict)),
@@ -61,6 +41,18 @@ def _properties(verdict: Verdict) -> dict[str, str]:
         "infer": verdict.infer,
         "evidence": verdict.evidence,
     }
+    if verdict.blind_spots:
+        about["not_examined"] = "\n".join(format.line(spot.text) for spot in verdict.blind_spots)
+    properties = ET.SubElement(suite, "properties")
+    for key, value in about.items():
+        ET.SubElement(properties, "property", {"name": key, "value": xml_text(value)})
+    for cell, tag in zip(verdict.cells, tags, strict=True):
+        _case(suite, name, cell, tag)
+    if silent:  # nothing was judged: whoever reads test results must not see green
+        case = ET.SubElement(suite, "testcase", {"name": "verdict", "classname": name, "time": "0"})
+        what = {"message": xml_text(str(headline(verdict))), "type": verdict.outcome}
+        ET.SubElement(case, "failure", what)
+    return xml_document(suites)
 
 
 def _tag(cell: CellVerdict) -> str:
@@ -70,21 +62,14 @@ def _tag(cell: CellVerdict) -> str:
 
 
 def _case(suite: ET.Element, name: str, cell: CellVerdict, tag: str) -> None:
-    case = ET.SubElement(
-        suite,
-        "testcase",
-        {
-            "name": xml_text(f"{format.line(cell.clause)} on {format.line(cell.slice)}"),
-            "classname": f"{name}.{cell.section}",
-            "time": "0",
-        },
-    )
-    if tag:
-        what = {"message": xml_text(cell_text.sentence(cell))}
-        if tag != "skipped":
-            what["type"] = cell.outcome
-        element = ET.SubElement(case, tag, what)
-        if tag != "skipped":
-            element.text = xml_text("\n".join(filter(None, (cell_text.meaning(cell), cell.note))))
-    else:
+    named = xml_text(f"{format.line(cell.clause)} on {format.line(cell.slice)}")
+    attributes = {"name": named, "classname": f"{name}.{cell.section}", "time": "0"}
+    case = ET.SubElement(suite, "testcase", attributes)
+    message = {"message": xml_text(cell_text.sentence(cell))}
+    if not tag:
         ET.SubElement(case, "system-out").text = xml_text(cell_text.meaning(cell))
+    elif tag == "skipped":
+        ET.SubElement(case, tag, message)
+    else:
+        element = ET.SubElement(case, tag, {**message, "type": cell.outcome})
+        element.text = xml_text("\n".join(filter(None, (cell_text.meaning(cell), cell.note))))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from servanda.judgement.clauses.base import ORDER, CellVerdict
-from servanda.judgement.clauses.chain_metrics import CHAIN, ChainCertificate
+from servanda.judgement.clauses.chain_certificate import ChainCertificate
+from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.statistical import ALWAYS
 from servanda.judgement.verdict import Verdict
 from servanda.report.base import FORMATS
 from servanda.report.cell_text import GIVEN_UP, GLYPH, UNITS, assumed, certified
 from servanda.report.format import line, number, percent
 from servanda.report.table import table
-from servanda.theory.bounds import ASSUMPTIONS
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.bounds.assumptions import ASSUMPTIONS
+from servanda.theory.divergence.base import DIVERGENCES
 
 _SAYS = {
     "population": "of tokens that this workload's prompts bring forth",

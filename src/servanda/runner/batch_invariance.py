@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from servanda.contract.model import Path
@@ -40,10 +40,8 @@ def measure_batches(
     batch = _texts(plan, run, infer, golden, prompts)
     found = {}
     for path in PATHS:
-        alone, together = (
-            run.kept(f"batches/{path}.{name}", functools.partial(score, infer, batch, path))
-            for name, score in (("alone", _alone), ("together", _together))
-        )
+        alone = run.kept(f"batches/{path}.alone", partial(_alone, infer, batch, path))
+        together = run.kept(f"batches/{path}.together", partial(infer.score, batch, PLAIN, path))
         found[path] = Company(alone.columns["logp"], together.columns["logp"], size)
     return found
 
@@ -67,9 +65,8 @@ def _texts(
     schedule = plan.schedules[0]
     firsts = tuple(prompts[schedule.name][:TEXTS])
     batch = Batch(tuple(range(len(firsts))), firsts, schedule.width)
-    draw = functools.partial(
-        infer.generate, batch, schedule.workload.sampling.transform, schedule.seed
-    )
+    sampling = schedule.workload.sampling.transform
+    draw = partial(infer.generate, batch, sampling, schedule.seed)
     drawn = run.kept("batches/drawn", draw)
     return _given([t for t in zip(firsts, drawn.continuations, strict=True) if t[1]])
 
@@ -85,17 +82,11 @@ def _given(texts: Sequence[tuple[Ids, Ids]]) -> Batch:
 
 def _alone(infer: Engine, batch: Batch, path: Path) -> Trace:
     """Each text in a batch of one, as wide as itself."""
-    ones = [batch.take([row]) for row in range(len(batch))]
-    return Trace.join(
-        [
-            infer.score(replace(one, width=len(one.continuations[0]), together=1), PLAIN, path)
-            for one in ones
-        ]
-    )
-
-
-def _together(infer: Engine, batch: Batch, path: Path) -> Trace:
-    return infer.score(batch, PLAIN, path)
+    singles = [
+        replace(batch.take([row]), width=len(given), together=1)
+        for row, given in enumerate(batch.continuations)
+    ]
+    return Trace.join([infer.score(single, PLAIN, path) for single in singles])
 
 
 def measure_corners(
@@ -126,11 +117,9 @@ def _corner(
     pair = kept(run, f"{place}.both", lambda: both(sides, engines, paths))
     selves = [
         kept(
-            run,
-            f"{place}.self_{side}",
-            functools.partial(against_itself, sides[side], engines[side], paths[side]),
+            run, f"{place}.self_{side}", partial(against_itself, batch, engines[side], paths[side])
         )
-        for side in sides
+        for side, batch in sides.items()
     ]
     return CornerRun(exact_columns(pair), tuple(map(exact_columns, selves)))
 

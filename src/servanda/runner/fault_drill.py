@@ -39,9 +39,7 @@ class Drill:
     @property
     def exit_code(self) -> int:
         """That of `servanda check` on the same kernels."""
-        if self.verdict is not None:
-            return self.verdict.exit_code
-        return IdentityError.exit_code
+        return IdentityError.exit_code if self.verdict is None else self.verdict.exit_code
 
     @property
     def outcome(self) -> str:

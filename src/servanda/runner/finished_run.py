@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from servanda.contract.identity import digest_of
 from servanda.contract.model import Contract, Place
 from servanda.contract.text_file import content
 from servanda.errors import EvidenceError
@@ -25,6 +24,7 @@ from servanda.runner.run_directory import ATTEMPT, opened
 
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*\.[A-Za-z0-9_/-]+|[A-Za-z_./-]*/[A-Za-z0-9_-]+")
 _NAME_IT = "name it: --contract FILE"
+_GIVE = "give a run directory, or a file that `servanda check --format json` printed"
 _FILE = "verdict.json"
 _LARGEST = 64 << 20  # bytes of a verdict
 
@@ -120,8 +120,7 @@ def _finished(
             hint=hint,
         )
     plan = compile(found, attempt=verdict.key.attempt)
-    corpora = [corpus.digest for corpus in plan.corpora.values()]
-    if digest_of([*corpora, plan.golden.digest if plan.golden else ""]) != verdict.key.corpus:
+    if plan.texts != verdict.key.corpus:
         raise EvidenceError(
             f"the prompts or golden texts of {path} changed since {root} was measured",
             hint="restore them, or measure again with --fresh",
@@ -180,13 +179,7 @@ def _files(contract: Contract) -> Iterator[tuple[Place, str | None]]:
         yield ("kernels", side, "model"), getattr(contract.kernels, side).model
     if contract.stable is not None:
         yield ("stable", "model"), contract.stable.model
-    if contract.workload is not None:
-        yield ("workload", "prompts"), contract.workload.prompts
-    if contract.golden is not None:
-        yield ("golden", "prompts"), contract.golden.prompts
-    given = contract.workloads or {}
-    for name, workload in given.items() if isinstance(given, Mapping) else enumerate(given):
-        yield ("workloads", name, "prompts"), workload.prompts
+    yield from load.text_files(contract)
 
 
 def _written(path: str) -> str:
@@ -202,21 +195,30 @@ def read(path: Path) -> Verdict:
     """
     file = _latest(path) if path.is_dir() else path
     try:
-        data = json.loads(content(file, _LARGEST).decode())
-        if not isinstance(data, dict):
-            raise ValueError("it is not an object")
+        data = content(file, _LARGEST)
     except OSError as error:
-        raise EvidenceError(
-            f"{file} cannot be read: {error.strerror or error}",
-            hint="give a run directory, or a file that `servanda check --format json` printed",
-        ) from None
+        message = f"{file} cannot be read: {error.strerror or error}"
+        raise EvidenceError(message, hint=_GIVE) from None
+    return verdict_of(data, file)
+
+
+def verdict_of(data: bytes, file: Path) -> Verdict:
+    """The verdict that a file holds, or standard input.
+
+    Raises:
+        EvidenceError: it is not a verdict of this version.
+    """
+    try:
+        fields = json.loads(data.decode())
+        if not isinstance(fields, dict):
+            raise ValueError("it is not an object")
     except ValueError as error:
-        hint = "give a run directory, or a file that `servanda check --format json` printed"
+        hint = _GIVE
         if file.name == _FILE:
             hint = "the same `servanda check` writes it again, from what was measured"
         raise EvidenceError(f"{file} is not JSON of a verdict: {error}", hint=hint) from None
     try:
-        return Verdict.from_dict(data)
+        return Verdict.from_dict(fields)
     except EvidenceError as error:
         problem = error.problems[0]
         raise EvidenceError(f"{file}: {problem.message}", hint=problem.hint) from None

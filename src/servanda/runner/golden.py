@@ -1,11 +1,13 @@
 # The golden texts: fixed tokens that both kernels score with their full vocabulary.
 #
 # Logits of both sides arrive piece by piece, are reduced to the exact metrics of each
-# position (the joint columns) while both are in memory, and are never stored.
+# position (the joint columns) while both are in memory, and are never stored.  Where infer gives
+# only its likeliest tokens, each position has a lower and an upper end of every metric that top k
+# bounds, as joint columns NAME.low and NAME.high, and what mass infer left out, as `tail`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -18,13 +20,15 @@ from servanda.contract.model import BEST_ONLY, Path
 from servanda.engines.base import Engine
 from servanda.errors import ContractError, MeasurementError, Where
 from servanda.judgement.admission import path_of
-from servanda.judgement.clauses.calibration import COLUMNS
+from servanda.judgement.clauses.numerical import COLUMNS
 from servanda.judgement.evidence import GoldenRun
 from servanda.judgement.schedule import NOISE_STRIDE
-from servanda.runner.golden_intervals import BOUNDED, TAIL, bounded
 from servanda.runner.run_directory import RunDirectory
-from servanda.theory.divergence import DIVERGENCES, LogitRows, exact
-from servanda.theory.sampling import entropy_nats
+from servanda.theory.divergence.base import DIVERGENCES, LogitRows, exact
+from servanda.theory.divergence.topk import interval
+from servanda.theory.divergence.topk_rows import TopK, TopRows
+from servanda.theory.sampling import entropy_nats, log_softmax
+from servanda.traces.corpus import Corpus
 from servanda.traces.trace import Batch, Trace, TracePair
 
 if TYPE_CHECKING:
@@ -32,8 +36,12 @@ if TYPE_CHECKING:
 
 Pieces = Iterator[NDArray[np.floating]]
 _JOINT = "joint."
+BOUNDED = tuple(name for name, metric in DIVERGENCES.items() if "topk" in metric.forms)
+TAIL = "tail"
 EXACT = frozenset(n for n, metric in DIVERGENCES.items() if "logits" in metric.forms) | {*COLUMNS}
 ENDS = frozenset({TAIL, *(f"{name}.{end}" for name in BOUNDED for end in ("low", "high"))})
+_NEAR = 1024  # best tokens of the side whose logits are here; more add nothing but time
+_SLACK = 1e-6  # the logprobs of infer were stored in float32
 
 
 def measure_golden(
@@ -45,12 +53,7 @@ def measure_golden(
 ) -> GoldenRun:
     """Every golden text on both kernels, and a tenth of them on each kernel twice."""
     assert plan.golden is not None and plan.contract.golden is not None
-    for row, tokens in enumerate(ids):
-        if len(tokens) < 2:
-            raise ContractError(
-                "a golden text needs at least two tokens: the first is only context",
-                where=Where(plan.golden.file, plan.golden.prompts[row].line, 1),
-            )
+    refuse_short(plan.golden, ids)
     kernels = plan.contract.kernels
     paths: dict[str, Path] = {"train": "prefill", "infer": plan.contract.golden.path}
     told = engines["infer"].describe()
@@ -73,8 +76,7 @@ def measure_golden(
                 f"the {side} engine cannot give full logits, which `numerical` needs",
                 hint="leave out `golden:` and the numerical section for this kernel",
             )
-    # texts of like length share a batch; facts do not depend on the order
-    order = sorted(range(len(ids)), key=lambda row: (len(ids[row]), row))
+    order = by_length(ids)
     size = (kernels.train if best else kernels.infer).batch_size
     batches = [order[i : i + size] for i in range(0, len(order), size)]
     # a text alone has no other composition; of few texts the most unlike two are taken
@@ -86,12 +88,12 @@ def measure_golden(
     traces = []
     for number, rows in enumerate(batches):
         watch(number, total)
-        make = partial(measured, dict.fromkeys(paths, _batch(rows, ids)), engines, paths)
+        make = partial(measured, dict.fromkeys(paths, text_batch(rows, ids)), engines, paths)
         traces.append(kept(run, f"golden/{number:06d}", make, names))
     selves = []
     for number, side in enumerate(sides):
         watch(len(batches) + number, total)
-        make = partial(against_itself, _batch(again, ids), engines[side], paths[side])
+        make = partial(against_itself, text_batch(again, ids), engines[side], paths[side])
         selves.append(kept(run, f"golden/self_{side}", make))
     watch(total, total)
     return _run(Trace.join(traces), selves)
@@ -104,13 +106,7 @@ def kept(
 
     The texts are fixed, so measuring them again draws nothing a second time.
     """
-    if run.has(name):
-        trace = run.read(name)
-        if names <= {name.removeprefix(_JOINT) for name in trace.columns}:
-            return trace
-    trace = make()
-    run.write(name, trace)
-    return trace
+    return run.kept(name, make, lambda trace: names <= exact_columns(trace).keys())
 
 
 def read_golden(run: RunDirectory) -> GoldenRun | None:
@@ -136,7 +132,22 @@ def _run(whole: Trace, selves: Sequence[Trace]) -> GoldenRun:
     )
 
 
-def _batch(rows: Sequence[int], ids: Sequence[tuple[int, ...]]) -> Batch:
+def refuse_short(golden: Corpus, ids: Sequence[Sequence[int]]) -> None:
+    for prompt, tokens in zip(golden.prompts, ids, strict=True):
+        if len(tokens) < 2:
+            raise ContractError(
+                "a golden text needs at least two tokens: the first is only context",
+                where=Where(golden.file, prompt.line, 1),
+            )
+
+
+def by_length(ids: Sequence[Sequence[int]]) -> list[int]:
+    """Rows in an order in which texts of like length share a batch; no fact depends on it."""
+    return sorted(range(len(ids)), key=lambda row: (len(ids[row]), row))
+
+
+def text_batch(rows: Sequence[int], ids: Sequence[tuple[int, ...]]) -> Batch:
+    """Golden texts as given tokens behind their first one."""
     texts = [ids[row] for row in rows]
     return Batch(
         sequence_S=tuple(rows),
@@ -160,10 +171,68 @@ def _bounded(
     """Full logits of train against the likeliest tokens of infer."""
     infer = engines["infer"]
     train = engines["train"].logits(batches["train"], paths["train"])
-    far = infer.top(batches["infer"], paths["infer"])
+    likeliest = infer.top(batches["infer"], paths["infer"])
     # a server does not tell the size of its vocabulary, and both sides have one
     size = infer.describe().vocab_size or engines["train"].describe().vocab_size
-    return bounded(train, far, size)
+    return bounded(train, likeliest, size)
+
+
+def bounded(train: Iterable[NDArray[np.floating]], infer: Trace, vocabulary: int) -> Trace:
+    """The trace of infer (see `Engine.top`) with an interval at each of its positions.
+
+    Args:
+        train: full logits [R, V] at the same positions, in pieces, row after row.
+        vocabulary: V of infer.
+
+    Raises:
+        MeasurementError: other numbers of rows or tokens.
+    """
+    assert infer.best is not None  # what `Engine.top` is for
+    best_ids_NK, best_logp_NK = infer.best
+    parts: list[dict[str, NDArray[np.float64]]] = []
+    at = 0
+    for logits_RV in train:
+        rows = slice(at, at + len(logits_RV))
+        at = rows.stop
+        if logits_RV.shape[1] != vocabulary or at > len(infer.token_N):
+            raise MeasurementError(
+                f"{at} rows of {logits_RV.shape[1]} logits for {len(infer.token_N)} golden tokens "
+                f"of a vocabulary of {vocabulary}"
+            )
+        with np.errstate(invalid="ignore"):
+            logp_RV = log_softmax(logits_RV)
+        pair = TopRows(
+            _near(logp_RV, vocabulary),
+            TopK(best_ids_NK[rows], best_logp_NK[rows], vocabulary, slack=_SLACK),
+        )
+        columns = {_JOINT + TAIL: np.where(pair.usable_R, pair.infer.tail_R, np.nan)}
+        for name in BOUNDED:
+            low, high = f"{_JOINT}{name}.low", f"{_JOINT}{name}.high"
+            columns[low], columns[high] = interval(name, pair).T
+        token_R = infer.token_N[rows]
+        parts.append({"logp_train": logp_RV[np.arange(len(token_R)), token_R], **columns})
+    own = {"logp": infer.columns["logp"], "p_max": np.exp(best_logp_NK[:, 0])}
+    return replace(
+        infer,
+        prompt_tokens_S=infer.length_S + 1,  # the prompt of a golden text is the whole text
+        columns=own | _concatenated(parts, at, len(infer.token_N)),
+    )
+
+
+def _near(logp_RV: NDArray[np.float64], vocabulary: int) -> TopK:
+    """The best tokens of whole rows; a row with NaN has none."""
+    most = min(_NEAR, vocabulary)
+    ids_RK = np.argpartition(-logp_RV, most - 1, axis=-1)[:, :most]
+    return TopK(ids_RK, np.take_along_axis(logp_RV, ids_RK, axis=-1), vocabulary)
+
+
+def _concatenated(
+    parts: Sequence[Mapping[str, NDArray[Any]]], rows: int, tokens: int
+) -> dict[str, NDArray[Any]]:
+    """The columns of all pieces, which have a row for each token."""
+    if rows != tokens:
+        raise MeasurementError(f"{rows} rows of logits for {tokens} golden tokens")
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def against_itself(batch: Batch, engine: Engine, path: Path) -> Trace:
@@ -184,12 +253,9 @@ def _joint(batch: Batch, train: Pieces, infer: Pieces) -> Trace:
     parts: list[dict[str, NDArray[Any]]] = []
     at = 0
     for train_RV, infer_RV in _lockstep(train, infer):
-        rows = LogitRows(train_RV, infer_RV)
         tokens_R = token_N[at : at + len(train_RV)]
         at += len(train_RV)
-        parts.append(reduced(rows, tokens_R))
-    if at != len(token_N):
-        raise MeasurementError(f"{at} rows of logits for {len(token_N)} golden tokens")
+        parts.append(reduced(LogitRows(train_RV, infer_RV), tokens_R))
     return Trace(
         sequence_S=np.array(batch.sequence_S, dtype=np.int64),
         length_S=np.array([len(c) for c in batch.continuations], dtype=np.int64),
@@ -197,7 +263,7 @@ def _joint(batch: Batch, train: Pieces, infer: Pieces) -> Trace:
         # the prompt of a golden text is the whole text
         prompt_tokens_S=np.array([len(c) + 1 for c in batch.continuations], dtype=np.int64),
         token_N=token_N,
-        columns={name: np.concatenate([p[name] for p in parts]) for name in parts[0]},
+        columns=_concatenated(parts, at, len(token_N)),
     )
 
 
@@ -247,19 +313,9 @@ def _pair(trace: Trace) -> TracePair:
     columns = dict(trace.columns)
     logp_train = columns.pop("logp_train")
     own = {n: c for n, c in columns.items() if not n.startswith(_JOINT)}
-
-    def side(side_columns: dict[str, NDArray[Any]]) -> Trace:
-        return Trace(
-            trace.sequence_S,
-            trace.length_S,
-            trace.lost_S,
-            trace.prompt_tokens_S,
-            trace.token_N,
-            side_columns,
-            trace.about,
-        )
-
-    return TracePair(infer=side(own), train=side({"logp": logp_train}))
+    return TracePair(
+        infer=replace(trace, columns=own), train=replace(trace, columns={"logp": logp_train})
+    )
 
 
 def exact_columns(trace: Trace) -> dict[str, NDArray[Any]]:

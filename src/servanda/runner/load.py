@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from servanda.contract import parser
-from servanda.contract.model import Contract, Golden, Kernel, NamedWorkload, Workload
+from servanda.contract.model import Contract, Golden, Kernel, NamedWorkload, Place, Workload
 from servanda.contract.stages import Leg
 from servanda.contract.text_file import content
 from servanda.contract.yaml_reader import MAX_BYTES
@@ -70,7 +70,7 @@ def read(data: bytes, name: str, folder: Path) -> Contract:
             contract.where(*place),
             "paths of a contract start from the contract's own folder",
         )
-        for place, name in [*_corpora(contract), *_models(contract), *_reward_file(contract)]
+        for place, name in [*text_files(contract), *_models(contract), *_reward_file(contract)]
         if not Path(name).exists()
     ]
     missing += _fault_values(contract)
@@ -126,11 +126,11 @@ def _fault_values(contract: Contract) -> Iterator[Problem]:
                 yield replace(problem, where=contract.where(*place, "fault", name))
 
 
-def _corpora(contract: Contract) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def text_files(contract: Contract) -> Iterator[tuple[Place, str]]:
     """Place and name of every file of texts; a trainer's workload has none."""
     given = contract.workloads or {}
     named = given.items() if isinstance(given, Mapping) else enumerate(given)
-    parts: list[tuple[tuple[str | int, ...], Workload | Golden | None]] = [
+    parts: list[tuple[Place, Workload | Golden | None]] = [
         (("workload",), contract.workload),
         *((("workloads", name), workload) for name, workload in named),
         (("golden",), contract.golden),
@@ -140,7 +140,7 @@ def _corpora(contract: Contract) -> Iterator[tuple[tuple[str | int, ...], str]]:
     )
 
 
-def _models(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
+def _models(contract: Contract) -> Iterator[tuple[Place, str]]:
     for side in ("train", "infer"):
         kernel: Kernel = getattr(contract.kernels, side)
         # an engine without a model is for the engine to refuse
@@ -149,7 +149,7 @@ def _models(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
                 yield ("kernels", side, name), place
 
 
-def _reward_file(contract: Contract) -> Iterator[tuple[tuple[str, ...], str]]:
+def _reward_file(contract: Contract) -> Iterator[tuple[Place, str]]:
     parts = file_and_function((contract.reward and contract.reward.of) or "")
     if parts is not None:
         yield ("reward", "of"), parts[0]
@@ -208,13 +208,9 @@ def compile(  # noqa: A001 - the field's word
             that only a trainer has.
     """
     source = reward_source(contract)
+    texts = corpora(contract)
     return planning.make_plan(
-        contract,
-        *corpora(contract),
-        attempt=attempt,
-        reward_source=source,
-        leg=leg,
-        traffic=traffic,
+        contract, *texts, attempt=attempt, reward_source=source, leg=leg, traffic=traffic
     )
 
 
@@ -229,10 +225,9 @@ def reward_source(contract: Contract) -> str:
             return content(Path(name), MAX_BYTES).decode("utf-8-sig")
         except OSError as error:
             message = f"{name} cannot be read: {error.strerror or error}"
-            raise ContractError(message, where=contract.where(*place)) from None
         except UnicodeDecodeError as error:
             message = f"{name} is not UTF-8 text: {error.reason}"
-            raise ContractError(message, where=contract.where(*place)) from None
+        raise ContractError(message, where=contract.where(*place))
     return ""
 
 
@@ -244,8 +239,8 @@ def corpora(contract: Contract) -> tuple[dict[str, Corpus], Corpus | None]:
     """
     if problem := not_measured_here(contract):
         raise ContractError.all([problem])
-    found = {name: _corpus(w.prompts) for name, w in contract.all_workloads.items() if w.prompts}
-    return found, _corpus(contract.golden.prompts) if contract.golden else None
+    texts = {n: read_corpus(w.prompts) for n, w in contract.all_workloads.items() if w.prompts}
+    return texts, read_corpus(contract.golden.prompts) if contract.golden else None
 
 
 def not_measured_here(contract: Contract) -> Problem | None:
@@ -264,9 +259,14 @@ def not_measured_here(contract: Contract) -> Problem | None:
     return None
 
 
-def _corpus(name: str) -> Corpus:
+def read_corpus(name: str | Path) -> Corpus:
+    """A file of prompts.
+
+    Raises:
+        ContractError: it cannot be read, or holds lines that are no prompts.
+    """
     try:
-        return Corpus.parse(Path(name).read_bytes().decode("utf-8-sig"), name)
+        return Corpus.parse(Path(name).read_bytes().decode("utf-8-sig"), str(name))
     except OSError as error:
         raise ContractError(f"{name} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

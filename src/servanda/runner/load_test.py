@@ -31,6 +31,7 @@ from servanda.runner.run_directory import RunDirectory
 from servanda.theory.sampling import Sampling, uniforms
 from servanda.traces.corpus import joined
 from servanda.traces.latency import Timing
+from servanda.traces.serialization import from_plain
 from servanda.traces.trace import Batch
 
 Ids = tuple[int, ...]
@@ -76,7 +77,7 @@ def _until_decided(
             number = len(blocks)
             name = f"timing/{session.load}/{number:06d}"
             data = run.kept_data(name, lambda: session.block(number))  # noqa: B023 - called now
-            blocks.append({side: _timing(timed) for side, timed in data.items()})
+            blocks.append({side: from_plain(Timing, timed) for side, timed in data.items()})
         found = LoadRun(tuple(blocks))
         if not _open(plan, session.load, found):
             break
@@ -144,7 +145,3 @@ class _Session:
         n = load.prompt_tokens
         prompts = tuple(joined(ids, row, n) if n else ids[row] for row in rows)
         return Batch(tuple(draws), prompts, load.new_tokens)
-
-
-def _timing(data: Mapping[str, Any]) -> Timing:
-    return Timing(tuple(data["first_S"]), tuple(data["gap_N"]), data["wall"])

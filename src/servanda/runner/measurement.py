@@ -34,8 +34,7 @@ from servanda.judgement.clauses.base import Source
 from servanda.judgement.evidence import GoldenRun, Round
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule
-from servanda.judgement.slices.columns import CLASS_FIELDS
-from servanda.judgement.slices.token_classes import codes
+from servanda.judgement.slices.columns import CLASS_FIELDS, codes
 from servanda.runner.batch_invariance import measure_batches, measure_corners
 from servanda.runner.golden import measure_golden
 from servanda.runner.load_test import measure_timing
@@ -301,13 +300,13 @@ class Measurement:
         """Closed rounds from the first on: those on disk, then new ones as they are measured."""
         ahead: Future[Trace] | None = None
         for index in range(schedule.rounds):
-            units = tuple(schedule.units(index))
+            units = schedule.units(index)
             infer = ahead.result() if ahead else self.drawing.drawn(schedule, index, units, "infer")
             ahead = None
             scores = self.drawing.scores(schedule, index, units, infer)
             following = round_name(schedule, index + 1, "train")
             if index + 1 < schedule.rounds and not self.run.has(following):
-                later = tuple(schedule.units(index + 1))
+                later = schedule.units(index + 1)
                 pool = self.drawing.pools["infer"]
                 ahead = pool.submit(self.drawing.drawn, schedule, index + 1, later, "infer")
             traces = {what: score.result() for what, score in scores.items()}
@@ -343,6 +342,5 @@ def _by_id(value: Any) -> Any:
 
 
 def _cut(value: Any) -> str:
-    """A value as it was written, in at most 60 characters."""
     text = "nothing" if value is None else str(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from servanda.contract.identity import Description, same_policy
+from servanda.contract.identity import same_policy
 from servanda.contract.model import Kernel
-from servanda.engines.arrow import to_table
+from servanda.engines.arrow import to_parquet, to_table
 from servanda.engines.base import Engine
-from servanda.engines.pack_file import parquet
 from servanda.judgement.clauses.base import DRAWS
 from servanda.judgement.cost import Lengths, Probe
 from servanda.judgement.schedule import Schedule
 from servanda.runner.measurement import Open, Progress, Watch
-from servanda.runner.round_files import in_order
+from servanda.runner.round_files import batch_of, in_order
 from servanda.traces.corpus import Corpus
 from servanda.traces.trace import Batch, Trace
 
@@ -82,7 +81,8 @@ def probe(plan: Plan, engines: Engines, watch: Watch) -> tuple[Lengths, Probe | 
     opened = {side: engines.get(kernel, side) for side, kernel in kernels.items()}
     described = {side: engine.describe() for side, engine in opened.items()}
     watch(Progress("loading the kernels", len(kernels), len(kernels)))
-    _refuse_others(described)
+    for side in [*described][1:]:
+        same_policy(described["train"], described[side], side)
     ids = {s.name: encoded(s.corpus, opened["infer"]) for s in plan.schedules}
     lengths = {name: [len(tokens) for tokens in found] for name, found in ids.items()}
     if not plan.schedules:
@@ -90,11 +90,6 @@ def probe(plan: Plan, engines: Engines, watch: Watch) -> tuple[Lengths, Probe | 
     first = plan.schedules[0]
     draws = bool(plan.scored(first.name))
     return lengths, _timed(first, ids[first.name], kernels, opened, draws)
-
-
-def _refuse_others(described: Mapping[str, Description]) -> None:
-    for side in [*described][1:]:
-        same_policy(described["train"], described[side], side)
 
 
 def encoded(corpus: Corpus, engine: Engine) -> list[tuple[int, ...]]:
@@ -113,49 +108,41 @@ def _timed(
 ) -> Probe:
     """Draws and scores; `draws` says whether train answers the prompts as well."""
     units = [u for i in range(schedule.rounds) for u in schedule.units(i)][: PROBED + _WARM]
-    sampling = schedule.workload.sampling.transform
+    sampling, seed = schedule.workload.sampling.transform, schedule.seed
+    own = kernels["train"].sampling or sampling
     seconds: dict[str, float] = {}
-    drawn: dict[str, Trace] = {}
-    disk = 0
-
-    def batch(some: slice, given: tuple[tuple[int, ...], ...] = ()) -> Batch:
-        of = units[some]
-        sequences = tuple(u.sequence for u in of)
-        return Batch(sequences, tuple(ids[u.row] for u in of), schedule.width, given)
-
+    disk: list[int] = []
     # a pack knows whole sequences only, and needs no warming
-    warm, rest = slice(0, _WARM), slice(_WARM, None)
-    if len(units) <= _WARM:
-        warm = rest = slice(None)
+    warm, rest = (units[:_WARM], units[_WARM:]) if len(units) > _WARM else (units, units)
+
+    def timed(what: str, batch: Batch, verb: Callable[..., Trace], *options: object) -> Trace:
+        start = time.perf_counter()
+        trace = in_order(batch, verb, *options)
+        seconds[what] = time.perf_counter() - start
+        disk.append(len(to_parquet(to_table(trace))))
+        return trace
+
+    warm_batch, batch = (batch_of(part, ids, schedule.width) for part in (warm, rest))
+    drawn = {}
     for side in [side for side in kernels if side != "train"]:
-        early = in_order(batch(warm), engines[side].generate, sampling, schedule.seed)
-        start = time.perf_counter()
-        drawn[side] = in_order(batch(rest), engines[side].generate, sampling, schedule.seed)
-        seconds[side] = time.perf_counter() - start
-        disk += len(parquet(to_table(drawn[side])))
+        draw = engines[side].generate
+        early = in_order(warm_batch, draw, sampling, seed)
+        drawn[side] = timed(side, batch, draw, sampling, seed)
         if side == "infer":
-            own = kernels["train"].sampling or sampling
-            path = kernels["train"].path or "prefill"
-            in_order(batch(warm, early.continuations), engines["train"].score, own, path)
-            again = batch(rest, drawn[side].continuations)
-            start = time.perf_counter()
-            scored = in_order(again, engines["train"].score, own, path)
-            seconds["train"] = time.perf_counter() - start
-            disk += len(parquet(to_table(scored)))
+            score, path = engines["train"].score, kernels["train"].path or "prefill"
+            in_order(replace(warm_batch, continuations=early.continuations), score, own, path)
+            given = replace(batch, continuations=drawn[side].continuations)
+            timed("train", given, score, own, path)
     if draws:
-        own = kernels["train"].sampling or sampling
-        in_order(batch(warm), engines["train"].generate, own, schedule.seed)
-        start = time.perf_counter()
-        answers = in_order(batch(rest), engines["train"].generate, own, schedule.seed)
-        seconds[DRAWS] = time.perf_counter() - start
-        disk += len(parquet(to_table(answers)))
+        in_order(warm_batch, engines["train"].generate, own, seed)
+        timed(DRAWS, batch, engines["train"].generate, own, seed)
     memory = {side: memory_of(engine) for side, engine in engines.items()}
     return Probe(
-        sequences=len(units[rest]),
+        sequences=len(rest),
         lengths=tuple(drawn["infer"].length_S.tolist()),
         seconds=seconds,
         memory_bytes={side: peak for side, peak in memory.items() if peak is not None},
-        disk_bytes=disk,
+        disk_bytes=sum(disk),
     )
 
 

@@ -13,17 +13,19 @@ from numpy.typing import NDArray
 
 from servanda.contract.model import Kernel
 from servanda.contract.model import Path as Scoring
+from servanda.engines.arrow import to_parquet
 from servanda.engines.base import Engine
-from servanda.engines.pack_file import GOLDEN_PATH, Pack, parquet, write_pack
-from servanda.errors import ContractError, MeasurementError, Where
+from servanda.engines.pack_file import GOLDEN_PATH, Pack, write_pack
+from servanda.errors import ContractError, MeasurementError
 from servanda.judgement.plan import Plan
-from servanda.judgement.schedule import Schedule, Unit
+from servanda.judgement.schedule import Schedule
+from servanda.runner.golden import by_length, refuse_short, text_batch
 from servanda.runner.measurement import Open, Progress, Watch
 from servanda.runner.probe import encoded
-from servanda.runner.round_files import in_order
+from servanda.runner.round_files import batch_of, in_order
 from servanda.theory.sampling import log_softmax
 from servanda.traces.corpus import Corpus
-from servanda.traces.trace import Batch, Trace
+from servanda.traces.trace import Trace
 
 TOP = 64  # best tokens of a golden position that are kept
 
@@ -63,7 +65,7 @@ def make_pack(plan: Plan, kernel: Kernel, out: Path, *, open: Open, watch: Watch
             watch(Progress("golden texts", 0, len(plan.golden)))
             assert plan.contract.golden is not None
             path = kernel.path or plan.contract.golden.path
-            others["golden.parquet"] = parquet(
+            others["golden.parquet"] = to_parquet(
                 _golden(kernel, engine, plan.golden, tokens["golden"], path)
             )
         others["tokens.json"] = json.dumps(tokens, separators=(",", ":")).encode()
@@ -93,27 +95,17 @@ def _drawn(
     sampling, drawn, again = schedule.workload.sampling.transform, [], []
     for index in range(schedule.rounds):
         watch(Progress("prompt groups", index * schedule.workload.round, schedule.last))
-        units = tuple(schedule.units(index))
-        batch = _batch(units, ids, schedule.width)
+        units = schedule.units(index)
+        batch = batch_of(units, ids, schedule.width)
         trace = in_order(batch, engine.generate, sampling, schedule.seed)
         drawn.append(trace)
-        given = _batch(units, ids, schedule.width, trace.continuations)
+        given = batch_of(units, ids, schedule.width, trace.continuations)
         rows = [row for row in schedule.noise_rows(len(units)) if not trace.lost_S[row]]
         if rows:
             path = kernel.path or "decode"
             again.append(in_order(given.take(rows), engine.score, sampling, path))
     watch(Progress("prompt groups", schedule.last, schedule.last))
     return Trace.join(drawn), Trace.join(again or [_none_of(drawn[0])])
-
-
-def _batch(
-    units: Sequence[Unit],
-    ids: Sequence[tuple[int, ...]],
-    width: int,
-    continuations: tuple[tuple[int, ...], ...] = (),
-) -> Batch:
-    sequences = tuple(u.sequence for u in units)
-    return Batch(sequences, tuple(ids[u.row] for u in units), width, continuations)
 
 
 def _none_of(trace: Trace) -> Trace:
@@ -139,13 +131,8 @@ def _golden(
             f"engine {kernel.engine!r} cannot give full logits, which golden texts need",
             hint="leave out the golden texts",
         )
-    for prompt, tokens in zip(golden.prompts, ids, strict=True):
-        if len(tokens) < 2:
-            raise ContractError(
-                "a golden text needs at least two tokens: the first is only context",
-                where=Where(golden.file, prompt.line, 1),
-            )
-    order = sorted(range(len(ids)), key=lambda row: (len(ids[row]), row))
+    refuse_short(golden, ids)
+    order = by_length(ids)
     text_N = np.array([row for row in order for _ in ids[row][1:]], dtype=np.int32)
     token_N = np.array([token for row in order for token in ids[row][1:]], dtype=np.int64)
     parts: list[tuple[NDArray[Any], ...]] = []
@@ -175,14 +162,8 @@ def _logits(
     path: Scoring,
 ) -> Iterator[NDArray[np.floating]]:
     for start in range(0, len(order), kernel.batch_size):
-        texts = [ids[row] for row in order[start : start + kernel.batch_size]]
-        batch = Batch(
-            tuple(order[start : start + kernel.batch_size]),
-            tuple(text[:1] for text in texts),
-            max(map(len, texts)) - 1,
-            tuple(text[1:] for text in texts),
-        )
-        yield from engine.logits(batch, path)
+        rows = order[start : start + kernel.batch_size]
+        yield from engine.logits(text_batch(rows, ids), path)
 
 
 def _reduced(

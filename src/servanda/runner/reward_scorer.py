@@ -16,17 +16,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Real
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from servanda.contract.identity import digest_of
 from servanda.engines.foreign_code import refuse_code
 from servanda.errors import MeasurementError, Where
-from servanda.judgement.plan import Plan
 from servanda.judgement.rewards import REWARDS, file_and_function
 from servanda.registry import did_you_mean
 from servanda.traces.corpus import Corpus
+
+if TYPE_CHECKING:
+    from servanda.judgement.plan import Plan
 
 _SHOWN = 60  # characters of an answer that a message repeats
 

@@ -22,7 +22,7 @@ from servanda.judgement.admission import as_declared, path_of
 from servanda.judgement.clauses.base import DRAWS, REWARD
 from servanda.judgement.schedule import Arrivals, Schedule, Unit
 from servanda.runner.reward_scorer import Scorer
-from servanda.runner.round_files import SIDES, in_order, round_name
+from servanda.runner.round_files import SIDES, batch_of, in_order, round_name
 from servanda.runner.run_directory import RunDirectory
 from servanda.theory.sampling import Sampling
 from servanda.traces.token_history import with_history
@@ -59,12 +59,7 @@ class Drawing:
     scorer: Scorer | None = None
 
     def _batch(self, schedule: Schedule, units: Sequence[Unit], continuations: Any = ()) -> Batch:
-        return Batch(
-            tuple(u.sequence for u in units),
-            tuple(self.prompts[schedule.name][u.row] for u in units),
-            schedule.width,
-            continuations,
-        )
+        return batch_of(units, self.prompts[schedule.name], schedule.width, continuations)
 
     def drawn(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import numpy as np
 from servanda.errors import EvidenceError
 from servanda.judgement.clauses.base import DRAWS
 from servanda.judgement.evidence import Round
-from servanda.judgement.schedule import Schedule
+from servanda.judgement.schedule import Schedule, Unit
 from servanda.runner.run_directory import RunDirectory
 from servanda.traces.trace import Batch, Trace, TracePair, align, some
 
@@ -30,14 +30,14 @@ def read_rounds(plan: Plan, run: RunDirectory) -> Iterator[Round]:
     """
     for schedule in plan.schedules:
         for index in range(schedule.rounds):
-            found = _read_round(plan, run, schedule, index)
-            if found is None:
+            closed = _read_round(plan, run, schedule, index)
+            if closed is None:
                 break
-            yield found
+            yield closed
 
 
 def _read_round(plan: Plan, run: RunDirectory, schedule: Schedule, index: int) -> Round | None:
-    units = tuple(schedule.units(index))
+    units = schedule.units(index)
     names = [round_name(schedule, index, what) for what in ("infer", "train")]
     if not all(map(run.has, names)):
         return None
@@ -83,6 +83,17 @@ def peers(infer: Trace, train: Trace, others: Mapping[str, Trace]) -> dict[str, 
             )
         found[DRAWS] = align(own, own)
     return found
+
+
+def batch_of(
+    units: Sequence[Unit],
+    ids: Sequence[tuple[int, ...]],
+    width: int,
+    continuations: tuple[tuple[int, ...], ...] = (),
+) -> Batch:
+    """The prompts of launched units, by the token ids of each line, and tokens that are given."""
+    sequences = tuple(unit.sequence for unit in units)
+    return Batch(sequences, tuple(ids[unit.row] for unit in units), width, continuations)
 
 
 def in_order(batch: Batch, verb: Callable[..., Trace], *options: object) -> Trace:

@@ -20,7 +20,7 @@ from servanda.errors import MeasurementError
 from servanda.judgement.evidence import Evidence, GoldenRun, Once, Round, weigh_golden, weigh_once
 from servanda.judgement.evidence import weigh as weigh_rounds
 from servanda.judgement.plan import Plan
-from servanda.judgement.verdict import Circumstances, Verdict, judge
+from servanda.judgement.verdict import Verdict
 from servanda.runner.load import compile, load
 from servanda.runner.measurement import Open, Watch
 from servanda.runner.round_files import read_rounds
@@ -120,13 +120,9 @@ def check(
             opening = stack.enter_context(_recording(Path(record), record_side, open))
         resumed, began = run.begun is not None, time.monotonic()
         found = gather(plan, run, opening, watch, deadline)
-        circumstances = Circumstances(
-            found.fingerprints,
-            # what an earlier process took is not known
-            seconds=None if resumed else time.monotonic() - began,
-            contract_text=text,
-            differences=found.differences,
-        )
+        # what an earlier process took is not known
+        seconds = None if resumed else time.monotonic() - began
+        circumstances = found.circumstances(seconds, text)
         verdict = concluded(plan, found.evidence, circumstances, deadline)
         run.finish(json.dumps(verdict.to_dict(), indent=1))
     return verdict
@@ -146,15 +142,3 @@ def _recording(path: Path, side: str, open_: Open) -> Iterator[Open]:
         recording.finish()
     finally:
         recording.discard()
-
-
-__all__ = [
-    "Pairs",
-    "check",
-    "compile",
-    "in_process",
-    "judge",
-    "load",
-    "measure",
-    "weigh",
-]

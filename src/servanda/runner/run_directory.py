@@ -77,10 +77,15 @@ class RunDirectory:
         """Let `--fresh` open the next attempt though this one reached no verdict."""
         self._write("expired.json", json.dumps({"changed": changed}).encode())
 
-    def kept(self, name: str, make: Callable[[], Trace]) -> Trace:
-        """A trace from disk, or made now and put there."""
-        if self.has(name):
-            return self.read(name)
+    def kept(
+        self,
+        name: str,
+        make: Callable[[], Trace],
+        complete: Callable[[Trace], bool] = lambda _: True,
+    ) -> Trace:
+        """A trace from disk, or made now and put there; also where that on disk is incomplete."""
+        if self.has(name) and complete(trace := self.read(name)):
+            return trace
         trace = make()
         self.write(name, trace)
         return trace

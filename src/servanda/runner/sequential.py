@@ -36,6 +36,11 @@ class Gathered:
     fingerprints: Mapping[str, Mapping[str, str]]
     differences: tuple[str, ...] = ()
 
+    def circumstances(self, seconds: float | None, contract_text: str) -> Circumstances:
+        return Circumstances(
+            self.fingerprints, seconds, contract_text=contract_text, differences=self.differences
+        )
+
 
 def gather(
     plan: Plan,
@@ -80,7 +85,7 @@ def gather(
 def concluded(
     plan: Plan,
     evidence: Evidence,
-    circumstances: Circumstances = Circumstances(),  # noqa: B008 - frozen
+    circumstances: Circumstances,
     deadline: Deadline | None = None,
 ) -> Verdict:
     """The verdict on evidence, with why it ended and which faults it would have caught."""

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from servanda.errors import ContractError, Problem, Where
+from servanda.errors import ContractError, Where
 from servanda.registry import did_you_mean
+from servanda.traces.json_fields import LineError, parse_line, read_lines
 
 _KEYS = (
     "a line has 'prompt' (text) or 'token_ids', and may have 'labels', 'group', 'answer', "
     "and keys that begin with x-"
 )
 _KNOWN = ("prompt", "messages", "token_ids", "labels", "group", "answer")
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_REPORTED = 20  # problems of one file that are printed; the rest is counted
 
 
 @dataclass(frozen=True)
@@ -74,20 +72,7 @@ class Corpus:
         Raises:
             ContractError: no prompt at all, or lines that are none, each with its place.
         """
-        prompts, problems = [], []
-        for number, line in enumerate(text.split("\n"), start=1):
-            if not line.strip():
-                continue
-            try:
-                prompts.append(_prompt(number, line))
-            except (ValueError, TypeError) as error:
-                shown = line if len(line) < 120 else line[:117] + "..."
-                problems.append(Problem(str(error), Where(file, number, 1, shown), _KEYS))
-        if len(problems) > _REPORTED:
-            more = len(problems) - _REPORTED
-            problems = [*problems[:_REPORTED], Problem(f"{file}: {more} more lines like these")]
-        if problems:
-            raise ContractError.all(problems)
+        prompts = read_lines(text, file, _prompt, _KEYS, ContractError)
         if not prompts:
             raise ContractError(f"{file}: there is no prompt in this file", hint=_KEYS)
         digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
@@ -107,52 +92,34 @@ def joined(texts: Sequence[tuple[int, ...]], first: int, length: int) -> tuple[i
     return tuple(found[:length])
 
 
-def _prompt(number: int, line: str) -> Prompt:
-    try:
-        data = json.loads(line, object_pairs_hook=_object)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise ValueError("not a prompt: nested too deeply") from None
-    if not isinstance(data, dict):
-        raise TypeError("a line is a JSON object")
-    # only an escape can write one: the line itself is UTF-8
-    if "\\u" in line and _SURROGATE.search(json.dumps(data, ensure_ascii=False)):
-        raise ValueError("a lone surrogate is not text")
+def _prompt(line: str, where: Where) -> Prompt:
+    data = parse_line(line, "prompt", nan=True)
     for key in data:
         if key not in _KNOWN and not key.startswith("x-"):
-            raise ValueError(f"a line has no key {key!r}: {did_you_mean(key, _KNOWN)}")
+            raise LineError(f"a line has no key {key!r}: {did_you_mean(key, _KNOWN)}")
     text, ids = data.get("prompt"), data.get("token_ids")
     if "messages" in data:
-        raise ValueError("'messages' need a chat template: render them to 'prompt' first")
+        raise LineError("'messages' need a chat template: render them to 'prompt' first")
     if (text is None) == (ids is None):
-        raise ValueError("a line has either 'prompt' or 'token_ids'")
+        raise LineError("a line has either 'prompt' or 'token_ids'")
     if text is not None and (not isinstance(text, str) or not text):
-        raise TypeError("'prompt' is a text of at least one character")
+        raise LineError("'prompt' is a text of at least one character")
     if ids is not None and not _are_ids(ids):
-        raise TypeError("'token_ids' is a list of at least one whole number >= 0")
+        raise LineError("'token_ids' is a list of at least one whole number >= 0")
     labels = data.get("labels", {})
     if not isinstance(labels, dict):
-        raise TypeError("'labels' is an object of texts")
+        raise LineError("'labels' is an object of texts")
     group, answer = data.get("group"), data.get("answer")
     if isinstance(answer, bool) or not isinstance(answer, str | int | float | None):
-        raise TypeError("'answer' is a text or a number")
+        raise LineError("'answer' is a text or a number")
     return Prompt(
-        line=number,
+        line=where.line,
         text=text or "",
         token_ids=tuple(ids) if ids is not None else None,
         labels={str(k): str(v) for k, v in labels.items() if v is not None},
         group=str(group) if group is not None else None,
         answer=str(answer) if answer is not None else None,
     )
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ValueError(f"the key {key!r} is there twice")
-    return dict(pairs)
 
 
 def _are_ids(ids: object) -> bool:

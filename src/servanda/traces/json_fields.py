@@ -1,22 +1,30 @@
 # Strict reading of JSON lines: values that are what they should be, or words for what they are.
+#
+# Not by msgspec, whose errors name the place of a value and not the value that stands there.
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TypeVar
+
+from servanda.errors import Problem, ServandaError, Where
+
+T = TypeVar("T")
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MOST_ID = 2**31 - 1
 _LEAST = -9999.0  # what servers write where they mean -inf
 _SLACK = 1e-5  # a softmax in float32 may exceed 1 by rounding
 _SHOWN = 40  # characters of a value that a message repeats
+_LINE = 120  # and of a line
+_REPORTED = 20  # problems of one file that are printed; the rest is counted
 _DIGITS = "a number of too many digits"
 
 
-class Wrong(Exception):  # noqa: N818 - what is wrong with a line, and not a failure of ours
+class LineError(Exception):
     """A line is not what it should be; `hint`: the next move, where it is not the usual one."""
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -24,39 +32,91 @@ class Wrong(Exception):  # noqa: N818 - what is wrong with a line, and not a fai
         self.hint = hint
 
 
-def parsed(line: str) -> dict[str, Any]:
+def read_lines(
+    text: str,
+    file: str,
+    read: Callable[[str, Where], T],
+    hint: str,
+    error: type[ServandaError],
+    growing: bool = False,
+) -> list[T]:
+    """What `read` makes of each line that is not blank.
+
+    Args:
+        hint: the next move where a line is wrong.
+        growing: whether a last line that has no end yet is left out: it is being written.
+
+    Raises:
+        ServandaError: of the class `error`: lines that are wrong, each with its place.
+    """
+    values: list[T] = []
+    problems: list[Problem] = []
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        start = line if len(line) <= _LINE else f"{line[: _LINE - 3]}..."
+        where = Where(file, number, 1, start)
+        try:
+            values.append(read(line, where))
+        except json.JSONDecodeError as wrong:
+            if number < len(lines) or not growing:
+                message = f"not JSON: {wrong.msg} at column {wrong.colno}"
+                problems.append(Problem(message, where, hint))
+        except LineError as wrong:
+            problems.append(Problem(str(wrong), where, wrong.hint or hint))
+    if len(problems) > _REPORTED:
+        more = len(problems) - _REPORTED
+        problems = [*problems[:_REPORTED], Problem(f"{file}: {more} more lines like these")]
+    if problems:
+        raise error.all(problems)
+    return values
+
+
+def parse_line(line: str, noun: str = "request", nan: bool = False) -> dict[str, Any]:
+    """The JSON object of a line.
+
+    Args:
+        noun: of what a line holds, for messages; nan: whether NaN and Infinity are passed on.
+
+    Raises:
+        json.JSONDecodeError: it is not JSON.
+        LineError: it is no object, or says something that JSON cannot mean.
+    """
+    constants = None if nan else _no_number
     try:
-        data = json.loads(line, object_pairs_hook=_object, parse_constant=_no_number)
+        data = json.loads(line, object_pairs_hook=unique_keys, parse_constant=constants)
     except json.JSONDecodeError:
         raise
     except RecursionError:
-        raise Wrong("not a request: nested too deeply") from None
+        raise LineError(f"not a {noun}: nested too deeply") from None
     except ValueError:  # a whole number of thousands of digits
-        raise Wrong(f"not a request: {_DIGITS}") from None
+        raise LineError(f"not a {noun}: {_DIGITS}") from None
     if not isinstance(data, dict):
-        raise Wrong("a line is a JSON object")
+        raise LineError("a line is a JSON object")
     # only an escape can write one: the line itself is UTF-8
     if "\\u" in line and _SURROGATE.search(json.dumps(data, ensure_ascii=False)):
-        raise Wrong("a lone surrogate is not text")
+        raise LineError("a lone surrogate is not text")
     return data
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def unique_keys(pairs: list[tuple[str, Any]], noun: str = "key") -> dict[str, Any]:
+    """An object of JSON; a key that is there twice has two values, and so none."""
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
-            raise Wrong(f"the key {key!r} is there twice")
-        found[key] = value
-    return found
+        if key in values:
+            raise LineError(f"the {noun} {key!r} is there twice")
+        values[key] = value
+    return values
 
 
 def _no_number(text: str) -> NoReturn:
-    raise Wrong(f"{text} is no number of JSON", "write null for a logprob that nobody knows")
+    raise LineError(f"{text} is no number of JSON", "write null for a logprob that nobody knows")
 
 
 def items(value: Any, place: str) -> Iterator[tuple[int, Any]]:
     if not isinstance(value, list):
-        raise Wrong(f"{place} is {said(value)}, not a list")
+        raise LineError(f"{place} is {json_text(value)}, not a list")
     return enumerate(value)
 
 
@@ -64,13 +124,13 @@ def ids_of(value: Any, place: str) -> tuple[int, ...]:
     plain = place.strip("'")
     ids = tuple(id_of(token, f"{plain}[{i}]") for i, token in items(value, place))
     if not ids:
-        raise Wrong(f"{place} is empty")
+        raise LineError(f"{place} is empty")
     return ids
 
 
 def id_of(value: Any, place: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_ID:
-        raise Wrong(f"{place} is {said(value)}, not a token id")
+        raise LineError(f"{place} is {json_text(value)}, not a token id")
     return value
 
 
@@ -80,29 +140,29 @@ def logprob_of(value: Any, place: str) -> float:
         return math.nan
     number = number_of(value, place)
     if number > _SLACK:
-        raise Wrong(f"{place} is {said(value)}: a logprob is never above 0")
+        raise LineError(f"{place} is {json_text(value)}: a logprob is never above 0")
     return number if number > _LEAST else math.nan
 
 
 def number_of(value: Any, place: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
-        raise Wrong(f"{place} is {said(value)}, not a number")
+        raise LineError(f"{place} is {json_text(value)}, not a number")
     try:
         return float(value)
     except OverflowError:
-        raise Wrong(f"{place} is {said(value)}, not a number") from None
+        raise LineError(f"{place} is {json_text(value)}, not a number") from None
 
 
 def whole_of(value: Any, place: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise Wrong(f"{place} is {said(value)}, not a whole number")
+        raise LineError(f"{place} is {json_text(value)}, not a whole number")
     return value
 
 
 def name_of(value: Any, place: str) -> str:
     text = text_of(value, place)
     if not text:
-        raise Wrong(f"{place} is empty")
+        raise LineError(f"{place} is empty")
     return text
 
 
@@ -110,11 +170,11 @@ def text_of(value: Any, place: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise Wrong(f"{place} is {said(value)}, not a text")
+        raise LineError(f"{place} is {json_text(value)}, not a text")
     return value
 
 
-def said(value: Any) -> str:
+def json_text(value: Any) -> str:
     """A value as JSON has it, in at most 40 characters."""
     try:
         text = json.dumps(value)

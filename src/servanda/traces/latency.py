@@ -40,6 +40,15 @@ class Timing:
         )
 
     @classmethod
+    def of_requests(cls, begun: float, at_ST: Sequence[Sequence[float]]) -> Timing:
+        """From clock readings: of the launch, and of each token of each request."""
+        return cls(
+            first_S=tuple(at_T[0] - begun for at_T in at_ST),
+            gap_N=tuple(after - before for at_T in at_ST for before, after in pairwise(at_T)),
+            wall=max(at_T[-1] for at_T in at_ST) - begun,
+        )
+
+    @classmethod
     def join(cls, parts: Sequence[Timing]) -> Timing:
         """Batches that were launched at once and ran one after another."""
         return cls(

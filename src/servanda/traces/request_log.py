@@ -6,23 +6,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from servanda.errors import EvidenceError, Problem, Where
+from servanda.errors import EvidenceError, Where
 from servanda.registry import did_you_mean
 from servanda.traces.json_fields import (
-    Wrong,
+    LineError,
     id_of,
     ids_of,
     items,
+    json_text,
     logprob_of,
     name_of,
     number_of,
-    parsed,
-    said,
+    parse_line,
+    read_lines,
     text_of,
     whole_of,
 )
@@ -37,8 +37,6 @@ _A_ROW = (
     'a line is {"index", "run", "leg", "at", "served", "prompt_token_ids", "sampling"} and either '
     '{"token_ids", "logprobs", "finish"} or {"lost"}; see docs/how-to/traffic.md'
 )
-_REPORTED = 20  # problems of one file that are printed; the rest is counted
-_SHOWN = 120  # characters of a line that a message repeats
 
 Best = tuple[tuple[int, float], ...]  # ids and logprobs of a step's likeliest tokens, best first
 
@@ -91,45 +89,28 @@ def read_served(text: str, file: str) -> tuple[Request, ...]:
     Raises:
         EvidenceError: lines that are no requests, each with its place.
     """
-    requests: list[Request] = []
-    problems: list[Problem] = []
-    lines = text.split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        shown = line if len(line) <= _SHOWN else line[: _SHOWN - 3] + "..."
-        where = Where(file, number, 1, shown)
-        try:
-            requests.append(request_of(parsed(line), where))
-        except json.JSONDecodeError as error:
-            if number < len(lines):
-                message = f"not JSON: {error.msg} at column {error.colno}"
-                problems.append(Problem(message, where, _A_ROW))
-        except Wrong as wrong:
-            problems.append(Problem(str(wrong), where, wrong.hint or _A_ROW))
-    if len(problems) > _REPORTED:
-        more = len(problems) - _REPORTED
-        problems = [*problems[:_REPORTED], Problem(f"{file}: {more} more lines like these")]
-    if problems:
-        raise EvidenceError.all(problems)
-    return tuple(requests)
+
+    def read(line: str, where: Where) -> Request:
+        return request_of(parse_line(line), where)
+
+    return tuple(read_lines(text, file, read, _A_ROW, EvidenceError, growing=True))
 
 
 def request_of(data: dict[str, Any], where: Where | None = None) -> Request:
     """The request of one line, as JSON has it.
 
     Raises:
-        Wrong: it is none.
+        LineError: it is none.
     """
     for key in data:
         if key not in _KNOWN and not key.startswith("x-"):
-            raise Wrong(f"a line has no key {key!r}", did_you_mean(key, _KNOWN))
+            raise LineError(f"a line has no key {key!r}", did_you_mean(key, _KNOWN))
     for key in _ALWAYS:
         if data.get(key) is None:
-            raise Wrong(f"{key!r} is missing")
+            raise LineError(f"{key!r} is missing")
     index, served = whole_of(data["index"], "'index'"), whole_of(data["served"], "'served'")
     if served <= index:
-        raise Wrong(
+        raise LineError(
             f"'served' is {served} at index {index}: infer was sent this request, and the "
             f"{index} before it",
             "count every request that infer was sent on this leg, this one included",
@@ -158,7 +139,7 @@ def unanswered(data: dict[str, Any], why: str) -> dict[str, Any]:
 def _lost(request: Request, data: dict[str, Any]) -> Request:
     answer = [key for key in _ANSWER if data.get(key) is not None]
     if answer:
-        raise Wrong(
+        raise LineError(
             f"'lost' and {answer[0]!r} cannot both be there",
             "a request has an answer, or a reason for having none",
         )
@@ -168,20 +149,20 @@ def _lost(request: Request, data: dict[str, Any]) -> Request:
 def _answered(request: Request, data: dict[str, Any]) -> Request:
     for key in ("token_ids", "logprobs", "finish"):
         if data.get(key) is None:
-            raise Wrong(f"{key!r} is missing", 'write "lost": "timeout" where none came back')
+            raise LineError(f"{key!r} is missing", 'write "lost": "timeout" where none came back')
     tokens = ids_of(data["token_ids"], "'token_ids'")
     logp = tuple(logprob_of(v, f"logprobs[{i}]") for i, v in items(data["logprobs"], "'logprobs'"))
     if len(logp) != len(tokens):
-        raise Wrong(f"{len(tokens)} 'token_ids' have {len(logp)} 'logprobs'")
+        raise LineError(f"{len(tokens)} 'token_ids' have {len(logp)} 'logprobs'")
     most = request.sampling["max_new_tokens"]
     if len(tokens) > most:
-        raise Wrong(
+        raise LineError(
             f"{len(tokens)} tokens answer a request for at most {most}",
             "write sampling.max_new_tokens as it was asked for",
         )
     finish = text_of(data["finish"], "'finish'")
     if finish not in _FINISHED:
-        raise Wrong(
+        raise LineError(
             f"'finish' is {finish!r}, and an answer ends by 'stop', 'length' or 'stop_string'",
             f'write "lost": "{finish or "cut"}" for an answer that was cut off',
         )
@@ -200,10 +181,10 @@ def _best(value: Any, tokens: tuple[int, ...], logp: tuple[float, ...]) -> tuple
         return ()
     steps = [_step(step, f"best[{i}]") for i, step in items(value, "'best'")]
     if len(steps) != len(tokens):
-        raise Wrong(f"{len(tokens)} 'token_ids' have {len(steps)} lists of 'best'")
+        raise LineError(f"{len(tokens)} 'token_ids' have {len(steps)} lists of 'best'")
     for i, (pairs, token, own) in enumerate(zip(steps, tokens, logp, strict=True)):
         if len(pairs) != len(steps[0]):
-            raise Wrong(
+            raise LineError(
                 f"best[{i}] lists {len(pairs)} tokens, and best[0] {len(steps[0])}",
                 "list the k likeliest at every step; a server that adds the drawn token to them "
                 "has to have it taken out again",
@@ -211,7 +192,7 @@ def _best(value: Any, tokens: tuple[int, ...], logp: tuple[float, ...]) -> tuple
         for other, value in pairs:
             # unknown in one place and known in the other is no contradiction
             if other == token and value != own and value == value and own == own:
-                raise Wrong(
+                raise LineError(
                     f"best[{i}] says {value:g} for the drawn token {token}, and logprobs[{i}] "
                     f"{own:g}"
                 )
@@ -224,32 +205,32 @@ def _step(value: Any, place: str) -> list[tuple[int, float]]:
     for i, pair in items(value, place):
         at = f"{place}[{i}]"
         if not isinstance(pair, list) or len(pair) != 2:
-            raise Wrong(f"{at} is {said(pair)}, not [token id, logprob]")
+            raise LineError(f"{at} is {json_text(pair)}, not [token id, logprob]")
         token = id_of(pair[0], at)
         if token in pairs:
-            raise Wrong(f"{place} lists the token id {token} twice")
+            raise LineError(f"{place} lists the token id {token} twice")
         pairs[token] = logprob_of(pair[1], at)
     return [*pairs.items()]
 
 
 def _sampling(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Wrong(f"'sampling' is {said(value)}, not an object")
+        raise LineError(f"'sampling' is {json_text(value)}, not an object")
     most = value.get("max_new_tokens")
     if most is None:
-        raise Wrong(
+        raise LineError(
             "'sampling' has no max_new_tokens",
             "write what the request asked for, or what the server allows where it did not ask",
         )
     if whole_of(most, "sampling.max_new_tokens") < 1:
-        raise Wrong("sampling.max_new_tokens is 0: nothing was asked for")
+        raise LineError("sampling.max_new_tokens is 0: nothing was asked for")
     for name in _TRANSFORM:
         if value.get(name) is not None:
             number_of(value[name], f"sampling.{name}")
     for name in ("top_k", "seed"):
         found = value.get(name)
         if found is not None and (isinstance(found, bool) or not isinstance(found, int)):
-            raise Wrong(f"sampling.{name} is {said(found)}, not a whole number")
+            raise LineError(f"sampling.{name} is {json_text(found)}, not a whole number")
     return value
 
 
@@ -257,10 +238,10 @@ def _labels(value: Any) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise Wrong(f"'labels' is {said(value)}, not an object of texts")
+        raise LineError(f"'labels' is {json_text(value)}, not an object of texts")
     for name, label in value.items():
         if isinstance(label, list | dict):
-            raise Wrong(f"labels.{name} is {said(label)}, not a text")
+            raise LineError(f"labels.{name} is {json_text(label)}, not a text")
     return {name: str(label) for name, label in value.items() if label is not None}
 
 
@@ -268,12 +249,12 @@ def _group(value: Any) -> str | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise Wrong(f"'group' is {said(value)}, not a text")
+        raise LineError(f"'group' is {json_text(value)}, not a text")
     return str(value)
 
 
 def _time(value: Any) -> float:
     at = number_of(value, "'at'")
     if at < 0:
-        raise Wrong(f"'at' is {said(value)}, not seconds since 1970")
+        raise LineError(f"'at' is {json_text(value)}, not seconds since 1970")
     return at

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from servanda.errors import EvidenceError
 
@@ -105,6 +105,27 @@ class Trace:
         ids_NK = np.stack([self.columns[f"id.{i}"] for i in range(k)], axis=-1)
         logp_NK = np.stack([self.columns[f"logp.{i}"] for i in range(k)], axis=-1)
         return np.where(np.isnan(ids_NK), -1, ids_NK).astype(np.int64), logp_NK
+
+    @classmethod
+    def of(
+        cls,
+        batch: Batch,
+        length_S: ArrayLike,
+        token_N: ArrayLike,
+        columns: Mapping[str, Array],
+        about: Mapping[str, str] | None = None,
+        lost_S: ArrayLike | None = None,
+    ) -> Trace:
+        """The record of a batch; none of its sequences was lost where `lost_S` is left out."""
+        return cls(
+            sequence_S=np.array(batch.sequence_S, dtype=np.int64),
+            length_S=np.array(length_S, dtype=np.int64),
+            lost_S=np.zeros(len(batch), dtype=bool) if lost_S is None else np.array(lost_S, bool),
+            prompt_tokens_S=np.array([len(prompt) for prompt in batch.prompts], dtype=np.int64),
+            token_N=np.array(token_N, dtype=np.int64),
+            columns=columns,
+            about=about or {},
+        )
 
     @classmethod
     def join(cls, traces: Sequence[Trace]) -> Trace:

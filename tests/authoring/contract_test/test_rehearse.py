@@ -12,7 +12,7 @@ from servanda.authoring.contract_test.parser import read_tests
 from servanda.authoring.contract_test.run import rehearse
 from servanda.errors import ContractError, EvidenceError
 from servanda.runner import load
-from servanda.theory.stats import LogMoment
+from servanda.theory.stats.log_moment import LogMoment
 from tests.authoring.contract_test.made import case, rehearsed, written
 from tests.drawn import examples
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from servanda.authoring.contract_test.files import prepared
-from servanda.theory.stats import units_at_best
+from servanda.theory.stats.interval import units_at_best
 from tests import kit
 
 CONTRACT = """\

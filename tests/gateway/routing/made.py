@@ -12,7 +12,7 @@ from servanda.gateway.routing.state import RoutingState, Rules, Score, TrafficFa
 from servanda.gateway.routing.state_machine import absorb
 from servanda.gateway.routing.transition import advance
 from servanda.judgement.slices.rules import Cut, Term
-from servanda.theory.stats import GroupRatio
+from servanda.theory.stats.group_ratio import GroupRatio
 
 LIMIT = 0.5
 CHEAP = {

@@ -7,7 +7,8 @@ import pytest
 
 from servanda.contract.model import Clause
 from servanda.judgement.clauses.base import Cell, View
-from servanda.judgement.clauses.chain_metrics import CHAIN, between
+from servanda.judgement.clauses.chain_certificate import between
+from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.gradient import WeightGap
 from servanda.judgement.clauses.statistical import ALWAYS
 from servanda.judgement.clauses.support import SupportMass
@@ -15,8 +16,9 @@ from servanda.judgement.slices.rules import Cut
 from servanda.report.explain.contract import explain_contract
 from servanda.runner import run
 from servanda.runner.load import compile, load
-from servanda.theory.bounds import PSI, THEOREMS
-from servanda.theory.stats import units_at_best
+from servanda.theory.bounds.importance_weights import PSI
+from servanda.theory.bounds.theorem import THEOREMS
+from servanda.theory.stats.interval import units_at_best
 from servanda.traces.trace import Trace, TracePair
 from tests import kit
 
@@ -92,7 +94,8 @@ def test_the_gap_is_added_up_as_the_loss_adds_up_tokens(tmp_path, claim, loss, w
 
 def test_the_three_losses_read_three_numbers():
     """Else the test above could not tell them apart."""
-    from servanda.engines.exact_table import Table, TablePair
+    from servanda.engines.exact_table import Table
+    from tests.table_pair import TablePair
 
     rows = ({"": kit.BASE}, LATE)
     pair = TablePair(*(Table(tuple(kit.TOKENS), 4, 1, r) for r in rows))

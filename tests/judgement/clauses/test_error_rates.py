@@ -13,7 +13,8 @@ from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.scaling import Feed
 from servanda.judgement.clauses.statistical import Certificate, Grown
 from servanda.judgement.slices.rules import Cut
-from servanda.theory.stats import GroupRatio, LogMoment
+from servanda.theory.stats.group_ratio import GroupRatio
+from servanda.theory.stats.log_moment import LogMoment
 
 ALPHA, LIMIT = 0.05, 0.1
 CLAUSE = Clause.model_validate(

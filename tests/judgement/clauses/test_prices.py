@@ -32,8 +32,10 @@ from servanda.judgement.clauses.service_level import (
 )
 from servanda.judgement.clauses.statistical import Certificate, Grown
 from servanda.judgement.slices.rules import Cut
-from servanda.theory.stats import GroupRatio, LogMoment, Refutation
 from servanda.theory.stats.block_bootstrap import block_interval
+from servanda.theory.stats.group_ratio import GroupRatio
+from servanda.theory.stats.log_moment import LogMoment
+from servanda.theory.stats.refutation import Refutation
 from tests import oracles
 
 LIMIT = 0.1

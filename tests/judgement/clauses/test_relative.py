@@ -10,7 +10,8 @@ from servanda.judgement.clauses.relative import Compared, RelativeToNoise
 from servanda.judgement.clauses.scaling import Feed
 from servanda.judgement.slices.rules import Cut
 from servanda.runner import run
-from servanda.theory.stats import GroupRatio, LogMoment
+from servanda.theory.stats.group_ratio import GroupRatio
+from servanda.theory.stats.log_moment import LogMoment
 from tests import kit
 
 CLAUSE = Clause.model_validate(

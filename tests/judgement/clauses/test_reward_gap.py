@@ -12,13 +12,13 @@ import pytest
 from servanda.cli.cost_table import plan_lines
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import Sampling
-from servanda.engines.exact_table import TablePair
 from servanda.engines.table import TableEngine
 from servanda.errors import ContractError, Interrupted, MeasurementError
 from servanda.judgement.clauses.base import DRAWS, REWARD
 from servanda.judgement.clauses.fidelity import FOUND_TRAIN, SamplerFidelity, log_evidence
 from servanda.judgement.clauses.reward_gap import RewardGap
 from servanda.judgement.cost import cost_of
+from servanda.judgement.verdict import judge
 from servanda.report.base import FORMATS
 from servanda.report.explain.contract import explain_contract
 from servanda.report.summary import headline
@@ -29,6 +29,7 @@ from servanda.runner.reward_scorer import scorer_of
 from servanda.runner.run_directory import opened
 from servanda.traces.corpus import Corpus
 from tests import kit
+from tests.table_pair import TablePair
 
 P = {"": kit.BASE, "a": [0.1, 0.3, 0.3, 0.2, 0.1]}
 FAR = {"": kit.moved(kit.BASE, 0.12), "a": kit.moved(P["a"], 0.05)}
@@ -105,14 +106,14 @@ def test_the_answer_is_that_of_the_interval_at_its_price(tmp_path, claim):
     path, _ = write(tmp_path, limit=0.3, claim=claim, last=320)
     plan = run.compile(run.load(path))
     pairs = run.measure(plan, tmp_path / "run", open=run.in_process)
-    cell = gap_of(run.judge(plan, run.weigh(plan, pairs)))
+    cell = gap_of(judge(plan, run.weigh(plan, pairs)))
     low, high = cell.interval
     at_end = max(abs(low), abs(high))
     for limit, holds in ((at_end + 0.002, True), (at_end - 0.002, False)):
         text = re.sub(r"(reward_gap, at_most: )[\d.]+", rf"\g<1>{limit:.6f}", path.read_text())
         path.write_text(text)
         other = run.compile(run.load(path))
-        found = gap_of(run.judge(other, run.weigh(other, pairs)))
+        found = gap_of(judge(other, run.weigh(other, pairs)))
         assert (found.e_holds >= math.log(1 / found.alpha)) == holds
 
 
@@ -220,7 +221,7 @@ def test_both_sides_of_fidelity_share_its_price(tmp_path):
     sides = [w.statistics[at] for w in evidence.closed(plan.cells[at].workload)]
     train, infer = (log_evidence([r[s] for r in sides])[0] for s in ("train", "infer"))
     assert train > infer
-    (found,) = (c for c in run.judge(plan, evidence).cells if c.metric == "sampler_fidelity")
+    (found,) = (c for c in judge(plan, evidence).cells if c.metric == "sampler_fidelity")
     assert found.e_violated == pytest.approx(train - math.log(2))
     assert found.n == sum(r[s].ranks.n for r in sides for s in ("train", "infer"))
 
@@ -528,7 +529,7 @@ def test_evidence_that_is_weighed_again_from_disk_is_the_same(tmp_path):
     path, _ = write(tmp_path, last=64)
     plan = run.compile(run.load(path))
     pairs = run.measure(plan, tmp_path / "run", open=run.in_process)
-    assert run.judge(plan, run.weigh(plan, pairs)).evidence == check(path).evidence
+    assert judge(plan, run.weigh(plan, pairs)).evidence == check(path).evidence
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ import sqlite3
 
 import pytest
 
-from servanda.promotion.ledger.entry import Damaged, LedgerError, Record
+from servanda.promotion.ledger.entry import COLUMNS, Damaged, LedgerError, Record, Row
 from servanda.promotion.ledger.export import export
-from servanda.promotion.ledger.hash_chain import COLUMNS, FIRST, Row, canonical, hash_of
+from servanda.promotion.ledger.hash_chain import FIRST, canonical, hash_of
 from servanda.promotion.ledger.open import open_exported, open_ledger, verify_at
 from servanda.promotion.ledger.verify import Problem, verify
 

@@ -12,16 +12,16 @@ from servanda.judgement.verdict import Verdict
 from servanda.report.base import FORMATS
 from servanda.rl.dumps.blocks import paired
 from servanda.rl.dumps.formats.parquet import Writer
-from servanda.rl.dumps.judge import Asked, judge_dump
+from servanda.rl.dumps.judge import DumpOptions, judge_dump
 from servanda.rl.dumps.outliers import Outliers
-from servanda.rl.dumps.report import tell
+from servanda.rl.dumps.report import render
 from servanda.rl.dumps.window import step_part
 from servanda.traces.rollouts import Rollouts
 from tests.rl.dumps import made
 
 
 def judged(folder, **asked):
-    return judge_dump(Asked(folder, **asked))
+    return judge_dump(DumpOptions(folder, **asked))
 
 
 def servanda(*arguments):
@@ -38,7 +38,7 @@ def test_one_violated_step_makes_the_dump_violated_and_is_named(tmp_path, bad):
     answer = judged(tmp_path)
 
     assert answer.verdict.exit_code == 1
-    text = tell(answer)
+    text = render(answer)
     assert f"VIOLATED at step {bad}, judged alone" in text
     assert f"11 hold, 1 violated (step {bad})" in text
     whole = [c for c in answer.verdict.cells if c.slice == "all" and c.enforced]
@@ -98,7 +98,7 @@ def test_steps_that_are_too_small_to_be_judged_are_no_pass_in_silence(tmp_path):
     spots = [spot.text for spot in answer.verdict.blind_spots if spot.subject == "sample"]
     alone = "20 of 20 steps are too small to be judged alone"
     assert any(text.startswith(alone) for text in spots), spots
-    assert "? each step alone: 20 inconclusive" in tell(answer)
+    assert "? each step alone: 20 inconclusive" in render(answer)
 
 
 def test_steps_add_up_to_the_dump(tmp_path):
@@ -114,7 +114,7 @@ def test_steps_add_up_to_the_dump(tmp_path):
 def test_an_empty_step_among_others_is_said(tmp_path):
     made.write(tmp_path, steps=range(1, 4))
     Writer(tmp_path).step(4, [], [], [], [])
-    text = tell(judged(tmp_path))
+    text = render(judged(tmp_path))
     assert "! step 4 has no sequence that can be used (first: step_000004.rank0.parquet)" in text
 
 
@@ -129,7 +129,7 @@ def test_one_bad_sequence_in_twenty_is_named_though_the_average_holds(tmp_path):
     found = answer.verdict.breakdown
     assert found.beyond == 12
     assert {row.source.rpartition(":")[2] for row in found.sequences} == {"8"}
-    text = tell(answer)
+    text = render(answer)
     assert "! 12 of 240 sequences are beyond the limit on their own tokens" in text
     assert "of all mismatch" in text
     for name in ("markdown", "html"):
@@ -223,7 +223,7 @@ def test_what_a_filter_removed_keeps_a_dump_from_holding(tmp_path):
     assert removed.tv == pytest.approx(0.5, abs=0.05)
     assert removed.kept == pytest.approx(0.003, abs=0.001)
     assert removed.before == pytest.approx(0.1 * removed.tv + 0.9 * removed.kept)
-    text = tell(answer)
+    text = render(answer)
     assert "! a filter removed 16 of 160 sequences (10.0 % of the tokens)" in text
     assert (
         "INCONCLUSIVE: it holds only for what a filter left; before the filter it is viol" in text
@@ -235,7 +235,7 @@ def test_what_a_filter_removed_keeps_a_dump_from_holding(tmp_path):
 def test_a_filter_for_another_reason_changes_no_answer(tmp_path):
     answer = judged(filtered(tmp_path / "d", 0.1, 0.003))
     assert answer.verdict.exit_code == 0
-    assert "✓ a filter removed 16 of 160 sequences" in tell(answer)
+    assert "✓ a filter removed 16 of 160 sequences" in render(answer)
     kept = next(c for c in answer.verdict.cells if c.metric == "kept_ratio")
     assert (kept.value, kept.outcome, kept.enforced) == (0.9, "holds", False)
 
@@ -244,7 +244,7 @@ def test_a_filter_that_removes_much_is_shown_and_can_be_enforced(tmp_path):
     answer = judged(filtered(tmp_path / "d", 0.4, 0.003))
     kept = next(c for c in answer.verdict.cells if c.metric == "kept_ratio")
     assert (kept.value, kept.outcome) == (pytest.approx(0.6), "violated")
-    assert "a filter removed 4,096 of 10,240 tokens before training" in tell(answer)
+    assert "a filter removed 4,096 of 10,240 tokens before training" in render(answer)
     assert "kept_ratio, at_least: 0.9" in answer.contract_text
 
 
@@ -256,14 +256,14 @@ def test_what_was_removed_and_never_scored_is_missing(tmp_path):
     assert spot.text.endswith("nothing is known about them")
     cell = next(c for c in answer.verdict.cells if (c.clause, c.slice) == ("gradient", "all"))
     assert cell.note == "holds only for what a filter left: before it not known, not decided"
-    text = tell(answer)
+    text = render(answer)
     assert "both logprobs are there" not in text
     assert "holds only for what a filter left; before the filter it is not decided." in text
 
 
 def test_a_step_that_a_filter_emptied_is_told_as_such(tmp_path):
     made.each(tmp_path, lambda _, r: made.without(r, np.full(len(r), r.step == 3)))
-    text = tell(judged(tmp_path))
+    text = render(judged(tmp_path))
     assert "too small to be judged alone" not in text
     assert "step 3: no token was trained on" in text
 
@@ -292,7 +292,7 @@ def test_a_step_with_an_infinite_log_ratio_has_no_blanks(tmp_path):
         return replace(r, logp_train_N=train_N)
 
     made.each(tmp_path, broken, turn_tokens=64)
-    assert "mean |Δ logp| infinite, TME infinite" in tell(judged(tmp_path))
+    assert "mean |Δ logp| infinite, TME infinite" in render(judged(tmp_path))
 
 
 def test_a_watch_says_of_a_filter_as_a_check_does(tmp_path):
@@ -323,18 +323,18 @@ def test_the_mean_weight_has_one_answer_and_one_number_in_every_format(tmp_path,
         writer.step(step, rng.integers(0, 999, (20, 310)), np.ones((20, 300)), train, infer)
     answer = judged(tmp_path)
     cell = next(c for c in answer.verdict.cells if c.metric == "coherence")
-    finding = next(t for t in answer.told if "mean weight" in t.text)
+    finding = next(t for t in answer.lines if "mean weight" in t.text)
     assert (cell.outcome == "holds") == (finding.level == "fine")
     assert cell.note == finding.text
     assert cell.value == pytest.approx(1 + above, abs=1e-4)
-    assert f"mean w {cell.value:.5f}" in tell(answer)
+    assert f"mean w {cell.value:.5f}" in render(answer)
     assert f"{cell.value:.4f}" in FORMATS["markdown"](answer.verdict)
 
 
 def test_the_panel_has_the_numbers_of_a_trainer(tmp_path):
     answer = judged(made.write(tmp_path, n=10, tv=0.02))
     total = answer.verdict.portraits["infer"].total
-    (panel,) = [line for line in tell(answer).splitlines() if line.startswith("panel")]
+    (panel,) = [line for line in render(answer).splitlines() if line.startswith("panel")]
     assert f"mean |Δ logp| {total.mean('abs_log_ratio'):.3g}" in panel
     assert f"TME {total.mean('exp_abs'):.4g}" in panel and f"k3 {total.mean('k3'):.3g}" in panel
     assert "±1 %" in panel

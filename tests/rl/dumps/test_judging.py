@@ -14,17 +14,17 @@ from servanda.judgement.verdict import judge
 from servanda.rl.dumps import preset
 from servanda.rl.dumps.blocks import blocks, paired, taken
 from servanda.rl.dumps.formats.parquet import Writer
-from servanda.rl.dumps.judge import Asked, judge_dump
-from servanda.rl.dumps.report import tell
+from servanda.rl.dumps.judge import DumpOptions, judge_dump
+from servanda.rl.dumps.report import render
 from servanda.rl.dumps.slicing import Counts, rules_of
-from servanda.rl.dumps.statistics import Weighing
+from servanda.rl.dumps.statistics import DumpStatistics
 from servanda.rl.dumps.step_verdicts import is_step
 from tests.drawn import examples
 from tests.rl.dumps import made
 
 
 def judged(folder, **asked):
-    return judge_dump(Asked(folder, **asked))
+    return judge_dump(DumpOptions(folder, **asked))
 
 
 def cell(answer, clause, slice_=WHOLE):
@@ -49,7 +49,7 @@ def test_a_healthy_dump_holds_and_its_interval_has_the_truth(tmp_path, tv, seed)
     low, high = cell(answer, "gradient").interval
     assert low <= tv <= high
     assert answer.preset == "verl-sync"
-    assert "HOLDS" in tell(answer)
+    assert "HOLDS" in render(answer)
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_one_bad_slice_is_red_alone_and_named_since_its_step(tmp_path):
     assert red(answer) == [("gradient", "start-3"), ("gradient", "start-4-on")]
     assert set(answer.since.values()) == {14}
     assert answer.verdict.exit_code == 1
-    text = tell(answer)
+    text = render(answer)
     assert "first 3 tokens of turn 3" in text and "since step 14" in text
     assert "re-tokenised at tool boundaries; it explains 100 % of the excess" in text
     # 2 x 3 of 4 x 32 tokens; all others have .005
@@ -78,7 +78,7 @@ def test_slices_that_are_red_for_sharing_tokens_are_not_left_out(tmp_path):
     assert ("gradient", "turn-2") in red(answer)
     assert answer.out == ("start-2", "start-3-on")
     assert answer.share == pytest.approx(2 * 3 / (3 * 32))
-    text = tell(answer)
+    text = render(answer)
     assert "those of first 3 tokens of turn 2, first 3 tokens of turn 3 and later;" in text
     assert "the other slices are red for sharing tokens with them" in text
 
@@ -86,7 +86,7 @@ def test_slices_that_are_red_for_sharing_tokens_are_not_left_out(tmp_path):
 def test_where_all_is_off_nothing_is_to_be_left_out(tmp_path):
     answer = judged(made.write(tmp_path, turns=3, tv=0.06))
 
-    text = tell(answer)
+    text = render(answer)
     assert answer.share > 0.9
     assert "VIOLATED on the whole: no slice explains it." in text
     assert "--mask" not in text
@@ -119,14 +119,14 @@ def test_staleness_is_told_apart_from_the_kernel(tmp_path):
     adds = {c.slice: c.value for c in answer.verdict.cells if c.clause == "adds"}
     assert adds["stale-2-on"] > 10 * adds["stale-1"] > 10 * adds["stale-0"]
     assert answer.cause.startswith("staleness: tokens drawn by older weights read 0.104")
-    assert "kernel and staleness, mixed: tokens are up to 2 updates old" in tell(answer)
+    assert "kernel and staleness, mixed: tokens are up to 2 updates old" in render(answer)
 
 
 def test_a_small_dump_is_inconclusive(tmp_path):
     answer = judged(made.write(tmp_path, steps=[1], n=2, turn_tokens=8))
 
     assert answer.verdict.exit_code == 3
-    assert "INCONCLUSIVE: too few tokens to tell" in tell(answer)
+    assert "INCONCLUSIVE: too few tokens to render" in render(answer)
 
 
 def test_a_growing_drift_is_told_and_is_no_reason_for_exit_1(tmp_path):
@@ -136,7 +136,7 @@ def test_a_growing_drift_is_told_and_is_no_reason_for_exit_1(tmp_path):
 
     assert answer.verdict.exit_code == 0
     assert answer.trend.ratio == pytest.approx(10 / 3, rel=0.1)
-    assert "it has doubled" in tell(answer)
+    assert "it has doubled" in render(answer)
 
 
 def edited(folder, change, **how):
@@ -167,7 +167,7 @@ def test_a_dump_with_some_sequences_zero_filled_gets_no_verdict(tmp_path):
 
     assert answer.verdict.exit_code == 4
     assert all(c.outcome in ("inconclusive", "not applicable") for c in answer.verdict.cells)
-    assert "UNSOUND: 6 sequences left out: the trainer's logprobs are all zero" in tell(answer)
+    assert "UNSOUND: 6 sequences left out: the trainer's logprobs are all zero" in render(answer)
 
 
 def test_a_shifted_copy_gets_no_verdict(tmp_path):
@@ -177,7 +177,7 @@ def test_a_shifted_copy_gets_no_verdict(tmp_path):
     answer = judged(edited(tmp_path, shifted))
 
     assert answer.verdict.exit_code == 4
-    text = tell(answer)
+    text = render(answer)
     assert "shifted by +1 against the trainer's" in text
     assert "no answer: what the data says cannot be trusted" in text
     assert text.split("\n")[-1].startswith("exit 4")
@@ -192,7 +192,7 @@ def test_scattered_zero_fills_get_no_verdict(tmp_path):
     answer = judged(edited(tmp_path, zeroed))
 
     assert answer.verdict.exit_code == 4
-    assert any(t.level == "error" and "exactly 0" in t.text for t in answer.told)
+    assert any(t.level == "error" and "exactly 0" in t.text for t in answer.lines)
 
 
 def test_missing_logprobs_are_no_pass(tmp_path):
@@ -204,7 +204,7 @@ def test_missing_logprobs_are_no_pass(tmp_path):
     answer = judged(edited(tmp_path, holed))
 
     assert answer.verdict.exit_code == 4
-    assert "UNSOUND" in tell(answer)
+    assert "UNSOUND" in render(answer)
 
 
 def test_an_empty_folder_is_no_dump(tmp_path):
@@ -255,12 +255,12 @@ def weighed(chunks):
         counts.add(paired(block, 0))
     rules, _ = rules_of(counts, 100)
     _, contract = preset.contract_of("trl", "made", rules)
-    weighing = Weighing(contract, "made")
+    statistics = DumpStatistics(contract, "made")
     for block in blocks(chunks):
-        weighing.meet(paired(block, 0))
+        statistics.add_labels(paired(block, 0))
     for block in blocks(chunks, 512):
-        weighing.add(block)
-    return weighing
+        statistics.add(block)
+    return statistics
 
 
 def whole():
@@ -293,15 +293,15 @@ def test_how_a_reader_cuts_its_chunks_changes_no_number(cuts):
 
 def test_a_label_that_the_head_did_not_have_is_judged_with_the_whole():
     late = made.rollouts(np.random.default_rng(6), 3, 12, labels={"env": lambda _: "late"})
-    weighing = weighed(WHOLE_DUMP)
-    cells = [c.name for c in weighing.evidence()[0].cells]
+    statistics = weighed(WHOLE_DUMP)
+    cells = [c.name for c in statistics.evidence()[0].cells]
 
     for block in blocks([late]):
-        weighing.add(block)
+        statistics.add(block)
 
-    plan, evidence = weighing.evidence()
+    plan, evidence = statistics.evidence()
     assert [c.name for c in plan.cells] == cells
-    assert judge(plan, evidence).tokens == weighing.trained
+    assert judge(plan, evidence).tokens == statistics.trained
 
 
 def test_evidence_does_not_grow_with_the_rounds():

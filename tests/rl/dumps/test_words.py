@@ -8,8 +8,8 @@ from servanda.judgement.slices.rules import Cut, Term
 from servanda.rl.dumps import format
 from servanda.rl.dumps import preset as dump_preset
 from servanda.rl.dumps.diagnosis import explained, fewest, likely, within
-from servanda.rl.dumps.steps import WORST, Step, Trend, concentration
-from servanda.theory.stats import units_at_best
+from servanda.rl.dumps.steps import WORST, StepSums, Trend, concentration
+from servanda.theory.stats.interval import units_at_best
 from tests.kit import parse
 
 TRAINERS = [name for name, of in PRESETS.items() if of == "reinforcement learning"]
@@ -172,14 +172,14 @@ def test_how_drift_is_spread_over_sequences_tells_a_cache_and_names_no_weights()
 
 
 def test_concentration_is_the_share_of_the_worst_tokens_by_sequence():
-    alike = Step(1, drift=[(1.0, 10)] * 10)
+    alike = StepSums(1, drift=[(1.0, 10)] * 10)
     assert concentration([alike]) == pytest.approx(WORST)
-    one = Step(1, drift=[(0.0, 10)] * 9 + [(5.0, 10)])
+    one = StepSums(1, drift=[(0.0, 10)] * 9 + [(5.0, 10)])
     assert concentration([one]) == pytest.approx(1.0)
     # lengths do not count: a long sequence drifts more in sum, and not by token
-    long = Step(1, drift=[(9.0, 90), (1.0, 10)])
+    long = StepSums(1, drift=[(9.0, 90), (1.0, 10)])
     assert concentration([long]) == pytest.approx(WORST)
-    assert concentration([Step(1), Step(2, drift=[(0.0, 4)])]) is None
+    assert concentration([StepSums(1), StepSums(2, drift=[(0.0, 4)])]) is None
 
 
 def test_the_fewest_slices_are_left_out_that_leave_the_rest_within_its_limits():

@@ -14,7 +14,7 @@ from servanda.errors import ContractError, EvidenceError
 from servanda.rl import Monitor
 from servanda.rl.dumps.preset import contract_of
 from servanda.rl.monitor.statistics import RATIO_METRICS
-from servanda.theory.divergence import DIVERGENCES, sampled
+from servanda.theory.divergence.base import DIVERGENCES, sampled
 from tests.drawn import examples
 from tests.kit import parse
 from tests.rl.monitor.made import exactly, step

@@ -6,11 +6,11 @@ from contextlib import suppress
 import numpy as np
 
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.rl.watch.contract import Asked
-from servanda.rl.watch.loop import Following
-from servanda.rl.watch.open import Found
-from servanda.rl.watch.state_file import Kept
-from servanda.rl.watch.step import Seen
+from servanda.rl.watch.contract import WatchOptions
+from servanda.rl.watch.loop import WatchLoop
+from servanda.rl.watch.open import DetectedSource
+from servanda.rl.watch.state_file import StateFile
+from servanda.rl.watch.step import WatchedStep
 from tests.rl.dumps import made as dumps
 
 LIMIT = 0.025
@@ -33,7 +33,7 @@ def cell(outcome="holds", slice_="all", value=0.01, **more):
 
 
 def seen(step, outcome="holds", *cells, **more):
-    return Seen(step, outcome, cells or (cell(outcome),), 1000, 10, **more)
+    return WatchedStep(step, outcome, cells or (cell(outcome),), 1000, 10, **more)
 
 
 def state_line(weights, outcome="holds", *, tv=0.01, cells=None, **more):
@@ -121,9 +121,9 @@ class Out:
 
 
 def following(path, out, *, state=None, asked=None, **how):
-    source = Found(Asked(path, **(asked or {})))
-    kept = Kept(state, path)
-    return Following(source, str(path), kept, out.say, wait=out.wait, now=lambda: 5.0, **how)
+    source = DetectedSource(WatchOptions(path, **(asked or {})))
+    kept = StateFile(state, path)
+    return WatchLoop(source, str(path), kept, out.say, wait=out.wait, now=lambda: 5.0, **how)
 
 
 def run(path, out, **how):

@@ -9,7 +9,7 @@ import pytest
 
 from servanda.errors import ContractError, MeasurementError
 from servanda.rl.dumps.formats import FORMATS
-from servanda.rl.watch.contract import Asked
+from servanda.rl.watch.contract import WatchOptions
 from servanda.rl.watch.dump import DumpSource
 from tests.rl.dumps.formats import made as trainers
 from tests.rl.dumps.made import bad_starts
@@ -94,7 +94,7 @@ def test_a_restarted_watch_reads_nothing_again_and_tells_nothing_again(tmp_path,
 
     assert first.count("step 10: violated") == 1 and len(first.steps) == 16
     assert not read and not second.steps and not second.alerts
-    assert again.memory == watch.memory
+    assert again.state == watch.state
     assert second.lines == [f"went on  behind step 16, as {state} says", first.lines[-1]]
 
 
@@ -123,10 +123,10 @@ def test_slices_are_fixed_from_the_first_steps_and_stay(tmp_path):
     new = {"env": lambda s: "a" if s % 2 else "c"}
     for number in (1, 2, 3):
         step(tmp_path, number, n=60, labels=env)
-    source = DumpSource(Asked(tmp_path))
-    before = [*source.look(final=True)]
+    source = DumpSource(WatchOptions(tmp_path))
+    before = [*source.poll(final=True)]
     step(tmp_path, 4, n=60, labels=new)
-    (after,) = source.look(final=True)
+    (after,) = source.poll(final=True)
 
     assert before[0].slices == after.slices and "env-b" in after.slices
     assert "env-c" not in after.slices
@@ -142,7 +142,7 @@ def test_a_fault_on_a_slice_is_told_at_its_step_with_the_command_that_masks_it(t
     assert out.alerts == ["✗ step 5: violated on first 3 tokens of turn 2 and later"]
     assert out.count(f"next: servanda tools check-dump {tmp_path} --steps 5 --mask masks") == 1
     assert out.count("tool boundaries") == 1
-    assert watch.memory.stop == 5 and watch.memory.outcome == "violated"
+    assert watch.state.stop == 5 and watch.state.outcome == "violated"
 
 
 def nemo(folder, number, cut=False):
@@ -170,7 +170,7 @@ def test_once_leaves_out_a_last_step_that_is_cut_and_says_so(tmp_path):
     out = Out()
     watch = following(tmp_path, out, once=True)
     watch.run()
-    assert out.steps == ["1"] and watch.memory.step == 1
+    assert out.steps == ["1"] and watch.state.step == 1
     assert out.count("left out step 2 is not whole") == 1
 
 
@@ -180,7 +180,7 @@ def test_a_cut_step_behind_which_others_follow_is_an_error(tmp_path):
     out = Out()
     watch = following(tmp_path, out, once=True)
     watch.run()
-    assert out.steps == ["1", "2"] and watch.memory.counts["error"] == 1
+    assert out.steps == ["1", "2"] and watch.state.counts["error"] == 1
     assert out.count("the file ends in the middle of a row") >= 1
 
 
@@ -219,7 +219,7 @@ def test_a_step_without_a_usable_row_is_an_error_and_the_watch_goes_on(tmp_path)
     watch = following(tmp_path, out, once=True)
     watch.run()
     assert out.steps == ["1", "2", "3", "4", "5"]
-    assert watch.memory.counts == {"holds": 4, "error": 1}
+    assert watch.state.counts == {"holds": 4, "error": 1}
     # three steps later it is over
     assert [a[:9] for a in out.alerts] == ["✗ step 2:", "✓ step 5:"]
 
@@ -237,7 +237,7 @@ def test_lost_logprobs_are_lost_coverage_and_never_agreement(tmp_path):
     out = Out()
     watch = following(tmp_path, out, once=True)
     watch.run()
-    assert watch.memory.outcome == "error"
+    assert watch.state.outcome == "error"
     assert [a.split(":")[1] for a in out.alerts] == [" coverage lost"]
 
 
@@ -256,7 +256,7 @@ def test_a_contract_of_import_is_what_each_step_is_held_to(tmp_path):
     out = Out()
     watch = following(tmp_path, out, once=True, asked={"contract": file})
     watch.run()
-    assert watch.memory.outcome == "violated" and watch.memory.stop == 1
+    assert watch.state.outcome == "violated" and watch.state.stop == 1
     assert f"contract {file}" in out.lines
 
 

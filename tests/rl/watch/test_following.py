@@ -29,7 +29,7 @@ def test_a_watch_ends_behind_the_step_it_was_told(path):
     watch = following(path, out, until=5)
     watch.run()
     assert out.steps == ["1", "2", "3", "4", "5"] and not out.waits
-    assert watch.memory.outcome == "holds"
+    assert watch.state.outcome == "holds"
 
 
 def test_what_it_waits_is_what_it_was_told(path):
@@ -39,13 +39,13 @@ def test_what_it_waits_is_what_it_was_told(path):
 
 
 def test_a_clock_that_jumps_changes_nothing_but_the_dates(path, tmp_path):
-    from servanda.rl.watch.sinks import SINKS, Safely
+    from servanda.rl.watch.sinks import SINKS, GuardedSink
 
     path.write_text("".join(state_line(i) for i in range(1, 5)))
     plain, jumping = Out(), Out()
     following(path, plain, once=True).run()
     file = tmp_path / "series.jsonl"
-    sink = Safely("series", SINKS["series"](str(file), jumping.wait), jumping.say)
+    sink = GuardedSink("series", SINKS["series"](str(file), jumping.wait), jumping.say)
     watch = following(path, jumping, once=True, sinks=[sink])
     watch.now = itertools.cycle([9e9, -5.0, 3.0]).__next__
     watch.run()
@@ -132,7 +132,7 @@ def test_a_watch_that_dies_before_it_was_kept_tells_twice_rather_than_never(path
     path.write_text(state_line(1) + state_line(2, "violated", tv=0.05))
     out = Out()
     watch = following(path, out, state=state, once=True)
-    save, calls = watch.kept.save, []
+    save, calls = watch.state_file.save, []
 
     def dies(memory, source):
         calls.append(memory.step)
@@ -140,7 +140,7 @@ def test_a_watch_that_dies_before_it_was_kept_tells_twice_rather_than_never(path
             raise KeyboardInterrupt
         save(memory, source)
 
-    watch.kept.save = dies
+    watch.state_file.save = dies
     with pytest.raises(KeyboardInterrupt):
         watch.run()
     again = Out()

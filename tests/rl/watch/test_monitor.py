@@ -28,7 +28,7 @@ def test_lines_are_told_as_they_are_written(tmp_path):
     assert out.steps == ["1", "2", "3"]
     assert out.alerts == ["✗ step 3: violated"]
     assert out.lines[0] == f"found    a monitor's state in {path}: rollout"
-    assert watch.memory.stop == 3
+    assert watch.state.stop == 3
     assert out.lines[-1].endswith("red since step 3 · would have stopped at step 3")
 
 
@@ -48,7 +48,7 @@ def test_once_leaves_a_truncated_last_line_out(tmp_path):
     out = Out()
     watch = following(path, out, once=True)
     watch.run()
-    assert out.steps == ["1"] and watch.memory.outcome == "holds"
+    assert out.steps == ["1"] and watch.state.outcome == "holds"
     assert out.count("left out the last line of monitor.jsonl is not whole") == 1
 
 
@@ -74,7 +74,7 @@ def test_a_line_that_cannot_be_read_is_an_error_and_never_agreement(tmp_path, ba
     out = Out()
     watch = following(path, out, once=True)
     watch.run()
-    assert watch.memory.counts == {"holds": 2, "error": 1}
+    assert watch.state.counts == {"holds": 2, "error": 1}
     (alert,) = out.alerts
     assert alert.startswith("✗ step 1: not measured: monitor.jsonl:2: ") and why in alert
 
@@ -88,7 +88,7 @@ def test_numbers_that_do_not_exist_are_absent(tmp_path):
     out = Out()
     watch = following(path, out, once=True)
     watch.run()
-    assert watch.memory.places == ()
+    assert watch.state.places == ()
     assert "gradient, all trained tokens: 2.0 % [1.8, 2.2] of 5 %" in out.lines[1]
 
 
@@ -108,7 +108,7 @@ def test_the_trend_and_the_staleness_are_those_that_the_monitor_wrote(tmp_path):
     path = tmp_path / "monitor.jsonl"
     found = run_of(path, [0.004] * 5 + [0.008, 0.010, 0.012, 0.014, 0.016])
     source = MonitorSource(path)
-    *_, last = source.look(final=True)
+    *_, last = source.poll(final=True)
 
     assert last.trend.ratio == pytest.approx(found.trend.ratio, rel=1e-5)
     assert last.trend.ratio == pytest.approx(3.0, rel=0.05)
@@ -138,7 +138,7 @@ def test_what_the_monitor_did_or_would_do_counts_as_its_contract_says(tmp_path):
     out = Out()
     watch = following(path, out, once=True)
     watch.run()
-    assert (watch.memory.stop, watch.memory.stop_why) == (
+    assert (watch.state.stop, watch.state.stop_why) == (
         2,
         "the contract's escalation said halt",
     )
@@ -153,7 +153,7 @@ def test_a_restarted_watch_goes_on_behind_the_last_line(tmp_path):
     watch = following(path, out, state=state, once=True)
     watch.run()
     assert out.steps == ["3", "4"] and not out.alerts
-    assert watch.memory.steps == 4
+    assert watch.state.steps == 4
 
 
 def test_a_file_that_is_written_anew_is_read_from_its_beginning(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from servanda.errors import ContractError, MeasurementError
 from servanda.promotion.notify.http_post import Hook
-from servanda.rl.watch.sinks import SINKS, Safely, body
+from servanda.rl.watch.sinks import SINKS, GuardedSink, body
 from servanda.rl.watch.transitions import Alert
 from tests.rl.watch.made import Out, following, state_line
 
@@ -194,7 +194,7 @@ def test_a_hook_that_fails_is_told_once_and_the_watch_goes_on(tmp_path):
     path.write_text("".join(state_line(i, outcomes[c]) for i, c in enumerate(lines, 1)))
     out = Out()
     with Server(*[404] * 99) as server:
-        sink = Safely("webhook", SINKS["webhook"](server.url, print), out.say)
+        sink = GuardedSink("webhook", SINKS["webhook"](server.url, print), out.say)
         following(path, out, once=True, sinks=[sink]).run()
 
     assert out.steps == [str(i) for i in range(1, 13)]
@@ -212,7 +212,7 @@ def test_a_failure_behind_a_success_is_told_again():
                 raise RuntimeError("https://hooks.example/s3cr3t")
 
     said = []
-    safely = Safely("moody", Moody(), said.append)
+    safely = GuardedSink("moody", Moody(), said.append)
     for fails in (True, True, False, True):
         safely("alert", fails)
     assert said == ["! --moody failed, and the watch goes on: RuntimeError"] * 2
@@ -222,7 +222,7 @@ def test_series_are_appended_as_lines_that_hold_every_number(tmp_path):
     path, file = tmp_path / "monitor.jsonl", tmp_path / "series.jsonl"
     path.write_text(state_line(1) + state_line(2, tv=0.02))
     for _ in range(2):
-        sink = Safely("series", SINKS["series"](str(file), print), print)
+        sink = GuardedSink("series", SINKS["series"](str(file), print), print)
         following(path, Out(), once=True, sinks=[sink]).run()
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 1, 2]

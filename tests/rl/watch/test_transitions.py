@@ -2,20 +2,22 @@
 
 import json
 import re
+from dataclasses import asdict
 
+import msgspec
 import pytest
 
 from servanda.judgement.clauses.base import ORDER
 from servanda.rl.dumps.steps import Trend
 from servanda.rl.watch.report import last_line, step_line
 from servanda.rl.watch.series import MOST, placed, series
-from servanda.rl.watch.transitions import CALM, Memory, advance
+from servanda.rl.watch.transitions import CALM, WatchState, advance
 from tests.rl.watch.made import cell, seen
 
 
 def told(steps, memory=None):
     """(step, kind) of every alert, and the memory behind them."""
-    memory, found = memory or Memory(), []
+    memory, found = memory or WatchState(), []
     for each in steps:
         memory, alerts = advance(memory, each)
         found += [(alert.step, alert.kind) for alert in alerts]
@@ -93,7 +95,7 @@ def test_an_alert_carries_slice_number_interval_limit_n_cause_and_command():
         command="servanda tools check-dump runs --steps 7 --mask masks",
     )
 
-    _, (alert,) = advance(Memory(), step)
+    _, (alert,) = advance(WatchState(), step)
 
     assert alert.lines() == [
         "step 7: violated on first 3 tokens of turn 2",
@@ -159,7 +161,7 @@ def test_a_memory_that_was_written_and_read_goes_on_the_same(at):
     run = outcomes("vhehhhv")
     whole, _ = told(run)
     first, memory = told(run[:at])
-    rest, _ = told(run[at:], Memory.from_dict(json.loads(json.dumps(memory.to_dict()))))
+    rest, _ = told(run[at:], msgspec.convert(json.loads(json.dumps(asdict(memory))), WatchState))
     assert first + rest == whole
 
 
@@ -200,7 +202,7 @@ def test_a_step_is_one_line_with_its_worst_number_against_its_limit():
 
 
 def test_the_last_line_says_how_the_run_went():
-    assert last_line(Memory()) == "watched no step"
+    assert last_line(WatchState()) == "watched no step"
     _, memory = told(outcomes("hhvve"))
     assert last_line(memory) == (
         "watched 5 steps, 1 to 5: 2 holds, 2 violated, 1 error · red since step 3 · "

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servanda.engines.exact_table import Table, TablePair
+from servanda.engines.exact_table import Table
+from tests.table_pair import TablePair
 
 TOKENS = ("a", "b", "<eos>")
 PROMPT = (0,)

@@ -4,7 +4,10 @@ import inspect
 
 import pytest
 
-from servanda.theory.bounds import ASSUMPTIONS, THEOREMS, ppo_clip_bias, token_is_trajectory_bias
+from servanda.theory.bounds.assumptions import ASSUMPTIONS
+from servanda.theory.bounds.gradient import ppo_clip_bias
+from servanda.theory.bounds.theorem import THEOREMS
+from servanda.theory.bounds.trajectory import token_is_trajectory_bias
 
 REWARDS = (
     "reward_drift_from_tv",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds import (
+from servanda.theory.bounds.drift import (
     greedy_flip_impossible,
     linf_with_repetition_penalty,
     osc_at_temperature,

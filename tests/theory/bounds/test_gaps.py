@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds import (
-    PSI,
+from servanda.theory.bounds.importance_weights import PSI
+from servanda.theory.bounds.weighting_gap import (
     missing_mass,
     tis_gap_from_chi2,
     weight_gap_from_log_ratio,

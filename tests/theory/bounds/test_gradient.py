@@ -5,9 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from servanda.contract.objective import GroupAdvantage
+from servanda.contract.model import Contract
+from servanda.contract.objective import Gradient, GroupAdvantage
 from servanda.errors import EvidenceError
-from servanda.theory.bounds import (
+from servanda.judgement.clauses.gradient import advantage_bound
+from servanda.theory.bounds.gradient import (
     LOGIT_SCORE_NORM,
     group_advantage_bound,
     loss_weights,
@@ -68,7 +70,9 @@ def test_one_answer_of_a_group_cannot_stand_out_further(n, sample, population):
         farthest = (reward_G[0] - reward_G.mean()) / reward_G.std(ddof=ddof)
         assert group_advantage_bound(n, std) == pytest.approx(farthest, rel=1e-12)
         assert group_advantage_bound(n, std) == pytest.approx(bound, abs=5e-4)
-        assert GroupAdvantage(group_size=n, std=std).bound == group_advantage_bound(n, std)
+        gradient = Gradient(advantage=GroupAdvantage(group_size=n, std=std))
+        declared = Contract.model_construct(gradient=gradient)
+        assert advantage_bound(declared) == group_advantage_bound(n, std)
 
 
 def test_a_loss_per_answer_weighs_the_t_th_token_one_over_t():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds import (
+from servanda.theory.bounds.logits import (
     abs_log_ratio_from_osc,
     chi2_from_osc,
     hellinger2_from_osc,

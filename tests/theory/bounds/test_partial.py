@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds import (
-    ASSUMPTIONS,
+from servanda.theory.bounds.assumptions import ASSUMPTIONS
+from servanda.theory.bounds.partial_observation import (
     LOGGED,
-    THEOREMS,
     chi2_from_second_moment,
     tv_at_least_probs_diff,
     tv_from_mean_abs_log_ratio,
@@ -20,7 +19,9 @@ from servanda.theory.bounds import (
     tv_interval_full,
     tv_rao_blackwell,
 )
-from servanda.theory.divergence import TopK, TopRows, interval
+from servanda.theory.bounds.theorem import THEOREMS
+from servanda.theory.divergence.topk import interval
+from servanda.theory.divergence.topk_rows import TopK, TopRows
 from tests import oracles
 
 GLOSSARY = Path(__file__).parents[3] / "docs" / "reference" / "glossary.md"

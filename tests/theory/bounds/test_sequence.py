@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds import (
+from servanda.theory.bounds.sequence import (
     is_vacuous,
     osc_for_reward_drift,
     reward_drift_from_chi2,

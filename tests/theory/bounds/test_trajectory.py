@@ -7,8 +7,8 @@ import pytest
 from benchmarks.theory import trajectory
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds import (
-    group_advantage_bound,
+from servanda.theory.bounds.gradient import group_advantage_bound
+from servanda.theory.bounds.trajectory import (
     grpo_bias,
     rloo_bias,
     sequence_mis_bias,

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds import truncation_sets, tv_from_osc, tv_truncated_interval
+from servanda.theory.bounds.logits import tv_from_osc
+from servanda.theory.bounds.truncation import truncation_sets, tv_truncated_interval
 from servanda.theory.sampling import Sampling, processed_logprobs
 
 FILTERS = st.fixed_dictionaries(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds import PSI, weight_gap
+from servanda.theory.bounds.importance_weights import PSI, weight_gap
 
 HUNDREDTHS = [c / 100 for c in range(301)]
 WEIGHTS = np.concatenate([[0.0], 2.0 ** np.linspace(-60, 60, 241), np.arange(0, 401) / 100])

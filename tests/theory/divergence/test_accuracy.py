@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from benchmarks import accuracy
 
-from servanda.theory.divergence import DIVERGENCES, sampled
+from servanda.theory.divergence.base import DIVERGENCES, sampled
 
 
 @pytest.mark.parametrize("noise", accuracy.NOISES)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.judgement.clauses.calibration import Calibration
+from servanda.judgement.clauses.numerical import Calibration
 from servanda.runner import run
-from servanda.theory.divergence import calibration, calibration_error
+from servanda.theory.divergence.calibration import calibration, calibration_error
 from tests import kit, oracles
 
 scores = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60)

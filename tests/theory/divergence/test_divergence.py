@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.theory.divergence import DIVERGENCES, LogitRows, exact, sampled
-from servanda.theory.divergence.base import divergence
+from servanda.theory.divergence.base import DIVERGENCES, LogitRows, divergence, exact, sampled
 from tests import oracles
 
 vocabularies = st.integers(2, 7).flatmap(

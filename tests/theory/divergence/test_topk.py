@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.theory.divergence import DIVERGENCES, LogitRows, TopK, TopRows, exact, interval
+from servanda.theory.divergence.base import DIVERGENCES, LogitRows, exact
+from servanda.theory.divergence.topk import interval
+from servanda.theory.divergence.topk_rows import TopK, TopRows
 
 NAMES = [n for n, d in DIVERGENCES.items() if "topk" in d.forms]
 BOUNDED = [n for n in NAMES if np.isfinite(DIVERGENCES[n].span_of("topk")[1])]

@@ -11,8 +11,7 @@ from benchmarks.theory.scenarios import Scenario
 from benchmarks.theory.simulation import Ever
 from click.testing import CliRunner
 
-from servanda.theory.bounds import THEOREMS
-from servanda.theory.bounds.theorem import Theorem
+from servanda.theory.bounds.theorem import THEOREMS, Theorem
 
 PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "falsification.md"
 FEW = ("--cases", "20", "--runs", "10")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from benchmarks.theory.counterexamples import ESCAPES
 
-from servanda.theory.bounds import ASSUMPTIONS
+from servanda.theory.bounds.assumptions import ASSUMPTIONS
 
 every = pytest.mark.parametrize("name", [*ESCAPES])
 DRIFT = 0.1

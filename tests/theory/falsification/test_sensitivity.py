@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from benchmarks.theory import CHALLENGES, falsify
 
-from servanda.theory.bounds import THEOREMS, KeptSets
+from servanda.theory.bounds.theorem import THEOREMS
+from servanda.theory.bounds.truncation import KeptSets
 
 CASES = 2000
 WRONG = 0.03

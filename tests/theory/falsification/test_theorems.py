@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from benchmarks.theory import CHALLENGES, Trial, falsify
 
-from servanda.theory.bounds import ASSUMPTIONS, THEOREMS
+from servanda.theory.bounds.assumptions import ASSUMPTIONS
+from servanda.theory.bounds.theorem import THEOREMS
 
 CASES = 2000
 SHARP = 0.99  # of its bound, in so many cases

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.theory.stats import LogMoment, ShiryaevRoberts
+from servanda.theory.stats.change_point import ShiryaevRoberts
+from servanda.theory.stats.log_moment import LogMoment
 from tests.oracles import POS
 
 rounds = st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=4), min_size=1, max_size=6)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from servanda.theory.sampling import Sampling, draw, processed_logprobs, standing
-from servanda.theory.stats import Fidelity
-from servanda.theory.stats.pit import log_densities
+from servanda.theory.stats.pit import Fidelity, log_densities
 
 
 @pytest.mark.slow

@@ -7,8 +7,7 @@ import pytest
 
 from servanda.errors import EvidenceError
 from servanda.theory.sampling import Sampling, draw, processed_logprobs
-from servanda.theory.stats import LikelihoodRatio
-from servanda.theory.stats.likelihood_ratio import LEAK
+from servanda.theory.stats.likelihood_ratio import LEAK, LikelihoodRatio
 
 VOCABULARY = 200
 HONEST, CUT = Sampling(), Sampling(temperature=0.8, top_p=0.9)

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.theory.stats import GroupRatio, LogMoment, interval, units_at_best, units_to_decide
-from servanda.theory.stats.log_moment import NEG, POS
+from servanda.theory.stats.group_ratio import GroupRatio
+from servanda.theory.stats.interval import interval, units_at_best, units_to_decide
+from servanda.theory.stats.log_moment import NEG, POS, LogMoment
 from tests import oracles
 
 units = st.floats(0, 1)

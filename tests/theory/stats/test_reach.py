@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from servanda.theory.stats import GroupRatio, LogMoment, reach
+from servanda.theory.stats.group_ratio import GroupRatio
+from servanda.theory.stats.log_moment import LogMoment
+from servanda.theory.stats.reachable import reach
 
 ALPHA, CELLS = 0.05, 8
 HOLDS, VIOLATED = math.log(1 / ALPHA), math.log(CELLS / ALPHA)

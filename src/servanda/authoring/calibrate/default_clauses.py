@@ -11,7 +11,7 @@ from ruamel.yaml.nodes import CollectionNode, MappingNode, Node
 from servanda.contract.model import WHOLE
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
-from servanda.theory.stats import units_at_best
+from servanda.theory.stats.interval import units_at_best
 
 
 class _Clause(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +18,12 @@ from servanda.authoring.calibrate.resample import Again, drawn
 from servanda.contract.model import Clause, Place, Relative
 from servanda.errors import EvidenceError
 from servanda.judgement.clauses.base import Cell, CellVerdict
-from servanda.judgement.clauses.calibration import Calibration as CalibrationFact
 from servanda.judgement.clauses.not_applicable import NotHere
-from servanda.judgement.clauses.numerical import Fact
-from servanda.judgement.clauses.numerical_interval import BoundedFact
+from servanda.judgement.clauses.numerical import BoundedFact, Fact
+from servanda.judgement.clauses.numerical import Calibration as CalibrationFact
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.plan import Plan
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.divergence.precision import CAPTURES, captured, eta
 
 FEWEST = 50  # prompt groups of a run, or of a slice: fewer are no ground to draw from
@@ -214,8 +214,9 @@ def _promise(cells: Sequence[Again], power: float, capture: str) -> _Promise | s
                 "clause of its own"
             )
     highest = _highest(cells)
-    clear = [rounding.first(rounding.LOWEST, highest, again.clear_of_noise) for again in cells]
-    alone = [_alone(again, highest, power) for again in cells]
+    smallest = partial(rounding.first, rounding.LOWEST, highest)
+    clear = [smallest(again.clear_of_noise) for again in cells]
+    alone = [smallest(partial(again.holds_often, power)) for again in cells]
     for again, quiet, shown in zip(cells, clear, alone, strict=True):
         if quiet is None:
             return f"twice the self-noise on slice {again.cell.cut.name!r} exceeds every limit"
@@ -250,12 +251,6 @@ def _short(again: Again, highest: int) -> str:
         f"{again.cell.clause.aggregate} on slice {again.cell.cut.name!r} takes about {needed:,} "
         f"prompt groups like these even of identical kernels, and a run has {size:,}: raise "
         "promotion.offline.sequences"
-    )
-
-
-def _alone(again: Again, highest: int, power: float) -> int | None:
-    return rounding.first(
-        rounding.LOWEST, highest, lambda limit: again.holds(limit).mean() >= power
     )
 
 

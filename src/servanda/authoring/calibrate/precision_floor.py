@@ -13,8 +13,9 @@ from servanda.authoring.calibrate.resample import Again
 from servanda.judgement.clauses.clip_ratio import RatioBudget
 from servanda.judgement.clauses.gradient import AnswerGap, Gap
 from servanda.judgement.clauses.sequences import RewardDrift
-from servanda.theory.bounds import loss_weights, ratio_budget, weight_gap
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.bounds.gradient import loss_weights, ratio_budget
+from servanda.theory.bounds.importance_weights import weight_gap
+from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.divergence.precision import capture_floor, eta
 
 _GRID = 2049

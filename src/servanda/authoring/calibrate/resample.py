@@ -18,7 +18,7 @@ from servanda.authoring.calibrate.recorder import Seen
 from servanda.judgement.clauses.base import Cell, View
 from servanda.judgement.clauses.scaling import Feed
 from servanda.judgement.clauses.statistical import Certificate, Units
-from servanda.theory.stats import units_to_decide
+from servanda.theory.stats.interval import units_to_decide
 from servanda.theory.stats.log_moment import NEG
 
 Floats = NDArray[np.float64]
@@ -84,6 +84,9 @@ class Again:
             mean_B = np.exp(growth_BK - top_B[:, None]).mean(axis=1)
             self._known[limit] = top_B + np.log(mean_B) >= self.log_price
         return self._known[limit]  # type: ignore[return-value]
+
+    def holds_often(self, power: float, limit: float) -> bool:
+        return bool(self.holds(limit).mean() >= power)
 
     def needed(self, limit: float) -> int | None:
         """Prompt groups like those of this run that show a limit; None where none do."""

@@ -10,7 +10,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from servanda.contract.model import Place
-from servanda.errors import ContractError, Where
+from servanda.contract.yaml_reader import Source
+from servanda.errors import ContractError
 
 # kernels may stand under either word
 _WORDS = {"train": ("train", "reference"), "infer": ("infer", "candidate")}
@@ -44,7 +45,7 @@ def rewritten(text: str, values: Mapping[Place, str], notes: Mapping[Place, str]
             raise ContractError(
                 f"one text stands for two limits through an alias, which are now "
                 f"{spans[start, end]} and {value}",
-                where=_where(text, start),
+                where=Source(text, "the contract").where(start),
                 hint="write the number out in each clause",
             )
     edits = spans | {(line, line): comment for line, comment in above.items()}
@@ -55,10 +56,9 @@ def rewritten(text: str, values: Mapping[Place, str], notes: Mapping[Place, str]
 
 def _comment(text: str, line: int, note: str) -> str:
     """A line as far in as the one that starts there, and ended as it is."""
-    end = text.find("\n", line)
-    blank = re.match(r"[ \t]*", text[line:])
-    ending = "\r\n" if end > 0 and text[end - 1] == "\r" else "\n"
-    return f"{blank[0] if blank else ''}# {note}{ending}"
+    old = text[line:].split("\n", 1)[0]
+    indent = old[: len(old) - len(old.lstrip(" \t"))]
+    return f"{indent}# {note}" + ("\r\n" if old.endswith("\r") else "\n")
 
 
 def _node(node: Node, place: Sequence[str | int]) -> Node:
@@ -71,10 +71,3 @@ def _node(node: Node, place: Sequence[str | int]) -> Node:
         node = next(value for key, value in node.value if key.value in words)
     assert isinstance(node, ScalarNode)
     return node
-
-
-def _where(text: str, offset: int) -> Where:
-    before = text[:offset].split("\n")
-    return Where(
-        "the contract", len(before), len(before[-1]) + 1, text.split("\n")[len(before) - 1]
-    )

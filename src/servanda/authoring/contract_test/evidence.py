@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from servanda.authoring.contract_test.missing_data import (
@@ -14,7 +14,6 @@ from servanda.authoring.contract_test.missing_data import (
     without,
 )
 from servanda.authoring.contract_test.model import REST, ContractTest
-from servanda.authoring.contract_test.series import Series
 from servanda.authoring.contract_test.synthetic import Steered, Traffic, first_groups
 from servanda.authoring.contract_test.validate import width_of
 from servanda.contract.identity import EvidenceKey
@@ -23,7 +22,7 @@ from servanda.judgement.clauses.base import Cell, Source
 from servanda.judgement.evidence import Evidence, GoldenRun, Round, weigh, weigh_golden, weigh_once
 from servanda.judgement.plan import Plan, make_plan
 from servanda.judgement.schedule import Schedule
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.stats.agreement import Agreement
 
 _MADE = "rehearsed"  # instead of a kernel's digest: nobody ran
@@ -82,11 +81,11 @@ class Gathering:
                 self._closed += self._weighed(self.data.round(schedule, index))
             if rest:
                 cut += self._weighed(first_groups(self.data.round(schedule, whole), rest))
-        found = self._closed + cut
-        return _as_written(found) if found.key.train == _MADE else found
+        evidence = self._closed + cut
+        return _as_written(evidence) if evidence.key.train == _MADE else evidence
 
-    def _weighed(self, one: Round) -> Evidence:
-        return weigh(self.data.plan, self._closed.key, [one])
+    def _weighed(self, round: Round) -> Evidence:
+        return weigh(self.data.plan, self._closed.key, [round])
 
 
 def _as_written(evidence: Evidence) -> Evidence:
@@ -128,9 +127,9 @@ def synthetic_data(test: ContractTest, i: int, plan: Plan, leg: str = "", first:
             schedule,
             f"{test.seed}|{leg}" if leg else f"{test.seed}",
             width_of(test, schedule.width),
-            _steered(plan, schedule, case.traffic),
-            _steered(plan, schedule, case.self_noise),
-            _steered(plan, schedule, case.stable),
+            Steered.of(plan, schedule, case.traffic),
+            Steered.of(plan, schedule, case.self_noise),
+            Steered.of(plan, schedule, case.stable),
             case.temperature or 1.0,
             first,
         )
@@ -188,7 +187,7 @@ def recorded_data(test: ContractTest, i: int, plan: Plan, run: Recording) -> Dat
     schedules = {schedule.name: schedule for schedule in plan.schedules}
     for one in run.rounds:
         schedule = schedules.get(one.workload)
-        if schedule is None or tuple(schedule.units(one.index)) != one.units:
+        if schedule is None or schedule.units(one.index) != one.units:
             raise EvidenceError(
                 f"{case.recorded} drew other prompts than this contract would: its workloads, "
                 "round, samples or seed differ",
@@ -238,12 +237,6 @@ def _lacks(cell: Cell, run: Recording) -> str:
             if "top1" not in getattr(first.pair, side).columns
         ]
     return f"the run did not record {', '.join(missing)}" if missing else ""
-
-
-def _steered(
-    plan: Plan, schedule: Schedule, traffic: Mapping[str, Series] | None
-) -> Steered | None:
-    return Steered.of(plan, schedule, traffic) if traffic else None
 
 
 def _not_given(plan: Plan, lacks: Sequence[str]) -> tuple[str, ...]:

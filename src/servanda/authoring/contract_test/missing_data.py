@@ -9,14 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from servanda.authoring.contract_test.model import Case, ContractTest, Level
-from servanda.judgement.clauses.base import DRAWS, Cell, CellVerdict, Look
-from servanda.judgement.clauses.calibration import CALIBRATION
-from servanda.judgement.clauses.coverage import Coverage, Windows
+from servanda.judgement.clauses.base import DRAWS, SELVES, Cell, CellVerdict, Look
 from servanda.judgement.clauses.envelope import CornerFact, CornerRun
+from servanda.judgement.clauses.guards import Coverage, Windows
 from servanda.judgement.clauses.not_applicable import Later
-from servanda.judgement.clauses.numerical import Fact
-from servanda.judgement.clauses.numerical_interval import BoundedFact
-from servanda.judgement.clauses.self_noise import SELVES
+from servanda.judgement.clauses.numerical import BoundedFact, Fact
 from servanda.judgement.clauses.service_level import (
     LOOKS,
     RECORDED,
@@ -28,7 +25,8 @@ from servanda.judgement.clauses.service_level import (
 )
 from servanda.judgement.evidence import GoldenRun
 from servanda.judgement.plan import Plan
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
+from servanda.theory.divergence.calibration import CALIBRATION
 from servanda.traces.latency import Timing
 from servanda.traces.trace import Trace, TracePair
 

@@ -22,17 +22,11 @@ Answer = Literal["holds", "violated", "inconclusive", "error"]
 CellAnswer = Literal["holds", "violated", "inconclusive", "error", "not applicable"]
 
 
-def _of_all(value: object) -> object:
-    return value if isinstance(value, Mapping) else {WHOLE: value}
-
-
 _SERIES = {"type": "string", "minLength": 1}
 Traffic = Annotated[
     dict[str, SeriesText],
-    BeforeValidator(_of_all),
-    WithJsonSchema(
-        {"anyOf": [_SERIES, {"type": "object", "additionalProperties": _SERIES}]},
-    ),
+    BeforeValidator(lambda value: value if isinstance(value, Mapping) else {WHOLE: value}),
+    WithJsonSchema({"anyOf": [_SERIES, {"type": "object", "additionalProperties": _SERIES}]}),
 ]
 
 

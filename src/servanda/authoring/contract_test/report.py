@@ -9,7 +9,7 @@ from servanda.authoring.contract_test.results import CaseResult, Check, Looked, 
 from servanda.contract.fields import duration_text
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.report import cell_text, format
-from servanda.report.format import xml_text
+from servanda.report.format import xml_document, xml_text
 
 _GLYPH = {True: "✓", False: "✗"}
 
@@ -91,12 +91,8 @@ def junit(found: Sequence[Rehearsal]) -> str:
         counts = {**_counts(one.cases), "skipped": "0"}
         suite = ET.SubElement(suites, "testsuite", {"name": xml_text(one.test), **counts})
         for case in one.cases:
-            attributes = {
-                "name": xml_text(case.name),
-                "classname": xml_text(one.test),
-                "time": "0",
-            }
-            element = ET.SubElement(suite, "testcase", attributes)
+            names = {"name": xml_text(case.name), "classname": xml_text(one.test)}
+            element = ET.SubElement(suite, "testcase", {**names, "time": "0"})
             wrong = [c for look in case.expectations for c in look.checks if not c.passed]
             inside = xml_text("\n".join(_looks(case)))
             if wrong:
@@ -105,8 +101,7 @@ def junit(found: Sequence[Rehearsal]) -> str:
                 ET.SubElement(element, "failure", what).text = inside
             else:
                 ET.SubElement(element, "system-out").text = inside
-    ET.indent(suites)
-    return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+    return xml_document(suites)
 
 
 def _counts(cases: Sequence[CaseResult]) -> dict[str, str]:

@@ -172,13 +172,10 @@ def _checks(
         where = test.where(*place, "actions")
         yield Check("actions", _written(expectation.actions), found, decided, where)
     if expectation.can_promote is not None:
-        expected, found = (str(b).lower() for b in (expectation.can_promote, _may(verdict)))
+        # a stage may be left where every enforced cell holds, at the stage's size
+        may = verdict.outcome == "holds"
+        expected, found = (str(answer).lower() for answer in (expectation.can_promote, may))
         yield Check("can_promote", expected, found, decided, test.where(*place, "can_promote"))
-
-
-def _may(verdict: Verdict) -> bool:
-    """Whether the stage may be left: every enforced cell holds, at the stage's size."""
-    return verdict.outcome == "holds"
 
 
 def _decider(cells: Sequence[CellVerdict]) -> CellVerdict | None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from servanda.authoring.contract_test.model import REST
 from servanda.authoring.contract_test.series import Chance, Series
 from servanda.errors import ContractError
-from servanda.judgement.clauses.self_noise import SELVES
+from servanda.judgement.clauses.base import SELVES
 from servanda.judgement.evidence import Round
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule, Unit
@@ -42,7 +42,11 @@ class Steered:
     parts: tuple[tuple[str, Cut | None, Series], ...]  # None: whatever is left
 
     @classmethod
-    def of(cls, plan: Plan, schedule: Schedule, traffic: Mapping[str, Series]) -> Steered:
+    def of(
+        cls, plan: Plan, schedule: Schedule, traffic: Mapping[str, Series] | None
+    ) -> Steered | None:
+        if not traffic:
+            return None
         cuts = cuts_of(plan.contract.slices, schedule.corpus)
         by_name = {cut.name: cut for found in cuts.values() for cut in found}
         return cls(
@@ -88,7 +92,7 @@ class Traffic:
             ContractError: tokens that no series is for.
         """
         assert self.own is not None  # without traffic there is no look beyond 0 groups
-        units = tuple(self.schedule.units(index))
+        units = self.schedule.units(index)
         infer = self._drawn(units, f"infer {index}")
         peers = {}
         pair, met = self._pair(infer, units, self.own, f"own {index}")

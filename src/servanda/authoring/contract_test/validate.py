@@ -89,20 +89,15 @@ def _expectation(
             hint = nearest(name, own or [*clauses, *cells])
             message = f"no cell is named {quoted(name)}"
             yield Problem(message, test.where(*path, "cells", name), hint)
-    if expectation.leg is not None and not _is_leg(plan, expectation.leg):
-        hint = f"known: {', '.join(leg.name for leg in course_of(plan.contract))}"
+    legs = [leg.name for leg in course_of(plan.contract)]
+    # a promotion that is in full for long enough has one leg after another
+    pattern = "|".join([*map(re.escape, legs), *(["full-[1-9][0-9]*"] if "full-1" in legs else [])])
+    if expectation.leg is not None and not re.fullmatch(pattern, expectation.leg):
+        hint = f"known: {', '.join(legs)}"
         message = f"the promotion has no leg {quoted(expectation.leg)}"
         yield Problem(message, test.where(*path, "leg"), hint)
     if case.recorded is None:
         yield from _sizes(test, plan, case, path, expectation)
-
-
-def _is_leg(plan: Plan, name: str) -> bool:
-    """Whether a promotion has a leg, or may have it once it is in full for long enough."""
-    names = [leg.name for leg in course_of(plan.contract)]
-    return name in names or (
-        "full-1" in names and re.fullmatch("full-[1-9][0-9]*", name) is not None
-    )
 
 
 def _sizes(
@@ -118,9 +113,8 @@ def _sizes(
             yield Problem(message, where, "let the clock tick less often: every: 10m")
     else:
         groups = expectation.after
-        groups = (
-            min(map(len, (case.traffic or {}).values()), default=0) if groups is None else groups
-        )
+        if groups is None:
+            groups = min(map(len, (case.traffic or {}).values()), default=0)
         ends = min((s.rounds * s.workload.round for s in plan.schedules), default=0)
         where = test.where(*path, "after")
     tokens = sum(groups * s.workload.samples * width_of(test, s.width) for s in plan.schedules)

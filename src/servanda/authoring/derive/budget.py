@@ -9,9 +9,10 @@ from servanda.authoring.derive.sizes import MOST
 from servanda.contract.model import Claim, Contract, GroupAdvantage, Kernel, Weighting
 from servanda.contract.objective import Gradient, Reward
 from servanda.errors import ContractError, Problem
+from servanda.judgement.clauses.gradient import advantage_bound, score_norm_of
 from servanda.judgement.lint.objective import learning
-from servanda.theory.bounds import PSI, Psi, loss_weights
-from servanda.theory.bounds.gradient import LOGIT_SCORE_NORM, Loss
+from servanda.theory.bounds.gradient import Loss, loss_weights
+from servanda.theory.bounds.importance_weights import PSI, Psi
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,9 @@ class Asked:
     @property
     def factor(self) -> float:
         """Advantage x score norm."""
-        advantage, norm = self.advantage, self.score_norm
+        advantage, norm = advantage_bound(self.declared), score_norm_of(self.declared)
         assert advantage is not None and norm is not None
-        largest = advantage.bound if isinstance(advantage, GroupAdvantage) else advantage
-        return largest * (LOGIT_SCORE_NORM if isinstance(norm, str) else norm)
+        return advantage * norm
 
     @property
     def gap(self) -> float:

@@ -16,8 +16,10 @@ from servanda.authoring.derive.contract_text import Line, written
 from servanda.authoring.derive.horizon import refuse_horizon
 from servanda.authoring.derive.infeasible import refuse_unresolved, too_many
 from servanda.authoring.derive.sizes import Held, Room
-from servanda.judgement.clauses.chain_metrics import CHAIN, ChainCertificate
-from servanda.theory.bounds import osc_for_reward_drift, osc_from_rounding
+from servanda.judgement.clauses.chain_certificate import ChainCertificate
+from servanda.judgement.clauses.chain_metrics import CHAIN
+from servanda.theory.bounds.drift import osc_from_rounding
+from servanda.theory.bounds.sequence import osc_for_reward_drift
 from servanda.theory.divergence.precision import CAPTURES
 
 _LOGITS = 16.0  # nats: the largest logits of language models lie in [16, 32)

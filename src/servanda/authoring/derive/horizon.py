@@ -8,7 +8,7 @@ from statistics import NormalDist
 from servanda.authoring.derive.budget import Asked
 from servanda.contract.model import Kernel
 from servanda.errors import ContractError
-from servanda.theory.bounds import osc_for_reward_drift, sequence_tv_gaussian
+from servanda.theory.bounds.sequence import osc_for_reward_drift, sequence_tv_gaussian
 
 # dense bf16 rollouts against their trainers, per token
 _FIELD_KL = 6.4e-4  # Qwen3-8B, SGLang against Megatron: arXiv 2510.11370

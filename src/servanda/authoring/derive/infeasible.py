@@ -9,7 +9,7 @@ from servanda.authoring.derive.budget import Asked
 from servanda.authoring.derive.contract_text import Line
 from servanda.authoring.derive.sizes import Held, Room
 from servanda.errors import ContractError
-from servanda.theory.bounds import rounding_eps
+from servanda.theory.bounds.drift import rounding_eps
 from servanda.theory.divergence.precision import CAPTURES, TYPICAL_NATS, eta
 
 _STEPS = 14  # of a bisection: to a thousandth

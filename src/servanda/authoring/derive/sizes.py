@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from servanda.theory.stats import reach
+from servanda.theory.stats.reachable import reach
 
 MOST = 100_000  # prompt groups that a run may have, unless somebody asks for more
 _ROUND = 64  # of a workload

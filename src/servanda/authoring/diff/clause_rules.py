@@ -8,7 +8,7 @@ from typing import Any
 from servanda.authoring.diff.directions import REWRITTEN, Rule, as_text, moved, set_move
 from servanda.authoring.diff.format import shown
 from servanda.authoring.diff.values import Change, Kind, Spot
-from servanda.contract.model import Clause, Contract, Section
+from servanda.contract.model import Clause
 from servanda.contract.stages import FIRST_STEP, MIRRORED, SAMPLED
 from servanda.judgement.clauses.scope import slices_of
 from servanda.judgement.slices.rules import known
@@ -49,15 +49,11 @@ AGGREGATE = Rule(
 
 def _concurrency(old: int, new: int, spot: Spot) -> Kind:
     # the owners here are loads: which limit it is stands in the clauses around them
-    clauses = (_clause_at(spot, side) for side in (0, 1))
-    if any(clause.at_most is None for clause in clauses):
-        return "retargeted"
+    for contract in spot.contracts:
+        clause = next(c for _, _, c in contract.clauses() if c.id == spot.place[-3])
+        if clause.at_most is None:
+            return "retargeted"
     return moved(old, new)
-
-
-def _clause_at(spot: Spot, side: int) -> Clause:
-    wanted = spot.place[-3]
-    return next(c for _, _, c in spot.contracts[side].clauses() if c.id == wanted)
 
 
 CONCURRENCY = Rule(
@@ -67,18 +63,15 @@ CONCURRENCY = Rule(
 )
 
 
-def section_of(contract: Contract, clause: Clause) -> Section:
-    """The section in which a contract has a clause."""
-    return next(section for section, _, c in contract.clauses() if c.id == clause.id)
-
-
 def slices(spot: Spot, old: Any, new: Any, why: str) -> Iterator[Change]:
     """Slices by name; a clause that names none speaks of every one its metric is defined on."""
     if old == new:
         return
     before, after = (
-        {*slices_of(contract, section_of(contract, clause), clause)}
-        for contract, clause in zip(spot.contracts, spot.owners, strict=True)
+        {*slices_of(contract, section, clause)}
+        for contract, owner in zip(spot.contracts, spot.owners, strict=True)
+        for section, _, clause in contract.clauses()
+        if clause.id == owner.id
     )
     kind = set_move(before, after)
     names = ("every slice" if value is None else shown(value) for value in (old, new))
@@ -93,10 +86,8 @@ def claim(spot: Spot, old: Any, new: Any, why: str) -> Iterator[Change]:
         value or contract.claim for value, contract in zip((old, new), spot.contracts, strict=True)
     )
     names = " -> ".join(v or f"{w} (default)" for v, w in ((old, before), (new, after)))
-    if before == after:
-        yield spot.change("cosmetic", names, REWRITTEN)
-    else:
-        yield spot.change("retargeted", names, why)
+    same = before == after
+    yield spot.change("cosmetic" if same else "retargeted", names, REWRITTEN if same else why)
 
 
 def workload(spot: Spot, old: Any, new: Any, why: str) -> Iterator[Change]:
@@ -116,55 +107,35 @@ def workload(spot: Spot, old: Any, new: Any, why: str) -> Iterator[Change]:
         yield spot.change("cosmetic", names, REWRITTEN)
 
 
-def _of_outcomes(spot: Spot) -> bool:
+def _finer(old: Any, new: Any, spot: Spot) -> Kind:
+    """A slice in more parts, by their number or by its edges."""
     # a gap on a union of outcomes may be the sum of its parts' gaps: there finer is not tighter
-    return any(known(rule) == "outcome" for rule in spot.owners)
-
-
-def _more(old: int, new: int, spot: Spot) -> Kind:
-    return "retargeted" if _of_outcomes(spot) else moved(old, new)
-
-
-def _edges(old: tuple[float, ...] | None, new: tuple[float, ...] | None, spot: Spot) -> Kind:
-    if old is None or new is None or _of_outcomes(spot):
+    if old is None or new is None or any(known(rule) == "outcome" for rule in spot.owners):
         return "retargeted"
-    return set_move({*old}, {*new})
+    return moved(old, new) if isinstance(old, int) else set_move({*old}, {*new})
 
 
 _WHY_FINER = "parts that each keep a limit keep it together; gaps on outcomes add up instead"
-MOST = Rule("higher is tightened; of outcomes retargeted", _WHY_FINER, _more)
-EDGES = Rule("superset is tightened; of outcomes retargeted", _WHY_FINER, _edges)
-
-
-def _stage(spot: Spot) -> str:
-    return str(spot.place[-2])
-
-
-def _share(old: float | None, new: float | None, _: Spot) -> Kind:
-    return moved(old or MIRRORED, new or MIRRORED)
+MOST = Rule("higher is tightened; of outcomes retargeted", _WHY_FINER, _finer)
+EDGES = Rule("superset is tightened; of outcomes retargeted", _WHY_FINER, _finer)
 
 
 def _sample(old: float | None, new: float | None, spot: Spot) -> Kind:
-    unsaid = SAMPLED if _stage(spot) in ("canary", "full") else 1.0
+    unsaid = SAMPLED if spot.place[-2] in ("canary", "full") else 1.0
     return moved(old or unsaid, new or unsaid)
-
-
-def _steps(old: Any, new: Any, _: Spot) -> Kind:
-    before, after = ({*(steps or (FIRST_STEP,))} for steps in (old, new))
-    return set_move(before, after)
 
 
 SHARE = Rule(
     "higher is tightened",
     "more of the traffic is mirrored",
-    _share,
+    lambda old, new, _: moved(old or MIRRORED, new or MIRRORED),
     absent=f"{MIRRORED:g} (default)",
 )
 SAMPLE = Rule("higher is tightened", "more of what is served is scored", _sample, absent="default")
 STEPS = Rule(
     "superset is tightened",
     "one more step is one more stop before all traffic",
-    _steps,
+    lambda old, new, _: set_move({*(old or (FIRST_STEP,))}, {*(new or (FIRST_STEP,))}),
     absent=f"[{FIRST_STEP:g}] (default)",
 )
 
@@ -181,9 +152,8 @@ SEQUENCES = Rule(
 )
 
 
-def _actions(old: Any, new: Any, _: Spot) -> Kind:
-    before, after = ({*map(as_text, actions)} for actions in (old, new))
-    return set_move(before, after)
-
-
-ACTIONS = Rule("superset is tightened", "more follows from the same finding", _actions)
+ACTIONS = Rule(
+    "superset is tightened",
+    "more follows from the same finding",
+    lambda old, new, _: set_move({*map(as_text, old)}, {*map(as_text, new)}),
+)

@@ -10,9 +10,10 @@ from typing import Any
 
 from servanda.authoring.diff.difference import Difference
 from servanda.authoring.diff.values import Change, Kind
+from servanda.contract.model import Contract
 from servanda.errors import Where
 from servanda.report.format import line
-from servanda.report.github import escaped, escaped_property
+from servanda.report.github import MOST_ANNOTATIONS, annotation
 from servanda.report.markdown import plain
 from servanda.report.table import table
 
@@ -27,7 +28,6 @@ GLYPH: Mapping[Kind, str] = MappingProxyType(
     }
 )
 _BREAKS = "✗"
-_MOST = 9  # a step of a GitHub workflow shows ten of a kind, and the summary is one of them
 
 
 def title(difference: Difference) -> str:
@@ -66,8 +66,8 @@ def _at(where: Where | None) -> str:
 def to_json(difference: Difference) -> str:
     """Every change with its two places and its reason."""
     data = {
-        "old": _version(difference, "old"),
-        "new": _version(difference, "new"),
+        "old": _version(difference.old),
+        "new": _version(difference.new),
         "side": difference.side,
         "compatible": difference.compatible,
         "evidence": "expires" if difference.evidence_expires else "carries over",
@@ -81,25 +81,25 @@ def to_json(difference: Difference) -> str:
     return json.dumps(data, indent=1)
 
 
-def _version(difference: Difference, which: str) -> dict[str, str]:
-    contract = getattr(difference, which)
+def _version(contract: Contract) -> dict[str, str]:
     meta = contract.metadata
     return {"name": meta.name, "version": meta.version, "digest": contract.digest}
 
 
 def _plain_change(change: Change) -> dict[str, Any]:
-    places = {"where_old": change.where_old, "where_new": change.where_new}
     return {
         "kind": change.kind,
         "place": change.name,
         "what": change.what,
         "why": change.why,
         "enforced": change.enforced,
-        **{
-            name: {k: v for k, v in asdict(where).items() if k != "text"} if where else None
-            for name, where in places.items()
-        },
+        "where_old": _plain_place(change.where_old),
+        "where_new": _plain_place(change.where_new),
     }
+
+
+def _plain_place(where: Where | None) -> dict[str, Any] | None:
+    return where and {k: v for k, v in asdict(where).items() if k != "text"}
 
 
 def github(difference: Difference) -> str:
@@ -108,24 +108,18 @@ def github(difference: Difference) -> str:
     Source:
         GitHub Docs, Workflow commands for GitHub Actions, "Setting an error message".
     """
-    told = [c for c in difference.changes if c.kind != "cosmetic"]
-    lines = [_annotation(change, difference) for change in told[:_MOST]]
+    changes = [c for c in difference.changes if c.kind != "cosmetic"]
+    lines = []
+    for change in changes[:MOST_ANNOTATIONS]:
+        command = "error" if change.breaks(difference.side) else "notice"
+        why = f" ({change.why})" if change.why else ""
+        head, message = line(f"{change.name} {change.kind}"), line(f"{change.what}{why}")
+        # what was removed stands in no file of the new version
+        lines.append(annotation(command, head, message, change.where_new))
     summary = difference.sentence + (f". {difference.advice}" if difference.advice else "")
-    if len(told) > _MOST:
-        summary += f". {len(told) - _MOST} more changes are not annotated"
-    head = escaped_property(f"servanda: {title(difference)}")
-    return "\n".join([*lines, f"::notice title={head}::{escaped(summary)}"])
-
-
-def _annotation(change: Change, difference: Difference) -> str:
-    command = "error" if change.breaks(difference.side) else "notice"
-    properties = [f"title={escaped_property(line(f'{change.name} {change.kind}'))}"]
-    where = change.where_new
-    if where is not None:  # what was removed stands in no file of the new version
-        place = f"file={escaped_property(where.file)},line={where.line},col={where.column}"
-        properties.insert(0, place)
-    why = f" ({change.why})" if change.why else ""
-    return f"::{command} {','.join(properties)}::{escaped(line(f'{change.what}{why}'))}"
+    if len(changes) > MOST_ANNOTATIONS:
+        summary += f". {len(changes) - MOST_ANNOTATIONS} more changes are not annotated"
+    return "\n".join([*lines, annotation("notice", f"servanda: {title(difference)}", summary)])
 
 
 def markdown(difference: Difference) -> str:

@@ -27,33 +27,7 @@ from servanda.authoring.diff.directions import (
     ranked,
     wider,
 )
-from servanda.contract.model import (
-    Clause,
-    Contract,
-    Envelope,
-    Escalation,
-    Golden,
-    Gradient,
-    GroupAdvantage,
-    Kernel,
-    Kernels,
-    LabelSource,
-    Load,
-    Metadata,
-    NamedWorkload,
-    Observability,
-    Promotion,
-    Relative,
-    Reward,
-    Routing,
-    Runtime,
-    SliceRule,
-    StageRule,
-    Weighting,
-    Weights,
-    Workload,
-    WorkloadSampling,
-)
+from servanda.contract import model
 from servanda.theory.sampling import Sampling
 
 Fields = Mapping[str, Handling]
@@ -166,47 +140,47 @@ _CONTRACT: Fields = {
 
 RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
     {
-        Contract: _CONTRACT,
-        Metadata: {
+        model.Contract: _CONTRACT,
+        model.Metadata: {
             "name": other("evidence and runs are kept by it"),
             "version": cosmetic(_FOR_PEOPLE),
             "title": cosmetic(_FOR_PEOPLE),
             "description": cosmetic(_FOR_PEOPLE),
             "annotations": cosmetic(_FOR_PEOPLE),
         },
-        Kernels: {"train": Part(""), "infer": Part("")},
-        Kernel: _KERNEL,
+        model.Kernels: {"train": Part(""), "infer": Part("")},
+        model.Kernel: _KERNEL,
         Sampling: _SAMPLING,
-        WorkloadSampling: {
+        model.WorkloadSampling: {
             **_SAMPLING,
             "max_new_tokens": other("longer answers are other tokens"),
             "seed": other(_RE_ROLL),
         },
-        Weights: {
+        model.Weights: {
             "identity": ranked(
                 None, "declared", "derived", "verified", why="a better proof of equal weights"
             ),
             "changes": other("one set of weights, or one a step"),
         },
-        Workload: _WORKLOAD,
-        NamedWorkload: {**_WORKLOAD, "name": _NAME},
-        Golden: {
+        model.Workload: _WORKLOAD,
+        model.NamedWorkload: {**_WORKLOAD, "name": _NAME},
+        model.Golden: {
             "prompts": _WORKLOAD["prompts"],
             "path": other("another program scores them"),
         },
-        LabelSource: {"source": other("traffic is cut by something else")},
-        SliceRule: {
+        model.LabelSource: {"source": other("traffic is cut by something else")},
+        model.SliceRule: {
             "name": _NAME,
             "split": other("other tokens"),
             "match": other("other tokens"),
             "at": clause_rules.EDGES,
             "most": clause_rules.MOST,
         },
-        Reward: {
+        model.Reward: {
             "range": wider("the same bound, for more rewards"),
             "of": other("another reward"),
         },
-        Gradient: {
+        model.Gradient: {
             "advantage": Part(
                 "", scalar=higher("the same bias, times more"), says="higher is tightened"
             ),
@@ -220,26 +194,26 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
             "clip_range": other("a share of another range"),
             "ratio": other("another estimator"),
         },
-        GroupAdvantage: {
+        model.GroupAdvantage: {
             "group_size": higher("the largest advantage grows with the group"),
             "std": other("advantages of another scale"),
         },
-        Weighting: dict.fromkeys(Weighting.model_fields, other("another estimator")),
-        Clause: _CLAUSE,
-        Relative: {
+        model.Weighting: dict.fromkeys(model.Weighting.model_fields, other("another estimator")),
+        model.Clause: _CLAUSE,
+        model.Relative: {
             "times": clause_rules.LIMIT,
             "of": other("a multiple of something else"),
         },
-        Load: {
+        model.Load: {
             "concurrency": clause_rules.CONCURRENCY,
             "new_tokens": other("other requests"),
             "prompt_tokens": other("other requests"),
         },
-        Runtime: {
+        model.Runtime: {
             "envelope": Part("the conditions in which promises were shown, and who serves outside"),
             "clauses": With("numerical", ""),
         },
-        Envelope: {
+        model.Envelope: {
             "batch_size": wider("shown, and served, in more conditions"),
             "prompt_tokens": wider("shown, and served, in more conditions"),
             "path": other(_OTHER_KERNEL),
@@ -247,15 +221,15 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
                 "infer", ("stable", "refuse"), why="infer promises nothing of what lies outside"
             ),
         },
-        Observability: {
+        model.Observability: {
             "record": inclusion("more of what happened can be looked at"),
             "clauses": With("numerical", ""),
         },
-        Escalation: {
+        model.Escalation: {
             "when": _NAME,
             "do": clause_rules.ACTIONS,
         },
-        Routing: {
+        model.Routing: {
             "mode": ranked("observe", "enforce", why="what breaks is taken from infer"),
             "share": lower("infer serves less of what is sound"),
             "enter_evidence": lower("a slice is taken from infer on less evidence"),
@@ -276,13 +250,13 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
                 "infer", "stable", why="while no route is known, nothing vouches for infer"
             ),
         },
-        Promotion: {
+        model.Promotion: {
             "offline": Part(""),
             "shadow": Part("a stage before all traffic"),
             "canary": Part("a stage before all traffic"),
             "full": Part("what is watched once all traffic is infer's"),
             "valid_for": lower("evidence is renewed sooner", absent=NEVER, time=True),
         },
-        StageRule: _STAGE,
+        model.StageRule: _STAGE,
     }
 )

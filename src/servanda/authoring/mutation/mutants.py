@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from servanda.contract.yaml_reader import Marks, Source
 from servanda.errors import Where
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.lint import linter
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
 
 Kind = Literal["limit", "clause", "slice", "severity", "escalation"]
 Span = tuple[float, float]
@@ -79,10 +79,7 @@ def _changes(contract: Contract) -> Iterator[Iterator[Mutant]]:
     for section, place, clause in contract.clauses():
         if not clause.enforced:
             continue
-        yield from _limit(contract, section, place, clause)
-        yield from _percentile(contract, section, place, clause)
-        yield iter([_shown_only(contract, place, clause)])
-        yield iter([_without_clause(contract, place, clause)])
+        yield from _ClauseMutants(contract, section, place, clause).changes()
     yield from (iter([_without_slice(contract, i)]) for i in range(len(contract.slices)))
     for i, rule in enumerate(contract.escalation):
         if "diverted_traffic" not in rule.when:  # traffic is the gateway's; no test has any
@@ -105,53 +102,107 @@ def _confidence(contract: Contract) -> Iterator[Iterator[Mutant]]:
         )
 
 
-def _limit(
-    contract: Contract, section: Section, place: Place, clause: Clause
-) -> Iterator[Iterator[Mutant]]:
-    for which in ("at_most", "at_least"):
-        limit = getattr(clause, which)
-        if isinstance(limit, Relative):
-            least = _NOISES if limit.of == "self_noise" else 0.0
-            for times in (lowered(limit.times, least=least), raised(limit.times)):
-                yield (
-                    _moved(contract, section, place, clause, which, limit.times, now)
-                    for now in times
-                )
-        elif limit is not None:
-            top = _top(contract, section, clause)
-            for found in (lowered(limit, top=top), raised(limit, top=top)):
-                yield (_moved(contract, section, place, clause, which, limit, now) for now in found)
+@dataclass(frozen=True)
+class _ClauseMutants:
+    """The mutants of one enforced clause."""
 
+    contract: Contract
+    section: Section
+    place: Place
+    clause: Clause
 
-def _moved(
-    contract: Contract,
-    section: Section,
-    place: Place,
-    clause: Clause,
-    which: str,
-    was: float,
-    now: float,
-) -> Mutant:
-    limit = getattr(clause, which)
-    relative = isinstance(limit, Relative)
-    new = limit.model_copy(update={"times": now}) if relative else now
-    # cells of a percentile clause speak of the share beyond the limit, and relative ones of
-    # a limit that is known only when it is judged
-    comparable = clause.percentile is None and not relative
-    low, high = sorted((was, now))
-    # a value that is the limit itself keeps it
-    between = (low, _before(high)) if which == "at_least" else (_after(low), high)
-    words = f"{was:g} becomes {now:g}" + (f" times {limit.of}" if relative else "")
-    return Mutant(
-        name=f"{clause.id}.{which} {now:g}",
-        kind="limit",
-        place=(*place, which, "times") if relative else (*place, which),
-        contract=_with_clause(contract, place, clause.model_copy(update={which: new})),
-        sentence=f"{clause.id}: {which} {words}",
-        unasked=missing_case.limit(contract, section, clause, was, now),
-        clause=clause.id,
-        between=between if comparable else None,
-    )
+    def changes(self) -> Iterator[Iterator[Mutant]]:
+        for which in ("at_most", "at_least"):
+            limit = getattr(self.clause, which)
+            if isinstance(limit, Relative):
+                least = _NOISES if limit.of == "self_noise" else 0.0
+                for moved in (lowered(limit.times, least=least), raised(limit.times)):
+                    yield (self._limit(which, limit.times, now) for now in moved)
+            elif limit is not None:
+                top = _top(self.contract, self.section, self.clause)
+                for moved in (lowered(limit, top=top), raised(limit, top=top)):
+                    yield (self._limit(which, limit, now) for now in moved)
+        was = self.clause.percentile
+        if was is not None:
+            for moved in (lowered(was, top=100.0), raised(was, top=100.0)):
+                yield (self._percentile(was, now) for now in moved)
+        yield iter([self._severity()])
+        yield iter([self._removal()])
+
+    def _mutant(
+        self,
+        name: str,
+        kind: Kind,
+        key: tuple[str, ...],
+        update: Mapping[str, Any],
+        sentence: str,
+        unasked: str,
+        between: Span | None = None,
+    ) -> Mutant:
+        """The clause with some of its values changed."""
+        changed = _with_clause(self.contract, self.place, self.clause.model_copy(update=update))
+        place, id_ = (*self.place, *key), self.clause.id
+        return Mutant(name, kind, place, changed, f"{id_}: {sentence}", unasked, id_, between)
+
+    def _limit(self, which: str, was: float, now: float) -> Mutant:
+        clause, limit = self.clause, getattr(self.clause, which)
+        relative = isinstance(limit, Relative)
+        # cells of a percentile clause speak of the share beyond the limit, and relative ones of
+        # a limit that is known only when it is judged
+        comparable = clause.percentile is None and not relative
+        low, high = sorted((was, now))
+        # a value that is the limit itself keeps it
+        between = (low, _before(high)) if which == "at_least" else (_after(low), high)
+        return self._mutant(
+            f"{clause.id}.{which} {now:g}",
+            "limit",
+            (which, "times") if relative else (which,),
+            {which: limit.model_copy(update={"times": now}) if relative else now},
+            f"{which} {was:g} becomes {now:g}" + (f" times {limit.of}" if relative else ""),
+            missing_case.limit(self.contract, self.section, clause, was, now),
+            between if comparable else None,
+        )
+
+    def _percentile(self, was: float, now: float) -> Mutant:
+        clause, aggregate = self.clause, f"p{now:.12g}"
+        low, high = sorted(round(1 - p / 100, 12) for p in (was, now))
+        return self._mutant(
+            f"{clause.id}.aggregate {aggregate}",
+            "limit",
+            ("aggregate",),
+            {"aggregate": aggregate},
+            f"{clause.aggregate} becomes {aggregate}",
+            missing_case.percentile(self.contract, self.section, clause, low, high),
+            (_after(low), high) if self.section == "statistical" else None,
+        )
+
+    def _severity(self) -> Mutant:
+        return self._mutant(
+            f"{self.clause.id} as a warning",
+            "severity",
+            ("severity",),
+            {"severity": "warning"},
+            f"severity {self.clause.severity} becomes warning, so it is only shown",
+            missing_case.severity(self.clause),
+        )
+
+    def _removal(self) -> Mutant:
+        contract, id_ = self.contract, self.clause.id
+        rules = tuple(rule for rule in contract.escalation if rule.when.get("clause") != id_)
+        gone = len(contract.escalation) - len(rules)
+        also = (
+            f", and {gone} rule{'s' * (gone > 1)} of escalation that watch{'es' * (gone == 1)} it"
+        )
+        without = _with_clause(contract, self.place, None)
+        return Mutant(
+            name=f"without clause {id_}",
+            kind="clause",
+            place=self.place,
+            contract=without.model_copy(update={"escalation": rules}),
+            sentence=f"clause {id_} is removed{also if gone else ''}",
+            unasked=missing_case.clause(self.clause),
+            clause=id_,
+        )
 
 
 def _before(x: float) -> float:
@@ -160,60 +211,6 @@ def _before(x: float) -> float:
 
 def _after(x: float) -> float:
     return float(np.nextafter(x, np.inf))
-
-
-def _percentile(
-    contract: Contract, section: Section, place: Place, clause: Clause
-) -> Iterator[Iterator[Mutant]]:
-    was = clause.percentile
-    if was is None:
-        return
-    for found in (lowered(was, top=100.0), raised(was, top=100.0)):
-        yield (_of_percentile(contract, section, place, clause, was, now) for now in found)
-
-
-def _of_percentile(
-    contract: Contract, section: Section, place: Place, clause: Clause, was: float, now: float
-) -> Mutant:
-    shares = sorted(round(1 - p / 100, 12) for p in (was, now))
-    aggregate = f"p{now:.12g}"
-    return Mutant(
-        name=f"{clause.id}.aggregate {aggregate}",
-        kind="limit",
-        place=(*place, "aggregate"),
-        contract=_with_clause(contract, place, clause.model_copy(update={"aggregate": aggregate})),
-        sentence=f"{clause.id}: {clause.aggregate} becomes {aggregate}",
-        unasked=missing_case.percentile(contract, section, clause, shares[0], shares[1]),
-        clause=clause.id,
-        between=(_after(shares[0]), shares[1]) if section == "statistical" else None,
-    )
-
-
-def _shown_only(contract: Contract, place: Place, clause: Clause) -> Mutant:
-    return Mutant(
-        name=f"{clause.id} as a warning",
-        kind="severity",
-        place=(*place, "severity"),
-        contract=_with_clause(contract, place, clause.model_copy(update={"severity": "warning"})),
-        sentence=f"{clause.id}: severity {clause.severity} becomes warning, so it is only shown",
-        unasked=missing_case.severity(clause),
-        clause=clause.id,
-    )
-
-
-def _without_clause(contract: Contract, place: Place, clause: Clause) -> Mutant:
-    rules = tuple(rule for rule in contract.escalation if rule.when.get("clause") != clause.id)
-    gone = len(contract.escalation) - len(rules)
-    also = f", and {gone} rule{'s' * (gone > 1)} of escalation that watch{'es' * (gone == 1)} it"
-    return Mutant(
-        name=f"without clause {clause.id}",
-        kind="clause",
-        place=place,
-        contract=_with_clause(contract, place, None).model_copy(update={"escalation": rules}),
-        sentence=f"clause {clause.id} is removed{also if gone else ''}",
-        unasked=missing_case.clause(clause),
-        clause=clause.id,
-    )
 
 
 def _without_slice(contract: Contract, i: int) -> Mutant:
@@ -287,7 +284,7 @@ def _refusals(contract: Contract) -> frozenset[str]:
     try:
         Contract.model_validate(contract.model_dump())
     except ValidationError as error:
-        return frozenset(_said(e) for e in error.errors(include_url=False))
+        return frozenset(f"{e['loc']}: {e['msg']}" for e in error.errors(include_url=False))
     kernels = [*vars(contract.kernels).values(), *([contract.stable] if contract.stable else [])]
     nowhere = Marks(Source("", ""))
     nowhere.note((), 0)
@@ -298,7 +295,3 @@ def _refusals(contract: Contract) -> frozenset[str]:
         faults={name for k in kernels for name in k.fault or ()},
     )
     return frozenset(p.message for p in problems)
-
-
-def _said(error: Any) -> str:
-    return f"{error['loc']}: {error['msg']}"

@@ -25,7 +25,8 @@ from servanda.engines.conformance.base import (
 from servanda.engines.conformance.generate_laws import rows_match
 from servanda.errors import EvidenceError
 from servanda.theory.sampling import Sampling, log_softmax, processed_logprobs, uniforms
-from servanda.theory.stats import Fidelity, LikelihoodRatio
+from servanda.theory.stats.likelihood_ratio import LikelihoodRatio
+from servanda.theory.stats.pit import Fidelity
 from servanda.traces.trace import Array, Batch, Trace, answered
 
 _REJECTED = np.log(1000.0)  # evidence of 1000 to 1 against the record

@@ -1,4 +1,5 @@
-# Faults of attention: a query sees other keys than it should, or sees them blurred.
+# Faults of attention and of batches: a query sees other keys than it should, or sees them
+# blurred; a sequence's numbers depend on the company it runs in.
 # Axes: S rows, C columns that are fed, T columns so far, H heads of keys, D their width.
 
 from __future__ import annotations
@@ -6,18 +7,14 @@ from __future__ import annotations
 from typing import Any
 
 from servanda.engines.faults.base import fault
-from servanda.engines.faults.values import Between, OneOf, Switch
+from servanda.engines.faults.values import Between, OneOf
 
 
 @fault(
     "mask_contamination",
     "Left padding is attended to, so that a sequence depends on its batch's longest prompt.",
-    default=True,
-    takes=Switch(),
     seen="ml-explore/mlx-lm#1906 and Blaizzy/mlx-vlm#1946: the left-padding mask never "
     "reached attention, in prefill or in decoding",
-    field=True,
-    field_source="on or off",
 )
 def mask_contamination(base: Any, _: bool) -> Any:
     class Contaminated(base):
@@ -101,3 +98,26 @@ def _int8(base: Any, granularity: str) -> Any:
             return ((x / scale).round().clamp(-127, 127) * scale).to(x_SHTD.dtype)
 
     return Int8
+
+
+@fault(
+    "batch_dependent",
+    "A share `value` of each row's logits comes from its neighbour in the batch.",
+    default=0.1,
+    takes=Between(0, 1),
+    seen="ml-explore/mlx-lm#1457: rows of a batched decode step returned corrupted logits; "
+    "vllm-project/vllm#9567: logprobs that move with the batch by more than rounding",
+    strengths=(0.001, 0.01, 0.1),
+)
+def batch_dependent(base: Any, value: float) -> Any:
+    class Leaky(base):
+        def _forward(self, ids_ST: Any, mask_ST: Any, **options: Any) -> Any:
+            import torch
+
+            logits = super()._forward(ids_ST, mask_ST, **options)
+            if len(logits) == 1:
+                return logits
+            with torch.inference_mode():
+                return logits.lerp(logits.roll(1, dims=0), value)
+
+    return Leaky

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from servanda.contract.model import Contract
-from servanda.engines.faults.values import Takes
+from servanda.engines.faults.values import SWITCH, Takes
 from servanda.errors import MeasurementError, Problem
 from servanda.registry import Registry
+
+if TYPE_CHECKING:
+    from servanda.contract.model import Contract
 
 Side = Literal["train", "infer"]
 Wrap = Callable[[Any, Any], Any]  # (class of engine, the fault's value) -> class of engine
@@ -87,19 +89,25 @@ def fault(
     name: str,
     summary: str,
     *,
-    default: Any,
-    takes: Takes,
+    default: Any = True,
+    takes: Takes = SWITCH,
     side: Side = "infer",
     seen: str = "",
     field: Any = None,
     field_source: str = "",
     strengths: Sequence[Any] = (),
+    registry: Registry[Fault] = FAULTS,
 ) -> Callable[[Wrap], Wrap]:
     """Register a fault; the decorated function wraps a class of engine.
+
+    One that names no values is on or off, in the field as here.
 
     Raises:
         ValueError: the fault does not take its own default, the field's value or a strength.
     """
+
+    if takes is SWITCH:
+        field, field_source = True, "on or off"
 
     def decorate(wrap: Wrap) -> Wrap:
         entry = Fault(
@@ -111,7 +119,7 @@ def fault(
         if refused:
             which = f"its default {default!r}" if refused[0] == default else repr(refused[0])
             raise ValueError(f"fault {name!r} takes {takes}, and not {which}")
-        FAULTS.add(name, entry)
+        registry.add(name, entry)
         return wrap
 
     return decorate

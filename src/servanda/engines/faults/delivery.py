@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,12 @@ def lost_sequences(base: Any, value: float) -> Any:
             luck_S = np.array([uniforms(seed, "fault", s, 1)[0] for s in batch.sequence_S])
             lost_S = luck_S < float(value) * trace.length_S / batch.width
             keep_N = np.repeat(~lost_S, trace.length_S)
-            return Trace(
-                sequence_S=trace.sequence_S,
+            return replace(
+                trace,
                 length_S=np.where(lost_S, 0, trace.length_S),
                 lost_S=lost_S,
-                prompt_tokens_S=trace.prompt_tokens_S,
                 token_N=trace.token_N[keep_N],
                 columns={name: column[keep_N] for name, column in trace.columns.items()},
-                about=trace.about,
             )
 
     return Lossy

@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from servanda.engines.faults.base import fault
-from servanda.engines.faults.values import Between, Switch
+from servanda.engines.faults.values import Between
 
 
 @fault(
     "int4",
     "Weights are quantised to 4 bits in groups of 32, though the kernel says otherwise.",
-    default=True,
-    takes=Switch(),
-    field=True,
-    field_source="on or off",
 )
 def int4(base: Any, _: bool) -> Any:
     class FourBit(base):
@@ -74,12 +70,8 @@ def corrupted_vocabulary(base: Any, value: float) -> Any:
     "bf16_logits",
     "Logits are rounded to bfloat16 before the softmax.",
     side="train",
-    default=True,
-    takes=Switch(),
     seen="MiniMax-M1 (arXiv 2506.13585): probabilities of trainer and engine agreed better once "
     "the output head ran in float32",
-    field=True,
-    field_source="on or off",
 )
 def bf16_logits(base: Any, _: bool) -> Any:
     class Coarse(base):

@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from servanda.engines.faults.base import fault
-from servanda.engines.faults.values import Between, Switch
+from servanda.engines.faults.values import Between
 
 
 @fault(
     "bf16_positions",
     "Position ids are kept in bfloat16: exact up to 256, then rounded to multiples of 2, 4, ...",
-    default=True,
-    takes=Switch(),
     seen="huggingface/transformers#29285 and EleutherAI/gpt-neox#1003: rotary embeddings "
     "computed in the model's low precision go wrong in long contexts",
-    field=True,
-    field_source="on or off",
 )
 def bf16_positions(base: Any, _: bool) -> Any:
     class Rounded(base):

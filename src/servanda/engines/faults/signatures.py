@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,8 +13,8 @@ from importlib.resources import files
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from servanda.engines.arrow import from_parquet, to_parquet
 from servanda.engines.faults.base import FAULTS
 from servanda.judgement.power import Signature
 from servanda.traces.trace import Trace, TracePair
@@ -49,9 +48,7 @@ def to_bytes(signatures: Sequence[Signature]) -> bytes:
         for s in signatures
     ]
     table = pa.concat_tables(tables).replace_schema_metadata({_ABOUT: json.dumps(about).encode()})
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", compression_level=19, use_dictionary=True)
-    return sink.getvalue().to_pybytes()
+    return to_parquet(table, compression_level=19, use_dictionary=True)
 
 
 def _table(fault: str, pair: TracePair) -> pa.Table:
@@ -87,7 +84,7 @@ def catalogue() -> tuple[Signature, ...]:
 
 def from_bytes(data: bytes) -> tuple[Signature, ...]:
     """The signatures of a file's content."""
-    table = pq.read_table(io.BytesIO(data), use_threads=False)
+    table = from_parquet(data)
     about = json.loads(table.schema.metadata[_ABOUT])
     fault_S = np.array(table["fault"].to_pylist())
     found = []

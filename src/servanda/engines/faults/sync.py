@@ -7,38 +7,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from servanda.engines.faults.base import Fault, Wrap
-from servanda.engines.faults.values import Between, OneOf, Switch, Takes
+from servanda.engines.faults.base import Fault, fault
+from servanda.engines.faults.values import Between, OneOf
 from servanda.errors import MeasurementError
 from servanda.registry import Registry
 
 SYNC_FAULTS: Registry[Fault] = Registry("fault of a sync")
 
 
-def sync_fault(name: str, summary: str, *, default: Any, takes: Takes, seen: str = "") -> Any:
-    """Register a fault; the decorated function wraps a class of weight sync.
-
-    Raises:
-        ValueError: the fault does not take its own default.
-    """
-
-    def decorate(wrap: Wrap) -> Wrap:
-        entry = Fault(name, summary, "infer", default, takes, wrap, seen)
-        if entry.problem(default):
-            raise ValueError(f"fault {name!r} takes {takes}, and not its default {default!r}")
-        SYNC_FAULTS.add(name, entry)
-        return wrap
-
-    return decorate
+# decorates a function that wraps a class of weight sync
+sync_fault = partial(fault, registry=SYNC_FAULTS)
 
 
 @sync_fault(
     "never_synced",
     "The sync returns, and nothing has reached the engine.",
-    default=True,
-    takes=Switch(),
     seen="huggingface/trl#5312: weights lost at sleep level 2",
 )
 def never_synced(base: Any, _: bool) -> Any:
@@ -52,8 +38,6 @@ def never_synced(base: Any, _: bool) -> Any:
 @sync_fault(
     "tied_head_stale",
     "The head is a copy of the embedding that the sync does not refresh.",
-    default=True,
-    takes=Switch(),
     seen="vLLM 0.32 on the CPU: reload_weights leaves the tied head behind",
 )
 def tied_head_stale(base: Any, _: bool) -> Any:
@@ -98,19 +82,24 @@ def _place(model: Any, name: str) -> tuple[int | None, str]:
     return layer, "norm" if "norm" in type(here).__name__.lower() else within
 
 
-def _without(base: Any, fault: str, lacks: str, left_out: Callable[[int | None, str], bool]) -> Any:
-    """A sync that leaves the tensors at some places out."""
+def _without(base: Any, name: str, lacks: str, left_out: Callable[[Any, str], bool]) -> Any:
+    """A sync that leaves some tensors out.
+
+    Args:
+        name: of the fault.
+        left_out: whether a tensor is, by the model and the tensor's name.
+    """
 
     class Partial(base):
         def _tensors(self) -> Iterator[tuple[str, Any]]:
             complete = True
-            for name, tensor in super()._tensors():
-                if left_out(*_place(self.engine.model, name)):
+            for weight, tensor in super()._tensors():
+                if left_out(self.engine.model, weight):
                     complete = False
                 else:
-                    yield name, tensor
+                    yield weight, tensor
             if complete:
-                raise _breaks_nothing(fault, lacks)
+                raise _breaks_nothing(name, lacks)
 
     return Partial
 
@@ -122,7 +111,10 @@ def _without(base: Any, fault: str, lacks: str, left_out: Callable[[int | None, 
     takes=Between(0, 10_000, whole=True),
 )
 def one_layer(base: Any, value: int) -> Any:
-    return _without(base, "one_layer", f"a layer {value}", lambda layer, _: layer == value)
+    def left_out(model: Any, name: str) -> bool:
+        return _place(model, name)[0] == value
+
+    return _without(base, "one_layer", f"a layer {value}", left_out)
 
 
 @sync_fault(
@@ -132,31 +124,39 @@ def one_layer(base: Any, value: int) -> Any:
     takes=Between(0, 10_000, whole=True),
 )
 def one_mlp(base: Any, value: int) -> Any:
-    place = (value, "mlp")
-    return _without(base, "one_mlp", f"an MLP in a layer {value}", lambda *at: at == place)
+    def left_out(model: Any, name: str) -> bool:
+        return _place(model, name) == (value, "mlp")
+
+    return _without(base, "one_mlp", f"an MLP in a layer {value}", left_out)
 
 
-@sync_fault(
-    "norms_stale", "The scales of the norms are left out of the sync.", default=True, takes=Switch()
-)
+@sync_fault("norms_stale", "The scales of the norms are left out of the sync.")
 def norms_stale(base: Any, _: bool) -> Any:
-    return _without(base, "norms_stale", "norms with scales", lambda _, kind: kind == "norm")
+    def left_out(model: Any, name: str) -> bool:
+        return _place(model, name)[1] == "norm"
+
+    return _without(base, "norms_stale", "norms with scales", left_out)
+
+
+def _adapted(base: Any, name: str) -> Any:
+    """A sync that refuses a model without an adapter."""
+
+    class Adapted(base):
+        def __init__(self, module: Any, engine: Any) -> None:
+            super().__init__(module, engine)
+            if not any(hasattr(layer, "get_delta_weight") for layer in module.modules()):
+                raise _breaks_nothing(name, "an adapter")
+
+    return Adapted
 
 
 @sync_fault(
     "adapter_ignored",
     "The sync sends the base model, without the adapter that is trained.",
-    default=True,
-    takes=Switch(),
     seen="unslothai/unsloth#8701: every rollout came from the base model, the adapter ignored",
 )
 def adapter_ignored(base: Any, _: bool) -> Any:
-    class Bare(base):
-        def __init__(self, module: Any, engine: Any) -> None:
-            super().__init__(module, engine)
-            if not any(hasattr(layer, "get_delta_weight") for layer in module.modules()):
-                raise _breaks_nothing("adapter_ignored", "an adapter")
-
+    class Bare(_adapted(base, "adapter_ignored")):
         def _merged(self, layer: Any, weight: Any) -> Any:
             return weight
 
@@ -209,18 +209,10 @@ def one_norm(base: Any, value: int) -> Any:
     takes=OneOf(("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "norm")),
 )
 def norm_class_stale(base: Any, value: str) -> Any:
-    class Partial(base):
-        def _tensors(self) -> Iterator[tuple[str, Any]]:
-            complete = True
-            for name, tensor in super()._tensors():
-                if name.split(".")[-2] == value:
-                    complete = False
-                else:
-                    yield name, tensor
-            if complete:
-                raise _breaks_nothing("norm_class_stale", f"norms of the name {value}")
+    def left_out(_: Any, name: str) -> bool:
+        return name.split(".")[-2] == value
 
-    return Partial
+    return _without(base, "norm_class_stale", f"norms of the name {value}", left_out)
 
 
 @sync_fault(
@@ -306,12 +298,7 @@ def scaled(base: Any, value: float) -> Any:
     takes=Between(0, 100),
 )
 def adapter_scaled(base: Any, value: float) -> Any:
-    class Scaled(base):
-        def __init__(self, module: Any, engine: Any) -> None:
-            super().__init__(module, engine)
-            if not any(hasattr(layer, "get_delta_weight") for layer in module.modules()):
-                raise _breaks_nothing("adapter_scaled", "an adapter")
-
+    class Scaled(_adapted(base, "adapter_scaled")):
         def _merged(self, layer: Any, weight: Any) -> Any:
             return weight + value * (super()._merged(layer, weight) - weight)
 

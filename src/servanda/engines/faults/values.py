@@ -47,6 +47,9 @@ class Switch:
         return "true"
 
 
+SWITCH = Switch()
+
+
 @dataclass(frozen=True)
 class OneOf:
     words: tuple[str, ...]

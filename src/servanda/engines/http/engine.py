@@ -14,16 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path, base_of
-from servanda.engines.base import ENGINES
+from servanda.engines.base import ENGINES, about_of, padded_best
 from servanda.engines.http.dialects import found_out
 from servanda.engines.http.dialects.base import (
     NEUTRAL,
@@ -37,9 +35,10 @@ from servanda.engines.http.dialects.base import (
 from servanda.engines.http.key import key_of
 from servanda.engines.http.responses import Part
 from servanda.engines.http.transport import LIMITS, Limits, Transport
+from servanda.engines.http_policy import server_url
 from servanda.engines.limits import refuse_misfits
 from servanda.errors import MeasurementError
-from servanda.theory.sampling import Sampling, best_columns, seed_of
+from servanda.theory.sampling import Sampling, seed_of
 from servanda.traces.latency import Timing
 from servanda.traces.trace import Batch, Trace
 
@@ -133,7 +132,7 @@ class HTTPEngine:
             return self.dialect.drawn(reply, sequence, self.server)
 
         answers = self._all(one, asked, batch)
-        return trace_of(batch, answers, best, self._about(batch, "decode", sampling))
+        return trace_of(batch, answers, best, about_of(batch, self.kernel, "decode", sampling))
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
         # where what was served ranks among the likeliest tells how it was drawn
@@ -166,12 +165,7 @@ class HTTPEngine:
         best = best_of(sampling, self.server) if record else 0
         asked = self._asked(batch, sampling, seed, best, record)
         begun = self.clock()
-        steps = self._all(self._streamed, asked, batch)
-        return Timing(
-            first_S=tuple(step_T[0] - begun for step_T in steps),
-            gap_N=tuple(b - a for step_T in steps for a, b in pairwise(step_T)),
-            wall=max(step_T[-1] for step_T in steps) - begun,
-        )
+        return Timing.of_requests(begun, self._all(self._streamed, asked, batch))
 
     def close(self) -> None:
         self.transport.close()
@@ -226,7 +220,7 @@ class HTTPEngine:
 
         asked = self._asked(batch, sampling, 0, best)
         answers = self._all(one, asked, batch)
-        return trace_of(batch, answers, best, self._about(batch, path, sampling))
+        return trace_of(batch, answers, best, about_of(batch, self.kernel, path, sampling))
 
     def _asked(
         self, batch: Batch, sampling: Sampling, seed: int, best: int, record: bool = True
@@ -284,13 +278,6 @@ class HTTPEngine:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _about(self, batch: Batch, path: Path, sampling: Sampling) -> dict[str, str]:
-        return {
-            "path": path,
-            "batch_size": str(batch.together or self.kernel.batch_size),
-            "sampling": sampling.model_dump_json(),
-        }
-
     def _refuse_sampling(self, sampling: Sampling) -> None:
         refusal = self.dialect.refusal(sampling, self.meaning)
         if refusal is not None:
@@ -308,26 +295,15 @@ def trace_of(
     about: Mapping[str, str],
 ) -> Trace:
     """What came back as one trace, with the k likeliest tokens; NaN where there are fewer."""
-    columns = {"logp": np.array([v for a in answers for v in a.logp], dtype=np.float64)}
-    none = ((np.nan, np.nan),) * k
-    steps = [(*step, *none)[:k] for a in answers for step in a.best]
-    best_NK2 = np.array(steps, dtype=np.float64).reshape(len(steps), k, 2)
-    columns |= best_columns(best_NK2[..., 0], best_NK2[..., 1])
-    return Trace(
-        sequence_S=np.array(batch.sequence_S, dtype=np.int64),
-        length_S=np.array([len(a.tokens) for a in answers], dtype=np.int64),
-        lost_S=np.zeros(len(batch), dtype=bool),
-        prompt_tokens_S=np.array([len(p) for p in batch.prompts], dtype=np.int64),
-        token_N=np.array([t for a in answers for t in a.tokens], dtype=np.int64),
-        columns=columns,
-        about=about,
-    )
+    logp_N = np.array([v for a in answers for v in a.logp], dtype=np.float64)
+    best = padded_best([step for a in answers for step in a.best], k)
+    lengths, tokens = [len(a.tokens) for a in answers], [t for a in answers for t in a.tokens]
+    return Trace.of(batch, lengths, tokens, {"logp": logp_N, **best}, about)
 
 
 def _address(kernel: Kernel) -> str:
     """The url of a kernel, if it is the address of a server."""
-    parts = urlsplit(kernel.url or "")
-    if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+    if server_url(kernel.url or "") is None:
         raise MeasurementError(
             f"engine 'openai_http' needs the url of a server, and has {kernel.url!r}",
             hint="write `url: http://127.0.0.1:8000` beside the engine",

@@ -2,6 +2,7 @@
 #
 # A value that is not what it should be is an error that names server, endpoint and field;
 # a logprob that a server does not know is NaN, and never a number that it did not send.
+# Not by msgspec: servers differ in what else they say, and a message quotes what they said.
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from servanda.errors import MeasurementError
+from servanda.traces.json_fields import LineError, unique_keys
 
 _SHOWN = 120  # characters of a server's words that a message repeats
 _HEAD = 8  # token ids of a list that a message shows
@@ -46,8 +49,8 @@ class Part:
             MeasurementError: it is not JSON, or names a field twice.
         """
         try:
-            value = json.loads(text, object_pairs_hook=_once)
-        except (ValueError, RecursionError) as error:
+            value = json.loads(text, object_pairs_hook=partial(unique_keys, noun="field"))
+        except (ValueError, RecursionError, LineError) as error:
             said = text.decode(errors="replace") if isinstance(text, bytes) else text
             page = said.lstrip()[:1] == "<"
             found = "an HTML page" if page else f"no JSON ({shortened(str(error))})"
@@ -249,13 +252,3 @@ def _said(value: object) -> str:
 def _head(ids: Sequence[int]) -> str:
     more = f", ... ({len(ids)})" if len(ids) > _HEAD else ""
     return f"[{', '.join(map(str, ids[:_HEAD]))}{more}]"
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; a field that is there twice has two values, and so none."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the field {twice!r} is there twice")
-    return found

@@ -1,7 +1,7 @@
 # Transport: JSON to a server and back, and what may be asked a second time.
 #
 # A request carries its own seed, so asking again is the same draw and not another one.
-# Tried again: no connection, a connection that breaks, 429, 502, 503, 504, and no answer in
+# Tried again: no connection, a connection that breaks, a status of the policy, and no answer in
 # time where others were answered meanwhile.
 # Not tried again: any other status, a body that is not what was asked for, and a server that
 # was silent to everybody.
@@ -20,10 +20,10 @@ import httpx2
 
 from servanda.engines.http.key import Key
 from servanda.engines.http.responses import Part, shortened
+from servanda.engines.http_policy import KERNEL, RetryPolicy, read_body, retry_after
 from servanda.engines.tls import TRUST_HINT, distrusted, trusted
 from servanda.errors import MeasurementError
 
-_AGAIN = (429, 502, 503, 504)
 _MISSING = (404, 405, 501)  # of an endpoint that another kind of server has
 _EVENT = "data:"
 _DONE = "[DONE]"
@@ -36,20 +36,15 @@ class Limits:
     Args:
         connect_s, read_s: for a connection, and between two pieces of an answer.
         token_s: longer than `read_s` for each new token that is asked for.
-        tries: of one request, the first included; first_tries: to reach a server at all.
-        pause_s: before the second try; doubled before each further one.
-        most_pause_s: the longest pause, and the longest Retry-After that is waited for.
+        first_tries: to reach a server at all.
         most_bytes: of one answer.
     """
 
     connect_s: float = 10.0
     read_s: float = 120.0
     token_s: float = 0.25
-    # a tenth of all requests may fail, and a million are answered
-    tries: int = 8
+    retry: RetryPolicy = KERNEL
     first_tries: int = 4
-    pause_s: float = 0.2
-    most_pause_s: float = 60.0
     most_bytes: int = 1 << 28
 
 
@@ -73,9 +68,9 @@ class Refused(MeasurementError):  # noqa: N818 - what a server did, as a word
 
 
 class _Passing(Exception):  # noqa: N818 - what may pass if it is asked again
-    def __init__(self, what: str, hint: str, wait_s: float | None = None) -> None:
+    def __init__(self, what: str, hint: str, retry_after_s: float = 0.0) -> None:
         super().__init__(what)
-        self.hint, self.wait_s = hint, wait_s
+        self.hint, self.retry_after_s = hint, retry_after_s
 
 
 class _Unreached(_Passing):
@@ -157,7 +152,8 @@ class Transport:
                 read = 0
                 for line in response.iter_lines():
                     read += len(line)
-                    self._refuse_long(endpoint, read)
+                    if read > self.limits.most_bytes:
+                        raise self._too_long(endpoint)
                     data = line.removeprefix(_EVENT).strip()
                     if line.startswith(_EVENT) and data != _DONE:
                         event = self._parsed(endpoint, data)
@@ -174,17 +170,14 @@ class Transport:
         self._client.close()
 
     def _answer(self, endpoint: str, body: Mapping[str, Any] | None, tokens: int = 0) -> bytes:
-        pause_s = self.limits.pause_s
-        for attempt in range(1, self.limits.tries + 1):
+        for attempt in range(1, self.limits.retry.tries + 1):
             heard = self._heard
             try:
                 return self._once(endpoint, body, tokens)
             except _Passing as passing:
                 if attempt >= self._tries(passing, heard):
                     raise self._gone(endpoint, passing, attempt) from None
-                wait_s = pause_s if passing.wait_s is None else passing.wait_s
-                self._pause(min(wait_s, self.limits.most_pause_s))
-                pause_s *= 2
+                self._pause(self.limits.retry.pause(attempt, passing.retry_after_s))
         raise AssertionError("the last try answers or raises")
 
     def _tries(self, passing: _Passing, heard: int) -> int:
@@ -192,8 +185,8 @@ class Transport:
         if isinstance(passing, _Silent) and self._heard == heard:
             return 1  # nobody was answered: it hangs
         if isinstance(passing, _Unreached) and not self._heard:
-            return min(self.limits.first_tries, self.limits.tries)
-        return self.limits.tries
+            return min(self.limits.first_tries, self.limits.retry.tries)
+        return self.limits.retry.tries
 
     def _once(self, endpoint: str, body: Mapping[str, Any] | None, tokens: int) -> bytes:
         method = "GET" if body is None else "POST"
@@ -248,8 +241,8 @@ class Transport:
         said = shortened(self._key.hidden(body).strip())
         what = f"answered with status {status}" + (f": {said}" if said else "")
         hint = "look at the server's log"
-        if status in _AGAIN:
-            raise _Passing(what, hint, _seconds(response.headers.get("retry-after")))
+        if status in self.limits.retry.statuses:
+            raise _Passing(what, hint, retry_after(response.headers))
         if status in (401, 403):
             hint = self._key.next_move
         elif 300 <= status < 400:
@@ -263,19 +256,16 @@ class Transport:
         raise Refused(message, status=status, text=said, hint=hint)
 
     def _body(self, endpoint: str, response: httpx2.Response) -> bytes:
-        parts, read = [], 0
-        for part in response.iter_bytes():
-            read += len(part)
-            self._refuse_long(endpoint, read)
-            parts.append(part)
-        return b"".join(parts)
+        body = read_body(response.iter_bytes(), self.limits.most_bytes)
+        if body is None:
+            raise self._too_long(endpoint)
+        return body
 
-    def _refuse_long(self, endpoint: str, read: int) -> None:
-        if read > self.limits.most_bytes:
-            raise MeasurementError(
-                f"{self.url}{endpoint} answers with more than {self.limits.most_bytes:,} bytes",
-                hint="no answer of a kernel is that long: is it the right server?",
-            )
+    def _too_long(self, endpoint: str) -> MeasurementError:
+        return MeasurementError(
+            f"{self.url}{endpoint} answers with more than {self.limits.most_bytes:,} bytes",
+            hint="no answer of a kernel is that long: is it the right server?",
+        )
 
     def _parsed(self, endpoint: str, text: bytes | str) -> Part:
         return Part.parse(text, self.url, endpoint, self._key.hidden)
@@ -290,8 +280,3 @@ def _by_tls(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     return error is not None
-
-
-def _seconds(retry_after: str | None) -> float | None:
-    """Of a Retry-After header; None where there is none, or it is a date."""
-    return float(retry_after) if retry_after and retry_after.strip().isdecimal() else None

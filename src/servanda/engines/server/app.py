@@ -19,18 +19,28 @@ from servanda._version import __version__
 from servanda.engines.base import Engine
 from servanda.engines.server import parse
 from servanda.engines.server.chat import chat_reply
-from servanda.engines.server.errors import failed, json_reply, not_found
-from servanda.engines.server.fault_injection import DRAWN_BY, Fault, Misbehaving, Misbehaviour
+from servanda.engines.server.fault_injection import DRAWN_BY, Fault, FaultInjector, FaultMiddleware
 from servanda.engines.server.fields import MAX_LOGPROBS
-from servanda.engines.server.handler import Asking
-from servanda.engines.server.request import Ask, Refused
-from servanda.engines.server.responses import Head, completion_reply
-from servanda.engines.server.scheduler import Batcher, Full
-from servanda.engines.server.stream import EventStream, Gone, chunks, unless_gone
+from servanda.engines.server.handler import Handler
+from servanda.engines.server.request import CompletionRequest, RequestError
+from servanda.engines.server.responses import (
+    Head,
+    completion_reply,
+    failed,
+    json_reply,
+    not_found,
+)
+from servanda.engines.server.scheduler import QueueFullError, Scheduler
+from servanda.engines.server.stream import (
+    ClientDisconnected,
+    EventStream,
+    chunks,
+    unless_disconnected,
+)
 from servanda.errors import ServandaError
 from servanda.theory.sampling import Sampling
 
-Handler = Callable[[Request], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[Response]]
 Faulty = Callable[[Mapping[str, Any]], Engine]  # a fault -> the served kernel with it
 _LEFT = 499  # nobody reads it
 _OF_A_PROMPT = (
@@ -74,9 +84,9 @@ class Server:
     ) -> None:
         self.served, self.limits = served, limits
         room = {"max_batch": limits.max_batch, "wait_s": limits.wait_s, "places": limits.places}
-        self.batcher = Batcher(engine, **room)
-        self.asking = Asking(self.batcher)
-        self.misbehaviour = Misbehaviour() if test_mode else None
+        self.scheduler = Scheduler(engine, **room)
+        self.handler = Handler(self.scheduler)
+        self.injector = FaultInjector() if test_mode else None
         self._sound, self._open_faulty, self._faulty = engine, faulty, None
         self._one_at_a_time = asyncio.Lock()
         self._in_flight = 0
@@ -92,38 +102,38 @@ class Server:
             Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
             Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
         ]
-        if self.misbehaviour is not None:
-            at, handler = "/servanda/misbehave", self._guarded(self._misbehave)
-            routes.append(Route(at, handler, methods=["GET", "POST", "DELETE"]))
+        if self.injector is not None:
+            at, endpoint = "/servanda/misbehave", self._guarded(self._misbehave)
+            routes.append(Route(at, endpoint, methods=["GET", "POST", "DELETE"]))
         app = Starlette(
             routes=routes,
             lifespan=self._lifespan,
             exception_handlers={HTTPException: not_found},  # type: ignore[dict-item]
         )
-        return Misbehaving(app, self.misbehaviour) if self.misbehaviour else app
+        return FaultMiddleware(app, self.injector) if self.injector else app
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            self.batcher.close()
+            self.scheduler.close()
             if self._faulty is not None:
                 self._faulty.close()
 
-    def _guarded(self, handler: Handler) -> Handler:
+    def _guarded(self, endpoint: Endpoint) -> Endpoint:
         """The handler within the limits; whatever it raises is told as JSON."""
 
-        async def guarded(request: Request) -> Response:
+        async def guarded(http_request: Request) -> Response:
             if self._in_flight >= self.limits.in_flight:
                 message = f"{self._in_flight} requests are being answered, and no more are taken"
-                return json_reply(failed(Full(message, hint="ask again later")))
+                return json_reply(failed(QueueFullError(message, hint="ask again later")))
             self._in_flight += 1
             response = None
             try:
-                response = await handler(request)
+                response = await endpoint(http_request)
                 return response
-            except (Gone, ClientDisconnect):
+            except (ClientDisconnected, ClientDisconnect):
                 return Response(status_code=_LEFT)
             except Exception as error:
                 return json_reply(failed(error))
@@ -145,62 +155,64 @@ class Server:
         return json_reply({"version": __version__})
 
     async def _models(self, _: Request) -> Response:
-        about = {"id": self.served, "object": "model", "created": 0, "owned_by": "servanda"}
-        more = {"root": self.served, "max_model_len": self.asking.longest}
-        return json_reply({"object": "list", "data": [{**about, **more}]})
+        model = {"id": self.served, "object": "model", "created": 0, "owned_by": "servanda"}
+        more = {"root": self.served, "max_model_len": self.handler.longest}
+        return json_reply({"object": "list", "data": [{**model, **more}]})
 
     async def _describe(self, _: Request) -> Response:
-        about = self.asking.about
-        told = {k: v for k, v in asdict(about).items() if k != "tensors"}
+        description = self.handler.description
+        fields = {k: v for k, v in asdict(description).items() if k != "tensors"}
         how = {
             "version": __version__,
             "logprobs": "processed",
             "prompt_logprobs": "raw",
             "filters": ["temperature", "top_k", "top_p", "min_p"],
             "sampling_defaults": Sampling().model_dump(exclude_none=True),  # type: ignore[call-arg]
-            "streams": self.asking.streams,
+            "streams": self.handler.streams,
         }
-        digests = {"digest": about.digest, "weights": about.weights}
-        room = {"max_model_len": self.asking.longest, "max_logprobs": MAX_LOGPROBS}
-        return json_reply({**told, **digests, **how, **room, "test_mode": bool(self.misbehaviour)})
+        digests = {"digest": description.digest, "weights": description.weights}
+        room = {"max_model_len": self.handler.longest, "max_logprobs": MAX_LOGPROBS}
+        return json_reply({**fields, **digests, **how, **room, "test_mode": bool(self.injector)})
 
-    async def _tokenize(self, request: Request) -> Response:
-        body = await self._body(request)
+    async def _tokenize(self, http_request: Request) -> Response:
+        body = await self._body(http_request)
         if body.get("messages") is not None:
-            ask = parse.chat({k: body[k] for k in _OF_A_PROMPT if k in body}, self.served)
-            text = (await self.asking.rendered(ask)).prompts[0]
+            request = parse.chat({k: body[k] for k in _OF_A_PROMPT if k in body}, self.served)
+            text = (await self.handler.rendered(request)).prompts[0]
         else:
             text = body.get("prompt")
         if not isinstance(text, str):
-            raise Refused("prompt is a text, or messages are those of a chat", "prompt")
+            raise RequestError("prompt is a text, or messages are those of a chat", "prompt")
         if body.get("add_special_tokens"):
-            raise Refused("texts are encoded as they are", "add_special_tokens")
-        ids = await self.asking.encode(text)
-        about = {"count": len(ids), "max_model_len": self.asking.longest}
-        return json_reply({**about, "tokens": list(ids), "token_strs": None})
+            raise RequestError("texts are encoded as they are", "add_special_tokens")
+        ids = await self.handler.encode(text)
+        counts = {"count": len(ids), "max_model_len": self.handler.longest}
+        return json_reply({**counts, "tokens": list(ids), "token_strs": None})
 
-    async def _detokenize(self, request: Request) -> Response:
-        tokens = (await self._body(request)).get("tokens")
+    async def _detokenize(self, http_request: Request) -> Response:
+        tokens = (await self._body(http_request)).get("tokens")
         if not isinstance(tokens, list) or not all(type(i) is int for i in tokens):
-            raise Refused("tokens is a list of token ids", "tokens")
-        return json_reply({"prompt": await self.asking.decode(tuple(tokens))})
+            raise RequestError("tokens is a list of token ids", "tokens")
+        return json_reply({"prompt": await self.handler.decode(tuple(tokens))})
 
-    async def _completions(self, request: Request) -> Response:
-        body = await self._body(request)
-        return await self._answer(request, body, parse.completion(body, self.served))
+    async def _completions(self, http_request: Request) -> Response:
+        body = await self._body(http_request)
+        return await self._answer(http_request, body, parse.completion(body, self.served))
 
-    async def _chat(self, request: Request) -> Response:
-        body = await self._body(request)
-        ask = parse.chat(body, self.served)
-        return await self._answer(request, body, await self.asking.rendered(ask))
+    async def _chat(self, http_request: Request) -> Response:
+        body = await self._body(http_request)
+        request = parse.chat(body, self.served)
+        return await self._answer(http_request, body, await self.handler.rendered(request))
 
-    async def _answer(self, request: Request, body: Mapping[str, Any], ask: Ask) -> Response:
-        ask, choices = await self.asking.choices(ask)
-        head = Head.of(ask, self.served)
-        aside = self.misbehaviour is not None and self.misbehaviour.strikes(body)
-        source = self.asking.answers(ask, choices, request.scope.get(DRAWN_BY), aside)
-        if ask.stream:
-            events = chunks(ask, head, choices, source, failed)
+    async def _answer(
+        self, http_request: Request, body: Mapping[str, Any], request: CompletionRequest
+    ) -> Response:
+        request, choices = await self.handler.choices(request)
+        head = Head.of(request, self.served)
+        aside = self.injector is not None and self.injector.strikes(body)
+        source = self.handler.answers(request, choices, http_request.scope.get(DRAWN_BY), aside)
+        if request.stream:
+            events = chunks(request, head, choices, source, failed)
             return EventStream(events, source.drop, self.limits.idle_s)
 
         async def collected() -> None:
@@ -208,45 +220,47 @@ class Server:
                 pass
 
         try:
-            await unless_gone(request.receive, collected())
+            await unless_disconnected(http_request.receive, collected())
         finally:
             source.drop()
-        return json_reply((chat_reply if ask.chat else completion_reply)(ask, head, choices))
+        return json_reply(
+            (chat_reply if request.chat else completion_reply)(request, head, choices)
+        )
 
-    async def _misbehave(self, request: Request) -> Response:
-        assert self.misbehaviour is not None
-        if request.method == "POST":
-            fault = self.misbehaviour.read(await self._body(request))
+    async def _misbehave(self, http_request: Request) -> Response:
+        assert self.injector is not None
+        if http_request.method == "POST":
+            fault = self.injector.read(await self._body(http_request))
             await self._run_by(fault)
-            self.misbehaviour.begin(fault)
-        elif request.method == "DELETE":
+            self.injector.begin(fault)
+        elif http_request.method == "DELETE":
             await self._run_by(None)
-            self.misbehaviour.begin(None)
-        return json_reply(self.misbehaviour.about())
+            self.injector.begin(None)
+        return json_reply(self.injector.status())
 
     async def _run_by(self, fault: Fault | None) -> None:
         """Let the batches that begin from now on be run by the sound engine, or by a faulty one.
 
         Raises:
-            Refused: the engine cannot have this fault.
+            RequestError: the engine cannot have this fault.
         """
         async with self._one_at_a_time:
             before, self._faulty = self._faulty, None
             if fault is not None and fault.fault is not None:
                 if self._open_faulty is None:
-                    raise Refused("this server cannot open its kernel again", "fault")
+                    raise RequestError("this server cannot open its kernel again", "fault")
                 try:
                     # beside the engine's thread: who is served meanwhile does not wait
                     self._faulty = await asyncio.to_thread(self._open_faulty, fault.fault)
                 except ServandaError as error:
                     self._faulty = before
-                    raise Refused(error.problems[0].message, "fault") from None
+                    raise RequestError(error.problems[0].message, "fault") from None
             some = fault is not None and fault.when is not None
             by = (self._sound, self._faulty) if some else (self._faulty or self._sound, None)
-            await self.batcher.run_by(*by)
+            await self.scheduler.run_by(*by)
             if before is not None:
                 before.close()
 
-    async def _body(self, request: Request) -> dict[str, Any]:
+    async def _body(self, http_request: Request) -> dict[str, Any]:
         most, idle_s = self.limits.body_bytes, self.limits.idle_s
-        return parse.body_of(await parse.received(request.stream(), most, idle_s))
+        return parse.body_of(await parse.received(http_request.stream(), most, idle_s))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servanda.engines.server.jobs import Token
-from servanda.engines.server.request import Ask
+from servanda.engines.server.request import CompletionRequest
 from servanda.engines.server.responses import (
     Choice,
     Head,
@@ -37,11 +37,11 @@ def chat_logprobs(tokens: Sequence[Token], as_ids: bool) -> dict[str, list[Any]]
     }
 
 
-def chat_reply(ask: Ask, head: Head, choices: Sequence[Choice]) -> dict[str, Any]:
+def chat_reply(request: CompletionRequest, head: Head, choices: Sequence[Choice]) -> dict[str, Any]:
     """The reply of /v1/chat/completions."""
     listed, more = [], {}
     for choice in choices:
-        message = message_of(choice.text, bool(ask.tools))
+        message = message_of(choice.text, bool(request.tools))
         called = bool(message.get("tool_calls"))
         entry: dict[str, Any] = {
             "index": choice.index,
@@ -50,14 +50,14 @@ def chat_reply(ask: Ask, head: Head, choices: Sequence[Choice]) -> dict[str, Any
             "finish_reason": "tool_calls" if called else choice.why,
             "stop_reason": None,
         }
-        if ask.logprobs is not None:
-            entry["logprobs"] = chat_logprobs(choice.tokens, ask.as_ids)
-        entry["token_ids"] = [t.id for t in choice.tokens] if ask.return_token_ids else None
-        more["prompt_token_ids"] = list(choice.prompt) if ask.return_token_ids else None
+        if request.logprobs is not None:
+            entry["logprobs"] = chat_logprobs(choice.tokens, request.as_ids)
+        entry["token_ids"] = [t.id for t in choice.tokens] if request.return_token_ids else None
+        more["prompt_token_ids"] = list(choice.prompt) if request.return_token_ids else None
         if choice.scored is not None:
             more["prompt_logprobs"] = prompt_logprobs(choice.scored)
         listed.append(entry)
-    return head.reply("chat.completion", listed, usage=usage(choices, ask.n), **more)
+    return head.reply("chat.completion", listed, usage=usage(choices, request.n), **more)
 
 
 def message_of(text: str, tools: bool) -> Mapping[str, Any]:

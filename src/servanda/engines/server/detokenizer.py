@@ -10,11 +10,11 @@ from servanda.contract.identity import Description
 _UNFINISHED = "�"  # a token may end within a character: its other bytes are to come
 
 
-class Words:
+class Detokenizer:
     """What token ids read as; an engine that cannot decode has no texts."""
 
-    def __init__(self, engine: Any, about: Description) -> None:
-        self._engine, self._decodes = engine, about.decodes
+    def __init__(self, engine: Any, description: Description) -> None:
+        self._engine, self._decodes = engine, description.decodes
         self._known: dict[int, str] = {}
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -29,30 +29,30 @@ class Words:
         return [self._known.get(i, "") for i in ids]
 
 
-class Speech:
+class StreamDetokenizer:
     """An answer as it grows: what each token adds to the text.
 
     Few tokens are decoded at a time: those of the last piece and the new ones, for what a token
     reads as hangs on what is before it.
     """
 
-    def __init__(self, words: Words) -> None:
-        self._words = words
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self._detokenizer = detokenizer
         self._tokens: list[int] = []
-        self._from, self._said = 0, 0  # the last piece is tokens[from:said]
+        self._from, self._emitted = 0, 0  # the last piece is tokens[from:said]
 
     def after(self, tokens: Sequence[int]) -> str:
         """What more is said with these tokens; "" while a character is unfinished."""
         self._tokens += tokens
-        text = self._words.text(self._tokens[self._from :])
+        text = self._detokenizer.text(self._tokens[self._from :])
         return "" if text.endswith(_UNFINISHED) else self._say(text)
 
     def rest(self) -> str:
         """What is left at the end, finished or not."""
-        return self._say(self._words.text(self._tokens[self._from :]))
+        return self._say(self._detokenizer.text(self._tokens[self._from :]))
 
     def _say(self, text: str) -> str:
-        before = self._words.text(self._tokens[self._from : self._said])
-        if self._said < len(self._tokens):
-            self._from, self._said = self._said, len(self._tokens)
+        before = self._detokenizer.text(self._tokens[self._from : self._emitted])
+        if self._emitted < len(self._tokens):
+            self._from, self._emitted = self._emitted, len(self._tokens)
         return text[len(before) :]

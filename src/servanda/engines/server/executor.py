@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from servanda.contract.model import Path
 from servanda.engines.base import streams
-from servanda.engines.server.detokenizer import Speech, Words
+from servanda.engines.server.detokenizer import Detokenizer, StreamDetokenizer
 from servanda.engines.server.jobs import Ended, Failed, Job, Token
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling, likeliest, processed_logprobs
@@ -18,7 +19,7 @@ from servanda.traces.trace import Batch, Trace
 SEED = 0  # of the engine; a request's own is the number of its sequence
 
 
-class Runner:
+class Executor:
     """An engine with what replies need beside its numbers: texts and likeliest tokens.
 
     `engine` runs the jobs, and `aside` those that are set aside, where there is one.
@@ -27,8 +28,8 @@ class Runner:
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.aside: Any = None
-        self.about = engine.describe()
-        self.words = Words(engine, self.about)
+        self.description = engine.describe()
+        self.detokenizer = Detokenizer(engine, self.description)
 
     def run(self, jobs: Sequence[Job]) -> Iterator[None]:
         """Jobs of one kind, with unlike sequence numbers; a step for each `next`.
@@ -47,17 +48,17 @@ class Runner:
         else:
             trace = engine.score(batch, first.sampling, first.path)
             traces = [_with_best(engine, trace, batch, first.sampling, first.path, best)]
-        speeches = {job.sequence: Speech(self.words) for job in jobs}
+        stream_detokenizers = {job.sequence: StreamDetokenizer(self.detokenizer) for job in jobs}
         for trace in traces:
             for job, tokens in self._tokens(trace, jobs):
-                for token in self._spoken(job, tokens, speeches[job.sequence]):
-                    job.tell(token)
+                for token in self._spoken(job, tokens, stream_detokenizers[job.sequence]):
+                    job.emit(token)
             yield
         for job in jobs:
             if not job.drawn or len(job.drawn) < len(job.given or ()):
-                job.tell(Failed(MeasurementError("the engine lost the sequence: nothing came")))
+                job.emit(Failed(MeasurementError("the engine lost the sequence: nothing came")))
                 continue
-            job.tell(Ended(self.words.text(self._open(job.drawn)), self._why(job)))
+            job.emit(Ended(self.detokenizer.text(self._open(job.drawn)), self._why(job)))
 
     def _drawn(
         self, engine: Any, batch: Batch, sampling: Sampling, drawn_by: Sampling | None, best: int
@@ -80,22 +81,24 @@ class Runner:
         for sequence, start, end in zip(
             trace.sequence_S.tolist(), (ends - trace.length_S).tolist(), ends.tolist(), strict=True
         ):
-            job, found = job_of[sequence], []
+            job, tokens = job_of[sequence], []
             for n in range(start, end):
                 best = (ids_NK[n, : job.best].tolist(), logp_NK[n, : job.best].tolist())
                 rank = None if np.isnan(rank_N[n]) else int(rank_N[n])
-                found.append(self._token(job, int(trace.token_N[n]), float(logp_N[n]), rank, best))
-            yield job, found
+                tokens.append(self._token(job, int(trace.token_N[n]), float(logp_N[n]), rank, best))
+            yield job, tokens
 
     def _token(
         self, job: Job, token: int, logp: float, rank: int | None, best: tuple[list, list]
     ) -> Token:
         if job.best is None:
             return Token(token, logp, rank)
-        word, *words = self.words.of([token, *best[0]])
+        word, *words = self.detokenizer.of([token, *best[0]])
         return Token(token, logp, rank, word, tuple(zip(*best, words, strict=True)))
 
-    def _spoken(self, job: Job, tokens: Sequence[Token], speech: Speech) -> Iterator[Token]:
+    def _spoken(
+        self, job: Job, tokens: Sequence[Token], stream: StreamDetokenizer
+    ) -> Iterator[Token]:
         """Tokens with what a stream says at each, and why the last one is."""
         for token in tokens:
             job.drawn.append(token.id)
@@ -103,22 +106,22 @@ class Runner:
             why = self._why(job) if last or self._over(job) else None
             text = ""
             if job.speaks:
-                text = speech.after(self._open([token.id]) if why else [token.id])
-                text += speech.rest() if why else ""
+                text = stream.after(self._open([token.id]) if why else [token.id])
+                text += stream.rest() if why else ""
             yield Token(token.id, token.logp, token.rank, token.word, token.best, text, why)
 
     def _over(self, job: Job) -> bool:
-        ended = job.given is None and job.drawn[-1] in self.about.eos
+        ended = job.given is None and job.drawn[-1] in self.description.eos
         return ended or len(job.drawn) == job.width
 
     def _why(self, job: Job) -> str:
-        ended = job.drawn[-1] in self.about.eos
-        early = job.given is None and not self.about.eos and len(job.drawn) < job.width
+        ended = job.drawn[-1] in self.description.eos
+        early = job.given is None and not self.description.eos and len(job.drawn) < job.width
         return "stop" if ended or early else "length"
 
     def _open(self, tokens: list[int]) -> list[int]:
         """The tokens before the one that ends them."""
-        return tokens[:-1] if tokens and tokens[-1] in self.about.eos else tokens
+        return tokens[:-1] if tokens and tokens[-1] in self.description.eos else tokens
 
 
 def _with_best(
@@ -132,9 +135,4 @@ def _with_best(
         for logits_RV in engine.logits(given, path)
     ]
     columns = {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
-    return Trace(
-        *(trace.sequence_S, trace.length_S, trace.lost_S),
-        *(trace.prompt_tokens_S, trace.token_N),
-        columns={**trace.columns, **columns},
-        about=trace.about,
-    )
+    return replace(trace, columns={**trace.columns, **columns})

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from servanda.engines.server.request import Refused
+from servanda.engines.server.request import RequestError
 from servanda.theory.sampling import uniforms
 
 Kind = Literal[
@@ -67,44 +67,44 @@ class Fault(BaseModel):
         return {n: v for n, v in change.items() if v is not None} or {"temperature": 0.95}
 
 
-class Misbehaviour:
+class FaultInjector:
     """What is on, and which requests it strikes."""
 
     def __init__(self) -> None:
         self.fault: Fault | None = None
-        self.asked = self.struck = 0
+        self.requests = self.struck = 0
 
     def read(self, body: dict[str, Any]) -> Fault:
         """A fault as it is asked for.
 
         Raises:
-            Refused: no such fault.
+            RequestError: no such fault.
         """
         try:
             return Fault.model_validate(body)
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
-            said = f"{name}: {first['msg']}" if name else first["msg"]
-            raise Refused(f"{said}; kinds: {get_args(Kind)}", name or None) from None
+            message = f"{name}: {first['msg']}" if name else first["msg"]
+            raise RequestError(f"{message}; kinds: {get_args(Kind)}", name or None) from None
 
     def begin(self, fault: Fault | None) -> None:
         """Counts requests anew, so that the same share strikes the same ones; None: it ends."""
         self.fault = fault
-        self.asked = self.struck = 0
+        self.requests = self.struck = 0
 
-    def about(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         on = self.fault.model_dump(exclude_none=True) if self.fault else None
-        return {"fault": on, "asked": self.asked, "struck": self.struck}
+        return {"fault": on, "asked": self.requests, "struck": self.struck}
 
     def next(self) -> Fault | None:
         """The fault of the next request, if it has one."""
         if self.fault is None:
             return None
-        self.asked += 1
+        self.requests += 1
         if self.fault.when is not None:  # told by its body, which is not read yet
             return None
-        if uniforms(self.fault.seed, "misbehave", self.asked, 1)[0] >= self.fault.share:
+        if uniforms(self.fault.seed, "misbehave", self.requests, 1)[0] >= self.fault.share:
             return None
         self.struck += 1
         return self.fault
@@ -112,10 +112,10 @@ class Misbehaviour:
     def strikes(self, body: Mapping[str, Any]) -> bool:
         """Whether the metadata of a request make it one of those that `when` is for."""
         when = self.fault.when if self.fault is not None else None
-        said = body.get("metadata")
-        if when is None or not isinstance(said, dict):
+        metadata = body.get("metadata")
+        if when is None or not isinstance(metadata, dict):
             return False
-        struck = all(said.get(name) == value for name, value in when.items())
+        struck = all(metadata.get(name) == value for name, value in when.items())
         self.struck += struck
         return struck
 
@@ -124,15 +124,15 @@ class _Cut(Exception):  # noqa: N818 - on purpose
     pass
 
 
-class Misbehaving:
+class FaultMiddleware:
     """An application behind a transport that fails on purpose."""
 
-    def __init__(self, app: ASGIApp, misbehaviour: Misbehaviour) -> None:
-        self._app, self._misbehaviour = app, misbehaviour
+    def __init__(self, app: ASGIApp, injector: FaultInjector) -> None:
+        self._app, self._injector = app, injector
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = scope["type"] == "http" and scope["path"] in _STRUCK
-        fault = self._misbehaviour.next() if asked else None
+        generates = scope["type"] == "http" and scope["path"] in _STRUCK
+        fault = self._injector.next() if generates else None
         if fault is None:
             return await self._app(scope, receive, send)
         if fault.kind in ("hang", "drop"):

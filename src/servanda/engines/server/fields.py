@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from servanda.engines.neutral_fields import NEUTRAL
-from servanda.engines.server.request import Ask, Refused
+from servanda.engines.server.request import CompletionRequest, RequestError
 from servanda.theory.sampling import Sampling
 
 MAX_LOGPROBS = 1024  # or the vocabulary, where that is less
@@ -55,13 +55,13 @@ class _Common(_Strict):
     add_special_tokens: bool = False
     trace_decode_token_ids: list[int] | None = Field(None, min_length=1)
 
-    def ask(self, **more: Any) -> Ask:
+    def request(self, **more: Any) -> CompletionRequest:
         given = self.trace_decode_token_ids
         if given is not None and self.n > 1:
-            raise Refused("trace_decode_token_ids is one continuation: n is 1", "n")
+            raise RequestError("trace_decode_token_ids is one continuation: n is 1", "n")
         if self.stream and self.prompt_logprobs is not None:
-            raise Refused("prompt_logprobs are not streamed", "prompt_logprobs")
-        return Ask(
+            raise RequestError("prompt_logprobs are not streamed", "prompt_logprobs")
+        return CompletionRequest(
             sampling=self._sampling(),
             seed=self.seed,
             n=self.n,
@@ -77,7 +77,7 @@ class _Common(_Strict):
         if self.temperature == 0:  # greedy: the likeliest token, which then has probability 1
             return Sampling(temperature=1.0, top_k=1, top_p=1.0, min_p=0.0)
         if self.temperature < _COLDEST:
-            raise Refused(f"a temperature is 0, or {_COLDEST} at least", "temperature")
+            raise RequestError(f"a temperature is 0, or {_COLDEST} at least", "temperature")
         top_k = self.top_k if self.top_k > 0 else None
         return Sampling(
             temperature=self.temperature, top_k=top_k, top_p=self.top_p, min_p=self.min_p
@@ -105,18 +105,18 @@ def read(model: Any, body: Mapping[str, Any], served: str) -> Any:
     """The fields of a body that are not of no consequence.
 
     Raises:
-        Refused: one is wrong or not supported.
+        RequestError: one is wrong or not supported.
     """
     fields = {name: value for name, value in body.items() if value is not None}
     for name in [name for name in fields if name in _HARMLESS]:
         del fields[name]
     for name, neutral in _NEUTRAL.items():
         if name in fields and name not in model.model_fields and fields.pop(name) not in neutral:
-            raise Refused(
+            raise RequestError(
                 f"{name} is not supported: it would change what is drawn; leave it out", name
             )
     try:
-        found = model.model_validate(fields)
+        validated = model.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
@@ -124,7 +124,9 @@ def read(model: Any, body: Mapping[str, Any], served: str) -> Any:
             message = f"{name} is not supported: it might change what is drawn; leave it out"
         else:
             message = f"{name}: {first['msg']}"
-        raise Refused(message, name) from None
-    if found.model not in (None, served):
-        raise Refused(f"there is no model {found.model!r}: this is {served!r}", "model", 404)
-    return found
+        raise RequestError(message, name) from None
+    if validated.model not in (None, served):
+        raise RequestError(
+            f"there is no model {validated.model!r}: this is {served!r}", "model", 404
+        )
+    return validated

@@ -7,17 +7,16 @@ import contextlib
 import dataclasses
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar
 
 from servanda.engines.base import streams, verb_of
 from servanda.engines.server.fields import MAX_LOGPROBS
-from servanda.engines.server.jobs import Event, Job, Token, sequence_of
+from servanda.engines.server.jobs import Ended, Event, Failed, Job, Token, sequence_of
 from servanda.engines.server.parse import rendered
-from servanda.engines.server.request import Ask, Refused, refuse_misfits
+from servanda.engines.server.request import CompletionRequest, RequestError, refuse_misfits
 from servanda.engines.server.responses import Choice
-from servanda.engines.server.results import Answers
-from servanda.engines.server.scheduler import Batcher
+from servanda.engines.server.scheduler import Scheduler
 from servanda.errors import MeasurementError, ServandaError
 from servanda.theory.sampling import Sampling
 
@@ -26,122 +25,123 @@ _ROOM = 4096  # tokens of a sequence, where the engine has no limit of its own
 PLAIN = Sampling()  # type: ignore[call-arg]
 
 
-class Asking:
+class Handler:
     """What is asked of an engine, through its queue."""
 
-    def __init__(self, batcher: Batcher) -> None:
-        self.batcher, self.about = batcher, batcher.runner.about
-        self._engine = batcher.runner.engine
-        self.longest = self.about.context or _ROOM
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler, self.description = scheduler, scheduler.executor.description
+        self._engine = scheduler.executor.engine
+        self.longest = self.description.context or _ROOM
         self.streams = streams(self._engine)
 
     async def call(self, verb: Callable[..., T], *arguments: Any) -> T:
         """A short call of the engine.
 
         Raises:
-            Refused: the engine does not like what it was given.
+            RequestError: the engine does not like what it was given.
         """
         try:
-            return await asyncio.wrap_future(self.batcher.call(verb, *arguments))
+            return await asyncio.wrap_future(self.scheduler.call(verb, *arguments))
         except ServandaError as error:
-            raise Refused(_told(error)) from None
+            raise RequestError(_message_of(error)) from None
 
     async def encode(self, text: str, param: str = "prompt") -> tuple[int, ...]:
-        if not self.about.encodes:
-            raise Refused("the engine has no tokenizer: send token ids", param)
+        if not self.description.encodes:
+            raise RequestError("the engine has no tokenizer: send token ids", param)
         return tuple((await self.call(self._engine.encode, [text]))[0])
 
     async def decode(self, ids: tuple[int, ...]) -> str:
-        if not self.about.decodes:
-            raise Refused("the engine has no tokenizer: it cannot decode", "tokens")
+        if not self.description.decodes:
+            raise RequestError("the engine has no tokenizer: it cannot decode", "tokens")
         self.refuse_unknown(ids, "tokens")
-        return await self.call(self.batcher.runner.words.text, ids)
+        return await self.call(self.scheduler.executor.detokenizer.text, ids)
 
     def refuse_unknown(self, ids: tuple[int, ...], param: str) -> None:
-        size = self.about.vocab_size
+        size = self.description.vocab_size
         odd = next((i for i in ids if i < 0 or (size and i >= size)), None)
         if odd is not None:
-            raise Refused(f"{param} has the id {odd}, which is none of the {size}", param)
+            raise RequestError(f"{param} has the id {odd}, which is none of the {size}", param)
 
-    async def rendered(self, ask: Ask) -> Ask:
+    async def rendered(self, request: CompletionRequest) -> CompletionRequest:
         """A chat, with its prompt by the model's template."""
         try:
             render = verb_of(self._engine, "render")
         except MeasurementError as error:
-            raise Refused(_told(error), "messages") from None
+            raise RequestError(_message_of(error), "messages") from None
         try:
-            tools = list(ask.tools) or None
-            text = await asyncio.wrap_future(self.batcher.call(render, ask.messages, tools))
+            tools = list(request.tools) or None
+            text = await asyncio.wrap_future(self.scheduler.call(render, request.messages, tools))
         except ServandaError as error:
-            raise Refused(_told(error), "messages") from None
+            raise RequestError(_message_of(error), "messages") from None
         except Exception as error:  # a template is a program that the model brings
-            raise Refused(
+            raise RequestError(
                 f"the chat template refuses these messages: {type(error).__name__}: {error}",
                 "messages",
             ) from None
-        return rendered(ask, text)
+        return rendered(request, text)
 
-    async def choices(self, ask: Ask) -> tuple[Ask, list[Choice]]:
+    async def choices(self, request: CompletionRequest) -> tuple[CompletionRequest, list[Choice]]:
         """The choices of a request, still empty, and the request with its numbers filled in.
 
         Raises:
-            Refused: it cannot be run.
+            RequestError: it cannot be run.
         """
-        prompts = [await self.encode(p) if isinstance(p, str) else p for p in ask.prompts]
-        refuse_misfits(ask, prompts, self.about.vocab_size, self.longest)
-        self._refuse_unscored(ask)
-        texts = list(ask.prompts)
-        if ask.echo and self.about.decodes:
+        prompts = [await self.encode(p) if isinstance(p, str) else p for p in request.prompts]
+        refuse_misfits(request, prompts, self.description.vocab_size, self.longest)
+        self._refuse_unscored(request)
+        texts = list(request.prompts)
+        if request.echo and self.description.decodes:
             texts = [await self.decode(p) if not isinstance(p, str) else p for p in texts]
         room = self.longest - max(map(len, prompts))
-        numbers = {"logprobs": self._best(ask.logprobs, "logprobs")}
-        numbers |= {"prompt_logprobs": self._best(ask.prompt_logprobs, "prompt_logprobs")}
-        width = room if ask.max_tokens is None else ask.max_tokens
-        ask = dataclasses.replace(ask, max_tokens=width, **numbers)
-        found = []
+        numbers = {"logprobs": self._best(request.logprobs, "logprobs")}
+        numbers |= {"prompt_logprobs": self._best(request.prompt_logprobs, "prompt_logprobs")}
+        width = room if request.max_tokens is None else request.max_tokens
+        request = dataclasses.replace(request, max_tokens=width, **numbers)
+        choices = []
         for prompt, text in zip(prompts, texts, strict=True):
             first = None
-            if ask.prompt_logprobs is not None:
-                word = (await self.call(self.batcher.runner.words.of, [prompt[0]]))[0]
+            if request.prompt_logprobs is not None:
+                word = (await self.call(self.scheduler.executor.detokenizer.of, [prompt[0]]))[0]
                 first = Token(prompt[0], math.nan, word=word)
-            for _ in range(ask.n):
+            for _ in range(request.n):
                 text_or_none = text if isinstance(text, str) else ""
-                found.append(Choice(len(found), prompt, text_or_none, first=first))
-        return ask, found
+                choices.append(Choice(len(choices), prompt, text_or_none, first=first))
+        return request, choices
 
-    def _best(self, asked: int | None, name: str) -> int | None:
+    def _best(self, k: int | None, name: str) -> int | None:
         """How many likeliest tokens, or a refusal in vLLM's words: clients read the limit there."""
-        most = min(self.about.vocab_size or MAX_LOGPROBS, MAX_LOGPROBS)
-        whole = asked == -1 and self.about.vocab_size == most
-        if asked is not None and not whole and not 0 <= asked <= most:
-            found = f"Requested {name} of {asked}, which is greater than max allowed: {most}"
-            raise Refused(found, name)
-        return most if whole else asked
+        most = min(self.description.vocab_size or MAX_LOGPROBS, MAX_LOGPROBS)
+        whole = k == -1 and self.description.vocab_size == most
+        if k is not None and not whole and not 0 <= k <= most:
+            raise RequestError(
+                f"Requested {name} of {k}, which is greater than max allowed: {most}", name
+            )
+        return most if whole else k
 
-    def _refuse_unscored(self, ask: Ask) -> None:
+    def _refuse_unscored(self, request: CompletionRequest) -> None:
         """What this engine cannot report.
 
         Raises:
-            Refused: it is asked for.
+            RequestError: it is asked for.
         """
-        about = self.about
-        if ask.prompt_logprobs is not None and "prefill" not in about.scores:
-            raise Refused("this engine does not score prompts", "prompt_logprobs")
-        if ask.given is not None and "decode" not in about.scores:
-            raise Refused("this engine does not decode given tokens", "trace_decode_token_ids")
-        if ask.prompt_logprobs and not about.full_logits:
-            raise Refused("this engine scores without likeliest tokens", "prompt_logprobs")
-        from_logits = ask.given is not None or not self.streams
-        if ask.logprobs and from_logits and not about.full_logits:
-            raise Refused("this engine has no likeliest tokens", "logprobs")
+        description = self.description
+        if request.prompt_logprobs is not None and "prefill" not in description.scores:
+            raise RequestError("this engine does not score prompts", "prompt_logprobs")
+        if request.given is not None and "decode" not in description.scores:
+            raise RequestError("this engine does not decode given tokens", "trace_decode_token_ids")
+        if request.prompt_logprobs and not description.full_logits:
+            raise RequestError("this engine scores without likeliest tokens", "prompt_logprobs")
+        from_logits = request.given is not None or not self.streams
+        if request.logprobs and from_logits and not description.full_logits:
+            raise RequestError("this engine has no likeliest tokens", "logprobs")
 
     def answers(
         self,
-        ask: Ask,
+        request: CompletionRequest,
         choices: list[Choice],
         drawn_by: Mapping[str, float] | None = None,
         aside: bool = False,
-    ) -> Answers:
+    ) -> Results:
         """Queues a request.
 
         Args:
@@ -149,53 +149,96 @@ class Asking:
             aside: whether the engine that stands aside answers it, in test mode.
 
         Raises:
-            Full: the queue has no place.
+            QueueFullError: the queue has no place.
         """
         loop, events = asyncio.get_running_loop(), asyncio.Queue[tuple[Any, Event]]()
 
-        def teller(choice: Choice, of_prompt: bool) -> Callable[[Event], None]:
-            def tell(event: Event) -> None:
+        def emitter(choice: Choice, of_prompt: bool) -> Callable[[Event], None]:
+            def emit(event: Event) -> None:
                 with contextlib.suppress(RuntimeError):  # the loop has ended before the engine
                     loop.call_soon_threadsafe(events.put_nowait, ((choice, of_prompt), event))
 
-            return tell
+            return emit
 
-        jobs = self._jobs(ask, choices, drawn_by, teller)
+        jobs = self._jobs(request, choices, drawn_by, emitter)
         for job in jobs:
             job.aside = aside
-        self.batcher.put(jobs)
-        silent = [] if ask.max_tokens else choices
-        return Answers(self.batcher, jobs, silent, events)
+        self.scheduler.put(jobs)
+        silent = [] if request.max_tokens else choices
+        return Results(self.scheduler, jobs, silent, events)
 
     def _jobs(
         self,
-        ask: Ask,
+        request: CompletionRequest,
         choices: list[Choice],
         drawn_by: Mapping[str, float] | None,
-        teller: Callable[[Choice, bool], Callable[[Event], None]],
+        emitter: Callable[[Choice, bool], Callable[[Event], None]],
     ) -> list[Job]:
-        seed = secrets.randbits(63) if ask.seed is None else ask.seed
-        other = ask.sampling.model_copy(update=dict(drawn_by)) if drawn_by else None
+        seed = secrets.randbits(63) if request.seed is None else request.seed
+        other = request.sampling.model_copy(update=dict(drawn_by)) if drawn_by else None
         jobs: list[Job] = []
         for choice in choices:
             sequence, prompt = sequence_of(seed, choice.index), choice.prompt
-            if ask.prompt_logprobs is not None:
+            if request.prompt_logprobs is not None:
                 choice.scored = []
-                if choice.index % ask.n:
-                    choice.scored = choices[choice.index - choice.index % ask.n].scored
+                if choice.index % request.n:
+                    choice.scored = choices[choice.index - choice.index % request.n].scored
                 elif len(prompt) > 1:
-                    tell, rest = teller(choice, True), prompt[1:]
-                    job = Job(prompt[:1], len(rest), PLAIN, sequence, tell, rest, "prefill")
-                    jobs.append(dataclasses.replace(job, best=ask.prompt_logprobs))
-            if ask.max_tokens:
-                tell = teller(choice, False)
-                job = Job(prompt, ask.max_tokens, ask.sampling, sequence, tell, ask.given)
-                more: Any = {"best": ask.logprobs, "speaks": ask.stream}
-                more |= {"drawn_by": other if ask.given is None else None}
+                    emit, rest = emitter(choice, True), prompt[1:]
+                    job = Job(prompt[:1], len(rest), PLAIN, sequence, emit, rest, "prefill")
+                    jobs.append(dataclasses.replace(job, best=request.prompt_logprobs))
+            if request.max_tokens:
+                emit = emitter(choice, False)
+                job = Job(
+                    prompt, request.max_tokens, request.sampling, sequence, emit, request.given
+                )
+                more: Any = {"best": request.logprobs, "speaks": request.stream}
+                more |= {"drawn_by": other if request.given is None else None}
                 jobs.append(dataclasses.replace(job, **more))
         return jobs
 
 
-def _told(error: ServandaError) -> str:
+class Results:
+    """A queued request: its tokens as they come, each put into its choice."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        jobs: list[Job],
+        silent: list[Choice],
+        events: asyncio.Queue[tuple[Any, Event]],
+    ) -> None:
+        self._batcher, self._jobs, self._events = scheduler, jobs, events
+        self._silent = silent  # choices of no token
+
+    async def __aiter__(self) -> AsyncIterator[tuple[Choice, Token | None]]:
+        """(choice, its next token), and (choice, None) once it is over.
+
+        Raises:
+            Exception: what the engine raised.
+        """
+        left = len(self._jobs)
+        while left:
+            (choice, of_prompt), event = await self._events.get()
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Ended):
+                left -= 1
+                if not of_prompt:
+                    choice.text, choice.why = event.text, event.why
+                    yield choice, None
+                continue
+            (choice.scored if of_prompt else choice.tokens).append(event)
+            if not of_prompt:
+                yield choice, event
+        for choice in self._silent:
+            yield choice, None
+
+    def drop(self) -> None:
+        """Nobody waits for it any more."""
+        self._batcher.drop(self._jobs)
+
+
+def _message_of(error: ServandaError) -> str:
     problem = error.problems[0]
     return f"{problem.message} ({problem.hint})" if problem.hint else problem.message

@@ -71,7 +71,7 @@ class Job:
     width: int
     sampling: Sampling
     sequence: int
-    tell: Callable[[Event], None]
+    emit: Callable[[Event], None]
     given: Ids | None = None
     path: Path = "decode"
     best: int | None = None

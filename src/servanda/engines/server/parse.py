@@ -10,14 +10,14 @@ from typing import Any
 from pydantic_core import from_json
 
 from servanda.engines.server.fields import MAX_SEQUENCES, ChatFields, CompletionFields, read
-from servanda.engines.server.request import Ask, Refused
+from servanda.engines.server.request import CompletionRequest, RequestError
 
 
 async def received(parts: AsyncIterable[bytes], most: int, idle_s: float) -> bytes:
     """A request's body.
 
     Raises:
-        Refused: it has more than `most` bytes, or takes longer than `idle_s`.
+        RequestError: it has more than `most` bytes, or takes longer than `idle_s`.
     """
 
     async def collected() -> bytes:
@@ -25,77 +25,77 @@ async def received(parts: AsyncIterable[bytes], most: int, idle_s: float) -> byt
         async for part in parts:
             data += part
             if len(data) > most:
-                raise Refused(f"a body has {most} bytes at most", status=413)
+                raise RequestError(f"a body has {most} bytes at most", status=413)
         return bytes(data)
 
     try:
         return await asyncio.wait_for(collected(), idle_s)
     except asyncio.TimeoutError:
-        raise Refused(f"the body did not come within {idle_s:g} s", status=408) from None
+        raise RequestError(f"the body did not come within {idle_s:g} s", status=408) from None
 
 
 def body_of(data: bytes) -> dict[str, Any]:
     """The JSON object of a request's body.
 
     Raises:
-        Refused: it is none.
+        RequestError: it is none.
     """
     try:
         body = from_json(data, allow_inf_nan=False)
     except ValueError as error:
-        raise Refused(f"the body is not JSON: {error}") from None
+        raise RequestError(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
-        raise Refused(f"the body is a JSON object, not a {type(body).__name__}")
+        raise RequestError(f"the body is a JSON object, not a {type(body).__name__}")
     return body
 
 
-def completion(body: Mapping[str, Any], served: str) -> Ask:
+def completion(body: Mapping[str, Any], served: str) -> CompletionRequest:
     """What a request of /v1/completions asks.
 
     Raises:
-        Refused: a field is wrong, or would change a draw and is not supported.
+        RequestError: a field is wrong, or would change a draw and is not supported.
     """
     fields = read(CompletionFields, body, served)
     prompts = prompts_of(fields.prompt)
     if fields.add_special_tokens and any(isinstance(p, str) for p in prompts):
-        raise Refused(
+        raise RequestError(
             "prompts are encoded as they are: write special tokens into the text, or send ids",
             "add_special_tokens",
         )
     if fields.trace_decode_token_ids is not None and len(prompts) > 1:
-        raise Refused("trace_decode_token_ids continues one prompt", "trace_decode_token_ids")
+        raise RequestError("trace_decode_token_ids continues one prompt", "trace_decode_token_ids")
     if len(prompts) * fields.n > MAX_SEQUENCES:
-        raise Refused(f"a request has {MAX_SEQUENCES} sequences at most", "n")
+        raise RequestError(f"a request has {MAX_SEQUENCES} sequences at most", "n")
     scored = fields.prompt_logprobs
     if fields.echo and fields.logprobs is not None and scored is None:
         if fields.stream:
-            raise Refused("the logprobs of a prompt are not streamed", "echo")
+            raise RequestError("the logprobs of a prompt are not streamed", "echo")
         scored = fields.logprobs
-    told = "max_tokens" in body and body["max_tokens"] is not None
+    limited = "max_tokens" in body and body["max_tokens"] is not None
     given = fields.trace_decode_token_ids
-    return fields.ask(
+    return fields.request(
         prompts=prompts,
-        max_tokens=len(given) if given is not None and not told else fields.max_tokens,
+        max_tokens=len(given) if given is not None and not limited else fields.max_tokens,
         logprobs=fields.logprobs,
         prompt_logprobs=scored,
         echo=fields.echo,
     )
 
 
-def chat(body: Mapping[str, Any], served: str) -> Ask:
+def chat(body: Mapping[str, Any], served: str) -> CompletionRequest:
     """What a request of /v1/chat/completions asks; its prompt is still to be rendered.
 
     Raises:
-        Refused: a field is wrong, or would change a draw and is not supported.
+        RequestError: a field is wrong, or would change a draw and is not supported.
     """
     fields = read(ChatFields, body, served)
     if fields.add_special_tokens:
-        raise Refused("the chat template writes the special tokens", "add_special_tokens")
+        raise RequestError("the chat template writes the special tokens", "add_special_tokens")
     if fields.top_logprobs and not fields.logprobs:
-        raise Refused("top_logprobs needs logprobs: true", "top_logprobs")
+        raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
     wanted = (fields.max_completion_tokens, fields.max_tokens)
     given = fields.trace_decode_token_ids
-    return fields.ask(
+    return fields.request(
         prompts=(),
         max_tokens=next((w for w in wanted if w is not None), len(given) if given else None),
         logprobs=fields.top_logprobs if fields.logprobs else None,
@@ -107,15 +107,21 @@ def chat(body: Mapping[str, Any], served: str) -> Ask:
 
 def prompts_of(value: Any) -> tuple[str | tuple[int, ...], ...]:
     """A text, token ids, or a list of either."""
-    one = [value] if isinstance(value, str) or _ids(value) else value
-    if not isinstance(one, list) or not one or not all(isinstance(p, str) or _ids(p) for p in one):
-        raise Refused("prompt is a text, token ids, or a list of either; none is empty", "prompt")
-    return tuple(p if isinstance(p, str) else tuple(p) for p in one)
+    prompts = [value] if isinstance(value, str) or _ids(value) else value
+    if (
+        not isinstance(prompts, list)
+        or not prompts
+        or not all(isinstance(p, str) or _ids(p) for p in prompts)
+    ):
+        raise RequestError(
+            "prompt is a text, token ids, or a list of either; none is empty", "prompt"
+        )
+    return tuple(p if isinstance(p, str) else tuple(p) for p in prompts)
 
 
-def rendered(ask: Ask, text: str) -> Ask:
+def rendered(request: CompletionRequest, text: str) -> CompletionRequest:
     """A chat, with its prompt."""
-    return dataclasses.replace(ask, prompts=(text,))
+    return dataclasses.replace(request, prompts=(text,))
 
 
 def _ids(value: Any) -> bool:

@@ -10,7 +10,7 @@ import uvicorn
 
 from servanda.engines.base import Engine
 from servanda.engines.server.app import Faulty, Limits, Server
-from servanda.engines.server.sockets import Announcing, ends_quietly, listen, told_to_end
+from servanda.engines.server.sockets import AnnouncingServer, ends_quietly, listen, stop_on_signals
 
 _GRACE_S = 3  # what requests under way have left, once the server is told to end
 _LAST_S = 1  # then what clients have to read that it ends
@@ -19,7 +19,7 @@ _LAST_S = 1  # then what clients have to read that it ends
 def serve(
     engine: Engine,
     served: str,
-    taken: socket.socket,
+    server_socket: socket.socket,
     limits: Limits,
     *,
     test_mode: bool,
@@ -36,7 +36,7 @@ def serve(
     Raises:
         MeasurementError: another server listens there by now.
     """
-    listen(taken)
+    listen(server_socket)
     server = Server(engine, served, limits, test_mode, faulty)
     config = uvicorn.Config(
         ends_quietly(server.app()),
@@ -47,12 +47,12 @@ def serve(
     )
 
     def ending() -> None:
-        asyncio.get_running_loop().call_later(_GRACE_S, server.batcher.end)
+        asyncio.get_running_loop().call_later(_GRACE_S, server.scheduler.end)
 
-    running = Announcing(config, ready, ending)
+    running = AnnouncingServer(config, ready, ending)
 
     def end() -> None:
         running.should_exit = True
 
-    with told_to_end(end):
-        running.run(sockets=[taken])
+    with stop_on_signals(end):
+        running.run(sockets=[server_socket])

@@ -10,7 +10,7 @@ from servanda.errors import ServandaError
 from servanda.theory.sampling import Sampling
 
 
-class Refused(ServandaError):  # noqa: N818 - of the request, and no fault of the server
+class RequestError(ServandaError):
     """A request that cannot be answered as it is."""
 
     def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
@@ -19,7 +19,7 @@ class Refused(ServandaError):  # noqa: N818 - of the request, and no fault of th
 
 
 @dataclass(frozen=True)
-class Ask:
+class CompletionRequest:
     """A request that is understood.
 
     Args:
@@ -49,26 +49,28 @@ class Ask:
 
 
 def refuse_misfits(
-    ask: Ask, prompts: Sequence[Sequence[int]], vocab_size: int, longest: int
+    request: CompletionRequest, prompts: Sequence[Sequence[int]], vocab_size: int, longest: int
 ) -> None:
     """What the engine could not run, before it joins a batch with others.
 
     Raises:
-        Refused: an empty prompt, an id that is none, or more tokens than there is room for.
+        RequestError: an empty prompt, an id that is none, or more tokens than there is room for.
     """
     for ids in prompts:
         if not ids:
-            raise Refused("the prompt has no token", "prompt")
-        for name, tokens in (("prompt", ids), ("trace_decode_token_ids", ask.given or ())):
+            raise RequestError("the prompt has no token", "prompt")
+        for name, tokens in (("prompt", ids), ("trace_decode_token_ids", request.given or ())):
             odd = next((t for t in tokens if t < 0 or (vocab_size and t >= vocab_size)), None)
             if odd is not None:
                 end = f"end at {vocab_size - 1}" if vocab_size else "begin at 0"
-                raise Refused(f"{name} has the token id {odd}, and ids {end}", name)
-        new = ask.max_tokens if ask.max_tokens is not None else 1
-        if len(ask.given or ()) > new:
-            raise Refused(f"{len(ask.given or ())} tokens are given for {new} new", "max_tokens")
+                raise RequestError(f"{name} has the token id {odd}, and ids {end}", name)
+        new = request.max_tokens if request.max_tokens is not None else 1
+        if len(request.given or ()) > new:
+            raise RequestError(
+                f"{len(request.given or ())} tokens are given for {new} new", "max_tokens"
+            )
         if len(ids) + new > longest:
-            raise Refused(
+            raise RequestError(
                 f"{len(ids)} tokens of prompt and {new} new are more than the model's {longest}",
                 "max_tokens",
             )

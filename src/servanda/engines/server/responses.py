@@ -1,4 +1,4 @@
-# Tokens to JSON, as vLLM writes it: ids that nobody asked for are null.
+# Tokens and errors to JSON, as vLLM writes it: ids that nobody asked for are null.
 #
 # Logprobs are processed: the log of the probability that a token was really drawn with.  Those
 # of a prompt are of the model alone, before temperature and filters, as vLLM's are.  JSON has
@@ -6,17 +6,26 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
+import traceback
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
 from servanda.engines.server.jobs import Token
-from servanda.engines.server.request import Ask
+from servanda.engines.server.request import CompletionRequest, RequestError
+from servanda.engines.server.scheduler import QueueFullError
+from servanda.errors import ServandaError
 
 _LEAST = -9999.0
+_ERRORS = {400: "BadRequestError", 404: "NotFoundError", 429: "TooManyRequestsError"}
 
 
 @dataclass
@@ -46,8 +55,8 @@ class Head:
     model: str
 
     @classmethod
-    def of(cls, ask: Ask, model: str) -> Head:
-        kind = "chatcmpl" if ask.chat else "cmpl"
+    def of(cls, request: CompletionRequest, model: str) -> Head:
+        kind = "chatcmpl" if request.chat else "cmpl"
         return cls(f"{kind}-{uuid.uuid4().hex}", int(time.time()), model)
 
     def reply(self, kind: str, choices: Sequence[Any], **more: Any) -> dict[str, Any]:
@@ -73,14 +82,14 @@ def token_name(token: int, word: str, as_ids: bool) -> str:
 
 def _top(token: Token, as_ids: bool) -> dict[str, float | None]:
     """The token itself and the likeliest: K or K + 1 entries, the token first."""
-    found = {token_name(token.id, token.word, as_ids): number(token.logp)}
+    logprobs = {token_name(token.id, token.word, as_ids): number(token.logp)}
     for other, logp, word in token.best:
-        found.setdefault(token_name(other, word, as_ids), number(logp))
-    return found
+        logprobs.setdefault(token_name(other, word, as_ids), number(logp))
+    return logprobs
 
 
 def logprobs_of(
-    tokens: Sequence[Token], ask: Ask, offset: int = 0, first: Token | None = None
+    tokens: Sequence[Token], request: CompletionRequest, offset: int = 0, first: Token | None = None
 ) -> dict[str, list[Any]]:
     """The `logprobs` of a choice.
 
@@ -95,9 +104,9 @@ def logprobs_of(
         offset += len(token.word)
     unknown = [None] if first else []
     return {
-        "tokens": [token_name(t.id, t.word, ask.as_ids) for t in listed],
+        "tokens": [token_name(t.id, t.word, request.as_ids) for t in listed],
         "token_logprobs": [*unknown, *(number(t.logp) for t in tokens)],
-        "top_logprobs": [*unknown, *(_top(t, ask.as_ids) for t in tokens)],
+        "top_logprobs": [*unknown, *(_top(t, request.as_ids) for t in tokens)],
         "text_offset": offsets,
     }
 
@@ -118,24 +127,52 @@ def _entry(logp: float, rank: int | None, word: str) -> dict[str, Any]:
     return {"logprob": number(logp), "rank": rank, "decoded_token": word}
 
 
-def completion_reply(ask: Ask, head: Head, choices: Sequence[Choice]) -> dict[str, Any]:
+def completion_reply(
+    request: CompletionRequest, head: Head, choices: Sequence[Choice]
+) -> dict[str, Any]:
     """The reply of /v1/completions."""
     listed = []
     for choice in choices:
-        echoed = ask.echo and ask.logprobs is not None
+        echoed = request.echo and request.logprobs is not None
         before = choice.scored or [] if echoed else []
         entry: dict[str, Any] = {
             "index": choice.index,
-            "text": (choice.prompt_text if ask.echo else "") + choice.text,
+            "text": (choice.prompt_text if request.echo else "") + choice.text,
             "logprobs": None,
             "finish_reason": choice.why,
             "stop_reason": None,
             "prompt_logprobs": None if choice.scored is None else prompt_logprobs(choice.scored),
         }
-        if ask.logprobs is not None:
+        if request.logprobs is not None:
             first = choice.first if echoed else None
-            entry["logprobs"] = logprobs_of([*before, *choice.tokens], ask, first=first)
-        entry["token_ids"] = [t.id for t in choice.tokens] if ask.return_token_ids else None
-        entry["prompt_token_ids"] = list(choice.prompt) if ask.return_token_ids else None
+            entry["logprobs"] = logprobs_of([*before, *choice.tokens], request, first=first)
+        entry["token_ids"] = [t.id for t in choice.tokens] if request.return_token_ids else None
+        entry["prompt_token_ids"] = list(choice.prompt) if request.return_token_ids else None
         listed.append(entry)
-    return head.reply("text_completion", listed, usage=usage(choices, ask.n))
+    return head.reply("text_completion", listed, usage=usage(choices, request.n))
+
+
+def failed(error: Exception) -> dict[str, Any]:
+    """The JSON of an error: the client's own, the queue's, or the engine's."""
+    param, status, message = None, 500, f"{type(error).__name__}: {error}"
+    if isinstance(error, RequestError):
+        param, status = error.param, error.status
+    elif isinstance(error, QueueFullError):
+        status = 429
+    if isinstance(error, ServandaError):
+        message = "\n".join(map(str, error.problems))
+    else:
+        traceback.print_exception(error)
+    kind = _ERRORS.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+async def not_found(_: Request, error: HTTPException) -> Response:
+    return json_reply(failed(RequestError(str(error.detail), status=error.status_code)))
+
+
+def json_reply(data: dict[str, Any]) -> Response:
+    status = data["error"]["code"] if "error" in data else 200
+    headers = {"retry-after": "1"} if status == 429 else None
+    body = json.dumps(data, allow_nan=False)
+    return Response(body, status, headers, media_type="application/json")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from servanda.engines.server.executor import Runner
+from servanda.engines.server.executor import Executor
 from servanda.engines.server.jobs import Failed, Job
 from servanda.errors import MeasurementError, ServandaError
 
@@ -22,11 +22,11 @@ T = TypeVar("T")
 _ENDING = "the server is ending"
 
 
-class Full(ServandaError):  # noqa: N818 - a state of the queue, and no fault of anybody's
+class QueueFullError(ServandaError):
     """More sequences wait than the queue takes."""
 
 
-class Batcher:
+class Scheduler:
     """Runs jobs on an engine, in a thread of its own.
 
     Args:
@@ -36,7 +36,7 @@ class Batcher:
     """
 
     def __init__(self, engine: Any, *, max_batch: int, wait_s: float, places: int = 1024) -> None:
-        self.runner = Runner(engine)
+        self.executor = Executor(engine)
         self.max_batch, self.wait_s, self.places = max_batch, wait_s, places
         self._jobs: deque[tuple[float, Job]] = deque()
         self._calls: deque[Callable[[], None]] = deque()
@@ -50,12 +50,12 @@ class Batcher:
         """Queue all of them.
 
         Raises:
-            Full: there is no place for them, and none was queued.
+            QueueFullError: there is no place for them, and none was queued.
         """
         with self._changed:
             self._refuse_closing()
             if len(self._jobs) + len(jobs) > self.places:
-                raise Full(
+                raise QueueFullError(
                     f"{len(self._jobs)} sequences wait already, and the queue takes {self.places}",
                     hint="ask again later",
                 )
@@ -126,7 +126,7 @@ class Batcher:
             if self._next is not None:
                 self._next[2].set_exception(MeasurementError(_ENDING))
         for job in left:
-            job.tell(Failed(MeasurementError(_ENDING)))
+            job.emit(Failed(MeasurementError(_ENDING)))
         self._answer_calls()
 
     def _refuse_closing(self) -> None:
@@ -135,7 +135,7 @@ class Batcher:
 
     def _run(self, jobs: Sequence[Job]) -> None:
         try:
-            steps: Iterator[None] = self.runner.run(jobs)
+            steps: Iterator[None] = self.executor.run(jobs)
             for _ in steps:
                 self._answer_calls()
                 if self._closing:
@@ -144,7 +144,7 @@ class Batcher:
                     return
         except Exception as error:
             for job in jobs:
-                job.tell(Failed(error))
+                job.emit(Failed(error))
 
     def _together(self) -> list[Job] | None:
         """The next batch, once it is full or has waited long enough; None at the end."""
@@ -167,7 +167,7 @@ class Batcher:
 
     def _change_engine(self) -> None:
         if self._next is not None:
-            self.runner.engine, self.runner.aside, done = self._next
+            self.executor.engine, self.executor.aside, done = self._next
             self._next = None
             done.set_result(None)
 

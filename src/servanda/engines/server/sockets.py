@@ -32,17 +32,17 @@ def bound(host: str, port: int, hint: str = FREE) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # the protocol is named: asyncio sets TCP_NODELAY on no other, and every reply waits 40 ms
-    taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    server_socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind((host, port))
+        server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server_socket.bind((host, port))
     except OSError as error:
-        taken.close()
-        raise _taken_already(address(host, port), error, hint) from None
-    return taken
+        server_socket.close()
+        raise _address_error(address(host, port), error, hint) from None
+    return server_socket
 
 
-def listen(taken: socket.socket, hint: str = FREE) -> None:
+def listen(server_socket: socket.socket, hint: str = FREE) -> None:
     """Let clients connect.
 
     Raises:
@@ -50,12 +50,12 @@ def listen(taken: socket.socket, hint: str = FREE) -> None:
             listened meet here.
     """
     try:
-        taken.listen(BACKLOG)
+        server_socket.listen(BACKLOG)
     except OSError as error:
-        raise _taken_already(address(*taken.getsockname()[:2]), error, hint) from None
+        raise _address_error(address(*server_socket.getsockname()[:2]), error, hint) from None
 
 
-def _taken_already(at: str, error: OSError, hint: str) -> MeasurementError:
+def _address_error(at: str, error: OSError, hint: str) -> MeasurementError:
     return MeasurementError(
         f"nothing can be served at {at}: {error.strerror or error}",
         hint=hint,
@@ -72,7 +72,7 @@ def ends_quietly(app: ASGIApp) -> ASGIApp:
     return run
 
 
-class Announcing(uvicorn.Server):
+class AnnouncingServer(uvicorn.Server):
     """A server that says when it begins and when it ends, in its own loop.
 
     Args:
@@ -98,17 +98,17 @@ class Announcing(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def told_to_end(end: Callable[[], None]) -> Iterator[None]:
+def stop_on_signals(end: Callable[[], None]) -> Iterator[None]:
     """Call `end` at SIGTERM and Ctrl-C.
 
     uvicorn hands a signal on once it has ended: being told to end is no failure; and one that
     comes before uvicorn listens to signals is not lost.
     """
 
-    def told(*_: object) -> None:
-        end()
-
-    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, lambda *_: end())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:

@@ -13,22 +13,22 @@ from starlette.types import Receive, Scope, Send
 
 from servanda.engines.server import chat, responses
 from servanda.engines.server.jobs import Token
-from servanda.engines.server.request import Ask
+from servanda.engines.server.request import CompletionRequest
 from servanda.engines.server.responses import Choice, Head
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 
 
-class Gone(Exception):  # noqa: N818 - a client may leave
+class ClientDisconnected(Exception):  # noqa: N818 - a client may leave
     """The client has hung up."""
 
 
-async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
     """What the work comes to; it is cancelled where the client hangs up first.
 
     Raises:
-        Gone: the client has hung up, or the work has given it up.
+        ClientDisconnected: the client has hung up, or the work has given it up.
     """
 
     async def gone() -> None:
@@ -40,7 +40,7 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if tasks[0].done() and not tasks[0].cancelled():
             return tasks[0].result()
-        raise Gone
+        raise ClientDisconnected
     finally:
         for task in tasks:
             task.cancel()
@@ -87,8 +87,8 @@ class EventStream(Response):
                 late.cancel()
 
         try:
-            with contextlib.suppress(Gone):
-                await unless_gone(receive, sent())
+            with contextlib.suppress(ClientDisconnected):
+                await unless_disconnected(receive, sent())
         finally:
             self._end()
 
@@ -101,7 +101,11 @@ Source = AsyncIterable[tuple[Choice, Token | None]]
 
 
 async def chunks(
-    ask: Ask, head: Head, choices: Sequence[Choice], source: Source, failed: Callable[..., Any]
+    request: CompletionRequest,
+    head: Head,
+    choices: Sequence[Choice],
+    source: Source,
+    failed: Callable[..., Any],
 ) -> AsyncIterator[bytes]:
     """The events of a reply.
 
@@ -109,8 +113,8 @@ async def chunks(
         source: (choice, its next token), and (choice, None) once it is over.
         failed: makes the JSON of an error.
     """
-    write = _chat_chunk if ask.chat else _completion_chunk
-    kind = "chat.completion.chunk" if ask.chat else "text_completion"
+    write = _chat_chunk if request.chat else _completion_chunk
+    kind = "chat.completion.chunk" if request.chat else "text_completion"
     begun: set[int] = set()
     ended: set[int] = set()
     try:
@@ -121,17 +125,19 @@ async def chunks(
             begun.add(choice.index)
             if token is None or token.end is not None:
                 ended.add(choice.index)
-            for entry in write(ask, choice, token, new):
+            for entry in write(request, choice, token, new):
                 yield event(head.reply(kind, [entry]))
-        if ask.include_usage:
-            yield event(head.reply(kind, [], usage=responses.usage(choices, ask.n)))
+        if request.include_usage:
+            yield event(head.reply(kind, [], usage=responses.usage(choices, request.n)))
     except Exception as error:
         yield event(failed(error))
     yield DONE
 
 
-def _completion_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) -> list[Any]:
-    text = choice.prompt_text if ask.echo and new else ""
+def _completion_chunk(
+    request: CompletionRequest, choice: Choice, token: Token | None, new: bool
+) -> list[Any]:
+    text = choice.prompt_text if request.echo and new else ""
     entry: dict[str, Any] = {
         "index": choice.index,
         "text": text + (token.text if token else ""),
@@ -139,19 +145,21 @@ def _completion_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) 
         "finish_reason": choice.why if token is None else token.end,
         "stop_reason": None,
     }
-    if ask.logprobs is not None and token is not None:
+    if request.logprobs is not None and token is not None:
         offset = sum(len(t.word) for t in choice.tokens[:-1])
-        entry["logprobs"] = responses.logprobs_of([token], ask, offset)
-    entry["token_ids"] = _ids(ask, token)
-    entry["prompt_token_ids"] = list(choice.prompt) if new and ask.return_token_ids else None
+        entry["logprobs"] = responses.logprobs_of([token], request, offset)
+    entry["token_ids"] = _ids(request, token)
+    entry["prompt_token_ids"] = list(choice.prompt) if new and request.return_token_ids else None
     return [entry]
 
 
-def _ids(ask: Ask, token: Token | None) -> list[int] | None:
-    return ([token.id] if token else []) if ask.return_token_ids else None
+def _ids(request: CompletionRequest, token: Token | None) -> list[int] | None:
+    return ([token.id] if token else []) if request.return_token_ids else None
 
 
-def _chat_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) -> list[Any]:
+def _chat_chunk(
+    request: CompletionRequest, choice: Choice, token: Token | None, new: bool
+) -> list[Any]:
     """The role comes first; with tools the text comes last, for it may be a call."""
     over = token is None or token.end is not None
     why = choice.why if token is None else token.end
@@ -159,9 +167,9 @@ def _chat_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) -> lis
     if new:
         delta = {"role": "assistant", "content": ""}
         entries.append({"index": choice.index, "delta": delta, "finish_reason": None})
-        entries[0]["prompt_token_ids"] = list(choice.prompt) if ask.return_token_ids else None
+        entries[0]["prompt_token_ids"] = list(choice.prompt) if request.return_token_ids else None
     delta = {"content": token.text if token else ""}
-    if ask.tools:
+    if request.tools:
         said = "".join(t.text for t in choice.tokens) if over else ""
         delta = dict(chat.message_of(said, True)) if over else {}
         if "tool_calls" in delta:
@@ -174,7 +182,7 @@ def _chat_chunk(ask: Ask, choice: Choice, token: Token | None, new: bool) -> lis
         "logprobs": None,
         "finish_reason": why,
     }
-    if ask.logprobs is not None and token is not None:
-        entry["logprobs"] = chat.chat_logprobs([token], ask.as_ids)
-    entry["token_ids"] = _ids(ask, token)
+    if request.logprobs is not None and token is not None:
+        entry["logprobs"] = chat.chat_logprobs([token], request.as_ids)
+    entry["token_ids"] = _ids(request, token)
     return [*entries, entry]

@@ -27,7 +27,7 @@ from servanda.report.format import count, number, percent
 from servanda.report.table import table
 from servanda.runner.measurement import Open
 from servanda.traces.corpus import Prompt
-from servanda.traces.json_fields import Wrong, parsed
+from servanda.traces.json_fields import LineError, parse_line
 from servanda.traces.request_log import Request, request_of
 
 _CHUNK = 64  # rows between two looks
@@ -222,10 +222,10 @@ def _whole(tail: bytes) -> bool:
 def _row(raw: bytes, path: Path, line: int) -> tuple[Any, Request]:
     where = Where(str(path), line, 1)
     try:
-        data = parsed(raw.decode("utf-8-sig"))
+        data = parse_line(raw.decode("utf-8-sig"))
         inclusion_of(data)
         return data, request_of(data)
-    except Wrong as wrong:
+    except LineError as wrong:
         raise EvidenceError(str(wrong), where=where, hint=wrong.hint or _A_LINE) from None
     except json.JSONDecodeError as error:
         where = replace(where, column=error.colno)

@@ -10,7 +10,7 @@ from servanda.contract.model import Clause, Contract
 from servanda.gateway.controller.status import CellStatus, ControllerStatus, SliceStatus
 from servanda.gateway.routing.model import AWAY
 from servanda.gateway.routing.state import Transition
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
 
 _MODES = {
     "observe": "observe: nothing is diverted; each decision says what would be",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from servanda.gateway.controller.messages import Message
-from servanda.traces.json_fields import Wrong
+from servanda.traces.json_fields import LineError
 from servanda.traces.request_log import Request, request_of, unanswered
 
 NO_ROW = "a row that cannot be read"
@@ -244,10 +244,10 @@ class Intake:
     def _row(self, start: Start, number: int, data: Any, after: float, now: float) -> Row:
         try:
             if not isinstance(data, dict):
-                raise Wrong("a row is a JSON object")
+                raise LineError("a row is a JSON object")
             request = self._request(data)
             chance, drawn, slices = inclusion_of(data)
-        except Wrong as wrong:
+        except LineError as wrong:
             self.wrong = str(wrong)[:_SHOWN]
             self.outside[NO_ROW] += 1
             return Row(start, number, max(after, 0.0), None, outside=NO_ROW, checked=True)
@@ -266,7 +266,7 @@ class Intake:
         # an answer that cannot be read is lost: what it is like may not decide whether it counts
         try:
             return request_of(data)
-        except Wrong as wrong:
+        except LineError as wrong:
             request = request_of(unanswered(data, UNREAD))
             self.wrong = str(wrong)[:_SHOWN]
             return request
@@ -287,7 +287,7 @@ def inclusion_of(
     each, and its slices where its prompt is not known.
 
     Raises:
-        Wrong: a row says what cannot be.
+        LineError: a row says what cannot be.
     """
     return _chance(data.get("x-chance")), _drawn(data.get("x-drawn")), _slices(data)
 
@@ -297,7 +297,7 @@ def _chance(value: Any) -> float:
         return 1.0
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not _RAREST <= value <= 1.0:
-        raise Wrong(f"'x-chance' is {value!r}, not a probability of {_RAREST:g} to 1")
+        raise LineError(f"'x-chance' is {value!r}, not a probability of {_RAREST:g} to 1")
     return float(value)
 
 
@@ -305,7 +305,7 @@ def _drawn(value: Any) -> dict[str, float] | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise Wrong("'x-drawn' is no object of slices and chances")
+        raise LineError("'x-drawn' is no object of slices and chances")
     return {name: _chance(chance) for name, chance in value.items()}
 
 
@@ -314,5 +314,5 @@ def _slices(data: Mapping[str, Any]) -> tuple[str, ...] | None:
         return None
     names = data.get("x-slices")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise Wrong("'x-slices' is no list of slices, and the prompt is not known")
+        raise LineError("'x-slices' is no list of slices, and the prompt is not known")
     return tuple(names)

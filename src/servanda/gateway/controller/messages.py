@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from servanda.errors import EvidenceError
-from servanda.traces.json_fields import said
+from servanda.traces.json_fields import json_text
 
 _MOST = 2**53  # beyond, not every number of JSON is a whole one
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def converted(kind: type[T], data: Any, noun: str, hint: str) -> T:
     except msgspec.ValidationError as error:
         expected, _, place = str(error).partition(" - at `$.")
         name = place.rstrip("`").partition("[")[0]
-        value = f"{name} is {said(data[name])}, " if name else ""
+        value = f"{name} is {json_text(data[name])}, " if name else ""
         text = f"{noun}: {value}{expected[0].lower()}{expected[1:]}"
         raise EvidenceError(text, hint=hint) from None
 

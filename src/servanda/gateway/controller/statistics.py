@@ -13,7 +13,8 @@ from servanda.gateway.controller.watched_cells import WatchedCells
 from servanda.judgement.clauses.base import View
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.slices.columns import columns
-from servanda.theory.stats import GroupRatio, RequestDraws
+from servanda.theory.stats.group_ratio import GroupRatio
+from servanda.theory.stats.likelihood_ratio import RequestDraws
 from servanda.traces.corpus import Prompt
 from servanda.traces.request_log import Request
 from servanda.traces.trace import Trace, TracePair, align, some

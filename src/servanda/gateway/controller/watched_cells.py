@@ -21,8 +21,7 @@ from servanda.gateway.controller.status import UnwatchedCell
 from servanda.gateway.routing.state import Rules, WatchedCell
 from servanda.judgement.clauses.base import Cell
 from servanda.judgement.clauses.relative import RelativeCertificate
-from servanda.judgement.clauses.sequences import BySequence
-from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.statistical import BySequence, Certificate
 from servanda.judgement.escalation import action_of
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import LABEL, Cut

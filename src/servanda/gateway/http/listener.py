@@ -201,7 +201,7 @@ def _refusing(error: ErrorReply) -> ASGIApp:
     return app
 
 
-class DrainingServer(sockets.Announcing):
+class DrainingServer(sockets.AnnouncingServer):
     """A server that goes on for a while after SIGTERM, for those who have not heard of it.
 
     Another signal ends it at once, and so does Ctrl-C.
@@ -292,7 +292,7 @@ class Listener:
         """
 
         try:
-            with sockets.told_to_end(self.end):
+            with sockets.stop_on_signals(self.end):
                 self._server.run(sockets=[self._taken])
         except SystemExit:  # of uvicorn, where its application does not start
             raise MeasurementError("the server did not start") from None

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from servanda.contract.model import base_of
+from servanda.engines.http_policy import server_url
 from servanda.errors import ContractError
 from servanda.gateway.http.api_keys import Keys
 from servanda.gateway.proxy.allowed_paths import AllowedPaths
@@ -17,7 +17,6 @@ from servanda.gateway.routing.model import Pool
 
 Dialect = Literal["vllm", "plain", "sglang", "llamacpp"]
 RequestForm = Literal["completions", "chats", "streamed chats"]
-_SCHEMES = ("http", "https")
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,8 @@ class Upstream:
     probe: Callable[[], Upstream] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in _SCHEMES or not parts.hostname or parts.query or parts.username:
+        parts = server_url(self.url)
+        if parts is None or parts.username:
             raise ContractError(
                 f"an upstream's url is {self.url!r}",
                 hint="write http://HOST:PORT or https://HOST:PORT; a key is given beside it",

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from servanda.gateway.routing.state import Rules, SliceState, Track, Transition, WatchedCell
-from servanda.theory.stats import GroupRatio, RequestDraws
-from servanda.theory.stats.likelihood_ratio import names
+from servanda.theory.stats.group_ratio import GroupRatio
+from servanda.theory.stats.likelihood_ratio import RequestDraws, names
 from servanda.theory.stats.log_moment import log_mean_exp
 
 SUSPICIOUS = 1 / 4  # of a price: more is sampled, so that it is soon paid or gone

@@ -11,7 +11,8 @@ from servanda.contract.model import Contract
 from servanda.contract.policy import Routing
 from servanda.gateway.routing.model import Pin, Status
 from servanda.judgement.slices.rules import Cut
-from servanda.theory.stats import GroupRatio, RequestDraws
+from servanda.theory.stats.group_ratio import GroupRatio
+from servanda.theory.stats.likelihood_ratio import RequestDraws
 
 RAMP = (0.01, 0.05, 0.25, 1.0)  # of an active slice's share, while it recovers
 _PARTS = 4

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from servanda.contract.model import WHOLE, Contract
+from servanda.contract.clause import WHOLE
+from servanda.contract.model import Contract
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
-from servanda.theory.bounds import ASSUMPTIONS
+from servanda.theory.bounds.assumptions import ASSUMPTIONS
 
 State = Literal["kept", "not rejected", "rejected", "open", "declared", "untested", "not testable"]
 

@@ -8,15 +8,23 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from servanda.contract.model import WHOLE, Contract
+from servanda.contract.clause import WHOLE
+from servanda.contract.model import Contract
 from servanda.judgement.bound_chain.assumptions import rest
 from servanda.judgement.bound_chain.inputs import LeaveOut, Start, tokens_of
 from servanda.judgement.bound_chain.steps import Chain, Step, follow, joined, weakest
 from servanda.judgement.clauses.chain_metrics import CHAIN
-from servanda.judgement.clauses.gradient import bias_assumes, loss_of, psi_of, score_norm_of
+from servanda.judgement.clauses.gradient import (
+    advantage_bound,
+    bias_assumes,
+    loss_of,
+    psi_of,
+    score_norm_of,
+)
 from servanda.judgement.clauses.scope import slices_of
 from servanda.judgement.verdict import Verdict
-from servanda.theory.bounds import THEOREMS, is_vacuous
+from servanda.theory.bounds.sequence import is_vacuous
+from servanda.theory.bounds.theorem import THEOREMS
 
 _EVERYWHERE = "every_context"
 # what a clause at the end of the chain is called, where its metric's name would not do
@@ -259,11 +267,10 @@ class _Path(Start):
         yield from self._bias(gap, psi.span[1])
 
     def _bias(self, gap: Step, most: float) -> Iterator[Step]:
-        gradient = self.contract.gradient
-        norm = score_norm_of(self.contract)
-        if gradient is None or gradient.advantage_bound is None or norm is None:
+        advantage, norm = advantage_bound(self.contract), score_norm_of(self.contract)
+        if advantage is None or norm is None:
             return
-        factors = (gradient.advantage_bound, norm)
+        factors = (advantage, norm)
         # an upper end of a signed value may lie below 0, where no gap is
         inputs = (max(gap.number, 0.0), *factors)
         yield follow(
@@ -273,7 +280,7 @@ class _Path(Start):
             *inputs,
             unit=gap.unit,
             most=most * math.prod(factors),
-            adds=bias_assumes(gradient.loss),
+            adds=bias_assumes(loss_of(self.contract)),
         )
 
     def _clip(self, ratio: Step, of: str) -> Iterator[Step]:

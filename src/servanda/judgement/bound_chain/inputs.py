@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from servanda.contract.model import WHOLE, Clause, Contract, Section
+from servanda.contract.clause import WHOLE, Clause, Section
+from servanda.contract.model import Contract
 from servanda.judgement.bound_chain.steps import STANDINGS, Step, joined
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, chain_metric
 from servanda.judgement.clauses.reward_gap import RewardGap
 from servanda.judgement.verdict import Verdict
-from servanda.theory.bounds import Standing, is_vacuous
+from servanda.theory.bounds.sequence import is_vacuous
+from servanda.theory.bounds.theorem import Standing
 from servanda.theory.sampling import Sampling
 
 _RAW = Sampling.model_validate({})  # as the logits are: where nothing is drawn

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from servanda.judgement.bound_chain.assumptions import Rest
-from servanda.theory.bounds import THEOREMS, Standing, is_vacuous
+from servanda.theory.bounds.sequence import is_vacuous
+from servanda.theory.bounds.theorem import THEOREMS, Standing
 
 # from what can be shown to what can only be said
 STANDINGS: tuple[Standing, ...] = (

@@ -9,16 +9,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract.model import Claim, Clause, Place, Section
+from servanda.contract.clause import Claim, Clause, Place, Section
 from servanda.errors import Where
 from servanda.judgement.slices.rules import Cut
 from servanda.registry import Registry
-from servanda.theory.divergence import sampled
+from servanda.theory.divergence.base import sampled
 from servanda.traces.trace import TracePair
 
 Array = NDArray[Any]
@@ -26,8 +26,13 @@ Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"
 Source = Literal["workload", "golden", "timing", "batches", "corners", "coverage", "none"]
 Statistic = Any  # LogMoment, GroupRatio, Fidelity, Values, Counts: frozen, added with +
 
+SELVES = ("self_train", "self_infer")  # the peers that hold a side against itself
 DRAWS = "train_draws"  # the peer that holds what train drew for the same units
 REWARD = "reward"  # the column of a trace: of the whole answer, at each of its tokens
+WITHIN_NOISE = (
+    "beyond the limit, yet within twice the self-noise floor (an estimate): the kernels' own noise "
+    "is as large"
+)
 
 # one total order everywhere; what is not applicable never counts (law 2)
 ORDER: tuple[Outcome, ...] = ("violated", "error", "inconclusive", "holds")
@@ -159,6 +164,15 @@ class Cell:
         return f"{self.clause.id}[{self.cut.name}]"
 
     @property
+    def units(self) -> str:
+        """What is counted of tokens: they, or the prompt groups of a population."""
+        return self.units_of("token")
+
+    def units_of(self, each: str) -> str:
+        """What is counted of tokens or sequences."""
+        return f"{each}s" if self.claim == "realised" else "prompt groups"
+
+    @property
     def priced(self) -> bool:
         """Whether the cell shares in alpha: it is enforced, and statistics may call it red."""
         return self.clause.enforced and self.kind.counts
@@ -242,6 +256,13 @@ class CellVerdict:
         return replace(self, **changes)
 
 
+def limit_of(clause: Clause) -> float:
+    """The limit of a clause that lint accepts a number for alone."""
+    limit = clause.at_most if clause.at_least is None else clause.at_least
+    assert isinstance(limit, float)
+    return limit
+
+
 def blank(cell: Cell, outcome: Outcome, note: str = "", **more: Any) -> CellVerdict:
     """A cell's verdict with its names filled in."""
     return CellVerdict(
@@ -260,12 +281,8 @@ def blank(cell: Cell, outcome: Outcome, note: str = "", **more: Any) -> CellVerd
     )
 
 
-class Sampled:
-    """Kinds whose numbers come from sampled tokens: where a guard fails, they say nothing."""
-
-
-class Kind(Protocol):
-    """A kind of clause.
+class Kind:
+    """A kind of clause; each has its own `weigh` and `judge`.
 
     `counts`: whether its cells can be violated, and so share in alpha.
     `source`: what is weighed: the workload's rounds, the golden texts (a View of either),
@@ -273,25 +290,33 @@ class Kind(Protocol):
     `peers`: names of `View.peers` without which it cannot be judged.
     `noise`: of a peer of the view, for reports; `floor`: the larger side's self-noise from
     all parts, each (train, infer); None where nothing was measured.
+    `unexamined`: what it was too weak to see, one sentence each.
     """
 
-    counts: ClassVar[bool]
-    source: ClassVar[Source]
-    peers: ClassVar[tuple[str, ...]]
+    counts: ClassVar[bool] = False
+    source: ClassVar[Source] = "workload"
+    peers: ClassVar[tuple[str, ...]] = ()
 
-    def weigh(self, cell: Cell, view: Any, /) -> Statistic: ...
-    def noise(self, cell: Cell, view: Any, /) -> Any: ...
-    def floor(self, cell: Cell, parts: list[Any], /) -> float | None: ...
+    def weigh(self, cell: Cell, view: Any, /) -> Statistic:
+        raise NotImplementedError
+
+    def noise(self, cell: Cell, view: Any, /) -> Any:
+        return None
+
+    def floor(self, cell: Cell, parts: list[Any], /) -> float | None:
+        return None
+
     def judge(
         self, cell: Cell, rounds: list[Statistic], floor: float | None, look: Look, /
-    ) -> CellVerdict: ...
+    ) -> CellVerdict:
+        raise NotImplementedError
+
+    def unexamined(self, cell: Cell, rounds: list[Statistic], look: Look, /) -> tuple[str, ...]:
+        return ()
 
 
-@runtime_checkable
-class Limited(Protocol):
-    """A kind that can say what it was too weak to see."""
-
-    def unexamined(self, cell: Cell, rounds: list[Statistic], look: Look, /) -> tuple[str, ...]: ...
+class Sampled(Kind):
+    """Kinds whose numbers come from sampled tokens: where a guard fails, they say nothing."""
 
 
 GUARDS: Registry[type[Kind]] = Registry("guard")

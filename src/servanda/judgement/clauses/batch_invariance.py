@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from servanda.judgement.clauses.base import Array, Cell, CellVerdict, Look, Source, blank
+from servanda.judgement.clauses.base import Array, Cell, CellVerdict, Kind, Look, blank, limit_of
 
 
 @dataclass(frozen=True)
@@ -50,21 +49,13 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class BatchInvariance:
+class BatchInvariance(Kind):
     """True of the texts that were scored; at a limit of 0 it compares bits and has no floor."""
 
-    counts: ClassVar[bool] = False
-    source: ClassVar[Source] = "batches"
-    peers: ClassVar[tuple[str, ...]] = ()
+    source = "batches"
 
     def weigh(self, cell: Cell, paths: Mapping[str, Company]) -> dict[str, Difference]:
         return {path: Difference.of(company) for path, company in paths.items()}
-
-    def noise(self, cell: Cell, view: object) -> None:
-        return None
-
-    def floor(self, cell: Cell, parts: list[object]) -> None:
-        return None
 
     def judge(
         self,
@@ -73,8 +64,7 @@ class BatchInvariance:
         floor: float | None,
         look: Look,
     ) -> CellVerdict:
-        limit = cell.clause.at_most
-        assert isinstance(limit, float)
+        limit = limit_of(cell.clause)
         if not rounds:
             return blank(cell, "inconclusive", "nothing was measured yet", kind="fact", limit=limit)
         paths = rounds[0]

@@ -8,11 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from servanda.contract.model import Clause, Contract
-from servanda.judgement.clauses.base import Array, Cell, View
-from servanda.judgement.clauses.chain_metrics import CHAIN, ChainCertificate, Lack, limit_of
+from servanda.contract.clause import Clause
+from servanda.contract.model import Contract
+from servanda.judgement.clauses.base import Array, Cell, View, limit_of
+from servanda.judgement.clauses.chain_certificate import ChainCertificate
+from servanda.judgement.clauses.chain_metrics import CHAIN, Lack
 from servanda.judgement.clauses.scaling import Feed, share_beyond
-from servanda.theory.bounds import ratio_budget
+from servanda.theory.bounds.gradient import ratio_budget
 
 
 @CHAIN.register("ratio_budget")

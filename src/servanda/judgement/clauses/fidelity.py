@@ -19,17 +19,19 @@ from servanda.judgement.clauses.base import (
     Array,
     Cell,
     CellVerdict,
+    Kind,
     Look,
     View,
 )
-from servanda.judgement.clauses.guards import Guard, errors_of, lost, refuted
+from servanda.judgement.clauses.guards import errors_of, lost, refuted
 from servanda.judgement.clauses.strength import NOTHING, SHARES, Seen, seen_of, weakest
 from servanda.judgement.clauses.top_tokens import SLACK, Likeliest
-from servanda.theory.stats import Fidelity, LikelihoodRatio, Refutation, Served
 from servanda.theory.stats.cells import Cells
-from servanda.theory.stats.likelihood_ratio import log_factors
+from servanda.theory.stats.likelihood_ratio import LikelihoodRatio, log_factors
 from servanda.theory.stats.log_moment import log_mean_exp
-from servanda.theory.stats.pit import log_densities
+from servanda.theory.stats.pit import Fidelity, log_densities
+from servanda.theory.stats.refutation import Refutation
+from servanda.theory.stats.served_tokens import Served
 from servanda.theory.stats.sets import LEAK
 from servanda.traces.token_history import SETS
 
@@ -106,7 +108,7 @@ def _grown(parts: Sequence[Refutation]) -> Array:
     return top_P + np.log(np.exp(growth_PJ - top_P[:, None]).mean(axis=1))
 
 
-class _Fidelity(Guard):
+class _Fidelity(Kind):
     """Judges `Drawn`; can only reject."""
 
     found: ClassVar[str]
@@ -153,7 +155,7 @@ class SamplerFidelity(_Fidelity):
     held to what train reports.
     """
 
-    counts: ClassVar[bool] = True
+    counts = True
     found: ClassVar[str] = (
         "served tokens do not follow the reported distribution: an undisclosed "
         "temperature, top-p or mask, or logprobs of another transform"
@@ -265,7 +267,7 @@ class ServedFidelity(_Fidelity):
     how much mass the ids have that the text has had already.
     """
 
-    counts: ClassVar[bool] = True
+    counts = True
     found: ClassVar[str] = (
         "served tokens do not follow the distribution that their logprobs speak of, as train "
         "ranks them: an undisclosed temperature, top-p or mask, or a token that is never drawn"

@@ -12,28 +12,22 @@ from typing import ClassVar
 
 import numpy as np
 
-from servanda.contract.model import Clause, Contract, Weighting
-from servanda.judgement.clauses.base import Array, Cell, View
-from servanda.judgement.clauses.chain_metrics import (
-    CHAIN,
-    ChainCertificate,
-    ChainMetric,
-    Lack,
-    between,
-    limit_of,
-)
+from servanda.contract.clause import Clause
+from servanda.contract.model import Contract
+from servanda.contract.objective import GroupAdvantage, Weighting
+from servanda.judgement.clauses.base import Array, Cell, View, limit_of
+from servanda.judgement.clauses.chain_certificate import ChainCertificate, between
+from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, Lack
 from servanda.judgement.clauses.sequences import SequenceCertificate
-from servanda.theory.bounds import (
+from servanda.theory.bounds.gradient import (
     LOGIT_SCORE_NORM,
-    PSI,
-    Psi,
-    Standing,
+    Loss,
+    group_advantage_bound,
     loss_weights,
     policy_gradient_bias,
-    weight_gap,
 )
-from servanda.theory.bounds.gradient import Loss
-from servanda.theory.bounds.importance_weights import naive
+from servanda.theory.bounds.importance_weights import PSI, Psi, naive, weight_gap
+from servanda.theory.bounds.theorem import Standing
 
 _SUMS = {
     "token_mean": "averaged over the tokens of the batch (loss: token_mean)",
@@ -63,6 +57,14 @@ def width_of(contract: Contract, clause: Clause) -> int:
     """New tokens that an answer of the clause's workload has room for."""
     workload = contract.all_workloads.get(contract.workload_of(clause))
     return workload.sampling.max_new_tokens if workload else 1  # lint says what is missing
+
+
+def advantage_bound(contract: Contract) -> float | None:
+    """The largest |advantage| that is declared; of a group (n-1)/sqrt(n), or sqrt(n-1)."""
+    declared = contract.gradient.advantage if contract.gradient else None
+    if isinstance(declared, GroupAdvantage):
+        return group_advantage_bound(declared.group_size, declared.std)
+    return declared
 
 
 def score_norm_of(contract: Contract) -> float | None:
@@ -140,8 +142,7 @@ class BiasGap(Gap):
 
     @classmethod
     def undeclared(cls, contract: Contract, /) -> Iterator[Lack]:
-        gradient = contract.gradient
-        if gradient is None or gradient.advantage_bound is None:
+        if advantage_bound(contract) is None:
             yield Lack(
                 "policy_gradient_bias is proportional to the largest advantage, and none is "
                 "declared",
@@ -159,8 +160,7 @@ class BiasGap(Gap):
 
     @classmethod
     def factor_of(cls, contract: Contract, /) -> float:
-        advantage = contract.gradient.advantage_bound if contract.gradient else None
-        score_norm = score_norm_of(contract)
+        advantage, score_norm = advantage_bound(contract), score_norm_of(contract)
         assert advantage is not None  # lint refuses it
         assert score_norm is not None
         return float(policy_gradient_bias(1.0, advantage, score_norm))

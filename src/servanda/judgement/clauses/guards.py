@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from servanda.contract.fields import duration_text
 from servanda.judgement.clauses.base import (
     GUARDS,
     Array,
     Cell,
     CellVerdict,
+    Kind,
     Look,
-    Source,
     View,
     blank,
+    limit_of,
     peak,
 )
 from servanda.theory.divergence.precision import CAPTURES, captured, errors
-from servanda.theory.stats import Coherence, Refutation
+from servanda.theory.stats.coherence import Coherence
+from servanda.theory.stats.refutation import Refutation
 from servanda.traces.trace import Trace
 
 
-class Guard:
-    source: ClassVar[Source] = "workload"
-    peers: ClassVar[tuple[str, ...]] = ()
-
-    def noise(self, cell: Cell, view: View) -> None:
-        return None
-
-    def floor(self, cell: Cell, parts: list[None]) -> None:
-        return None
-
-
-class _Refuting(Guard):
+class _Refuting(Kind):
     """Can only reject: `violated` at the price of any cell, else met at the first look.
 
     `found`: what a rejection says.
     """
 
-    counts: ClassVar[bool] = True
+    counts = True
     found: ClassVar[str]
 
     def judge(self, cell: Cell, rounds: list[Refutation], floor: object, look: Look) -> CellVerdict:
@@ -124,13 +117,11 @@ class Counts:
 
 @GUARDS.register("kept_ratio")
 @dataclass(frozen=True)
-class KeptRatio(Guard):
+class KeptRatio(Kind):
     """Share of the drawn tokens that no filter of the trainer removed before training.
 
     Only who recorded the filter knows: where the tokens do not say, the clause does not apply.
     """
-
-    counts: ClassVar[bool] = False  # counted, not inferred
 
     def weigh(self, cell: Cell, view: View) -> Counts | None:
         removed_N = view.pair.infer.columns.get("removed")
@@ -145,7 +136,7 @@ class KeptRatio(Guard):
         known = [counts for counts in rounds if counts is not None]
         if rounds and not known:
             return blank(cell, "not applicable", "nothing says which tokens a filter removed")
-        counts, limit = sum(known, Counts()), float(cell.clause.at_least)  # type: ignore[arg-type]
+        counts, limit = sum(known, Counts()), limit_of(cell.clause)
         verdict = blank(
             cell, "inconclusive", kind="fact", limit=limit, n=counts.launched, units="tokens"
         )
@@ -161,13 +152,11 @@ class KeptRatio(Guard):
 
 @GUARDS.register("usable_ratio")
 @dataclass(frozen=True)
-class UsableRatio(Guard):
+class UsableRatio(Kind):
     """Share of launched tokens that both sides have a usable logprob for.
 
     A lost sequence counts with all the tokens it had room for.
     """
-
-    counts: ClassVar[bool] = False  # counted, not inferred
 
     def weigh(self, cell: Cell, view: View) -> Counts:
         inside_N = view.mask(cell.cut)
@@ -176,7 +165,7 @@ class UsableRatio(Guard):
 
     def judge(self, cell: Cell, rounds: list[Counts], floor: object, look: Look) -> CellVerdict:
         counts = sum(rounds, Counts())
-        limit = float(cell.clause.at_least)  # type: ignore[arg-type]
+        limit = limit_of(cell.clause)
         verdict = blank(
             cell,
             "inconclusive",
@@ -198,4 +187,56 @@ class UsableRatio(Guard):
             outcome="error",
             note=f"{counts.launched - counts.usable} of {counts.launched} launched tokens have "
             "no usable logprob (NaN, infinite, or a lost sequence)",
+        )
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Requests that infer was sent in a window, and those of them that train scored again."""
+
+    scored: int = 0
+    served: int = 0
+
+
+Windows = Mapping[float | None, Coverage]  # seconds of traffic, None: all of the leg -> counts
+
+
+@GUARDS.register("rescored_ratio")
+@dataclass(frozen=True)
+class RescoredRatio(Kind):
+    """Share of the requests served on a leg that train scored again.
+
+    Too few of them is no evidence against the kernel, and none for it: it is inconclusive,
+    and so what was found in those that were scored stands.  It is counted, so it costs none
+    of alpha.
+    """
+
+    source = "coverage"
+
+    def weigh(self, cell: Cell, windows: Windows) -> Coverage:
+        return windows[cell.clause.over]
+
+    def judge(self, cell: Cell, rounds: list[Coverage], floor: object, look: Look) -> CellVerdict:
+        found = rounds[0] if rounds else Coverage()
+        limit, over = limit_of(cell.clause), cell.clause.over
+        window = "" if over is None else f" in the last {duration_text(over)}"
+        verdict = blank(
+            cell,
+            "inconclusive",
+            f"infer served no request{window}",
+            kind="fact",
+            limit=limit,
+            n=found.served,
+            units="requests",
+            open=True,
+        )
+        if not found.served:
+            return verdict
+        value = found.scored / found.served
+        verdict = verdict.but(value=value)
+        if value >= limit:
+            return verdict.but(outcome="holds", open=False, note="")
+        return verdict.but(
+            note=f"{found.scored:,} of {found.served:,} requests that infer served{window} were "
+            "scored again: log a larger sample of them"
         )

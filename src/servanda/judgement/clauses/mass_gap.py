@@ -10,28 +10,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from servanda.judgement.clauses.base import (
+    WITHIN_NOISE,
     Array,
     Cell,
     CellVerdict,
     Look,
     Sampled,
-    Source,
     View,
     blank,
 )
-from servanda.judgement.clauses.statistical import (
-    WITHIN_NOISE,
-    Process,
-    process_of,
-    rests_on,
-    total,
-)
-from servanda.theory.stats import interval
+from servanda.judgement.clauses.statistical import Process, rests_on, total, units_of
+from servanda.theory.stats.interval import interval
 
 Sides = tuple[Process, Process]  # of the slice, and of its complement
 
@@ -41,9 +34,7 @@ class MassGap(Sampled):
     """|p(S) - q(S)| of a slice of outcomes, per token of its contexts, is at most the limit."""
 
     limit: float
-    counts: ClassVar[bool] = True
-    source: ClassVar[Source] = "workload"
-    peers: ClassVar[tuple[str, ...]] = ()
+    counts = True
 
     def weigh(self, cell: Cell, view: View) -> Sides:
         inside_N = view.inside(cell.cut)
@@ -53,7 +44,8 @@ class MassGap(Sampled):
         """1 - min(w, 2) where inside, else 0; mapped from [-1, 1] to [0, 1]."""
         values_N = view.values("mass_gap")
         x_N = np.where(inside_N == 1, (1 - np.minimum(values_N, 1.0)) / 2, 0.5)
-        return process_of(cell, view, np.where(np.isnan(values_N + inside_N), np.nan, x_N))
+        known_N = np.where(np.isnan(values_N + inside_N), np.nan, x_N)
+        return units_of(cell, view, known_N).process(cell)
 
     def noise(self, cell: Cell, view: View) -> tuple[float, int]:
         """(sum of w - 1 over the slice, cut at 1; tokens of its contexts) of a peer."""
@@ -83,7 +75,7 @@ class MassGap(Sampled):
             limit=self.limit,
             floor=floor,
             n=inside.n,
-            units="tokens" if cell.claim == "realised" else "prompt groups",
+            units=cell.units,
             missing=inside.missing,
             alpha=look.alpha,
             assumptions=rests_on(cell),

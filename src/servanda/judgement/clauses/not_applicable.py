@@ -5,36 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from servanda.judgement.clauses.base import Cell, CellVerdict, Look, Source, View, blank
-
-
-class _Unmeasured:
-    counts: ClassVar[bool] = False
-    source: ClassVar[Source] = "none"
-    peers: ClassVar[tuple[str, ...]] = ()
-
-    def weigh(self, cell: Cell, view: View) -> None:
-        return None
-
-    def noise(self, cell: Cell, view: View) -> None:
-        return None
-
-    def floor(self, cell: Cell, parts: list[None]) -> None:
-        return None
+from servanda.judgement.clauses.base import Cell, CellVerdict, Kind, Look, Source, blank
 
 
 @dataclass(frozen=True)
-class Later(_Unmeasured):
+class Later(Kind):
     """Known by name; the answer is inconclusive, never a pass."""
 
     reason: str
+    source: ClassVar[Source] = "none"
 
     def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Look) -> CellVerdict:
         return blank(cell, "inconclusive", self.reason)
 
 
 @dataclass(frozen=True)
-class NotHere(_Unmeasured):
+class NotHere(Kind):
     """Does not exist at this stage, or on these engines: shown with the reason, not counted.
 
     Unless the clause is `required`: then its absence is an error.
@@ -42,6 +28,7 @@ class NotHere(_Unmeasured):
 
     reason: str
     required: bool = False
+    source: ClassVar[Source] = "none"
 
     def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Look) -> CellVerdict:
         return blank(cell, "error" if self.required else "not applicable", self.reason)

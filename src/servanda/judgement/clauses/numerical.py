@@ -1,4 +1,5 @@
-# Numerical clauses: facts about the golden corpus, every position, no alpha.
+# Numerical clauses: facts about the golden corpus, every position, no alpha; against a reference
+# pack, whose best tokens leave two ends, between these.
 
 from __future__ import annotations
 
@@ -8,10 +9,19 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract.model import Clause, Relative
-from servanda.judgement.clauses.base import Cell, CellVerdict, Look, Source, View, blank
-from servanda.judgement.clauses.statistical import WITHIN_NOISE
-from servanda.theory.divergence import DIVERGENCES
+from servanda.contract.clause import Clause, Relative
+from servanda.judgement.clauses.base import (
+    WITHIN_NOISE,
+    Cell,
+    CellVerdict,
+    Kind,
+    Look,
+    Source,
+    View,
+    blank,
+)
+from servanda.theory.divergence.base import DIVERGENCES
+from servanda.theory.divergence.calibration import calibration
 
 
 @dataclass(frozen=True)
@@ -39,12 +49,10 @@ def aggregate(clause: Clause, values: tuple[float, ...]) -> float:
 
 
 @dataclass(frozen=True)
-class Fact:
+class Fact(Kind):
     """True of the recorded positions, and of nothing else."""
 
-    counts: ClassVar[bool] = False  # nothing is inferred, so no alpha is spent
     source: ClassVar[Source] = "golden"
-    peers: ClassVar[tuple[str, ...]] = ()
 
     def weigh(self, cell: Cell, view: View) -> Values:
         return Values.of(view.exact[cell.clause.metric][view.mask(cell.cut)])
@@ -106,3 +114,106 @@ def judged(
     if value > limit:
         return verdict.but(note=WITHIN_NOISE)
     return verdict.but(outcome="holds")
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Both ends of a metric at golden positions, and the mass that the pack left out there."""
+
+    low: Values
+    high: Values
+    tail: Values
+
+    def __add__(self, other: Ends) -> Ends:
+        return Ends(self.low + other.low, self.high + other.high, self.tail + other.tail)
+
+
+@dataclass(frozen=True)
+class BoundedFact(Kind):
+    """Violated by its lower end, holds by its upper one; between the two it is open.
+
+    The floor is the self-noise of the candidate alone: a pack is not scored again.
+    """
+
+    source: ClassVar[Source] = "golden"
+
+    def weigh(self, cell: Cell, view: View) -> Ends:
+        inside_N, name = view.mask(cell.cut), cell.clause.metric
+        columns = (f"{name}.low", f"{name}.high", "tail")
+        return Ends(*(Values.of(view.exact[column][inside_N]) for column in columns))
+
+    def noise(self, cell: Cell, view: View) -> tuple[Values, Values]:
+        """Of the candidate against itself: on the slice, and on the whole."""
+        return Fact().noise(cell, view)
+
+    def floor(self, cell: Cell, parts: list[tuple[tuple[Values, Values], ...]]) -> float | None:
+        """Of the slice, or of the whole where the tenth never met the slice."""
+        return Fact().floor(cell, parts)
+
+    def judge(self, cell: Cell, rounds: list[Ends], floor: float | None, look: Look) -> CellVerdict:
+        ends = sum(rounds, Ends(Values(), Values(), Values()))
+        n, missing = len(ends.low.known), ends.low.missing
+        unit = DIVERGENCES[cell.clause.metric].unit
+        low = aggregate(cell.clause, ends.low.known) if n else None
+        verdict = judged(cell, low, floor, n=n, missing=missing, unit=unit)
+        if low is None:
+            return verdict
+        high = aggregate(cell.clause, ends.high.known)
+        verdict = verdict.but(kind="bound", value=None, interval=(low, high))
+        if verdict.outcome != "holds" or (verdict.limit is not None and high <= verdict.limit):
+            return verdict
+        tail = sum(ends.tail.known) / n
+        return verdict.but(
+            outcome="inconclusive",
+            note=f"the pack's best tokens leave it open (they leave out {tail:.2g} of the mass on "
+            "average): the reference's full logits would decide",
+        )
+
+
+COLUMNS = ("conf_train", "hit_train", "conf_infer", "hit_infer")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Confidence and hit of both kernels at golden positions, and positions without them."""
+
+    rows: tuple[tuple[float, ...], ...] = ()
+    missing: int = 0
+
+    def __add__(self, other: Scores) -> Scores:
+        return Scores(self.rows + other.rows, self.missing + other.missing)
+
+    @property
+    def value(self) -> float | None:
+        return calibration(*np.array(self.rows).T) if self.rows else None
+
+
+@dataclass(frozen=True)
+class Calibration(Kind):
+    """A fact about many golden positions at once, so it takes no aggregate."""
+
+    source = "golden"
+
+    def weigh(self, cell: Cell, view: View) -> Scores:
+        return _scores(view, view.mask(cell.cut))
+
+    def noise(self, cell: Cell, view: View) -> tuple[Scores, Scores]:
+        """Of a side against itself: on the slice, and on the whole."""
+        return self.weigh(cell, view), _scores(view, np.ones(len(view.usable_N), dtype=bool))
+
+    def floor(self, cell: Cell, parts: list[tuple[tuple[Scores, Scores], ...]]) -> float | None:
+        """Of the slice, or of the whole where the tenth never met the slice."""
+        sides = [slice_ if slice_.rows else whole for part in parts for slice_, whole in part]
+        return max((s.value for s in sides if s.value is not None), default=None)
+
+    def judge(
+        self, cell: Cell, rounds: list[Scores], floor: float | None, look: Look
+    ) -> CellVerdict:
+        scores = sum(rounds, Scores())
+        return judged(cell, scores.value, floor, n=len(scores.rows), missing=scores.missing)
+
+
+def _scores(view: View, inside_N: np.ndarray) -> Scores:
+    rows_NC = np.stack([view.exact[name][inside_N] for name in COLUMNS], axis=-1)
+    known_NC = rows_NC[~np.isnan(rows_NC).any(axis=-1)]
+    return Scores(tuple(map(tuple, known_NC.tolist())), len(rows_NC) - len(known_NC))

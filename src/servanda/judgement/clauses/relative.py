@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from servanda.judgement.clauses.base import Cell, CellVerdict, Look, View
-from servanda.judgement.clauses.statistical import WITHIN_NOISE, Certificate, Process, total
-from servanda.theory.stats import interval
+from servanda.judgement.clauses.base import WITHIN_NOISE, Cell, CellVerdict, Look, View
+from servanda.judgement.clauses.statistical import Certificate, Process, total
+from servanda.theory.stats.interval import interval
 
 
 @dataclass(frozen=True)

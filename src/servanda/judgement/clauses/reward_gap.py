@@ -20,7 +20,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from servanda.contract.model import Clause, Contract
+from servanda.contract.clause import Clause
+from servanda.contract.model import Contract
 from servanda.judgement.clauses.base import (
     DRAWS,
     REWARD,
@@ -29,16 +30,15 @@ from servanda.judgement.clauses.base import (
     CellVerdict,
     Look,
     Sampled,
-    Source,
     View,
     blank,
+    limit_of,
     peak,
 )
-from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, Lack, limit_of
-from servanda.judgement.clauses.sequences import BySequence, sequence_units
-from servanda.judgement.clauses.statistical import Process, Tally, total
+from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, Lack
+from servanda.judgement.clauses.statistical import BySequence, Process, Tally, sequence_units, total
 from servanda.judgement.slices.rules import Known
-from servanda.theory.stats import interval, units_to_decide
+from servanda.theory.stats.interval import interval, units_to_decide
 from servanda.theory.stats.log_moment import NEG, POS, log_mean_exp
 
 _SAME = 0.5  # x where both answers have the same reward
@@ -87,7 +87,6 @@ class RewardGap(BySequence, Sampled):
     span: float
     each: ClassVar[Literal["token", "sequence"]] = "sequence"
     counts: ClassVar[bool] = True
-    source: ClassVar[Source] = "workload"
     peers: ClassVar[tuple[str, ...]] = (DRAWS,)
     meaning: ClassVar[str] = (
         "by how much the expected reward of whole answers differs, up or down, where each kernel "
@@ -144,12 +143,6 @@ class RewardGap(BySequence, Sampled):
             ),
         )
 
-    def noise(self, cell: Cell, view: View) -> None:
-        """Nothing: no answer is drawn again in another batch, so there is no floor."""
-
-    def floor(self, cell: Cell, parts: list[None]) -> None:
-        return None
-
     def units_at_best(self, alpha: float) -> int | None:
         """Units that `holds` needs if every prompt's two answers have the same reward."""
         ends = (
@@ -172,7 +165,7 @@ class RewardGap(BySequence, Sampled):
             value=self._gap(tally.mean) if tally.known else None,
             limit=self.limit,
             n=tally.n,
-            units=f"{self.each}s" if cell.claim == "realised" else "prompt groups",
+            units=cell.units_of(self.each),
             missing=tally.missing,
             alpha=look.alpha,
             # no logprob is used; but the clauses beside it call the law that train scores by train

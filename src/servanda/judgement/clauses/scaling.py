@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from servanda.contract.model import Clause, Relative
-from servanda.theory.divergence import DIVERGENCES
+from servanda.contract.clause import Clause, Relative
+from servanda.theory.divergence.base import DIVERGENCES
 
 if TYPE_CHECKING:
     from servanda.judgement.clauses.base import Array

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from servanda.contract.model import WHOLE, Clause, Contract, Section
+from servanda.contract.clause import WHOLE, Clause, Section
+from servanda.contract.model import Contract
 from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
 from servanda.judgement.slices.rules import Known, known
-from servanda.theory.divergence import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES
 
 OUTCOME_METRICS = ("mass_gap", "tv_contribution")
 

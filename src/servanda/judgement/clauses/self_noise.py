@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -17,13 +16,14 @@ from servanda.judgement.clauses.base import (
     GUARDS,
     Cell,
     CellVerdict,
+    Kind,
     Look,
-    Source,
     View,
     blank,
+    limit_of,
     peak,
 )
-from servanda.judgement.clauses.statistical import Grown, Tally, process_of
+from servanda.judgement.clauses.statistical import Grown, Tally, units_of
 from servanda.theory.stats.log_moment import log_mean_exp
 
 SELVES = ("self_train", "self_infer")
@@ -31,29 +31,22 @@ SELVES = ("self_train", "self_infer")
 
 @GUARDS.register("self_noise")
 @dataclass(frozen=True)
-class SelfNoise:
+class SelfNoise(Kind):
     """The mean total variation of each side against itself is at most the limit."""
 
-    counts: ClassVar[bool] = True
-    source: ClassVar[Source] = "workload"
-    peers: ClassVar[tuple[str, ...]] = SELVES
+    counts = True
+    peers = SELVES
 
     def weigh(self, cell: Cell, view: View) -> Mapping[str, Grown]:
-        limit = _limit(cell)
+        limit = limit_of(cell.clause)
         found = {}
         for side in SELVES:
             if side in view.peers:
                 peer = view.peers[side]
-                process = process_of(cell, peer, peer.values("tv"))
+                process = units_of(cell, peer, peer.values("tv")).process(cell)
                 below, above = process.below_growth(limit), process.above_growth(limit)
                 found[side] = Grown(process, below, above)
         return found
-
-    def noise(self, cell: Cell, view: View) -> None:
-        return None
-
-    def floor(self, cell: Cell, parts: list[None]) -> None:
-        return None
 
     def judge(
         self, cell: Cell, rounds: list[Mapping[str, Grown]], floor: object, look: Look
@@ -62,8 +55,8 @@ class SelfNoise:
             cell,
             "inconclusive",
             kind="guard",
-            limit=_limit(cell),
-            units="tokens" if cell.claim == "realised" else "prompt groups",
+            limit=limit_of(cell.clause),
+            units=cell.units,
             alpha=look.alpha,
         )
         met = {
@@ -104,9 +97,3 @@ class SelfNoise:
         if e_holds >= look.log_price_holds:
             return verdict.but(outcome="holds")
         return verdict.but(outcome="holds", note="not rejected")
-
-
-def _limit(cell: Cell) -> float:
-    limit = cell.clause.at_most
-    assert isinstance(limit, float)  # lint refuses anything else
-    return limit

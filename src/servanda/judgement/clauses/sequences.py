@@ -9,33 +9,20 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from servanda.contract.model import Clause, Contract
-from servanda.judgement.clauses.base import Array, Cell, View
-from servanda.judgement.clauses.chain_metrics import (
-    CHAIN,
-    ChainCertificate,
-    Lack,
-    between,
-    limit_of,
+from servanda.contract.clause import Clause
+from servanda.contract.model import Contract
+from servanda.judgement.clauses.base import Array, Cell, View, limit_of
+from servanda.judgement.clauses.chain_certificate import ChainCertificate, between
+from servanda.judgement.clauses.chain_metrics import CHAIN, Lack
+from servanda.judgement.clauses.statistical import (
+    BySequence,
+    Certificate,
+    Noise,
+    Units,
+    sequence_units,
 )
-from servanda.judgement.clauses.statistical import Certificate, Noise, Units
 from servanda.judgement.slices.rules import Known
-from servanda.theory.bounds import shortfall
-
-
-class BySequence:
-    """Kinds whose units are launched sequences; they are defined on slices of requests."""
-
-
-def sequence_units(cell: Cell, view: View, x_S: Array) -> Units:
-    """One round's x in [0, 1] of each launched sequence that a cell speaks of.
-
-    A sequence that was lost, or has a token without a logprob, has no value (NaN).
-    """
-    inside_S = view.may_meet[cell.cut]
-    known_S = inside_S & ~np.isnan(x_S)
-    missing_G = np.bincount(view.group_S[inside_S & ~known_S], minlength=view.launched)
-    return Units(x_S[known_S], view.group_S[known_S], missing_G)
+from servanda.theory.bounds.sequence import shortfall
 
 
 @dataclass(frozen=True)

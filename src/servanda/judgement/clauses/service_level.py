@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from servanda.contract.model import Clause, Relative
-from servanda.judgement.clauses.base import Cell, CellVerdict, Look, Source, blank
+from servanda.contract.clause import Clause, Relative
+from servanda.judgement.clauses.base import Cell, CellVerdict, Kind, Look, Source, blank, limit_of
 from servanda.theory.stats.block_bootstrap import Blocks, block_interval, level
 from servanda.traces.latency import Timing
 
@@ -106,14 +106,12 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class ServiceLevel:
+class ServiceLevel(Kind):
     """A limit on an aggregate over requests, judged on the served path."""
 
     load: LoadOf
     seed: int
-    counts: ClassVar[bool] = False
     source: ClassVar[Source] = "timing"
-    peers: ClassVar[tuple[str, ...]] = ()
 
     def weigh(self, cell: Cell, runs: Mapping[LoadOf, LoadRun]) -> Samples:
         run = runs[self.load]
@@ -124,12 +122,6 @@ class ServiceLevel:
         served, recorded = (tuple(b[side] for b in blocks) for side in (SERVED, RECORDED))
         stable = tuple(b[STABLE] for b in blocks) if self.peers else ()
         return Samples(served, recorded, stable, run.absent)
-
-    def noise(self, cell: Cell, view: object) -> None:
-        return None
-
-    def floor(self, cell: Cell, parts: list[Any]) -> None:
-        return None
 
     def judge(
         self, cell: Cell, rounds: list[Samples], floor: float | None, look: Look
@@ -190,10 +182,7 @@ class ServiceLevel:
 
     def _scale(self, cell: Cell, samples: Samples) -> tuple[float, float]:
         """What turns the ends of the interval into units of the metric, and the limit."""
-        clause = cell.clause
-        limit = clause.at_most if clause.at_least is None else clause.at_least
-        assert isinstance(limit, float)
-        return 1.0, limit
+        return 1.0, limit_of(cell.clause)
 
     def _note(self, cell: Cell, samples: Samples, *, undecided: bool) -> str:
         """What was timed, and what recording logprobs adds to it (law 10)."""

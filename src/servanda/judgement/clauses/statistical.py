@@ -10,30 +10,28 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from servanda.judgement.clauses.base import (
+    WITHIN_NOISE,
     Array,
     Cell,
     CellVerdict,
+    Kind,
     Look,
     Sampled,
-    Source,
     View,
     blank,
     peak,
 )
-from servanda.theory.bounds import Standing
-from servanda.theory.divergence import DIVERGENCES
-from servanda.theory.stats import GroupRatio, LogMoment, interval, units_to_decide
-from servanda.theory.stats.log_moment import log_mean_exp
+from servanda.theory.bounds.theorem import Standing
+from servanda.theory.divergence.base import DIVERGENCES
+from servanda.theory.stats.group_ratio import GroupRatio
+from servanda.theory.stats.interval import interval, units_to_decide
+from servanda.theory.stats.log_moment import LogMoment, log_mean_exp
 
 if TYPE_CHECKING:
     from servanda.judgement.clauses.scaling import Feed
 
 _FLOOR_TOKENS = 50  # of fewer, one odd token would make a floor that nothing can exceed
 _LITTLE = 0.25  # a fill of less is worth a word
-WITHIN_NOISE = (
-    "beyond the limit, yet within twice the self-noise floor (an estimate): the kernels' own noise "
-    "is as large"
-)
 
 Process = LogMoment | GroupRatio
 Noise = tuple[tuple[float, int], ...]
@@ -75,9 +73,15 @@ def units_of(cell: Cell, view: View, x_N: Array) -> Units:
     return Units(x_N[known_N], view.group_N[known_N], missing_G)
 
 
-def process_of(cell: Cell, view: View, x_N: Array) -> Process:
-    """One round's x in [0, 1] as the statistics of a cell; NaN: no value."""
-    return units_of(cell, view, x_N).process(cell)
+def sequence_units(cell: Cell, view: View, x_S: Array) -> Units:
+    """One round's x in [0, 1] of each launched sequence that a cell speaks of.
+
+    A sequence that was lost, or has a token without a logprob, has no value (NaN).
+    """
+    inside_S = view.may_meet[cell.cut]
+    known_S = inside_S & ~np.isnan(x_S)
+    missing_G = np.bincount(view.group_S[inside_S & ~known_S], minlength=view.launched)
+    return Units(x_S[known_S], view.group_S[known_S], missing_G)
 
 
 def total(cell: Cell, rounds: Sequence[Process]) -> Process:
@@ -143,6 +147,10 @@ def rests_on(cell: Cell, more: Sequence[str] = ()) -> tuple[str, ...]:
     return (*(ALWAYS if cell.claim == "population" else ALWAYS[:-1]), *more)
 
 
+class BySequence(Kind):
+    """Kinds whose units are launched sequences; they are defined on slices of requests."""
+
+
 @dataclass(frozen=True)
 class Certificate(Sampled):
     """`holds` and `violated` by evidence that is valid at every look.
@@ -152,12 +160,10 @@ class Certificate(Sampled):
     """
 
     feed: Feed
+    counts: ClassVar[bool] = True
     standing: ClassVar[Standing] = "certificate"
     assumes: ClassVar[tuple[str, ...]] = ()
     each: ClassVar[Literal["token", "sequence"]] = "token"
-    counts: ClassVar[bool] = True
-    source: ClassVar[Source] = "workload"
-    peers: ClassVar[tuple[str, ...]] = ()
 
     def weigh(self, cell: Cell, view: View) -> Grown:
         process, limit = self.process(cell, view), self.feed.limit
@@ -271,7 +277,7 @@ class Certificate(Sampled):
             value=None if math.isnan(tally.mean) else feed.value(tally.mean),
             floor=None if floor is None else feed.value(floor),
             n=tally.n,
-            units=f"{self.each}s" if cell.claim == "realised" else "prompt groups",
+            units=cell.units_of(self.each),
             missing=tally.missing,
             threshold=feed.threshold,
             alpha=look.alpha,

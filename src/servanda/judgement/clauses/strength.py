@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from servanda.judgement.clauses.base import Array, Cell, Limited, Look, Outcome
+from servanda.judgement.clauses.base import Array, Cell, Look, Outcome
 from servanda.theory.stats.cells import Cells
 from servanda.theory.stats.likelihood_ratio import cell_factors
 from servanda.theory.stats.pit import LEAK, edges, log_densities
@@ -179,7 +179,7 @@ def weak_guards(looked: Sequence[tuple[Cell, list[Any], Look, Outcome]]) -> tupl
     limited = [
         (cell, cell.kind.unexamined(cell, rounds, look))
         for cell, rounds, look, outcome in looked
-        if isinstance(cell.kind, Limited) and outcome == "holds"
+        if outcome == "holds"
     ]
     found: dict[tuple[str, str], tuple[str, ...]] = {}
     for cell, texts in limited:

@@ -8,15 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from servanda.contract.model import Clause, Contract
-from servanda.judgement.clauses.base import Array, Cell, View
-from servanda.judgement.clauses.chain_metrics import (
-    CHAIN,
-    ChainCertificate,
-    Lack,
-    between,
-    limit_of,
-)
+from servanda.contract.clause import Clause
+from servanda.contract.model import Contract
+from servanda.judgement.clauses.base import Array, Cell, View, limit_of
+from servanda.judgement.clauses.chain_certificate import ChainCertificate, between
+from servanda.judgement.clauses.chain_metrics import CHAIN, Lack
 
 _CAP = 10.0
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from servanda.contract.actions import ACTIONS
+from servanda.contract.clause import SECTIONS
 from servanda.contract.finding import Finding
-from servanda.contract.model import EXTERNAL, SECTIONS, Contract
+from servanda.contract.model import EXTERNAL, Contract
 from servanda.contract.yaml_reader import Path
 from servanda.judgement.clauses.scope import known_by_name, slices_of
 from servanda.judgement.lint.slices import is_number

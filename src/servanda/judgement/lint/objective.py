@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from servanda.contract.finding import Finding
-from servanda.contract.model import Contract, Reward, Weighting
+from servanda.contract.model import Contract
+from servanda.contract.objective import Reward, Weighting
 from servanda.judgement.rewards import REWARDS, file_and_function
 from servanda.registry import nearest, quoted
 

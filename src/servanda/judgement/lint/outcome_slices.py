@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from servanda.contract.clause import Clause, Relative, Section
 from servanda.contract.finding import Finding
-from servanda.contract.model import Clause, Contract, Relative, Section
+from servanda.contract.model import Contract
 from servanda.contract.yaml_reader import Path
 from servanda.judgement.clauses.scope import OUTCOME_METRICS, of_outcomes, slices_of
 from servanda.judgement.slices.rules import Known

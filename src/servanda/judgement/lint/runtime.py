@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from servanda.contract.clause import Clause, Relative, Section
 from servanda.contract.finding import Finding
-from servanda.contract.model import Clause, Contract, Relative, Section
+from servanda.contract.model import Contract
 from servanda.contract.yaml_reader import Path
 
 

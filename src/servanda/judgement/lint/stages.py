@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from servanda.contract.clause import STAGES, Clause
 from servanda.contract.finding import Finding
-from servanda.contract.model import STAGES, Clause, Contract, StageRule
+from servanda.contract.model import Contract
+from servanda.contract.policy import StageRule
 from servanda.contract.yaml_reader import Path
 
 # which stage has what, besides sequences; each other key would say nothing

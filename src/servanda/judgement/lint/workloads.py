@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from servanda.contract.finding import Finding
-from servanda.contract.model import EXTERNAL, Contract, Workload
+from servanda.contract.model import EXTERNAL, Contract
+from servanda.contract.workload import Workload
 from servanda.contract.yaml_reader import Path
 from servanda.registry import nearest, quoted
 

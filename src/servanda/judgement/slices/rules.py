@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract.model import WHOLE, SliceRule
+from servanda.contract.clause import WHOLE, SliceRule
 from servanda.traces.corpus import Corpus, Prompt
 
 Known = Literal["request", "context", "outcome"]  # before the request, the token, or after it

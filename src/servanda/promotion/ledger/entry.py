@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Generic, Protocol, TypeVar
 
 from servanda.errors import EvidenceError, ServandaError
+
+B = TypeVar("B")  # of a body
 
 
 class LedgerError(ServandaError):
@@ -42,7 +44,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Entry:
+class _Placed(Generic[B]):
     """A record in its place.
 
     Args:
@@ -57,9 +59,20 @@ class Entry:
     at: float
     actor: str
     kind: str
-    body: Mapping[str, Any]
+    body: B
     prev: str
     hash: str
+
+
+class Entry(_Placed[Mapping[str, Any]]):
+    """A record in its place, whose hash was found right."""
+
+
+class Row(_Placed[str]):
+    """An entry as a store keeps it: `body` is canonical text, and nothing is checked yet."""
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
 
 
 class Ledger(Protocol):

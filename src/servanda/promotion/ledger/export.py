@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TextIO
 
-from servanda.promotion.ledger.entry import Ledger, LedgerError
-from servanda.promotion.ledger.hash_chain import COLUMNS, Row, canonical, line
+from servanda.promotion.ledger.entry import COLUMNS, Ledger, LedgerError, Row
+from servanda.promotion.ledger.hash_chain import canonical, line
 from servanda.promotion.ledger.store import Foreign
 
 SUFFIX = ".jsonl"

@@ -12,30 +12,15 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from servanda.promotion.ledger.entry import Entry, LedgerError, Record
+from servanda.promotion.ledger.entry import COLUMNS, Entry, LedgerError, Record, Row
 
 FIRST = "0" * 32  # what the first entry follows
 UNLIKE = "its content has the hash"  # how the fault of an edited entry begins
-COLUMNS = ("seq", "run", "n", "at", "actor", "kind", "body", "prev", "hash")
+
 _LONGEST_KEY = 64  # of blake2b
-
-
-@dataclass(frozen=True)
-class Row:
-    """An entry as a store keeps it: `body` is canonical text, and nothing is checked yet."""
-
-    seq: int
-    run: str
-    n: int
-    at: float
-    actor: str
-    kind: str
-    body: str
-    prev: str
-    hash: str
 
 
 def canonical(value: Any) -> str:
@@ -59,7 +44,7 @@ def digest(text: str, key: bytes = b"") -> str:
 
 def line(entry: Entry) -> str:
     """An entry as canonical JSON, its hash with it."""
-    return canonical({name: getattr(entry, name) for name in COLUMNS})
+    return canonical(vars(entry))
 
 
 def hash_of(row: Row, key: bytes) -> str:
@@ -68,8 +53,9 @@ def hash_of(row: Row, key: bytes) -> str:
     Raises:
         ValueError: its body is no JSON, or its numbers are none.
     """
-    data = {name: getattr(row, name) for name in COLUMNS[:-1]}
-    return digest(canonical(data | {"body": json.loads(row.body)}), key)
+    data = vars(row) | {"body": json.loads(row.body)}
+    del data["hash"]
+    return digest(canonical(data), key)
 
 
 def sealed(
@@ -131,8 +117,7 @@ def _refuse_keys(value: Any) -> None:
 
 def opened(row: Row) -> Entry:
     """A row whose hash was found right, as an entry."""
-    values = {name: getattr(row, name) for name in COLUMNS}
-    return Entry(**values | {"body": json.loads(row.body)})
+    return Entry(**vars(row) | {"body": json.loads(row.body)})
 
 
 class Chain:

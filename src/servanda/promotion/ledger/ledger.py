@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from servanda.promotion.ledger.entry import Damaged, Entry, LedgerError, Outrun, Record
-from servanda.promotion.ledger.hash_chain import Chain, Row, content, digest, opened, sealed
+from servanda.promotion.ledger.entry import Damaged, Entry, LedgerError, Outrun, Record, Row
+from servanda.promotion.ledger.hash_chain import Chain, content, digest, opened, sealed
 from servanda.promotion.ledger.store import Store
 from servanda.promotion.ledger.witness import Witness
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from urllib.parse import parse_qsl, unquote, urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
-from servanda.promotion.ledger.entry import Damaged, LedgerError
-from servanda.promotion.ledger.hash_chain import COLUMNS, Row
+from servanda.promotion.ledger.entry import COLUMNS, Damaged, LedgerError, Row
 from servanda.promotion.ledger.queries import META, TABLE, Queries
 from servanda.promotion.ledger.store import PATIENCE_S, SCHEMA, Foreign, refuse_schema
 
@@ -121,7 +121,7 @@ class PostgresStore(Queries):
             self._in_transaction = False
 
     def insert(self, rows: Sequence[Row]) -> None:
-        values = [tuple(getattr(row, name) for name in COLUMNS) for row in rows]
+        values = [astuple(row) for row in rows]
         marks = ", ".join(["%s"] * len(COLUMNS))
         # not translated here: `writing` says whether it may have been kept
         query = f"INSERT INTO {TABLE} VALUES ({marks})"

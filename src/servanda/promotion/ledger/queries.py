@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from servanda.promotion.ledger.hash_chain import COLUMNS, Row
+from servanda.promotion.ledger.entry import COLUMNS, Row
 
 TABLE, META = "servanda_ledger", "servanda_ledger_meta"
 _COLUMNS = ", ".join(COLUMNS)

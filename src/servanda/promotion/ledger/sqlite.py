@@ -7,11 +7,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 from typing import TypeVar
 
-from servanda.promotion.ledger.entry import Damaged, LedgerError
-from servanda.promotion.ledger.hash_chain import COLUMNS, Row
+from servanda.promotion.ledger.entry import COLUMNS, Damaged, LedgerError, Row
 from servanda.promotion.ledger.queries import META, TABLE, Queries
 from servanda.promotion.ledger.store import PATIENCE_S, SCHEMA, Foreign, refuse_schema
 from servanda.promotion.ledger.witness import locked
@@ -181,7 +181,7 @@ class SqliteStore(Queries):
             ) from None
 
     def insert(self, rows: Sequence[Row]) -> None:
-        values = [tuple(getattr(row, name) for name in COLUMNS) for row in rows]
+        values = [astuple(row) for row in rows]
         marks = ", ".join("?" * len(COLUMNS))
         self._told(lambda: self._db.executemany(f"INSERT INTO {TABLE} VALUES ({marks})", values))
 

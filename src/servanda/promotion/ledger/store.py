@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from servanda.promotion.ledger.entry import LedgerError
-from servanda.promotion.ledger.hash_chain import Row
+from servanda.promotion.ledger.entry import LedgerError, Row
 
 SCHEMA = "1"
 PATIENCE_S = 30  # for whoever else is writing

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from servanda.promotion.ledger.entry import Damaged
-from servanda.promotion.ledger.hash_chain import FIRST, UNLIKE, Chain, Row
+from servanda.promotion.ledger.entry import Damaged, Row
+from servanda.promotion.ledger.hash_chain import FIRST, UNLIKE, Chain
 from servanda.promotion.ledger.ledger import ChainedLedger
 from servanda.promotion.ledger.store import Store
 from servanda.promotion.ledger.witness import missing

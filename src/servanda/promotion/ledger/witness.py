@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from servanda.promotion.ledger.entry import LedgerError
-from servanda.promotion.ledger.hash_chain import Row
+from servanda.promotion.ledger.entry import LedgerError, Row
 from servanda.promotion.ledger.store import Store
 
 

@@ -6,25 +6,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from email.utils import parsedate_to_datetime
 from queue import Empty, SimpleQueue
 from threading import Thread
 from types import MappingProxyType
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import httpx2
 
 from servanda.contract.identity import digest_of
+from servanda.engines.http_policy import HOOK, http_url, retry_after
 from servanda.engines.tls import trusted
 from servanda.errors import ContractError, MeasurementError
 
 T = TypeVar("T")
 
-PAUSES_S = (0.5, 1.0)  # after the first try, and after the second; the third is the last
-ASKED_S = 10.0  # the longest pause that a receiver is granted for the asking
 _CONNECT_S, _ANSWER_S, _ALL_S = 5.0, 10.0, 20.0
-_AGAIN = (408, 429, 500, 502, 503, 504)
 
 
 class Busy(MeasurementError):  # noqa: N818 - what the other side is
@@ -48,11 +44,11 @@ def insist(attempt: Callable[[], T], wait: Callable[[float], None]) -> T:
     Raises:
         Busy: the third try met it too.  What else `attempt` raises is raised at once.
     """
-    for pause_s in PAUSES_S:
+    for tried in range(1, HOOK.tries):
         try:
             return attempt()
         except Busy as busy:
-            wait(max(pause_s, min(busy.after_s, ASKED_S)))
+            wait(HOOK.pause(tried, busy.after_s))
     return attempt()
 
 
@@ -68,17 +64,13 @@ class Hook:
     """
 
     def __init__(self, url: str, option: str, all_s: float = _ALL_S) -> None:
-        try:
-            parts = urlsplit(url)
-            host, _ = parts.hostname, parts.port  # a port that is none raises
-        except ValueError:
-            parts, host = urlsplit(""), None
-        if parts.scheme not in ("http", "https") or not host:
+        parts = http_url(url)
+        if parts is None:
             raise ContractError(
                 f"{option} takes a URL that begins with http:// or https://",
                 hint="what was given is not shown, for it may be a secret",
             )
-        self.host = host
+        self.host = parts.hostname or ""
         self._url, self._all_s, self._verify = url, all_s, trusted()
 
     @property
@@ -109,7 +101,7 @@ class Hook:
             raise Busy(f"{self.host}: {type(error).__name__}") from None
         except (httpx2.InvalidURL, UnicodeError) as error:
             raise MeasurementError(f"{self.host}: {type(error).__name__}") from None
-        if status in _AGAIN:
+        if status in HOOK.statuses:
             raise Busy(f"{self.host}: status {status}", after_s)
         if 300 <= status < 400:
             raise MeasurementError(f"{self.host}: status {status}, a redirect: it is not followed")
@@ -136,19 +128,7 @@ class Hook:
             follow_redirects=False,
             verify=self._verify,
         ) as answer:
-            return answer.status_code, _asked(answer.headers)
-
-
-def _asked(headers: Mapping[str, str]) -> float:
-    """Seconds of Retry-After; 0 where it does not say.  A date counts from the answer's own."""
-    text = headers.get("retry-after", "").strip()
-    try:
-        if text.isdigit():
-            return float(text)
-        gap = parsedate_to_datetime(text) - parsedate_to_datetime(headers.get("date", ""))
-    except (TypeError, ValueError):
-        return 0.0
-    return max(0.0, gap.total_seconds())
+            return answer.status_code, retry_after(answer.headers)
 
 
 def _within(limit_s: float, ask: Callable[[], T]) -> T:

@@ -20,12 +20,12 @@ from servanda.contract.stages import Leg
 from servanda.engines.base import Engine
 from servanda.engines.traffic_replay import ServedEngine
 from servanda.engines.worker import spawn
-from servanda.judgement.clauses.coverage import Coverage
+from servanda.judgement.clauses.guards import Coverage
 from servanda.judgement.evidence import Evidence, weigh_once
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Arrivals
 from servanda.judgement.traffic import Traffic, traffic_of
-from servanda.judgement.verdict import Circumstances, Verdict
+from servanda.judgement.verdict import Verdict
 from servanda.promotion.run.request_log_files import read_log, refuse_rewritten
 from servanda.runner.load import compile
 from servanda.runner.measurement import ExpiredError, Open, Watch, key_of
@@ -114,16 +114,11 @@ def look(
         if any(schedule.rounds for schedule in arrivals):
             found = _gathered(plan, directory, opening, watch, deadline)
         else:
-            key = _unmeasured(plan, described, before or offline, open)
-            found = _nothing(plan, key)
-        evidence = found.evidence + weigh_once(
-            plan, found.key, {"coverage": _coverage(plan, found.evidence, now)}
-        )
+            found = _nothing(plan, _unmeasured(plan, described, before or offline, open))
+        coverage = _coverage(plan, found.evidence, now)
+        evidence = found.evidence + weigh_once(plan, found.key, {"coverage": coverage})
         seconds = None if resumed else time.monotonic() - began
-        circumstances = Circumstances(
-            found.fingerprints, seconds, contract_text=text, differences=found.differences
-        )
-        verdict = concluded(plan, evidence, circumstances, deadline)
+        verdict = concluded(plan, evidence, found.circumstances(seconds, text), deadline)
         if found.evidence.rounds:
             directory.finish(json.dumps(verdict.to_dict(), indent=1))
     key = _as_offline(found.key, offline, before, compile(contract, attempt=attempt).reward)
@@ -148,9 +143,7 @@ def _offline(
         resumed, began = directory.begun, time.monotonic()
         found = _gathered(plan, directory, open_, watch, deadline)
         seconds = None if resumed else time.monotonic() - began
-        circumstances = Circumstances(
-            found.fingerprints, seconds, contract_text=text, differences=found.differences
-        )
+        circumstances = found.circumstances(seconds, text)
         verdict = concluded(plan, found.evidence, circumstances, deadline)
         if found.evidence.rounds or found.evidence.once:
             directory.finish(json.dumps(verdict.to_dict(), indent=1))

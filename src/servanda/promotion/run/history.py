@@ -208,18 +208,3 @@ def _refused(entry: Entry, what: str) -> LedgerError:
         hint="the ledger was edited, or another version decides otherwise: it was written by "
         f"servanda {wrote}, and this is {__version__}",
     )
-
-
-__all__ = [
-    "GATEWAY",
-    "TOLD",
-    "Look",
-    "Story",
-    "disagreements",
-    "kept",
-    "refreshed",
-    "retold",
-    "stories",
-    "stories_of",
-    "story_of",
-]

@@ -76,9 +76,9 @@ def _requests(path: Path) -> tuple[Request, ...]:
 def absent(served: Sequence[Path]) -> tuple[str, ...]:
     """What of a log is not there, as sentences; a new leg may well have none yet."""
     if not served:
-        return ("no log of what infer served is given: name it with --served",)
+        return ("no log of what infer served is given: name it with --log",)
     return tuple(
-        f"--served {path}: {'no .jsonl file is in it' if path.is_dir() else 'nothing is there'} yet"
+        f"--log {path}: {'no .jsonl file is in it' if path.is_dir() else 'nothing is there'} yet"
         for path in served
         if not files_of([path])
     )
@@ -105,7 +105,7 @@ def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: ServedEngine)
                 "longer in the log",
                 hint=hint,
             )
-        units = tuple(schedule.units(index))
+        units = schedule.units(index)
         batch = Batch(
             tuple(u.sequence for u in units),
             tuple(schedule.corpus.prompts[u.row].token_ids or () for u in units),

@@ -10,7 +10,7 @@ from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.lint.runtime import RUNTIME_METRICS
 from servanda.judgement.slices.rules import FIELDS, LABEL, field_of
-from servanda.theory.divergence import DIVERGENCES, Divergence
+from servanda.theory.divergence.base import DIVERGENCES, Divergence
 
 # metric -> what it is of two next-token distributions, in a sentence that needs no formula
 _METRICS = {

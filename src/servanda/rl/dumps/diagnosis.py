@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from servanda.contract.model import WHOLE
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.slices.rules import LABEL, Cut
 from servanda.judgement.workload_coverage import listed
-from servanda.rl.dumps.steps import WORST, Trend
+from servanda.rl.dumps.format import is_gradient
+from servanda.rl.dumps.steps import GROWS, WORST, TokenSum, Trend
 
-GROWS, DOUBLED = 1.5, 2.0  # of a trend: worth a word, and a serious one
+# bits of the slices that tokens lie in -> how many tokens, and the sum of their (1 - w)^+
+Atoms = Mapping[int, Sequence[float]]
+
 _MOST_OF_IT = 0.5  # of the excess, before a slice is called its cause
 _FEW = 0.75  # of the drift in the worst sequences: stale caches .93, FP8 .39, a lost LoRA .51
 _ZERO = np.zeros(1)
@@ -27,39 +31,24 @@ _GROWING = {
 }
 
 
-@dataclass(frozen=True)
-class Sums:
-    """Tokens, and the sum of their (1 - w)^+."""
-
-    n: float = 0.0
-    tv: float = 0.0
-
-    def __add__(self, other: Sums) -> Sums:
-        return Sums(self.n + other.n, self.tv + other.tv)
-
-    @property
-    def mean(self) -> float | None:
-        return self.tv / self.n if self.n else None
-
-
-def within(atoms: Mapping[int, Sequence[float]], bits: int) -> tuple[Sums, Sums]:
-    """Tokens in any of the slices that `bits` names, and all others."""
-    inside, outside = Sums(), Sums()
+def within(atoms: Atoms, bits: int) -> tuple[TokenSum, TokenSum]:
+    """The (1 - w)^+ of tokens in any of the slices that `bits` names, and of all others."""
+    inside, outside = TokenSum(), TokenSum()
     for key, (n, tv) in atoms.items():
         if key & bits:
-            inside += Sums(n, tv)
+            inside += TokenSum(tv, int(n))
         else:
-            outside += Sums(n, tv)
+            outside += TokenSum(tv, int(n))
     return inside, outside
 
 
-def _mean(atoms: Mapping[int, Sequence[float]], bits: int) -> float:
+def _mean(atoms: Atoms, bits: int) -> float:
     """Mean (1 - w)^+ of the tokens in those slices, or of all where there are none; 0 of none."""
     inside, outside = within(atoms, bits)
     return (inside if bits else outside).mean or 0.0
 
 
-def explained(atoms: Mapping[int, Sequence[float]], some: int, red: int) -> float | None:
+def explained(atoms: Atoms, some: int, red: int) -> float | None:
     """The share of the excess in the red slices that lies in some of them.
 
     The excess is the sum of (1 - w)^+ above what the tokens outside would have had.
@@ -67,14 +56,23 @@ def explained(atoms: Mapping[int, Sequence[float]], some: int, red: int) -> floa
     inside, outside = within(atoms, red)
     part, _ = within(atoms, some)
     base = outside.mean or 0.0
-    excess = inside.tv - base * inside.n
-    return (part.tv - base * part.n) / excess if excess > 0 else None
+    excess = inside.total - base * inside.n
+    return (part.total - base * part.n) / excess if excess > 0 else None
+
+
+def limits_of(violated: Iterable[CellVerdict]) -> dict[str, float | None]:
+    """Of each slice that is red, and of the whole, the limit on mean TV it is beyond, if any."""
+    limits: dict[str, float | None] = {}
+    for cell in violated:
+        if is_gradient(cell):
+            limits[cell.slice] = cell.limit
+        elif cell.slice != WHOLE:
+            limits.setdefault(cell.slice, None)
+    return limits
 
 
 def fewest(
-    names: Sequence[str],
-    limits: Mapping[str, float | None],
-    atoms: Mapping[int, Sequence[float]],
+    names: Sequence[str], limits: Mapping[str, float | None], atoms: Atoms
 ) -> tuple[str, ...]:
     """The red slices to leave out so that the others, and the whole, are within their limits.
 
@@ -102,7 +100,7 @@ def fewest(
 def likely(
     cuts: Sequence[Cut],
     red: Sequence[str],
-    atoms: Mapping[int, Sequence[float]],
+    atoms: Atoms,
     trend: Trend | None,
     concentration: float | None = None,
 ) -> str:
@@ -116,23 +114,20 @@ def likely(
         red: names of those beyond their limit.
         concentration: see `steps.concentration`; None where it was not measured.
     """
-    for found in (_at_starts(cuts, red, atoms), _of_old_weights(cuts, atoms) if red else ""):
-        if found:
-            return found
+    if cause := _at_starts(cuts, red, atoms):
+        return cause
+    if red and (cause := _of_old_weights(cuts, atoms)):
+        return cause
     for field in dict.fromkeys(f for cut in cuts for f in cut.fields if f.startswith(LABEL)):
-        if found := _of_label(field, cuts, red, atoms):
-            return found
+        if cause := _of_label(field, cuts, red, atoms):
+            return cause
     for field, words in _GROWING.items():
-        if found := _growing(field, words, cuts, red, atoms):
-            return found
-    if trend is not None and trend.interval[0] > 1 and trend.ratio >= GROWS:
-        return _unexplained(trend, concentration)
-    return ""
+        if cause := _growing(field, words, cuts, red, atoms):
+            return cause
+    return _unexplained(trend, concentration) if trend is not None and trend.level else ""
 
 
-def _at_starts(
-    cuts: Sequence[Cut], red: Sequence[str], atoms: Mapping[int, Sequence[float]]
-) -> str:
+def _at_starts(cuts: Sequence[Cut], red: Sequence[str], atoms: Atoms) -> str:
     """Of the first tokens of turns that come after a tool has spoken."""
     some = [cut.name for cut in cuts if cut.name in red and _after_a_tool(cut)]
     if share := _most_of(some, cuts, red, atoms):
@@ -149,28 +144,26 @@ def _after_a_tool(cut: Cut) -> bool:
     return first and later
 
 
-def _of_old_weights(cuts: Sequence[Cut], atoms: Mapping[int, Sequence[float]]) -> str:
+def _of_old_weights(cuts: Sequence[Cut], atoms: Atoms) -> str:
     """Of tokens that older weights drew, beside those of the weights that are trained."""
     aged = {cut.name for cut in cuts if cut.fields == {"outcome.staleness"}}
     fresh = {c.name for c in cuts if c.name in aged and c.mask({"outcome.staleness": _ZERO}, 1)[0]}
     names = [cut.name for cut in cuts]
     old, rest = within(atoms, _bits(names, [*(aged - fresh)]))
     base = rest.mean if fresh else None
-    if not old.n or base is None:
+    whole = old.total + rest.total
+    if not old.n or base is None or not whole:
         return ""
-    excess = old.tv - base * old.n
-    if excess < _MOST_OF_IT * (old.tv + rest.tv):
+    share = (old.total - base * old.n) / whole
+    if share < _MOST_OF_IT:
         return ""
-    share = excess / (old.tv + rest.tv)
     return (
         f"staleness: tokens drawn by older weights read {old.mean:.3g}, the others {base:.3g}; it "
         f"explains {100 * share:.0f} % of all divergence"
     )
 
 
-def _of_label(
-    field: str, cuts: Sequence[Cut], red: Sequence[str], atoms: Mapping[int, Sequence[float]]
-) -> str:
+def _of_label(field: str, cuts: Sequence[Cut], red: Sequence[str], atoms: Atoms) -> str:
     """Of some values of a label, and not of the others."""
     family = [cut for cut in cuts if cut.fields == {field}]
     some = [cut for cut in family if cut.name in red]
@@ -192,13 +185,7 @@ def _values(cut: Cut) -> str:
     return "of none" if term.op == "exists" else "of any other value"
 
 
-def _growing(
-    field: str,
-    words: str,
-    cuts: Sequence[Cut],
-    red: Sequence[str],
-    atoms: Mapping[int, Sequence[float]],
-) -> str:
+def _growing(field: str, words: str, cuts: Sequence[Cut], red: Sequence[str], atoms: Atoms) -> str:
     """Of buckets that are the worse the later they lie."""
     names = [cut.name for cut in cuts]
     family = sorted((cut for cut in cuts if cut.fields == {field}), key=_lower)
@@ -219,14 +206,14 @@ def _unexplained(trend: Trend, concentration: float | None) -> str:
     grown = f"drift that grows, x{trend.ratio:.2g} in the last {trend.steps} steps"
     if concentration is None:
         return f"{grown}: unexplained; a drill of the sync (servanda preflight) is the next step"
-    held = f"{100 * concentration:.0f} % of it in {100 * WORST:.0f} % of the tokens"
+    share = f"{100 * concentration:.0f} % of it in {100 * WORST:.0f} % of the tokens"
     if concentration >= _FEW:
         return (
-            f"{grown}, in few sequences ({held}): as of a prefix cache that outlives a sync; draw "
+            f"{grown}, in few sequences ({share}): as of a prefix cache that outlives a sync; draw "
             "a step with the cache off, or reset after each sync"
         )
     return (
-        f"{grown}, in all sequences alike ({held}): unexplained; weights that the sync leaves out "
+        f"{grown}, in all sequences alike ({share}): unexplained; weights that the sync leaves out "
         "and low-precision drift look the same here, and servanda preflight tells them apart"
     )
 
@@ -236,10 +223,7 @@ def _explains(share: float) -> str:
 
 
 def _most_of(
-    some: Sequence[str],
-    cuts: Sequence[Cut],
-    red: Sequence[str],
-    atoms: Mapping[int, Sequence[float]],
+    some: Sequence[str], cuts: Sequence[Cut], red: Sequence[str], atoms: Atoms
 ) -> float | None:
     """The share of the excess in some slices; None where it is less than most of it."""
     names = [cut.name for cut in cuts]

@@ -1,4 +1,4 @@
-# Filtered: what a trainer's own filter removed before it wrote its dump.
+# What a trainer's own filter removed before it wrote its dump.
 #
 # Both logprobs of what it removed are there, so nothing needs to be assumed about it.  A promise
 # holds only if it holds with those tokens as well as without them: what is counted is
@@ -21,7 +21,7 @@ ONLY_FILTERED = "holds only for what a filter left"
 
 
 @dataclass
-class Tally:
+class RemovedTokens:
     """Sequences and tokens that were removed, and the sums of those that both sides scored."""
 
     sequences: int = 0

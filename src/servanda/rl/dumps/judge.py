@@ -1,16 +1,14 @@
-# Judging a dump: found, preset, read once, judged.
+# A dump's verdict: the dump is found, its limits are chosen, it is read once and judged.
 
 from __future__ import annotations
 
 import itertools
 import math
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from servanda.contract.model import WHOLE
 from servanda.errors import MeasurementError
 from servanda.judgement.breakdown import Breakdown
 from servanda.judgement.clauses.base import CellVerdict
@@ -25,11 +23,10 @@ from servanda.rl.dumps.filters import bracketed
 from servanda.rl.dumps.formats import Dump, open_dump
 from servanda.rl.dumps.masks import write_masks
 from servanda.rl.dumps.slicing import HEAD_TOKENS, Counts, rules_of
-from servanda.rl.dumps.soundness import Told, sides
-from servanda.rl.dumps.soundness import told as told_of
-from servanda.rl.dumps.statistics import Weighing
+from servanda.rl.dumps.soundness import DataLine, data_lines, sides
+from servanda.rl.dumps.statistics import DumpStatistics
 from servanda.rl.dumps.step_verdicts import JudgedSteps, is_step
-from servanda.rl.dumps.steps import Trend, concentration, since, trend
+from servanda.rl.dumps.steps import Trend, concentration, since
 from servanda.rl.dumps.window import Window, window_of
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.traces.rollouts import Rollouts
@@ -38,7 +35,7 @@ _MB = 1_000_000
 
 
 @dataclass(frozen=True)
-class Asked:
+class DumpOptions:
     """What a user asks of a dump.
 
     Args:
@@ -58,29 +55,29 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The verdict of a dump, and what is told beside it.
+class DumpVerdict:
+    """The verdict of a dump, and what is reported beside it.
 
     Args:
         why: the preset was chosen.
         contract_text: for keeping.
-        told: of the data, worst first.
+        lines: of the data, worst first.
         since: name of a cell -> first step from which on it is beyond its limit.
         out: the red slices to leave out; the others are red for the tokens they share with them.
         share: of the tokens that lie in those; left: mean (1 - w)^+ of all others.
         partly: whether slices were chosen from the first tokens alone.
-        masked: tokens named in `asked.mask`; None where nothing was written.
+        masked: tokens named in `options.mask`; None where nothing was written.
         mean_weight: of all trained tokens, w = p_train / p_infer; None where it is not known.
     """
 
-    asked: Asked
+    options: DumpOptions
     dump: Dump
     preset: str
     why: str
     contract_text: str
     verdict: Verdict
-    weighing: Weighing
-    told: tuple[Told, ...]
+    statistics: DumpStatistics
+    lines: tuple[DataLine, ...]
     since: dict[str, int]
     trend: Trend | None
     cause: str
@@ -94,7 +91,7 @@ class Answer:
     mean_weight: float | None = None
 
 
-def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
+def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     """Read a dump once and judge it.
 
     Raises:
@@ -103,48 +100,44 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
         MeasurementError: a file cannot be read, or no step lies in the asked range.
     """
     began, watch = time.monotonic(), watch or unwatched
-    if asked.preset is not None:
-        dump_preset.preset_of(asked.preset)
-    dump = _opened(asked)
+    if options.preset is not None:
+        dump_preset.preset_of(options.preset)
+    dump = _opened(options)
     sound = Soundness()
     read = blocks(_read(dump, watch))
     head, whole = _head(read)
     counts = Counts()
     for block in head:
         counts.add(paired(block, 0))
-    stale = any(n for age, n in counts.staleness.items() if age)
-    preset, why = (asked.preset, "as asked") if asked.preset else ("", "")
-    if not preset:
-        framework = dump.about.get("framework", "")
-        preset, why = dump_preset.guessed(dump.format, framework, stale=stale)
-    rules, notes = rules_of(counts, dump_preset.needed(preset))
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", asked.path.resolve().name).strip("-._") or "dump"
+    preset, why = dump_preset.chosen(options.preset, dump.about, counts)
+    needed = dump_preset.needed(preset)
+    rules, notes = rules_of(counts, needed)
+    name = dump_preset.contract_name(options.path)
     text, contract = dump_preset.contract_of(
-        preset, name[:60], rules, filtered=True, bitwise=asked.bitwise
+        preset, name, rules, filtered=True, bitwise=options.bitwise
     )
-    weighing = Weighing(contract, str(asked.path))
+    statistics = DumpStatistics(contract, str(options.path))
     for block in head:
-        weighing.meet(paired(block, 0))
-    trained = counts.turns.total()
-    window = window_of(dump_preset.needed(preset), len({b.step for b in head}), trained)
+        statistics.add_labels(paired(block, 0))
+    window = window_of(needed, len({b.step for b in head}), counts.turns.total())
     by_step = JudgedSteps(Window(window), alone=len(dump.steps) < 2)
     current = head[0].step if head else None
     for block in itertools.chain(head, read):
         if block.step != current:
-            by_step.close(weighing)
+            by_step.close(statistics)
             current = block.step
         sound.add(block)
         by_step.add(block)
-        weighing.add(block)
-    by_step.close(weighing)
-    plan, evidence = weighing.evidence()
+        statistics.add(block)
+    by_step.close(statistics)
+    plan, evidence = statistics.evidence()
     verdict = judge(plan, evidence)
-    if (drawn := weighing.before_filter(evidence)) is not None:
+    if (drawn := statistics.before_filter(evidence)) is not None:
         verdict = bracketed(verdict, judge(plan, drawn))
-    findings = (*sound.findings(), *sides(contract, weighing.agreement))
-    told = told_of(findings, dump.refused, weighing.sequences, dump.empty, weighing)
-    if not any(line.level == "error" for line in told):  # what all of it shows, its steps do too
-        told = (*by_step.told(), *told)
+    findings = (*sound.findings(), *sides(contract, statistics.agreement))
+    lines = data_lines(findings, dump.refused, statistics.sequences, dump.empty, statistics)
+    if not any(line.level == "error" for line in lines):  # what all of it shows, its steps do too
+        lines = (*by_step.lines(), *lines)
     verdict = replace(
         verdict,
         blind_spots=(*verdict.blind_spots, *(BlindSpot("slice", note) for note in notes)),
@@ -155,55 +148,41 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
             contract_text=text,
         ),
     )
-    errors = [t for t in told if t.level == "error"]
+    errors = [line for line in lines if line.level == "error"]
     if errors:
         verdict = unsound(verdict, errors[0].text)
-    dated = _since(weighing, verdict)
+    dated = _since(statistics, verdict)
     coherence = next(f for f in findings if f.check == "coherence")
     noted = (_noted(c, dated) for c in verdict.cells)
     verdict = replace(verdict, cells=tuple(_as_found(c, coherence) for c in noted))
-    limits = _limits(verdict)
-    found = Breakdown(
-        tuple(by_step.rows), weighing.outliers.rows(), weighing.outliers.beyond, weighing.removed
-    )
-    spots = verdict.blind_spots
-    if found.removed is not None and found.removed.tv is None:
-        spots = (*spots, BlindSpot("rows", removed_line(found.removed)))
-    for finding in findings:
-        if finding.check == "ends" and "untold" in finding.numbers:
-            spots = (*spots, BlindSpot("sample", finding.text))
-    open_ = sum(row.outcome == "inconclusive" and row.tokens > 0 for row in found.steps)
-    if open_ and len(found.steps) > 1:
-        few = f"{open_:,} of {len(found.steps):,} steps are too small to be judged alone: one of "
-        spots = (*spots, BlindSpot("sample", f"{few}them can be beyond the limit unseen"))
-    silent = sum(row.outcome == "error" for row in found.steps)
-    if silent and verdict.outcome != "error":
-        few = f"{silent:,} of {len(found.steps):,} steps have no answer"
-        spots = (*spots, BlindSpot("sample", f"{few}: too many of their tokens have no logprob"))
-    verdict = replace(verdict, breakdown=found, blind_spots=spots)
+    limits = diagnosis.limits_of(c for c in verdict.cells if c.enforced and c.outcome == "violated")
+    outliers = statistics.outliers
+    breakdown = Breakdown(tuple(by_step.rows), outliers.rows(), outliers.beyond, statistics.removed)
+    spots = (*verdict.blind_spots, *_blind_spots(breakdown, findings, verdict))
+    verdict = replace(verdict, breakdown=breakdown, blind_spots=spots)
     if verdict.outcome != "error":
         verdict = by_step.joined(verdict)
-    names = [cut.name for cut in weighing.cuts]
-    out = diagnosis.fewest(names, limits, weighing.atoms)
+    names = [cut.name for cut in statistics.cuts]
+    out = diagnosis.fewest(names, limits, statistics.atoms)
     bits = sum(1 << i for i, name in enumerate(names) if name in out)
-    inside, outside = diagnosis.within(weighing.atoms, bits)
-    grown = trend(*weighing.ends)
+    inside, outside = diagnosis.within(statistics.atoms, bits)
+    trend = statistics.ends.trend()
     masked = None
-    if asked.mask is not None and out:
-        cuts = [cut for cut in weighing.cuts if cut.name in out]
-        masked = write_masks(_read(_opened(asked), watch), cuts, asked.mask)
-    return Answer(
-        asked,
+    if options.mask is not None and out:
+        cuts = [cut for cut in statistics.cuts if cut.name in out]
+        masked = write_masks(_read(_opened(options), watch), cuts, options.mask)
+    return DumpVerdict(
+        options,
         dump,
         preset,
         why,
         text,
         verdict,
-        weighing,
-        told,
+        statistics,
+        lines,
         dated,
-        grown,
-        "" if errors else _cause(weighing, verdict, grown),
+        trend,
+        "" if errors else _cause(statistics, verdict, trend),
         out,
         inside.n / (inside.n + outside.n) if inside.n else 0.0,
         outside.mean,
@@ -215,45 +194,49 @@ def judge_dump(asked: Asked, watch: Watch | None = None) -> Answer:
     )
 
 
-def _cause(weighing: Weighing, verdict: Verdict, grown: Trend | None) -> str:
+def _blind_spots(
+    breakdown: Breakdown, findings: Iterable[Finding], verdict: Verdict
+) -> Iterator[BlindSpot]:
+    """What the verdict says nothing of: unscored tokens, aborted answers, steps of few tokens."""
+    removed, steps = breakdown.removed, breakdown.steps
+    if removed is not None and removed.tv is None:
+        yield BlindSpot("rows", removed_line(removed))
+    for finding in findings:
+        if finding.check == "ends" and "untold" in finding.numbers:
+            yield BlindSpot("sample", finding.text)
+    undecided = sum(row.outcome == "inconclusive" and row.tokens > 0 for row in steps)
+    if undecided and len(steps) > 1:
+        few = f"{undecided:,} of {len(steps):,} steps are too small to be judged alone: one of "
+        yield BlindSpot("sample", f"{few}them can be beyond the limit unseen")
+    silent = sum(row.outcome == "error" for row in steps)
+    if silent and verdict.outcome != "error":
+        few = f"{silent:,} of {len(steps):,} steps have no answer"
+        yield BlindSpot("sample", f"{few}: too many of their tokens have no logprob")
+
+
+def _cause(statistics: DumpStatistics, verdict: Verdict, trend: Trend | None) -> str:
     """Of slices that tell it apart, of the sampler where all are alike, or of the steps."""
-    red, held = _red(verdict), concentration(weighing.ends[1])
+    cells = (c for c in verdict.cells if c.enforced and not is_step(c))
+    red = [*dict.fromkeys(c.slice for c in cells if c.outcome == "violated")]
     undecided = verdict.outcome in ("violated", "inconclusive")
+    share = concentration(statistics.ends.last)
     return (
-        diagnosis.likely(weighing.cuts, red, weighing.atoms, None)
-        or (weighing.transform.cause() if undecided else "")
-        or diagnosis.likely(weighing.cuts, red, weighing.atoms, grown, held)
+        diagnosis.likely(statistics.cuts, red, statistics.atoms, None)
+        or (statistics.transform.cause() if undecided else "")
+        or diagnosis.likely(statistics.cuts, red, statistics.atoms, trend, share)
     )
 
 
-def _red(verdict: Verdict) -> list[str]:
-    """Slices on which an enforced clause is violated over the whole dump, `all` among them."""
-    cells = (c for c in verdict.cells if c.enforced and not is_step(c))
-    found = (c.slice for c in cells if c.outcome == "violated")
-    return [*dict.fromkeys(found)]
-
-
-def _limits(verdict: Verdict) -> dict[str, float | None]:
-    """Of each slice that is red, and of the whole, the limit on mean TV it is beyond, if any."""
-    found: dict[str, float | None] = {}
-    for cell in verdict.cells:
-        if cell.enforced and cell.outcome == "violated":
-            of_tv = cell.metric == "tv" and cell.threshold is None
-            if of_tv or (cell.slice != WHOLE and cell.slice not in found):
-                found[cell.slice] = cell.limit if of_tv else found.get(cell.slice)
-    return found
-
-
-def _since(weighing: Weighing, verdict: Verdict) -> dict[str, int]:
-    plan, _ = weighing.evidence()
-    found: dict[str, int] = {}
+def _since(statistics: DumpStatistics, verdict: Verdict) -> dict[str, int]:
+    plan, _ = statistics.evidence()
+    dated: dict[str, int] = {}
     for i, (cell, judged) in enumerate(zip(plan.cells, verdict.cells, strict=True)):
         if judged.outcome == "violated" and isinstance(cell.kind, Certificate):
-            means = [(s.step, s.mean(i)) for s in weighing.steps.values()]
+            means = [(s.step, s.mean(i)) for s in statistics.steps.values()]
             step = since(means, cell.kind.feed.limit)
             if step is not None:
-                found[cell.name] = step
-    return found
+                dated[cell.name] = step
+    return dated
 
 
 def _noted(cell: CellVerdict, dated: Mapping[str, int]) -> CellVerdict:
@@ -270,34 +253,33 @@ def _as_found(cell: CellVerdict, finding: Finding) -> CellVerdict:
     return cell.but(outcome=outcome, value=finding.numbers.get("mean"), note=finding.text)
 
 
-def _opened(asked: Asked) -> Dump:
-    """The dump, of the asked steps alone."""
-    dump = open_dump(asked.path, asked.format, unsafe_pickles=asked.unsafe_pickles)
-    first, last = asked.steps
+def _opened(options: DumpOptions) -> Dump:
+    """The dump, of the wanted steps alone."""
+    dump = open_dump(options.path, options.format, unsafe_pickles=options.unsafe_pickles)
+    first, last = options.steps
     low, high = -math.inf if first is None else first, math.inf if last is None else last
-    files = tuple(file for file in dump.found.files if low <= file.step <= high)
-    if not files:
-        shown = [str(end) if end is not None else "" for end in asked.steps]
+    wanted = dump.of(step for step in dump.steps if low <= step <= high)
+    if not wanted.steps:
+        ends = [str(end) if end is not None else "" for end in options.steps]
         raise MeasurementError(
-            f"no step of {asked.path} lies in {':'.join(shown)}",
+            f"no step of {options.path} lies in {':'.join(ends)}",
             hint=f"its steps are {min(dump.steps)} to {max(dump.steps)}",
         )
-    return Dump(replace(dump.found, files=files))
+    return wanted
 
 
 def _read(dump: Dump, watch: Watch) -> Iterator[Rollouts]:
-    def progress(done: int, total: int) -> None:
-        watch(Progress("reading, MB", done // _MB, max(total // _MB, 1)))
-
-    yield from (chunk for chunk in dump.read(progress) if len(chunk))
+    return dump.read(
+        lambda done, total: watch(Progress("reading, MB", done // _MB, max(total // _MB, 1)))
+    )
 
 
 def _head(read: Iterable[Rollouts]) -> tuple[list[Rollouts], bool]:
     """The first HEAD_TOKENS tokens, and whether that is all."""
-    head, held = [], 0
+    head, tokens = [], 0
     for block in read:
         head.append(block)
-        held += len(block.token_N)
-        if held >= HEAD_TOKENS:
+        tokens += len(block.token_N)
+        if tokens >= HEAD_TOKENS:
             return head, False
     return head, True

@@ -14,8 +14,8 @@ import numpy as np
 
 from servanda.contract.model import Contract
 from servanda.judgement.breakdown import SequenceRow
-from servanda.theory.divergence import sampled
-from servanda.theory.stats import step_alpha
+from servanda.theory.divergence.base import sampled
+from servanda.theory.stats.multiplicity import step_alpha
 from servanda.traces.rollouts import Rollouts
 from servanda.traces.trace import TracePair
 

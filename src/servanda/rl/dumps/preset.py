@@ -1,17 +1,22 @@
-# Presetting: which limits a dump is held to, and the contract that comes of them.
+# The contract of a trainer's steps: which preset's limits they are held to, and the contract that
+# comes of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from servanda.contract.model import Contract, SliceRule
 from servanda.contract.presets import PRESETS, preset_text
 from servanda.errors import ContractError
 from servanda.judgement.contract_text import of_trainer
 from servanda.registry import did_you_mean
+from servanda.rl.dumps.slicing import Counts
 from servanda.runner import load
-from servanda.theory.stats import units_at_best
+from servanda.theory.stats.interval import units_at_best
 
+WORKLOAD = "workload"  # the only one of such a contract
 # nothing holds before one prompt group, and a dump ends where it ends
 _SIZES = (1, 10_000_000)
 _AMPLE = 4  # times the tokens that identical kernels would need
@@ -30,6 +35,19 @@ _OF_FRAMEWORK: Mapping[str, str] = {
     "slime": "slime",
     "miles": "slime",
 }
+
+
+def chosen(preset: str | None, about: Mapping[str, str], counts: Counts) -> tuple[str, str]:
+    """The preset of a dump, and why: what a user asked for, or what fits.
+
+    Args:
+        about: what the dump says of itself.
+        counts: of its first tokens.
+    """
+    if preset:
+        return preset, "as asked"
+    stale = any(n for age, n in counts.staleness.items() if age)
+    return guessed(about["format"], about.get("framework", ""), stale=stale)
 
 
 def guessed(format_: str, framework: str, *, stale: bool) -> tuple[str, str]:
@@ -73,7 +91,7 @@ def preset_of(name: str) -> str:
 
 def needed(preset: str) -> int:
     """Tokens that a slice must have to be worth a cell."""
-    contract = load.contract_of(_text(preset, "dump", ()), preset)
+    contract = contract_of(preset, "dump", ())[1]
     limit = min(
         float(c.at_most)
         for c in contract.statistical
@@ -98,24 +116,7 @@ def contract_of(
         filtered: whether the source says what a filter of the trainer removed.
         bitwise: whether both kernels are declared to compute the same bits.
     """
-    text = _text(preset, name, slices, filtered=filtered, bitwise=bitwise)
-    return text, load.contract_of(text, f"{name}.kernelcontract.yaml")
-
-
-def frame() -> Contract:
-    """A contract whose kernels a trainer runs; what is not a promise in it fits any other."""
-    return contract_of("verl-sync", "frame", ())[1]
-
-
-def _text(
-    preset: str,
-    name: str,
-    slices: Sequence[SliceRule],
-    *,
-    filtered: bool = False,
-    bitwise: bool = False,
-) -> str:
-    return of_trainer(
+    text = of_trainer(
         preset_text(preset),
         name=name,
         titles=("trainer", "rollout engine"),
@@ -125,3 +126,9 @@ def _text(
         filtered=filtered,
         bitwise=bitwise,
     )
+    return text, load.contract_of(text, f"{name}.kernelcontract.yaml")
+
+
+def contract_name(path: Path) -> str:
+    """A folder's name as a contract may be called."""
+    return (re.sub(r"[^A-Za-z0-9_.-]+", "-", path.resolve().name).strip("-._") or "dump")[:60]

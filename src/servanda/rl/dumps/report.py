@@ -1,4 +1,4 @@
-# Telling: the answer about a dump as people read it.
+# The verdict on a dump as people read it.
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.breakdown import Breakdown, StepRow
+from servanda.judgement.breakdown import SequenceRow, StepRow
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.field_thresholds import quantile_shown
 from servanda.judgement.token_profile import Portrait
@@ -15,9 +15,8 @@ from servanda.report.cell_text import excess
 from servanda.report.format import line, percent
 from servanda.report.text import not_examined
 from servanda.rl.dumps import format
-from servanda.rl.dumps.diagnosis import DOUBLED, GROWS
 from servanda.rl.dumps.filters import ONLY_FILTERED
-from servanda.rl.dumps.judge import Answer
+from servanda.rl.dumps.judge import DumpVerdict
 from servanda.rl.dumps.step_verdicts import is_step
 
 _GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓"}
@@ -28,18 +27,18 @@ _MOST = 0.9  # of the tokens: where more are red, no slice explains it
 _NAME, _VALUE = 46, 26  # widths
 
 
-def tell(answer: Answer) -> str:
+def render(answer: DumpVerdict) -> str:
     """What was found, whether it is sound, whether to go on, where not, and what next."""
     return "\n".join(text.rstrip() for text in _lines(answer))
 
 
-def _lines(answer: Answer) -> Iterator[str]:
-    verdict, weighing = answer.verdict, answer.weighing
-    yield from _found(answer)
+def _lines(answer: DumpVerdict) -> Iterator[str]:
+    verdict, statistics = answer.verdict, answer.statistics
+    yield from _dump(answer)
     yield ""
     yield "Is the data sound?"
-    for told in answer.told:
-        yield f"  {_LEVEL[told.level]} {told.text}"
+    for data in answer.lines:
+        yield f"  {_LEVEL[data.level]} {data.text}"
     for cell in verdict.cells:
         # of the mean weight a finding has said it
         if cell.section == "observability" and cell.metric != "coherence":
@@ -49,13 +48,13 @@ def _lines(answer: Answer) -> Iterator[str]:
         yield "  ! no answer: what the data says cannot be trusted"
     else:
         yield from _clauses(answer)
-        yield from _steps(verdict.breakdown)
-        yield from _sequences(verdict.breakdown)
+        yield from _steps(_rows(answer))
+        yield from _sequences(verdict.breakdown.sequences if verdict.breakdown else ())
         yield from _trend(answer)
-        if weighing.largest_staleness:
+        if statistics.largest_staleness:
             yield (
                 "  ! kernel and staleness, mixed: tokens are up to "
-                f"{weighing.largest_staleness:g} updates old"
+                f"{statistics.largest_staleness:g} updates old"
             )
     if answer.cause:
         yield f"Likely cause   {answer.cause}"
@@ -67,18 +66,18 @@ def _lines(answer: Answer) -> Iterator[str]:
     yield from _next(answer)
 
 
-def _found(answer: Answer) -> Iterator[str]:
-    dump, weighing = answer.dump, answer.weighing
-    steps = [*weighing.steps]
+def _dump(answer: DumpVerdict) -> Iterator[str]:
+    dump, statistics = answer.dump, answer.statistics
+    steps = [*statistics.steps]
     files, low, high = len(dump.files), min(steps), max(steps)
     framework = line(dump.about.get("framework", dump.format))
     parts = [
         f"{files:,} file{'s' if files > 1 else ''} of {framework}",
         f"steps {low} to {high}" if high > low else f"step {low}",
-        f"{weighing.sequences:,} sequences",
-        f"{weighing.trained:,} trained tokens",
+        f"{statistics.sequences:,} sequences",
+        f"{statistics.trained:,} trained tokens",
     ]
-    parts += [f"up to {weighing.turns} turns"] if weighing.turns > 1 else []
+    parts += [f"up to {statistics.turns} turns"] if statistics.turns > 1 else []
     yield f"found    {' · '.join(parts)}"
     for note in dump.found.notes:
         yield f"         {line(note)}"
@@ -86,7 +85,7 @@ def _found(answer: Answer) -> Iterator[str]:
         f"preset   {answer.preset}, {answer.why}   "
         f"(servanda contract presets --show {answer.preset})"
     )
-    names = [line(cut.name) for cut in weighing.cuts]
+    names = [line(cut.name) for cut in statistics.cuts]
     yield f"slices   {', '.join(names) if names else 'none: too few tokens, or all alike'}"
     if answer.partly:
         yield "         chosen from the first tokens; later labels are judged with the whole"
@@ -100,10 +99,11 @@ def _guard(cell: CellVerdict) -> Iterator[str]:
         yield f"  {glyph} {cell.note}"
 
 
-def _clauses(answer: Answer) -> Iterator[str]:
+def _clauses(answer: DumpVerdict) -> Iterator[str]:
     cells = [c for c in answer.verdict.cells if c.section == "statistical"]
     for cell in cells:
-        if cell.slice != WHOLE or not _shown(cell):
+        # what is not enforced is shown only where it is beyond its limit
+        if cell.slice != WHOLE or not (cell.enforced or cell.outcome == "violated"):
             continue
         yield _row(cell, format.clause(cell), answer)
         own = [c for c in cells if c.clause == cell.clause and c.slice != WHOLE]
@@ -113,19 +113,14 @@ def _clauses(answer: Answer) -> Iterator[str]:
         if len(red) > _WORST:
             yield f"      and {len(red) - _WORST} more slices"
         sliced = [c for c in own if not is_step(c)]
-        still = sum(c.outcome == "inconclusive" for c in sliced)
+        undecided = sum(c.outcome == "inconclusive" for c in sliced)
         holds = sum(c.outcome == "holds" for c in sliced)
         if sliced:
-            open_ = f", {still} not decided" if still else ""
-            yield f"      {holds} of {len(sliced)} slices hold{open_}"
+            rest = f", {undecided} not decided" if undecided else ""
+            yield f"      {holds} of {len(sliced)} slices hold{rest}"
 
 
-def _shown(cell: CellVerdict) -> bool:
-    """What is not enforced is shown only where it is beyond its limit."""
-    return cell.enforced or cell.outcome == "violated"
-
-
-def _row(cell: CellVerdict, name: str, answer: Answer) -> str:
+def _row(cell: CellVerdict, name: str, answer: DumpVerdict) -> str:
     glyph = _GLYPH.get(cell.outcome, "–") if cell.enforced else "!"
     value = format.number(cell, cell.value)
     if cell.interval:
@@ -137,31 +132,28 @@ def _row(cell: CellVerdict, name: str, answer: Answer) -> str:
     return f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}{format.limit(cell)}{tail}"
 
 
-def _steps(found: Breakdown | None) -> Iterator[str]:
+def _steps(rows: Sequence[StepRow]) -> Iterator[str]:
     """Each step by itself: how many hold, and the worst."""
-    if found is None or len(found.steps) < 2:
+    if len(rows) < 2:
         return
-    red = [row for row in found.steps if row.outcome == "violated"]
-    held = any(row.outcome == "holds" for row in found.steps)
-    glyph = "✗" if red else "✓" if held else "?"
+    red = [row for row in rows if row.outcome == "violated"]
+    glyph = "✗" if red else "✓" if any(row.outcome == "holds" for row in rows) else "?"
     named = f" (step{'s' if len(red) > 1 else ''} {_numbers(r.step for r in red)})" if red else ""
-    yield f"  {glyph} each step alone: {count_of(found.steps)}{named}"
-    for row in worst_steps(found.steps)[: max(1, min(len(red), _WORST_STEPS))]:
+    yield f"  {glyph} each step alone: {count_of(rows)}{named}"
+    for row in worst_steps(rows)[: max(1, min(len(red), _WORST_STEPS))]:
         step, _, _, tokens, share, *numbers = step_row(row)
         if not row.tokens:
             yield f"      step {step}: no token was trained on"
             continue
-        told = [f"{share} of the gradient" if share else "", f"{tokens} tokens"]
+        parts = [f"{share} of the gradient" if share else "", f"{tokens} tokens"]
         names = ("mean |Δ logp|", "TME", "k3")
-        told += [f"{name} {n or 'infinite'}" for name, n in zip(names, numbers, strict=True)]
-        yield f"      step {step}: {', '.join(filter(None, told))}"
+        parts += [f"{name} {n or 'infinite'}" for name, n in zip(names, numbers, strict=True)]
+        yield f"      step {step}: {', '.join(filter(None, parts))}"
 
 
-def _sequences(found: Breakdown | None) -> Iterator[str]:
+def _sequences(rows: Sequence[SequenceRow]) -> Iterator[str]:
     """The sequences that are beyond the limit by themselves."""
-    if found is None or not found.beyond:
-        return
-    for row in [row for row in found.sequences if row.beyond][:_WORST_SEQUENCES]:
+    for row in [row for row in rows if row.beyond][:_WORST_SEQUENCES]:
         _, place, group, tokens, total, mean, share, part, _ = sequence_row(row)
         removed = ", removed by a filter" if row.removed else ""
         yield (
@@ -178,12 +170,12 @@ def _numbers(steps: Iterable[int]) -> str:
             runs[-1][1] = step
         else:
             runs.append([step, step])
-    shown = [f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in runs]
-    more = f" and {len(shown) - _WORST} more" if len(shown) > _WORST else ""
-    return f"{', '.join(shown[:_WORST])}{more}"
+    spans = [f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in runs]
+    more = f" and {len(spans) - _WORST} more" if len(spans) > _WORST else ""
+    return f"{', '.join(spans[:_WORST])}{more}"
 
 
-def _panel(answer: Answer) -> Iterator[str]:
+def _panel(answer: DumpVerdict) -> Iterator[str]:
     """The numbers of a trainer's own panel, by its names."""
     portrait = answer.verdict.portraits.get("infer", Portrait())
     total, ends = portrait.total, portrait.quantile(0.99)
@@ -204,26 +196,23 @@ def _panel(answer: Answer) -> Iterator[str]:
     yield f"panel    {' · '.join(parts)}"
 
 
-def _trend(answer: Answer) -> Iterator[str]:
-    found = answer.trend
-    if found is None:
+def _trend(answer: DumpVerdict) -> Iterator[str]:
+    trend = answer.trend
+    if trend is None:
         return
-    low, high = found.interval
-    sure = low > 1
-    glyph = "!" if sure and found.ratio >= GROWS else "✓"
-    word = ""
-    if sure and found.ratio >= GROWS:
-        word = "   it has doubled" if found.ratio >= DOUBLED else "   it grows"
-    value = f"x{found.ratio:.2f}  [{low:.2f}, {high:.2f}]"
-    name = f"trend: last {found.steps} steps against first {found.steps}"
-    yield f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}x2   an estimate{word}"
+    low, high = trend.interval
+    word = {"error": "   it has doubled", "warning": "   it grows"}.get(trend.level, "")
+    value = f"x{trend.ratio:.2f}  [{low:.2f}, {high:.2f}]"
+    name = f"trend: last {trend.steps} steps against first {trend.steps}"
+    text = f"{name.ljust(_NAME - 4)}{value.ljust(_VALUE)}x2   an estimate{word}"
+    yield f"  {'!' if trend.level else '✓'} {text}"
 
 
-def _answer(answer: Answer) -> Iterator[str]:
+def _answer(answer: DumpVerdict) -> Iterator[str]:
     verdict = answer.verdict
     word = verdict.outcome.upper()
     if verdict.outcome == "error":
-        unsound = [t.text for t in answer.told if t.level == "error"]
+        unsound = [t.text for t in answer.lines if t.level == "error"]
         notes = [c.note for c in verdict.cells if c.outcome == "error" and c.note]
         yield f"UNSOUND: {[*unsound, *notes][0]}"
     elif verdict.outcome == "holds":
@@ -237,7 +226,8 @@ def _answer(answer: Answer) -> Iterator[str]:
     elif verdict.outcome == "violated" and _parted(answer):
         yield (
             f"VIOLATED on slices with {percent(answer.share)} of the tokens. "
-            f"Without them {words_of_left(answer)} of the gradient may be wrong."
+            f"Without them {percent(answer.left and 2 * answer.left) or 'nothing'} of the gradient "
+            "may be wrong."
         )
         if names := _only(answer):
             yield f"         those of {names};"
@@ -251,26 +241,26 @@ def _answer(answer: Answer) -> Iterator[str]:
         )
     else:
         more = f" About {verdict.more:,} more prompt groups would decide." if verdict.more else ""
-        yield f"{word}: too few tokens to tell.{more}"
+        yield f"{word}: too few tokens to render.{more}"
 
 
-def _rows(answer: Answer) -> Sequence[StepRow]:
-    found = answer.verdict.breakdown
-    return found.steps if found is not None else ()
+def _rows(answer: DumpVerdict) -> Sequence[StepRow]:
+    breakdown = answer.verdict.breakdown
+    return breakdown.steps if breakdown is not None else ()
 
 
-def _at_steps(answer: Answer) -> bool:
+def _at_steps(answer: DumpVerdict) -> bool:
     """Whether nothing but single steps is violated."""
     cells = [c for c in answer.verdict.cells if c.enforced and c.outcome == "violated"]
     return all(is_step(c) for c in cells)
 
 
-def _parted(answer: Answer) -> bool:
+def _parted(answer: DumpVerdict) -> bool:
     """Whether leaving slices out leaves most of the tokens."""
     return 0 < answer.share <= _MOST
 
 
-def _only(answer: Answer) -> str:
+def _only(answer: DumpVerdict) -> str:
     """The slices to leave out, where others are red as well."""
     cells = [c for c in answer.verdict.cells if not is_step(c)]
     red = {c.slice for c in cells if c.enforced and c.outcome == "violated"}
@@ -279,15 +269,10 @@ def _only(answer: Answer) -> str:
     return ", ".join(format.place(name) for name in answer.out)
 
 
-def words_of_left(answer: Answer) -> str:
-    """Twice the mean TV of what masking leaves."""
-    return percent(None if answer.left is None else 2 * answer.left) or "nothing"
-
-
-def _next(answer: Answer) -> Iterator[str]:
-    verdict, path, weighing = answer.verdict, answer.asked.path, answer.weighing
+def _next(answer: DumpVerdict) -> Iterator[str]:
+    verdict, path, statistics = answer.verdict, answer.options.path, answer.statistics
     if answer.masked is not None:
-        yield f"masks    {answer.masked:,} tokens in {answer.asked.mask}/step_*.npz"
+        yield f"masks    {answer.masked:,} tokens in {answer.options.mask}/step_*.npz"
     elif verdict.outcome == "violated" and _at_steps(answer):
         worst = worst_steps(_rows(answer))[0].step
         yield f"next     servanda tools check-dump {path} --steps {worst}    (this step alone)"
@@ -305,7 +290,7 @@ def _next(answer: Answer) -> Iterator[str]:
         f"{verdict.tokens:,} tokens, claim realised · contract {verdict.key.contract[:8]} · "
         f"evidence {verdict.evidence[:8]}"
     )
-    rate = weighing.tokens / max(answer.seconds, 1e-9)
+    rate = statistics.tokens / max(answer.seconds, 1e-9)
     yield f"exit {verdict.exit_code} · {answer.seconds:.0f} s · {_rate(rate)} tokens/s"
 
 

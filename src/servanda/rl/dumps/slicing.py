@@ -1,4 +1,4 @@
-# Structure: which slices a dump is cut into, decided from counts alone, no logprob looked at.
+# Which slices a dump is cut into, decided from counts alone, no logprob looked at.
 #
 # Counted are the first tokens of the dump (HEAD_TOKENS, or all of it where it is smaller).  A
 # slice of too few tokens is joined to its neighbour, or left out: it could decide nothing.
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,10 @@ from servanda.contract.model import SliceRule
 from servanda.judgement.slice_choice import apart, named
 from servanda.judgement.slices.rules import LABEL
 from servanda.judgement.workload_coverage import listed
+from servanda.traces.corpus import Corpus, Prompt
 from servanda.traces.trace import TracePair
+
+Labels = tuple[tuple[str, str], ...]  # name and value of each label of a sequence
 
 HEAD_TOKENS = 2_000_000  # that are held in memory at once, prompts included
 FIRST_OF_TURN = 3
@@ -73,8 +76,14 @@ class Counts:
 
 
 def _count(counter: Counter[int], values_N: np.ndarray) -> None:
-    found, n = np.unique(values_N.astype(np.int64), return_counts=True)
-    counter.update(dict(zip(found.tolist(), n.tolist(), strict=True)))
+    values, n = np.unique(values_N.astype(np.int64), return_counts=True)
+    counter.update(dict(zip(values.tolist(), n.tolist(), strict=True)))
+
+
+def corpus_of(name: str, labels: Iterable[Labels], digest: str = "") -> Corpus:
+    """Sequences as lines that slices can be asked of: one line for each combination of labels."""
+    prompts = tuple(Prompt(row, labels=dict(own)) for row, own in enumerate(labels, 1))
+    return Corpus(name, prompts or (Prompt(1),), digest)
 
 
 def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[str, ...]]:
@@ -87,13 +96,17 @@ def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[
     notes: list[str] = []
     if len(counts.turns) > 1:
         spans = _joined(counts.turns, needed, open_at=_TURNS)
-        rules += [_rule(f"turn-{_span(turns, _TURNS)}", _turns(turns)) for turns in spans]
+        rules += [
+            _rule(f"turn-{_span(turns, _TURNS)}", {"context.turn": _terms(turns, _TURNS)})
+            for turns in spans
+        ]
         later = Counter({turn: n for turn, n in counts.starts.items() if turn > 1})
         # those of turn 1 follow a prompt and no tool: they are never joined with later ones
         first = [(1, 1)] if counts.starts[1] >= needed else []
         starts = _joined(later, needed, open_at=_TURNS, alone=True)
         for turns in [*first, *starts]:
-            start = {**_turns(turns), "context.turn_position": {"lt": FIRST_OF_TURN}}
+            first_of = {"context.turn_position": {"lt": FIRST_OF_TURN}}
+            start = {"context.turn": _terms(turns, _TURNS), **first_of}
             rules.append(_rule(f"start-{_span(turns, _TURNS)}", start))
         if not spans:
             n = counts.turns.total() - counts.turns[1]
@@ -103,18 +116,16 @@ def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[
                 f"the first tokens of later turns are {later.total():,}, fewer than {needed:,}: no "
                 "slice shows tool boundaries"
             )
-    for name, edges, found in (
+    for name, edges, tokens in (
         ("position", _POSITIONS, counts.positions),
         ("length", _LENGTHS, counts.lengths),
     ):
-        at = _edges(edges, found, needed)
-        if at:
+        if at := _edges(edges, tokens, needed):
             rules.append(SliceRule(name=name, split=f"context.{name}", at=at))  # type: ignore[call-arg]
     if any(counts.staleness[k] for k in counts.staleness if k):
         for stale in _joined(counts.staleness, needed, open_at=_STALE):
-            low, high = stale
-            terms = {"gte": low} if high >= _STALE else {"gte": low, "lte": high}
-            rules.append(_rule(f"stale-{_span(stale, _STALE)}", {"outcome.staleness": terms}))
+            terms = {"outcome.staleness": _terms(stale, _STALE)}
+            rules.append(_rule(f"stale-{_span(stale, _STALE)}", terms))
     for name, values in counts.labels.items():
         if len(values) < 2:
             continue
@@ -140,10 +151,10 @@ def _rule(name: str, match: Mapping[str, Mapping[str, object]]) -> SliceRule:
     return SliceRule(name=name, match=match)  # type: ignore[call-arg,arg-type]
 
 
-def _turns(turns: tuple[int, int]) -> dict[str, dict[str, object]]:
-    low, high = turns
-    terms: dict[str, object] = {"gte": low} if high >= _TURNS else {"gte": low, "lte": high}
-    return {"context.turn": terms}
+def _terms(span: tuple[int, int], last: int) -> dict[str, int]:
+    """A span of numbers, of which `last` is the last and open above."""
+    low, high = span
+    return {"gte": low} if high >= last else {"gte": low, "lte": high}
 
 
 def _joined(
@@ -183,12 +194,12 @@ def _span(span: tuple[int, int], last: int) -> str:
 
 def _edges(edges: Sequence[int], counts: Counter[int], needed: int) -> tuple[float, ...]:
     """Edges that leave every bucket enough tokens."""
-    kept: list[float] = []
+    bounds: list[float] = []
     below = 0
     for i, edge in enumerate(edges):
         below += counts[i]
         above = sum(counts[j] for j in range(i + 1, len(edges) + 1))
         if below >= needed and above >= needed:
-            kept.append(float(edge))
+            bounds.append(float(edge))
             below = 0
-    return tuple(kept)
+    return tuple(bounds)

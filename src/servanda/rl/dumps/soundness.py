@@ -1,4 +1,4 @@
-# Sound: whether what was read can be evidence at all.
+# What reports say of the data of a dump: whether it can be evidence at all.
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from servanda.contract.model import Contract
 from servanda.judgement.bitwise import objection
 from servanda.judgement.breakdown import Removed
 from servanda.report.breakdown import removed_line
-from servanda.rl.dumps.checks import Finding
+from servanda.rl.dumps.checks import Finding, State
 from servanda.rl.dumps.formats import Refused
 from servanda.rl.dumps.outliers import Outliers
-from servanda.rl.dumps.statistics import Weighing
+from servanda.rl.dumps.statistics import DumpStatistics
 from servanda.theory.stats.agreement import MIXED, Agreement
 
 _SHARE = 0.001  # of the sequences may be refused; more is no sample of the run
@@ -21,40 +21,37 @@ _ZERO = "all zero"
 _SHOWN = 6  # steps that a line names
 _ENOUGH, _WORSE = 200, 1.5  # tokens that were removed, and how much worse they are than others
 _ORDER = ("error", "warning", "fine")
-_LEVELS = {"unsound": "error", "warning": "warning", "ok": "fine"}
+Level = Literal["error", "warning", "fine"]
+_LEVELS: Mapping[State, Level] = {"unsound": "error", "warning": "warning", "ok": "fine"}
 
 
 @dataclass(frozen=True)
-class Told:
+class DataLine:
     """One line about the data; an error keeps any verdict from being given."""
 
-    level: Literal["error", "warning", "fine"]
+    level: Level
     text: str
 
 
-def told(
+def data_lines(
     findings: Sequence[Finding],
     refused: Refused,
     taken: int,
     empty: Mapping[int, str] | None = None,
-    weighing: Weighing | None = None,
-) -> tuple[Told, ...]:
+    statistics: DumpStatistics | None = None,
+) -> tuple[DataLine, ...]:
     """Everything that was found about the data, worst first.
 
     Args:
         taken: sequences that were read and not refused.
         empty: steps without a sequence -> their first file.
-        weighing: of the whole dump.
+        statistics: of the whole dump.
     """
-    lines = [*of_refused(refused, taken), *of_empty(empty or {}), *map(_of, findings)]
-    if weighing is not None:
-        lines += [*of_outliers(weighing.outliers), *of_filter(weighing.removed)]
+    lines = [*of_refused(refused, taken), *of_empty(empty or {})]
+    lines += [DataLine(_LEVELS[f.state], f.placed) for f in findings]
+    if statistics is not None:
+        lines += [*of_outliers(statistics.outliers), *of_filter(statistics.removed)]
     return tuple(sorted(lines, key=lambda line: _ORDER.index(line.level)))
-
-
-def errors_of(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Why data can be no evidence; empty where it can."""
-    return tuple(line.text for line in map(_of, findings) if line.level == "error")
 
 
 def sides(contract: Contract, agreement: Agreement) -> tuple[Finding, ...]:
@@ -71,30 +68,30 @@ def alike(agreement: Agreement) -> tuple[int, int]:
     return max(agreement.copies, agreement.close), agreement.sequences
 
 
-def of_refused(refused: Refused, taken: int) -> list[Told]:
+def of_refused(refused: Refused, taken: int) -> list[DataLine]:
     """Sequences that could not be read: few are left out, more are no sample of the run."""
     if not refused.rows:
-        return [Told("fine", "no sequence was left out")]
+        return [DataLine("fine", "no sequence was left out")]
     lines = []
-    for found in refused.values():
-        share = found.count / (taken + refused.rows)
-        bad = share > _SHARE or _ZERO in found.reason
-        text = f"{found.count:,} sequences left out: {found.reason} (first: {found.first})"
-        lines.append(Told("error" if bad else "warning", text))
+    for refusal in refused.values():
+        share = refusal.count / (taken + refused.rows)
+        bad = share > _SHARE or _ZERO in refusal.reason
+        text = f"{refusal.count:,} sequences left out: {refusal.reason} (first: {refusal.first})"
+        lines.append(DataLine("error" if bad else "warning", text))
     return lines
 
 
-def of_empty(empty: Mapping[int, str]) -> list[Told]:
+def of_empty(empty: Mapping[int, str]) -> list[DataLine]:
     """Steps that have a file and no sequence: nothing was judged of them."""
     if not empty:
         return []
     steps = ", ".join(map(str, [*empty][:_SHOWN])) + (" …" if len(empty) > _SHOWN else "")
     one = len(empty) == 1
     text = f"step{'' if one else 's'} {steps} {'has' if one else 'have'} no sequence that can be "
-    return [Told("warning", f"{text}used (first: {next(iter(empty.values()))})")]
+    return [DataLine("warning", f"{text}used (first: {next(iter(empty.values()))})")]
 
 
-def of_outliers(outliers: Outliers) -> list[Told]:
+def of_outliers(outliers: Outliers) -> list[DataLine]:
     """Single sequences that are beyond the limit, which an average over the dump does not show."""
     if not outliers.beyond:
         return []
@@ -104,18 +101,13 @@ def of_outliers(outliers: Outliers) -> list[Told]:
         f"{count} {'is' if outliers.beyond == 1 else 'are'} beyond the limit on their own tokens "
         f"(worst: {worst.source}, {100 * 2 * worst.tv:.1f} %)"
     )
-    return [Told("warning", text)]
+    return [DataLine("warning", text)]
 
 
-def of_filter(removed: Removed | None) -> list[Told]:
+def of_filter(removed: Removed | None) -> list[DataLine]:
     """What a filter of the trainer removed: a warning where it removed what disagrees."""
     if removed is None:
         return []
-    telling = removed.tokens >= _ENOUGH and removed.tv is not None and removed.kept is not None
-    worse = telling and (removed.tv or 0.0) > _WORSE * (removed.kept or 0.0)
-    return [Told("warning" if worse else "fine", removed_line(removed))]
-
-
-def _of(finding: Finding) -> Told:
-    place = f" (first: {finding.first})" if finding.first and finding.state != "ok" else ""
-    return Told(_LEVELS[finding.state], finding.text + place)  # type: ignore[arg-type]
+    enough = removed.tokens >= _ENOUGH and removed.tv is not None and removed.kept is not None
+    worse = enough and (removed.tv or 0.0) > _WORSE * (removed.kept or 0.0)
+    return [DataLine("warning" if worse else "fine", removed_line(removed))]

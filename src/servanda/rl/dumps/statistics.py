@@ -1,4 +1,4 @@
-# Weighing a dump: block by block to evidence, each block dropped once it is weighed.
+# The statistics of a dump: block by block to evidence, each block dropped once it is summed up.
 #
 # A realised claim speaks of all tokens at once, so its statistics add up exactly and one sum
 # is kept.  Beside it stands what the text tells: means by step, and by which slices a token
@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,38 +26,40 @@ from servanda.judgement.slices.columns import columns
 from servanda.judgement.slices.rules import LABEL, Cut, cuts_of
 from servanda.judgement.token_profile import Sums
 from servanda.rl.dumps.blocks import ContentDigest, paired
-from servanda.rl.dumps.filters import Tally
+from servanda.rl.dumps.filters import RemovedTokens
 from servanda.rl.dumps.outliers import Outliers, tv_limit
-from servanda.rl.dumps.steps import ENDS, GroupSums, Step
+from servanda.rl.dumps.preset import WORKLOAD
+from servanda.rl.dumps.slicing import Labels, corpus_of
+from servanda.rl.dumps.steps import RunEnds, StepSums, TokenSum
 from servanda.rl.dumps.transform import Transform
-from servanda.theory.divergence import sampled
+from servanda.theory.divergence.base import sampled
 from servanda.theory.stats.agreement import Agreement
-from servanda.traces.corpus import Corpus, Prompt
+from servanda.traces.corpus import Prompt
 from servanda.traces.rollouts import Rollouts
 from servanda.traces.trace import TracePair
 
 Array = NDArray[Any]
-Kind = tuple[tuple[str, str], ...]  # the labels of a sequence
-
-WORKLOAD = "workload"
 _BITS = 62  # of a number that says in which slices a token lies
 
 
 @dataclass
-class Weighing:
+class DumpStatistics:
     """What has been read so far.
 
     Args:
-        kinds: labels of sequences -> their row in the corpus, those of the head first; only
+        rows: labels of sequences -> their row in the corpus, those of the head first; only
             labels that a slice asks for, so that there are few.
         steps: of the dump, in its order, each with the mean of every cell.
+        ends: its first and last steps; only these keep their prompt groups.
         atoms: in which slices -> [tokens, sum of (1 - w)^+].
+        step_sums, step_weighed, step_drawn, step_atoms: of the last step.
     """
 
     contract: Contract
     path: str
-    kinds: dict[Kind, int] = field(default_factory=dict)
-    steps: dict[int, Step] = field(default_factory=dict)
+    rows: dict[Labels, int] = field(default_factory=dict)
+    steps: dict[int, StepSums] = field(default_factory=dict)
+    ends: RunEnds = field(default_factory=RunEnds)
     atoms: dict[int, list[float]] = field(default_factory=dict)
     transform: Transform = field(default_factory=Transform)
     sequences: int = 0
@@ -68,20 +69,17 @@ class Weighing:
     largest_staleness: float = 0.0
     digest: ContentDigest = field(default_factory=ContentDigest)
     outliers: Outliers = field(init=False)
-    # of the last step
     step_sums: Sums = field(default_factory=Sums)
     step_weighed: Weighed | None = None
     step_drawn: Weighed | None = None  # with what a filter removed; None where it removed nothing
     step_atoms: dict[int, list[float]] = field(default_factory=dict)
-    filter: Tally = field(default_factory=Tally)
+    filter: RemovedTokens = field(default_factory=RemovedTokens)
     _plan: Plan | None = None
     _before: Weighed | None = None  # with what a filter removed; None where it removed nothing
     _sum: Weighed | None = None
     _portraits: Mapping[Any, Any] = field(default_factory=dict)
     _groups: set[str] = field(default_factory=set)
     _launched: int = 0
-    _first: list[Step] = field(default_factory=list)
-    _last: deque[Step] = field(default_factory=lambda: deque(maxlen=ENDS))
 
     def __post_init__(self) -> None:
         self.outliers = Outliers(tv_limit(self.contract))
@@ -89,56 +87,51 @@ class Weighing:
     @cached_property
     def values(self) -> dict[str, set[str]]:
         """Of labels: what slices ask for."""
-        cuts = cuts_of(self.contract.slices, _corpus(self.path, {}, ""))
+        cuts = cuts_of(self.contract.slices, corpus_of(self.path, ()))
         return label_values(cut for named in cuts.values() for cut in named)
 
-    def plan(self, digest: str = "") -> Plan:
-        """The plan: cells that were fixed before any logprob was looked at."""
-        corpus = _corpus(self.path, self.kinds, digest)
-        return planning.make_plan(self.contract, {WORKLOAD: corpus}, None)
-
-    def meet(self, pair: TracePair) -> None:
-        """Know the labels of a part of the head: cells are of labels that are there."""
-        for kind in kinds_of(pair, self.values):
-            self.kinds.setdefault(kind, len(self.kinds))
+    def add_labels(self, pair: TracePair) -> list[int]:
+        """Know the labels of sequences; their rows in the corpus."""
+        labels = labels_of(pair, self.values)
+        return [self.rows.setdefault(own, len(self.rows)) for own in labels]
 
     def add(self, block: Rollouts) -> None:
-        """Weigh one block.
+        """Add one block.
 
         Raises:
             EvidenceError: shapes within the block differ.
         """
         pair = paired(block, self.sequences)
-        kinds = kinds_of(pair, self.values)
-        rows = [self.kinds.setdefault(kind, len(self.kinds)) for kind in kinds]
-        if self._plan is None or len(self._plan.corpora[WORKLOAD]) < len(self.kinds):
+        rows = self.add_labels(pair)
+        if self._plan is None or len(self._plan.corpora[WORKLOAD]) < len(self.rows):
             # labels that the head did not have lie in no slice of their own: same cells
             cells = self._plan.cells if self._plan else None
-            plan = self.plan()
+            corpus = corpus_of(self.path, self.rows)
+            plan = planning.make_plan(self.contract, {WORKLOAD: corpus}, None)
             self._plan = replace(plan, cells=cells) if cells else plan
         groups = {g: i for i, g in enumerate(dict.fromkeys(pair.group_S))}
         units = tuple(
             Unit(int(s), row, groups[g])
             for s, row, g in zip(pair.infer.sequence_S, rows, pair.group_S, strict=True)
         )
-        found = weigh(self._plan, EMPTY, [Round(WORKLOAD, 0, units, pair)])
-        weighed = everything = _of_record(found)
+        evidence = weigh(self._plan, EMPTY, [Round(WORKLOAD, 0, units, pair)])
+        weighed = everything = _of_record(evidence)
+        total = evidence.portraits[WORKLOAD, "infer"].total
         drawn = pair
         if (removed_N := block.removed_N) is not None:
             drawn = paired(block, self.sequences, filtered=False)
             both = weigh(self._plan, EMPTY, [Round(WORKLOAD, 0, units, drawn)])
             everything = _of_record(both)
-            own, every = (p.portraits[WORKLOAD, "infer"].total for p in (found, both))
-            self.filter.add(block, removed_N, own, every)
+            self.filter.add(block, removed_N, total, both.portraits[WORKLOAD, "infer"].total)
         if removed_N is not None or self._before is not None:
             self._before = _plus(self._before or self._sum, everything)
         self._sum = _plus(self._sum, weighed)
         merged = Evidence(EMPTY, "", portraits=self._portraits) + Evidence(
-            EMPTY, "", portraits=found.portraits
+            EMPTY, "", portraits=evidence.portraits
         )
         self._portraits = merged.portraits
         self._by_step(block, pair, weighed, None if removed_N is None else everything)
-        self.step_sums += found.portraits[WORKLOAD, "infer"].total
+        self.step_sums += total
         self._by_slices(pair)
         removed_S = None
         if removed_N is not None:
@@ -158,17 +151,13 @@ class Weighing:
     ) -> None:
         assert self._plan is not None
         if block.step not in self.steps:
-            self.steps[block.step] = step = Step(block.step)
+            self.steps[block.step] = StepSums(block.step)
             self._groups = set()
             self.step_sums, self.step_atoms = Sums(), {}
             self.step_weighed = self.step_drawn = None
-            if len(self._first) < ENDS:
-                self._first.append(step)
-            else:
-                if len(self._last) == ENDS:
-                    self._last[0].groups.clear()  # only both ends of a dump keep their groups
-                    self._last[0].drift.clear()
-                self._last.append(step)
+            if (middle := self.ends.add(self.steps[block.step])) is not None:
+                middle.groups.clear()
+                middle.drift.clear()
         if drawn is not None or self.step_drawn is not None:
             self.step_drawn = _plus(self.step_drawn or self.step_weighed, drawn or weighed)
         self.step_weighed = _plus(self.step_weighed, weighed)
@@ -192,9 +181,8 @@ class Weighing:
         group_N = np.repeat(np.array(_ids(pair.group_S)), length_S)
         sum_G = np.bincount(group_N[usable_N], np.abs(log_ratio_N[usable_N]))
         n_G = np.bincount(group_N[usable_N])
-        for name, total, n in zip(dict.fromkeys(pair.group_S), sum_G, n_G, strict=False):
-            had = step.groups.get(name, GroupSums())
-            step.groups[name] = had + GroupSums(float(total), int(n))
+        sums = map(TokenSum, sum_G.tolist(), n_G.tolist())
+        step.add_groups(dict(zip(dict.fromkeys(pair.group_S), sums, strict=False)))
 
     def _by_slices(self, pair: TracePair) -> None:
         masks = masks_of(self.cuts, pair)
@@ -221,11 +209,6 @@ class Weighing:
         cuts = tuple(dict.fromkeys(named))
         assert len(cuts) <= _BITS  # a dump gets 40 slices at most
         return cuts
-
-    @property
-    def ends(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """The first and the last ENDS steps, without overlap; short where there are fewer."""
-        return tuple(self._first), tuple(self._last)
 
     def before_filter(self, evidence: Evidence) -> Evidence | None:
         """The evidence with the tokens that a filter removed; None where it removed none."""
@@ -280,7 +263,7 @@ class Weighing:
 EMPTY = EvidenceKey("", "", "external", "external", "", grade="declared")
 
 
-def kinds_of(pair: TracePair, values: Mapping[str, Collection[str]]) -> list[Kind]:
+def labels_of(pair: TracePair, values: Mapping[str, Collection[str]]) -> list[Labels]:
     """The labels of each sequence, of those values that a slice asks for.
 
     Args:
@@ -297,24 +280,18 @@ def kinds_of(pair: TracePair, values: Mapping[str, Collection[str]]) -> list[Kin
 
 def label_values(cuts: Iterable[Cut]) -> dict[str, set[str]]:
     """Which values of which labels slices ask for."""
-    found: dict[str, set[str]] = {}
+    values: dict[str, set[str]] = {}
     for term in (term for cut in cuts for term in cut.terms if term.field.startswith(LABEL)):
-        found.setdefault(term.field.removeprefix(LABEL), set()).update(term.value)
-    return found
+        values.setdefault(term.field.removeprefix(LABEL), set()).update(term.value)
+    return values
 
 
 def masks_of(cuts: Iterable[Cut], pair: TracePair) -> dict[Cut, Array]:
     """Which trained tokens lie in each slice, [N]."""
     cuts = [*cuts]
-    prompts = [Prompt(0, labels=dict(kind)) for kind in kinds_of(pair, label_values(cuts))]
-    found = columns(pair, prompts, {field for cut in cuts for field in cut.fields})
-    return {cut: cut.mask(found, len(pair.infer.token_N)) for cut in cuts}
-
-
-def _corpus(path: str, kinds: Mapping[Kind, int], digest: str) -> Corpus:
-    """A dump's sequences as lines that slices can be asked of: one line a kind of labels."""
-    prompts = tuple(Prompt(row + 1, labels=dict(kind)) for kind, row in kinds.items())
-    return Corpus(path, prompts or (Prompt(1),), digest)
+    prompts = [Prompt(0, labels=dict(own)) for own in labels_of(pair, label_values(cuts))]
+    fields = columns(pair, prompts, {field for cut in cuts for field in cut.fields})
+    return {cut: cut.mask(fields, len(pair.infer.token_N)) for cut in cuts}
 
 
 def _ids(names: Sequence[str]) -> list[int]:
@@ -335,9 +312,9 @@ def added(mine: Weighed, other: Weighed) -> Weighed:
     )
 
 
-def _of_record(found: Evidence) -> Weighed:
+def _of_record(evidence: Evidence) -> Weighed:
     """What a block says; of a dump, no token that would come next is counted as missing."""
-    return replace(found.rounds[WORKLOAD, 0], unended=0)
+    return replace(evidence.rounds[WORKLOAD, 0], unended=0)
 
 
 def _plus(mine: Weighed | None, other: Weighed) -> Weighed:

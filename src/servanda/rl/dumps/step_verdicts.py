@@ -1,4 +1,4 @@
-# Judged steps: what `check DIR` says of each training step, and what of it joins the verdict.
+# What `check DIR` says of each training step, and what of it joins the verdict.
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from servanda.judgement.clauses.base import CellVerdict, worst
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import excess
-from servanda.rl.dumps.checks import Finding, Soundness, of_step
-from servanda.rl.dumps.soundness import Told, errors_of, sides
-from servanda.rl.dumps.statistics import WORKLOAD, Weighing
+from servanda.rl.dumps.checks import Finding, Soundness, errors_of, of_step
+from servanda.rl.dumps.preset import WORKLOAD
+from servanda.rl.dumps.soundness import DataLine, sides
+from servanda.rl.dumps.statistics import DumpStatistics
 from servanda.rl.dumps.window import Window
-from servanda.theory.stats import interval
+from servanda.theory.stats.interval import interval
 from servanda.traces.rollouts import Rollouts
 
 SHOWN = 6  # cells of single steps that a verdict has
-_TOLD = 3  # steps whose data is unsound, with the reason of each
+_REASONS = 3  # steps whose data is unsound, with the reason of each
 _STEP = "step-"
 
 
@@ -44,24 +45,24 @@ class JudgedSteps:
         if not self.alone:
             self._sound.add(block)
 
-    def close(self, weighing: Weighing) -> None:
-        """Judge the last step that was weighed."""
-        if not weighing.steps:
+    def close(self, statistics: DumpStatistics) -> None:
+        """Judge the last step that was added."""
+        if not statistics.steps:
             return
-        step = next(reversed(weighing.steps.values()))
-        plan, kept, drawn = weighing.of_step()
+        step = next(reversed(statistics.steps.values()))
+        plan, kept, drawn = statistics.of_step()
         weighed = kept.rounds[WORKLOAD, 0]
-        found: tuple[Finding, ...] = ()
+        findings: tuple[Finding, ...] = ()
         if not self.alone:
-            found = (*self._sound.findings(), *sides(plan.contract, weighed.agreement))
-            found = tuple(map(of_step, found))
+            findings = (*self._sound.findings(), *sides(plan.contract, weighed.agreement))
+            findings = tuple(map(of_step, findings))
             self._sound = Soundness(self._sound)
-        errors, atoms = errors_of(found), weighing.step_atoms
+        errors, atoms = errors_of(findings), statistics.step_atoms
         judged = self.window.judge(
             len(self.rows) + 1, step.step, plan, kept, drawn, atoms, errors, intervals=False
         )
         # tokens that a step lacks are counted over the whole dump, which may lack a few
-        wrong = errors_of([f for f in found if f.check != "coverage"])
+        wrong = errors_of(f for f in findings if f.check != "coverage")
         if wrong and judged.errors:
             self.unsound[step.step] = wrong[0]
         violated = [c for c in judged.cells if c.enforced and c.outcome == "violated"]
@@ -77,7 +78,7 @@ class JudgedSteps:
                 low, high = interval(statistic.process, plan.alpha)
                 own = own.but(interval=(feed.value(low), feed.value(high)))
             self.red.append(own)
-        sums = weighing.step_sums
+        sums = statistics.step_sums
         self.rows.append(
             StepRow(
                 step.step,
@@ -92,14 +93,14 @@ class JudgedSteps:
             )
         )
 
-    def told(self) -> tuple[Told, ...]:
+    def lines(self) -> tuple[DataLine, ...]:
         """Steps whose data can be no evidence, which the whole dump need not show."""
         if len(self.rows) < 2:
             return ()
-        lines = [Told("error", f"step {n}: {why}") for n, why in self.unsound.items()]
-        more = len(lines) - _TOLD
+        lines = [DataLine("error", f"step {n}: {why}") for n, why in self.unsound.items()]
+        more = len(lines) - _REASONS
         if more > 0:
-            lines[_TOLD:] = [Told("error", f"{more:,} more steps whose data is not sound")]
+            lines[_REASONS:] = [DataLine("error", f"{more:,} more steps whose data is not sound")]
         return tuple(lines)
 
     def joined(self, verdict: Verdict) -> Verdict:

@@ -1,54 +1,64 @@
-# Steps: since when a slice is beyond its limit, and whether the drift grows.
+# The drift of a run: sums of its training steps, since when a slice is beyond its limit, and how
+# the last steps compare with the first.
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 WORST = 0.3  # of the tokens, those of the sequences that drift most
-ENDS = 5  # steps at each end of a dump that a trend compares
+ENDS = 5  # steps at each end of a run that a trend compares
+GROWS, DOUBLED = 1.5, 2.0  # of a trend: worth a word, and a serious one
 _RESAMPLES = 2000
 _TAIL = 0.025
 
 
 @dataclass(frozen=True)
-class GroupSums:
-    """Of one prompt group at one step: sum of |log ratio|, nats, and tokens."""
+class TokenSum:
+    """The sum of a number over tokens, and how many tokens they are."""
 
     total: float = 0.0
     n: int = 0
 
-    def __add__(self, other: GroupSums) -> GroupSums:
-        return GroupSums(self.total + other.total, self.n + other.n)
+    def __add__(self, other: TokenSum) -> TokenSum:
+        return TokenSum(self.total + other.total, self.n + other.n)
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.n if self.n else None
 
 
 @dataclass
-class Step:
-    """One step of a dump: of each cell the sum of x and its tokens, and its prompt groups.
+class StepSums:
+    """One training step.
 
     Args:
+        cells: index of a cell -> sum of x.
+        groups: prompt group -> sum of |log ratio|, nats.
         drift: sum of |log ratio|, nats, and tokens of each sequence.
     """
 
     step: int
     sequences: int = 0
     tokens: int = 0
-    cells: dict[int, list[float]] = field(default_factory=dict)
-    groups: dict[str, GroupSums] = field(default_factory=dict)
+    cells: dict[int, TokenSum] = field(default_factory=dict)
+    groups: dict[str, TokenSum] = field(default_factory=dict)
     drift: list[tuple[float, int]] = field(default_factory=list)
 
     def add(self, cell: int, total: float, n: int) -> None:
-        sums = self.cells.setdefault(cell, [0.0, 0])
-        sums[0] += total
-        sums[1] += n
+        self.cells[cell] = self.cells.get(cell, TokenSum()) + TokenSum(total, n)
+
+    def add_groups(self, groups: Mapping[str, TokenSum]) -> None:
+        for name, drift in groups.items():
+            self.groups[name] = self.groups.get(name, TokenSum()) + drift
 
     def mean(self, cell: int) -> float | None:
         """Mean x of a cell; None where the step met none of it."""
-        total, n = self.cells.get(cell, (0.0, 0))
-        return total / n if n else None
+        return self.cells.get(cell, TokenSum()).mean
 
 
 def since(means: Sequence[tuple[int, float | None]], limit: float) -> int | None:
@@ -62,15 +72,15 @@ def since(means: Sequence[tuple[int, float | None]], limit: float) -> int | None
     4
     >>> since([(1, 0.3), (2, 0.1)], 0.15)
     """
-    found = None
+    first = None
     for step, mean in means:
         if mean is None:
             continue
         if not mean > limit:
-            found = None
-        elif found is None:
-            found = step
-    return found
+            first = None
+        elif first is None:
+            first = step
+    return first
 
 
 @dataclass(frozen=True)
@@ -78,25 +88,117 @@ class Trend:
     """Mean |log ratio| of the last steps over that of the first; an estimate.
 
     Args:
+        ratio: of the means.
         interval: from resampled prompt groups, 95 %.
+        steps: how many of the last are compared, five at most.
     """
 
     ratio: float
     interval: tuple[float, float]
     steps: int
 
+    @property
+    def level(self) -> str:
+        """ "error" from x2 on, "warning" from x1.5 on, where the interval is above 1; else ""."""
+        if self.interval[0] <= 1:
+            return ""
+        return "error" if self.ratio >= DOUBLED else "warning" if self.ratio >= GROWS else ""
 
-def trend(first: Sequence[Step], last: Sequence[Step], *, least: int = ENDS) -> Trend | None:
+
+@dataclass
+class RunEnds:
+    """The first and the last ENDS steps of a run, without overlap; fewer where it is short."""
+
+    first: list[StepSums] = field(default_factory=list)
+    last: list[StepSums] = field(default_factory=list)
+
+    @property
+    def newest(self) -> StepSums | None:
+        """The last step that is known."""
+        return next(reversed(self.last or self.first), None)
+
+    def add(self, step: StepSums) -> StepSums | None:
+        """Take a step; one that is known already is replaced.
+
+        Returns:
+            The step that is at neither end any more.
+        """
+        for end in (self.first, self.last):
+            for i, known in enumerate(end):
+                if known.step == step.step:
+                    end[i] = step
+                    return None
+        (self.first if len(self.first) < ENDS else self.last).append(step)
+        return self.last.pop(0) if len(self.last) > ENDS else None
+
+    def add_groups(self, number: int, groups: Mapping[str, TokenSum], *, anew: bool) -> None:
+        """Add prompt groups to a step.
+
+        An earlier step than the newest replaces what is known from it on.
+
+        Args:
+            anew: so does the newest step.
+        """
+        newest = self.newest
+        if newest is not None and (number < newest.step or (anew and number == newest.step)):
+            self.first = [step for step in self.first if step.step < number]
+            self.last = [step for step in self.last if step.step < number]
+            newest = self.newest
+        if newest is None or newest.step != number:
+            newest = StepSums(number)
+            self.add(newest)
+        newest.add_groups(groups)
+
+    def copied(self) -> RunEnds:
+        """As it is now: steps that are added later are not in it."""
+        return RunEnds([*self.first], [*self.last])
+
+    @property
+    def ratio(self) -> float | None:
+        """How the last steps compare with the first ENDS; None before there are such."""
+        if len(self.first) < ENDS or not self.last:
+            return None
+        ends = (
+            [g for step in end for g in step.groups.values()] for end in (self.first, self.last)
+        )
+        before, after = (sum(groups, TokenSum()).mean or 0.0 for groups in ends)
+        return after / before if before else None
+
+    def trend(self, *, least: int = ENDS) -> Trend | None:
+        return trend(self.first, self.last, least=least)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Both ends as a state file keeps them."""
+        return {"first": [*map(_plain, self.first)], "last": [*map(_plain, self.last)]}
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> RunEnds:
+        return cls([*map(_from_plain, data["first"])], [*map(_from_plain, data["last"])])
+
+
+def _plain(step: StepSums) -> list[Any]:
+    return [step.step, [[name, drift.total, drift.n] for name, drift in step.groups.items()]]
+
+
+def _from_plain(data: Any) -> StepSums:
+    number, groups = data
+    return StepSums(number, groups={name: TokenSum(total, n) for name, total, n in groups})
+
+
+def trend(
+    first: Sequence[StepSums], last: Sequence[StepSums], *, least: int = ENDS
+) -> Trend | None:
     """How the drift of the last steps compares with that of the first.
 
     Prompt groups are resampled at each end, for the tokens of one prompt share their fate.
-    None where an end has fewer than `least` steps or two prompt groups, or the first no drift.
+    None where there are fewer than ENDS first steps or `least` last ones, an end has fewer than
+    two prompt groups, or the first no drift.
 
     Source:
         B. Efron and R. Tibshirani, An Introduction to the Bootstrap, 1993, §8.3 (two samples).
     """
     ends = [[g for step in end for g in step.groups.values() if g.n] for end in (first, last)]
-    if min(len(first), len(last)) < least or min(map(len, ends)) < 2:
+    if len(first) < ENDS or len(last) < least or min(map(len, ends)) < 2:
         return None
     rng = np.random.default_rng(0)
     means, resampled = [], []
@@ -108,10 +210,10 @@ def trend(first: Sequence[Step], last: Sequence[Step], *, least: int = ENDS) -> 
     if not (means[0] and (resampled[0] > 0).all()):
         return None
     low, high = np.quantile(resampled[1] / resampled[0], [_TAIL, 1 - _TAIL])
-    return Trend(means[1] / means[0], (float(low), float(high)), len(last))
+    return Trend(float(means[1] / means[0]), (float(low), float(high)), len(last))
 
 
-def concentration(steps: Sequence[Step]) -> float | None:
+def concentration(steps: Sequence[StepSums]) -> float | None:
     """The share of |log ratio| in the worst sequences that hold WORST of a step's tokens.
 
     Near WORST where all sequences drift alike, near 1 where few of them do.  None where no step

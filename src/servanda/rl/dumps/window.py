@@ -1,4 +1,4 @@
-# A step is judged alone, and a slice that it does not decide on the last few steps together.
+# The verdict on a step: alone, and of a slice that it does not decide on the last few steps.
 #
 # Both `check DIR` and `watch` judge steps by this rule.  A dump is one attempt of its contract and
 # spends half of 1 - confidence on the whole (`stats.attempt_alpha`).  The other half is for its
@@ -16,8 +16,10 @@ from servanda.judgement.clauses.base import CellVerdict, Outcome, worst
 from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.verdict import Verdict, judge, unsound
+from servanda.rl.dumps.diagnosis import Atoms
 from servanda.rl.dumps.filters import ONLY_FILTERED, bracketed
-from servanda.rl.dumps.statistics import WORKLOAD, added
+from servanda.rl.dumps.preset import WORKLOAD
+from servanda.rl.dumps.statistics import added
 
 _PARTS = 20  # a slice with one part in so many of the tokens should be decided
 MOST_STEPS = 12  # that a slice is judged on
@@ -48,11 +50,11 @@ class _Part:
     step: int
     kept: Weighed
     drawn: Weighed | None
-    atoms: Mapping[int, Sequence[float]]
+    atoms: Atoms
 
 
 @dataclass(frozen=True)
-class Judged:
+class StepVerdict:
     """The answer about one step.
 
     Args:
@@ -65,7 +67,7 @@ class Judged:
 
     cells: tuple[CellVerdict, ...]
     together: Mapping[str, int]
-    atoms: Mapping[int, Sequence[float]]
+    atoms: Atoms
     errors: tuple[str, ...] = ()
     needs_tokens: int | None = None
 
@@ -73,10 +75,8 @@ class Judged:
     def outcome(self) -> Outcome:
         if self.errors:
             return "error"
-        enforced: list[Outcome] = [
-            c.outcome for c in self.cells if c.enforced and c.outcome != "not applicable"
-        ]
-        return worst(enforced)
+        cells = (c for c in self.cells if c.enforced and c.outcome != "not applicable")
+        return worst([cell.outcome for cell in cells])
 
 
 class Window:
@@ -97,11 +97,11 @@ class Window:
         plan: Plan,
         kept: Evidence,
         drawn: Evidence | None,
-        atoms: Mapping[int, Sequence[float]],
+        atoms: Atoms,
         errors: Sequence[str] = (),
         *,
         intervals: bool = True,
-    ) -> Judged:
+    ) -> StepVerdict:
         """The number-th step, from 1: by itself, and its slices with the steps before it.
 
         Args:
@@ -113,10 +113,10 @@ class Window:
         part = step_part(number) / (2 if self.size > 1 else 1)
 
         def verdict(kept: Evidence, drawn: Evidence | None) -> Verdict:
-            found = judge(plan, kept, intervals=intervals, part=part)
+            own = judge(plan, kept, intervals=intervals, part=part)
             if drawn is None:
-                return found
-            return bracketed(found, judge(plan, drawn, intervals=intervals, part=part))
+                return own
+            return bracketed(own, judge(plan, drawn, intervals=intervals, part=part))
 
         alone = verdict(kept, drawn)
         failed = [c.note for c in alone.cells if c.enforced and c.outcome == "error"]
@@ -126,16 +126,16 @@ class Window:
             pairs = zip(alone.cells, unsound(alone, errors[0]).cells, strict=True)
             # a guard that failed is what says so
             cells = tuple(c if c.outcome == "error" else other for c, other in pairs)
-            return Judged(cells, {}, atoms, errors, alone.needs_tokens)
+            return StepVerdict(cells, {}, atoms, errors, alone.needs_tokens)
         if self.size == 1:
-            return Judged(alone.cells, {}, atoms, (), alone.needs_tokens)
+            return StepVerdict(alone.cells, {}, atoms, (), alone.needs_tokens)
         sums = kept.rounds[WORKLOAD, 0]
         others = [known for known in self._parts if known.step != step]
         both = None if drawn is None else drawn.rounds[WORKLOAD, 0]
         self._parts = [*others, _Part(step, sums, both, atoms)][-self.size :]
         decided = ("holds", "violated", "not applicable")
         if all(c.slice == WHOLE or c.outcome in decided for c in alone.cells):
-            return Judged(alone.cells, {}, self._atoms(), (), alone.needs_tokens)
+            return StepVerdict(alone.cells, {}, self._atoms(), (), alone.needs_tokens)
         joint = verdict(*self._together(kept))
         full = len(self._parts) == self.size
         cells = tuple(
@@ -144,7 +144,7 @@ class Window:
         pairs = zip(cells, alone.cells, strict=True)
         first = self._parts[0].step
         together = {c.slice: first for c, own in pairs if c is not own}
-        return Judged(cells, together, self._atoms(), (), alone.needs_tokens)
+        return StepVerdict(cells, together, self._atoms(), (), alone.needs_tokens)
 
     def _together(self, kept: Evidence) -> tuple[Evidence, Evidence | None]:
         """The evidence of all steps of the window, and that with what a filter removed."""
@@ -154,7 +154,7 @@ class Window:
         drawn = reduce(added, (part.drawn or part.kept for part in self._parts))
         return every, replace(kept, rounds={(WORKLOAD, 0): drawn})
 
-    def _atoms(self) -> Mapping[int, Sequence[float]]:
+    def _atoms(self) -> Atoms:
         sums: dict[int, list[float]] = {}
         for part in self._parts:
             for key, (n, tv) in part.atoms.items():

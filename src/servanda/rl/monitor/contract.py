@@ -1,4 +1,4 @@
-# Terms: the contract that a run is held to, and which of its clauses a step can answer.
+# The contract that a run is held to, and which of its clauses a step can answer.
 #
 # A contract is completed as that of a dump is: both kernels run in a trainer, its claim is
 # realised, and where it has no slices it gets those that the first step's counts bear.
@@ -22,18 +22,15 @@ from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import LABEL
 from servanda.rl.dumps import preset as dump_preset
-from servanda.rl.dumps.slicing import SLICED, Counts, rules_of
+from servanda.rl.dumps.preset import WORKLOAD
+from servanda.rl.dumps.slicing import SLICED, Counts, Labels, corpus_of, rules_of
 from servanda.rl.monitor.slice_atoms import COLUMNS
-from servanda.rl.monitor.state_file import Kinds
 from servanda.rl.monitor.statistics import RATIO_METRICS
 from servanda.runner.load import load
-from servanda.traces.corpus import Corpus, Prompt
-
-WORKLOAD = "workload"
 
 
 @dataclass(frozen=True)
-class Terms:
+class RunContract:
     """What a user asked for, before the first step is seen.
 
     Args:
@@ -45,7 +42,7 @@ class Terms:
     contract: Contract
 
     @classmethod
-    def of(cls, given: str | Path | Contract, *, bitwise: bool = False) -> Terms:
+    def of(cls, given: str | Path | Contract, *, bitwise: bool = False) -> RunContract:
         """Of a contract, the path of one, or the name of a preset of trainers.
 
         Args:
@@ -88,15 +85,17 @@ class Terms:
         splits = (rule.split or "" for rule in self.contract.slices)
         return tuple(f.removeprefix(LABEL) for f in splits if f.startswith(LABEL))
 
-    def unsliced(self, labels: Mapping[str, Sequence[str]], kinds: Kinds) -> tuple[str, ...]:
+    def unsliced(
+        self, labels: Mapping[str, Sequence[str]], first: Sequence[Labels]
+    ) -> tuple[str, ...]:
         """What labels of a later step say and no slice shows, for the slices are decided.
 
         Args:
-            kinds: labels of the first step.
+            first: labels of the first step.
         """
         notes = []
         for name in self.split_labels:
-            known = {value for kind in kinds for field, value in kind if field == name}
+            known = {value for own in first for field, value in own if field == name}
             new = [v for v in dict.fromkeys(labels.get(name, ())) if v and v not in known]
             if new:
                 more = f" and {len(new) - 3} more values" if len(new) > 3 else ""
@@ -129,8 +128,9 @@ def _in_a_trainer(contract: Contract) -> Contract:
         side: k if k.engine == EXTERNAL else Kernel(engine=EXTERNAL, title=str(k))  # type: ignore[call-arg]
         for side, k in sides.items()
     }
-    frame = dump_preset.frame()
-    one = {"workload": None, "claim": None}
+    # what is not a promise in the contract of a preset fits any other
+    frame = dump_preset.contract_of("verl-sync", "frame", ())[1]
+    neither = {"workload": None, "claim": None}
     return contract.model_copy(
         update={
             "kernels": contract.kernels.model_copy(update=kernels),
@@ -140,11 +140,11 @@ def _in_a_trainer(contract: Contract) -> Contract:
             "workloads": None,
             "claim": frame.claim,
             "promotion": frame.promotion,
-            "statistical": tuple(c.model_copy(update=one) for c in contract.statistical),
+            "statistical": tuple(c.model_copy(update=neither) for c in contract.statistical),
             "observability": contract.observability.model_copy(
                 update={
                     "clauses": tuple(
-                        c.model_copy(update=one) for c in contract.observability.clauses
+                        c.model_copy(update=neither) for c in contract.observability.clauses
                     )
                 }
             ),
@@ -152,17 +152,16 @@ def _in_a_trainer(contract: Contract) -> Contract:
     )
 
 
-def plan_of(contract: Contract, kinds: Kinds) -> Plan:
+def plan_of(contract: Contract, labels: Sequence[Labels]) -> Plan:
     """The cells of a run, fixed at its first step.
 
     Args:
-        kinds: labels of the first step's sequences.
+        labels: of the first step's sequences.
 
     Raises:
         ContractError: a slice asks for a label that the first step does not have.
     """
-    prompts = tuple(Prompt(row + 1, labels=dict(kind)) for row, kind in enumerate(kinds))
-    corpus = Corpus("the first step", prompts or (Prompt(1),), "")
+    corpus = corpus_of("the first step", labels)
     plan = planning.make_plan(contract, {WORKLOAD: corpus}, None)
     cells = tuple(replace(cell, kind=_kind(cell)) for cell in plan.cells)
     return replace(plan, cells=cells)
@@ -173,31 +172,31 @@ def _kind(cell: Cell) -> Kind:
     kind = cell.kind
     if isinstance(kind, NotHere):
         return kind
-    reason = _untold(kind, cell.clause)
+    reason = _not_answered(kind, cell.clause)
     if not reason:
         fields = sorted(f for f in cell.cut.fields if not (f in COLUMNS or f.startswith(LABEL)))
         reason = f"a training step does not tell {', '.join(fields)}" if fields else ""
     return NotHere(reason, bool(cell.clause.required)) if reason else kind
 
 
-def _untold(kind: Kind, clause: Clause) -> str:
+def _not_answered(kind: Kind, clause: Clause) -> str:
     """Why a step cannot answer a kind of clause; "" where it can."""
-    if isinstance(kind, UsableRatio | Coherent):
-        return ""
     if isinstance(kind, RelativeCertificate):
         return "a training step has no self-noise and no stable kernel to be compared with"
     if isinstance(kind, AnswerGap):
         return "a step is judged token by token: this contract's loss makes it a matter of answers"
-    if isinstance(kind, Gap):
+    if isinstance(kind, UsableRatio | Coherent | Gap):
         return ""
     if type(kind) is Certificate and clause.metric in RATIO_METRICS:
         return ""
     return f"a training step's logprobs do not tell {clause.metric}"
 
 
-def labels_of(batch_labels: Mapping[str, Sequence[str]], names: Sequence[str]) -> Kinds:
+def labels_of(
+    batch_labels: Mapping[str, Sequence[str]], names: Sequence[str]
+) -> tuple[Labels, ...]:
     """The combinations of some labels, in the order in which sequences have them first."""
     named = [name for name in names if name in batch_labels]
     rows = zip(*(batch_labels[name] for name in named), strict=True) if named else [()]
-    kinds = (tuple((n, v) for n, v in zip(named, row, strict=True) if v) for row in rows)
-    return tuple(dict.fromkeys(kinds))
+    labels = (tuple((n, v) for n, v in zip(named, row, strict=True) if v) for row in rows)
+    return tuple(dict.fromkeys(labels))

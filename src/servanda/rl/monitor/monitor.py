@@ -13,23 +13,30 @@ from servanda.contract.model import WHOLE, Contract
 from servanda.errors import ContractError, ServandaError
 from servanda.judgement.bitwise import objection, remarks
 from servanda.judgement.clauses.gradient import psi_of
-from servanda.judgement.evidence import Evidence
+from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import BlindSpot, Verdict, judge, unsound
 from servanda.rl.dumps import diagnosis
 from servanda.rl.dumps.blocks import paired
+from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.slicing import Counts
-from servanda.rl.dumps.steps import GroupSums
+from servanda.rl.dumps.steps import StepSums, TokenSum
 from servanda.rl.monitor import actions, ranks, soundness
 from servanda.rl.monitor.batch import Batch
-from servanda.rl.monitor.contract import WORKLOAD, Terms, labels_of, plan_of
-from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, Part
-from servanda.rl.monitor.sample_dump import Keeper
+from servanda.rl.monitor.contract import RunContract, labels_of, plan_of
+from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, RankPart
+from servanda.rl.monitor.sample_dump import SampleDump
 from servanda.rl.monitor.slice_atoms import COLUMNS
-from servanda.rl.monitor.state_file import Journal, Memory, kept
-from servanda.rl.monitor.statistics import Scales, as_round, contributions, joined, overlaps, told
-from servanda.rl.monitor.step import Step, line, measured
+from servanda.rl.monitor.state_file import Journal, RunState, first_line
+from servanda.rl.monitor.statistics import (
+    StepStatistics,
+    contributions,
+    is_answered,
+    joined,
+    overlaps,
+)
+from servanda.rl.monitor.step import Step, metrics_of, state_line
 from servanda.theory.stats.agreement import Agreement
 
 _NOTES = 20  # that are carried on
@@ -49,7 +56,7 @@ class Monitor:
         sample: that share, decided from the step and the index of a sequence alone.
         state: JSON lines, one a step, which `servanda watch` follows and a restart continues.
         seed: of the share.
-        stop: whether a rule that says halt is an action; else it is told as `would`.
+        stop: whether a rule that says halt is an action; else it is reported as `would`.
         bitwise: whether both kernels are declared to compute the same bits; without it, columns
             that are equal in every bit are an error.
 
@@ -70,12 +77,12 @@ class Monitor:
         stop: bool = False,
         bitwise: bool = False,
     ) -> None:
-        self._terms = Terms.of(contract, bitwise=bitwise)
+        self._contract = RunContract.of(contract, bitwise=bitwise)
         self._gather = gather or ranks.alone
         self._member = ranks.name_of_member()
-        self._keeper = None if dump is None else Keeper(Path(dump), sample, seed)
+        self._dump = None if dump is None else SampleDump(Path(dump), sample, seed)
         self._journal = None if state is None else Journal(Path(state))
-        self._memory = Memory() if self._journal is None else self._journal.read()
+        self._state = RunState() if self._journal is None else self._journal.read()
         self._stop = stop
         self._plan: Plan | None = None
         self.notes: tuple[str, ...] = () if self._journal is None else self._journal.notes
@@ -88,12 +95,12 @@ class Monitor:
     @property
     def contract(self) -> Contract:
         """What steps are held to; its slices are decided at the first step."""
-        return self._plan.contract if self._plan else self._terms.contract
+        return self._plan.contract if self._plan else self._contract.contract
 
     @property
     def would_have_stopped(self) -> int | None:
         """The first step at which a rule said halt."""
-        return self._memory.would
+        return self._state.would
 
     def observe(
         self,
@@ -140,106 +147,104 @@ class Monitor:
                 staleness=staleness,
                 tokens=tokens,
             )
-            if self._keeper is not None:
-                self._keeper.needed(batch)
+            if self._dump is not None:
+                self._dump.check(batch)
         except Exception as error:
             self.refuse(error)
             raise
         if self._plan is None:
             self._open(batch)
-        assert self._plan is not None
-        said = (self._member, self._plan.contract.digest, batch.weights)
-        parts, rank = ranks.gathered(self._gather, self._part(said, batch))
+        parts, rank = ranks.gathered(self._gather, self._part(batch))
         return self._judged(parts, rank, batch)
 
     def refuse(self, error: Exception) -> None:
         """Tell the other ranks why this one cannot observe a step; they would wait for it."""
-        said = (self._member, self.contract.digest, -1, str(error))
-        self._gather(Part(*said) if self._plan else Opening(*said))
+        message = (self._member, self.contract.digest, -1, str(error))
+        self._gather(RankPart(*message) if self._plan else Opening(*message))
 
     def _open(self, batch: Batch) -> None:
         """Fix the cells of the run: by all ranks' counts, or as the one it continues had them."""
-        said = (self._member, self._terms.contract.digest, batch.weights)
-        counts = Counts()
-        if batch.tokens and not self._memory.contract and self._terms.slices_itself:
+        contract, counts = self._contract, Counts()
+        if batch.tokens and not self._state.contract and contract.slices_itself:
             counts.add(paired(soundness.rollouts_of(batch), 0))
             if not batch.has_prompts:
                 counts.lengths.clear()  # columns of answers alone do not tell a context's length
-        mine = Opening(
-            *said,
+        own = Opening(
+            self._member,
+            contract.contract.digest,
+            batch.weights,
             counts=counts,
-            kinds=labels_of(batch.labels, self._terms.labels),
-            memory=self._memory,
+            labels=labels_of(batch.labels, contract.labels),
+            state=self._state,
         )
-        openings, _ = ranks.gathered(self._gather, mine)
-        self._memory = copy.deepcopy(openings[0].memory)  # ranks may share a process
-        if not self._memory.contract:
+        openings, _ = ranks.gathered(self._gather, own)
+        self._state = state = copy.deepcopy(openings[0].state)  # ranks may share a process
+        if not state.contract:
             whole = Counts()
             for opening in openings:
                 whole.join(opening.counts)
-            self._memory.rules, notes = self._terms.rules(whole)
-            kinds = (kind for opening in openings for kind in opening.kinds)
-            self._memory.kinds = tuple(dict.fromkeys(kinds))
-            self._note(*notes)
-            self._memory.left_out = notes
-            asked = self._terms.labels
-            if odd := [repr(name) for name in batch.labels if name not in asked]:
-                by = f"by {', '.join(asked)}" if asked else "by no label"
+            state.rules, state.left_out = contract.rules(whole)
+            labels = (labels for opening in openings for labels in opening.labels)
+            state.labels = tuple(dict.fromkeys(labels))
+            self._note(*state.left_out)
+            known = contract.labels
+            if odd := [repr(name) for name in batch.labels if name not in known]:
+                by = f"by {', '.join(known)}" if known else "by no label"
                 self._note(f"no slice is by label {', '.join(odd)}: they are {by}")
-        plan = plan_of(self._terms.complete(self._memory.rules), self._memory.kinds)
-        if self._memory.contract not in ("", plan.contract.digest):
+        plan = plan_of(contract.complete(state.rules), state.labels)
+        if state.contract not in ("", plan.contract.digest):
             raise ContractError(
-                f"the state file is of contract {self._memory.contract[:8]}, and this is "
+                f"the state file is of contract {state.contract[:8]}, and this is "
                 f"{plan.contract.digest[:8]}",
                 hint="name another state file, or go on under the contract that it was begun with",
             )
         self._plan = plan
-        named = dict.fromkeys(cell.cut for cell in plan.cells if told(cell))
+        named = dict.fromkeys(cell.cut for cell in plan.cells if is_answered(cell))
         self._cuts: tuple[Cut, ...] = tuple(cut for cut in named if cut.name != WHOLE)
         # a step does not judge what is known after the token, and shows where the excess lies
         late = dict.fromkeys(cell.cut for cell in plan.cells if cell.cut.outcome)
         shown = (cut for cut in late if cut.fields <= {*COLUMNS})
         self._shown: tuple[Cut, ...] = (*self._cuts, *shown)
-        self._scales = Scales(plan.cells, self._cuts)
+        self._statistics = StepStatistics(plan.cells, self._cuts)
 
-    def _part(self, said: tuple[str, str, int], batch: Batch) -> Part:
-        assert self._plan is not None
-        found = self._scales.weigh(batch)
+    def _part(self, batch: Batch) -> RankPart:
+        own = self._statistics.of(batch)
         names = batch.group_B or tuple(f"{b}@{self._member}" for b in range(batch.sequences))
-        sums: dict[str, GroupSums] = {}
-        for name, drift, n in zip(
-            names, found.drift_B.tolist(), found.known_B.tolist(), strict=True
-        ):
-            sums[name] = sums.get(name, GroupSums()) + GroupSums(drift, n)
-        return Part(
-            *said,
-            statistics=found.statistics,
-            groups=tuple(sums.items()),
+        sums = StepSums(batch.weights)
+        for name, drift, n in zip(names, own.drift_B.tolist(), own.known_B.tolist(), strict=True):
+            sums.add_groups({name: TokenSum(drift, n)})
+        return RankPart(
+            self._member,
+            self.contract.digest,
+            batch.weights,
+            statistics=own.statistics,
+            groups=tuple(sums.groups.items()),
             sequences=batch.sequences,
             tokens=batch.tokens,
-            usable=found.usable,
+            usable=own.usable,
             staleness=batch.staleness,
-            contributions=contributions(batch, psi_of(self._plan.contract)),
+            contributions=contributions(batch, psi_of(self.contract)),
             unsound=soundness.problems(batch),
-            agreement=soundness.agreement_of(batch),
+            agreement=Agreement.of_rows(batch.logp_train_BT, batch.logp_infer_BT, batch.mask_BT),
         )
 
     def _overlaps(self, verdict: Verdict, batch: Batch) -> dict[int, tuple[int, float]]:
         """Which slices tokens share; asked of all ranks where a cell is red, and only there."""
         if not any(c.outcome == "violated" for c in verdict.cells):
             return {}
-        said = (self._member, verdict.key.contract, batch.weights)
-        mine = Overlaps(*said, atoms=overlaps(self._shown, batch))
-        return ranks.added(ranks.gathered(self._gather, mine)[0])
+        atoms = overlaps(self._shown, batch)
+        own = Overlaps(self._member, verdict.key.contract, batch.weights, atoms=atoms)
+        return ranks.added(ranks.gathered(self._gather, own)[0])
 
-    def _judged(self, parts: Sequence[Part], rank: int, batch: Batch) -> Step:
-        plan, memory = self._plan, self._memory
+    def _judged(self, parts: Sequence[RankPart], rank: int, batch: Batch) -> Step:
+        plan, state = self._plan, self._state
         assert plan is not None
         groups = ranks.groups_of(parts)
         agreement = sum((part.agreement for part in parts), Agreement())
-        weighed_round = as_round(
-            plan,
+        # one closed round, which is all that a step's verdict speaks of
+        weighed = Weighed(
             joined(plan.cells, [part.statistics for part in parts]),
+            ((),) * len(plan.cells),  # a step has no kernel that is run against itself
             sequences=sum(part.sequences for part in parts),
             tokens=sum(part.tokens for part in parts),
             groups=len(groups),
@@ -253,38 +258,39 @@ class Monitor:
             weights=str(batch.weights),
             grade="declared",
         )
-        evidence = Evidence(key, plan.digest, {(WORKLOAD, 0): weighed_round})
+        evidence = Evidence(key, plan.digest, {(WORKLOAD, 0): weighed})
         wrong = [problem for part in parts for problem in part.unsound]
         if copied := objection(plan.contract, agreement):
             wrong.append(copied)
         else:
             self._note(*remarks(plan.contract, agreement))
-        if not weighed_round.tokens:
+        if not weighed.tokens:
             wrong.append("no token of the mask is trained")
 
-        def answer(intervals: bool = True) -> Verdict:
+        def verdict_of(intervals: bool = True) -> Verdict:
             verdict = judge(plan, evidence, intervals=intervals)
-            spots = tuple(BlindSpot("slice", text) for text in memory.left_out) if intervals else ()
+            spots = tuple(BlindSpot("slice", text) for text in state.left_out) if intervals else ()
             verdict = replace(verdict, blind_spots=(*verdict.blind_spots, *spots))
             return unsound(verdict, wrong[0]) if wrong else verdict
 
-        verdict = answer(intervals=False)
+        verdict = verdict_of(intervals=False)
         names = [cut.name for cut in self._shown]
         sums = self._overlaps(verdict, batch)
         taken = actions.due(plan.contract, verdict, names, sums)
         would = ("halt",) if "halt" in taken.action and not self._stop else ()
-        if "halt" in taken.action and memory.would is None:
-            memory.would = batch.weights
+        if "halt" in taken.action and state.would is None:
+            state.would = batch.weights
         taken = replace(taken, action=tuple(a for a in taken.action if a not in would))
-        if weighed_round.tokens:
-            if memory.newest is not None and batch.weights < memory.newest and not memory.resumed:
+        if weighed.tokens:
+            newest = state.ends.newest
+            if newest is not None and batch.weights < newest.step and not state.resumed:
                 self._note(
-                    f"step {batch.weights} came after step {memory.newest}: what was known of the "
+                    f"step {batch.weights} came after step {newest.step}: what was known of the "
                     "steps from it on is forgotten"
                 )
-            self._note(*self._terms.unsliced(batch.labels, memory.kinds))
-            memory.add(batch.weights, groups)
-        trend_of = memory.copied()
+            self._note(*self._contract.unsliced(batch.labels, state.labels))
+            state.add(batch.weights, groups)
+        ends = state.ends.copied()
         red = dict.fromkeys(
             c.slice for c in verdict.cells if c.enforced and c.outcome == "violated"
         )
@@ -294,6 +300,7 @@ class Monitor:
         else:
             cause = diagnosis.likely(self._shown, [*red], sums, None)
         masked = [cut for cut in self._cuts if cut.name in taken.masked]
+        metrics = metrics_of(verdict, parts, groups, state.ends.ratio)
         step = Step(
             batch.weights,
             verdict.outcome,
@@ -302,36 +309,36 @@ class Monitor:
             taken.pages,
             taken.masked,
             actions.token_weights(plan.contract, taken, batch, masked),
-            measured(verdict, parts, groups, memory.ratio) | actions.metrics(taken, plan.contract),
+            metrics | actions.metrics(taken, plan.contract),
             cause,
             self.notes,
-            answer,
-            lambda: trend_of.drift,
+            verdict_of,
+            lambda: ends.trend(least=1),
         )
-        self._written(step, batch, rank, groups, taken.sample)
-        if weighed_round.tokens:
-            memory.contract = plan.contract.digest
-        elif not memory.contract:
+        self._write(step, batch, rank, groups, taken.sample)
+        if weighed.tokens:
+            state.contract = plan.contract.digest
+        elif not state.contract:
             self._plan = None  # a step without a token decides no slices
         return step
 
-    def _written(
+    def _write(
         self,
         step: Step,
         batch: Batch,
         rank: int,
-        groups: Mapping[str, GroupSums],
+        groups: Mapping[str, TokenSum],
         sample: float | None,
     ) -> None:
         """Keep what is to be kept; a full disk is a note at the next step, and stops no run."""
         try:
-            if self._keeper is not None:
-                self._keeper.keep(batch, rank)
-                self._keeper.next_share = sample
+            if self._dump is not None:
+                self._dump.write(batch, rank)
+                self._dump.next_share = sample
             if self._journal is not None and rank == 0:
-                entry = line(step, time.time())
-                if not self._memory.contract and entry["tokens"]:
-                    entry |= kept(self._memory)
+                entry = state_line(step, time.time())
+                if not self._state.contract and entry["tokens"]:
+                    entry |= first_line(self._state)
                 entry["groups"] = [[float(f"{g.total:.6g}"), g.n] for g in groups.values()]
                 self._journal.write(entry)
         except (OSError, ServandaError) as error:

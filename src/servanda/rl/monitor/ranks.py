@@ -15,15 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from servanda.errors import EvidenceError
-from servanda.rl.dumps.slicing import Counts
-from servanda.rl.dumps.steps import GroupSums
+from servanda.rl.dumps.slicing import Counts, Labels
+from servanda.rl.dumps.steps import TokenSum
+from servanda.rl.monitor.state_file import RunState
 from servanda.theory.stats.agreement import Agreement
 
 Gather = Callable[[Any], Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Said:
+class RankMessage:
     """What every message begins with.
 
     Args:
@@ -39,21 +40,21 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Opening(Said):
+class Opening(RankMessage):
     """Before the first step: what the slices of the run are decided from.
 
     Args:
-        kinds: combinations of labels, in the order of the sequences.
-        memory: of an earlier run that is continued, as the first rank has it.
+        labels: their combinations, in the order of the sequences.
+        state: of an earlier run that is continued, as the first rank has it.
     """
 
     counts: Counts = field(default_factory=Counts)
-    kinds: tuple[tuple[tuple[str, str], ...], ...] = ()
-    memory: Any = None
+    labels: tuple[Labels, ...] = ()
+    state: RunState = field(default_factory=RunState)
 
 
 @dataclass(frozen=True)
-class Part(Said):
+class RankPart(RankMessage):
     """A rank's share of a step.
 
     Args:
@@ -67,7 +68,7 @@ class Part(Said):
     """
 
     statistics: tuple[Any, ...] = ()
-    groups: tuple[tuple[str, GroupSums], ...] = ()
+    groups: tuple[tuple[str, TokenSum], ...] = ()
     sequences: int = 0
     tokens: int = 0
     usable: int = 0
@@ -78,13 +79,13 @@ class Part(Said):
 
 
 @dataclass(frozen=True)
-class Overlaps(Said):
+class Overlaps(RankMessage):
     """Where a step is red: which slices its tokens share, see `statistics.overlaps`."""
 
     atoms: tuple[tuple[int, int, float], ...] = ()
 
 
-S = TypeVar("S", bound=Said)
+M = TypeVar("M", bound=RankMessage)
 
 
 def alone(message: Any) -> Sequence[Any]:
@@ -97,35 +98,35 @@ def name_of_member() -> str:
     return f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex}"
 
 
-def gathered(gather: Gather, mine: S) -> tuple[list[S], int]:
+def gathered(gather: Gather, mine: M) -> tuple[list[M], int]:
     """What all ranks say, in their order, and which of them this one is.
 
     Raises:
         EvidenceError: a rank cannot take part, ranks speak of different steps or contracts, or
             one is there twice or not at all.
     """
-    said: list[S] = list(gather(mine))
-    if not all(type(s) is type(mine) for s in said):
-        odd = next(i for i, s in enumerate(said) if type(s) is not type(mine))
-        raise EvidenceError(
-            f"rank {odd} sent {type(said[odd]).__name__}, and this one {type(mine).__name__}",
-            hint="every rank observes every step, with a gather of its own",
-        )
-    refused = [f"rank {i}: {s.refused}" for i, s in enumerate(said) if s.refused]
-    if refused:
-        raise EvidenceError(refused[0] if len(said) > 1 else said[0].refused)
-    first: dict[str, int] = {}
-    for i, s in enumerate(said):
-        if s.member in first:
+    messages: list[M] = list(gather(mine))
+    for i, message in enumerate(messages):
+        if type(message) is not type(mine):
             raise EvidenceError(
-                f"ranks {first[s.member]} and {i} are the same process: its tokens would count "
-                "twice",
+                f"rank {i} sent {type(message).__name__}, and this one {type(mine).__name__}",
+                hint="every rank observes every step, with a gather of its own",
+            )
+    for i, message in enumerate(messages):
+        if message.refused:
+            place = f"rank {i}: " if len(messages) > 1 else ""
+            raise EvidenceError(f"{place}{message.refused}")
+    ranks: dict[str, int] = {}
+    for i, message in enumerate(messages):
+        first = ranks.setdefault(message.member, i)
+        if first != i:
+            raise EvidenceError(
+                f"ranks {first} and {i} are the same process: its tokens would count twice",
                 hint="gather once from each rank, in the group that shares a step",
             )
-        first[s.member] = i
     for what, values in (
-        ("step", [s.weights for s in said]),
-        ("contract", [s.contract[:8] for s in said]),
+        ("step", [message.weights for message in messages]),
+        ("contract", [message.contract[:8] for message in messages]),
     ):
         other = next((i for i, value in enumerate(values) if value != values[0]), None)
         if other is not None:
@@ -133,34 +134,34 @@ def gathered(gather: Gather, mine: S) -> tuple[list[S], int]:
                 f"rank 0 speaks of {what} {values[0]} and rank {other} of {values[other]}",
                 hint="a verdict is of one step and one contract on all ranks",
             )
-    if mine.member not in first:
+    if mine.member not in ranks:
         raise EvidenceError(
-            f"what was gathered from {len(said)} ranks leaves this one out",
+            f"what was gathered from {len(messages)} ranks leaves this one out",
             hint="return what every rank sent, this one included",
         )
-    return said, first[mine.member]
+    return messages, ranks[mine.member]
 
 
-def groups_of(parts: Sequence[Part]) -> dict[str, GroupSums]:
+def groups_of(parts: Sequence[RankPart]) -> dict[str, TokenSum]:
     """Prompt groups of all ranks, in an order that the ranks' own does not change."""
-    found: dict[str, list[GroupSums]] = {}
+    sums: dict[str, list[TokenSum]] = {}
     for part in parts:
-        for name, sums in part.groups:
-            found.setdefault(name, []).append(sums)
+        for name, drift in part.groups:
+            sums.setdefault(name, []).append(drift)
     added = [
-        (name, GroupSums(math.fsum(s.total for s in some), sum(s.n for s in some)))
-        for name, some in found.items()
+        (name, TokenSum(math.fsum(s.total for s in own), sum(s.n for s in own)))
+        for name, own in sums.items()
     ]
     return dict(sorted(added, key=lambda item: (item[1].n, item[1].total)))
 
 
 def added(parts: Sequence[Overlaps]) -> dict[int, tuple[int, float]]:
     """The overlaps of all ranks: bits -> tokens, and the sum of their (1 - w)^+."""
-    found: dict[int, list[tuple[int, float]]] = {}
+    atoms: dict[int, list[tuple[int, float]]] = {}
     for part in parts:
         for bits, n, tv in part.atoms:
-            found.setdefault(bits, []).append((n, tv))
+            atoms.setdefault(bits, []).append((n, tv))
     return {
-        bits: (sum(n for n, _ in some), math.fsum(tv for _, tv in some))
-        for bits, some in sorted(found.items())
+        bits: (sum(n for n, _ in own), math.fsum(tv for _, tv in own))
+        for bits, own in sorted(atoms.items())
     }

@@ -13,7 +13,7 @@ from servanda.rl.monitor.batch import Batch
 from servanda.theory.sampling import uniforms
 
 
-class Keeper:
+class SampleDump:
     """Writes a share of each step's sequences.
 
     Args:
@@ -31,7 +31,7 @@ class Keeper:
         self.seed = seed
         self.next_share: float | None = None  # of the next step alone, where a rule asks for more
 
-    def needed(self, batch: Batch) -> None:
+    def check(self, batch: Batch) -> None:
         """Refuse a step that cannot be kept.
 
         Raises:
@@ -43,7 +43,7 @@ class Keeper:
                 hint="give tokens=, or leave dump= out",
             )
 
-    def keep(self, batch: Batch, rank: int) -> Path | None:
+    def write(self, batch: Batch, rank: int) -> Path | None:
         """The file that was written; None where no sequence of this step is in the share."""
         share = max(self.share, self.next_share or 0.0)
         drawn_B = uniforms(self.seed, f"keep.{rank}", batch.weights, batch.sequences)
@@ -54,7 +54,7 @@ class Keeper:
         from servanda.rl.dumps.formats.parquet import Writer
 
         token_BT = batch.token_BT
-        assert token_BT is not None  # `needed` refuses a step without
+        assert token_BT is not None  # `check` refuses a step without
         width = batch.mask_BT.shape[1]
         last_B = width - batch.mask_BT[:, ::-1].argmax(axis=1)  # what comes after is padding
         before = token_BT.shape[1] - width

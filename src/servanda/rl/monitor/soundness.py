@@ -1,14 +1,14 @@
-# Sound: what no logprob of a step can be, looked for before anything is judged.
+# Soundness of a step: what no logprob of it can be, looked for before anything is judged.
 
 from __future__ import annotations
 
 import numpy as np
 
+from servanda.rl.dumps.checks import errors_of
 from servanda.rl.dumps.checks.copies import UNSOUND
 from servanda.rl.dumps.checks.valid_logprobs import Values
 from servanda.rl.dumps.checks.zeros import FAR_NATS, Zeros
 from servanda.rl.monitor.batch import Batch
-from servanda.theory.stats.agreement import Agreement
 from servanda.traces.rollouts import Rollouts
 
 _RARE_NATS = -14.0  # of a whole answer: one in a million
@@ -39,25 +39,16 @@ def rollouts_of(batch: Batch) -> Rollouts:
     )
 
 
-def agreement_of(batch: Batch) -> Agreement:
-    """Whether the two columns of a step could have disagreed, and did."""
-    return Agreement.of_rows(batch.logp_train_BT, batch.logp_infer_BT, batch.mask_BT)
-
-
 def problems(batch: Batch) -> tuple[str, ...]:
     """Why a step can be no evidence: both logprobs are one array, some are above 0, or missing
     ones were filled with 0."""
-    found = [_COPY] if batch.one_array else []
-    found += _repeated(batch)
-    if not _suspicious(batch):
-        return tuple(found)
-    rollouts = rollouts_of(batch)
-    for check in (Values(), Zeros()):
-        check.add(rollouts)
-        finding = check.finding()
-        if finding.state == "unsound":
-            found.append(f"{finding.text} (first: {finding.first})")
-    return tuple(found)
+    problems = [*([_COPY] if batch.one_array else []), *_repeated(batch)]
+    if _suspicious(batch):
+        rollouts, checks = rollouts_of(batch), (Values(), Zeros())
+        for check in checks:
+            check.add(rollouts)
+        problems += errors_of(check.finding() for check in checks)
+    return tuple(problems)
 
 
 def _repeated(batch: Batch) -> list[str]:

@@ -1,5 +1,5 @@
-# Weighing a step: log ratios in bins by atom -> the statistics of every cell, which ranks then
-# add up.  No token is looked at twice: a slice's histogram is the sum of its atoms'.
+# The statistics of a step: log ratios in bins by atom -> the statistics of every cell, which ranks
+# then add up.  No token is looked at twice: a slice's histogram is the sum of its atoms'.
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from servanda.judgement.clauses.base import Cell
 from servanda.judgement.clauses.gradient import Gap
 from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
 from servanda.judgement.clauses.statistical import Certificate, Grown
-from servanda.judgement.evidence import Weighed
-from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.histogram import tally
 from servanda.rl.monitor.slice_atoms import atoms_of, crossed, families
-from servanda.theory.bounds import Psi, weight_gap
-from servanda.theory.divergence import sampled
+from servanda.theory.bounds.importance_weights import Psi, weight_gap
+from servanda.theory.divergence.base import sampled
 from servanda.theory.divergence.precision import captured, errors
-from servanda.theory.stats import Coherence, LogMoment
-from servanda.theory.stats.agreement import Agreement
+from servanda.theory.stats.coherence import Coherence
 from servanda.theory.stats.histogram import BINS, Binned, edges, ends
+from servanda.theory.stats.log_moment import LogMoment
 
 Array = NDArray[Any]
 
@@ -42,8 +40,8 @@ _TOKENS_AN_ATOM = 1 << 15  # with fewer, counts of another atom cost more than a
 
 
 @dataclass(frozen=True)
-class Weights:
-    """What one rank's tokens weigh.
+class BatchStatistics:
+    """What one rank's tokens add up to.
 
     Args:
         statistics: of each cell of the plan; None where a step does not tell it.
@@ -58,8 +56,8 @@ class Weights:
     known_B: Array
 
 
-class Scales:
-    """Weighs batches: the bins' values under each clause are worked out once for a run.
+class StepStatistics:
+    """Sums up batches: the bins' values under each clause are worked out once for a run.
 
     Args:
         cells: of the plan.
@@ -78,28 +76,27 @@ class Scales:
         self._binned = [(Binned(*_ends(cells[of[0]])), of) for of in alike.values()]
         self._least_K = edges()[0]
 
-    def weigh(self, batch: Batch) -> Weights:
+    def of(self, batch: Batch) -> BatchStatistics:
         """The statistics of a batch."""
         count_CK, lost_C, missing_C = self._counted(batch)
         usable_C = count_CK.sum(axis=1).astype(np.int64)
         used = np.flatnonzero(count_CK[0])
-        found: list[Any] = [None] * len(self._cells)
+        statistics: list[Any] = [None] * len(self._cells)
         for binned, of in self._binned:
             rows = [self._rows[i] for i in of]
             moments = binned.moments(count_CK[rows], missing_C[rows].tolist())
             for i, moment in zip(of, moments, strict=True):
-                found[i] = moment
+                statistics[i] = moment
         for i, (cell, c) in enumerate(zip(self._cells, self._rows, strict=True)):
             usable, lost = int(usable_C[c]), int(lost_C[c])
             if isinstance(cell.kind, UsableRatio):
-                found[i] = Counts(usable, usable + lost)
+                statistics[i] = Counts(usable, usable + lost)
             elif isinstance(cell.kind, Coherent):
-                found[i] = Coherence.of(
+                statistics[i] = Coherence.of(
                     self._least_K[used], lost, _rounding(batch), count_CK[c, used]
                 )
-        return Weights(
-            tuple(found), int(usable_C[0]), *_by_sequence(batch, all_usable=not lost_C[0])
-        )
+        by_sequence = _by_sequence(batch, all_usable=not lost_C[0])
+        return BatchStatistics(tuple(statistics), int(usable_C[0]), *by_sequence)
 
     def _counted(self, batch: Batch) -> tuple[Array, Array, Array]:
         """Of the whole and each slice: tokens in each bin, without a ratio, and missing.
@@ -194,12 +191,12 @@ def _rounding(batch: Batch) -> float:
             known_BT = batch.mask_BT & (logp_BT > -np.inf)
             lowest = np.fmin.reduce(logp_BT, axis=None, where=known_BT, initial=0.0)
         looked_at = logp_BT[first][batch.mask_BT[first]][:_LOOKED_AT]
-        kept = captured(looked_at.astype(np.float64))
-        most += float(errors(np.array([lowest], dtype=np.float64), kept)[0])
+        precision = captured(looked_at.astype(np.float64))
+        most += float(errors(np.array([lowest], dtype=np.float64), precision)[0])
     return most
 
 
-def told(cell: Cell) -> bool:
+def is_answered(cell: Cell) -> bool:
     """Whether a step's log ratios answer a cell."""
     return isinstance(cell.kind, Certificate | UsableRatio | Coherent)
 
@@ -240,25 +237,19 @@ def _same_x(cell: Cell) -> Any:
 
 def joined(cells: Sequence[Cell], parts: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
     """The statistics of ranks as those of one; in whatever order they come."""
-    found = []
-    for cell, statistics in zip(cells, zip(*parts, strict=True), strict=True):
-        if isinstance(cell.kind, Certificate):
-            process, limit = _sum(statistics), cell.kind.feed.limit
-            found.append(Grown(process, process.below_growth(limit), process.above_growth(limit)))
-        elif isinstance(cell.kind, Coherent):
-            growth = zip(*(s.growth for s in statistics if s.growth), strict=True)
-            found.append(
-                Coherence(
-                    sum(s.n for s in statistics),
-                    tuple(map(math.fsum, growth)),
-                    sum(s.missing for s in statistics),
-                )
-            )
-        elif isinstance(cell.kind, UsableRatio):
-            found.append(sum(statistics, Counts()))
-        else:
-            found.append(None)
-    return tuple(found)
+    by_cell = zip(cells, zip(*parts, strict=True), strict=True)
+    return tuple(_joined(cell, statistics) for cell, statistics in by_cell)
+
+
+def _joined(cell: Cell, statistics: Sequence[Any]) -> Any:
+    if isinstance(cell.kind, Certificate):
+        process, limit = _sum(statistics), cell.kind.feed.limit
+        return Grown(process, process.below_growth(limit), process.above_growth(limit))
+    if isinstance(cell.kind, Coherent):
+        n, missing = (sum(getattr(s, name) for s in statistics) for name in ("n", "missing"))
+        growth = zip(*(s.growth for s in statistics if s.growth), strict=True)
+        return Coherence(n, tuple(map(math.fsum, growth)), missing)
+    return sum(statistics, Counts()) if isinstance(cell.kind, UsableRatio) else None
 
 
 def _sum(moments: Sequence[LogMoment]) -> LogMoment:
@@ -266,25 +257,4 @@ def _sum(moments: Sequence[LogMoment]) -> LogMoment:
     whole = sum(moments, LogMoment())
     return LogMoment(
         whole.n, whole.below, whole.above, math.fsum(m.total for m in moments), whole.missing
-    )
-
-
-def as_round(
-    plan: Plan,
-    statistics: tuple[Any, ...],
-    *,
-    sequences: int,
-    tokens: int,
-    groups: int,
-    agreement: Agreement = Agreement(),  # noqa: B008 - frozen
-) -> Weighed:
-    """One closed round, which is all that a step's verdict speaks of."""
-    noise = ((),) * len(plan.cells)  # a step has no kernel that is run against itself
-    return Weighed(
-        statistics,
-        noise,
-        sequences=sequences,
-        tokens=tokens,
-        groups=groups,
-        agreement=agreement,
     )

@@ -14,9 +14,9 @@ from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.judgement.verdict import EXIT_CODES, Verdict
 from servanda.report.cell_text import seen_first
-from servanda.rl.dumps.steps import GroupSums
-from servanda.rl.monitor.ranks import Part
-from servanda.rl.monitor.state_file import SCHEMA, Drift
+from servanda.rl.dumps.steps import TokenSum, Trend
+from servanda.rl.monitor.ranks import RankPart
+from servanda.rl.monitor.state_file import SCHEMA
 from servanda.traces.serialization import to_plain
 
 Array = NDArray[Any]
@@ -31,7 +31,7 @@ class Step:
         outcome: holds, violated, inconclusive or error.
         action: what is to be done now, in the order of the contract's rules.
         would: what rules say and was not switched on: halt, without `stop=True`.
-        pages: whom rules say to tell.
+        pages: whom rules say to notify.
         masked: slices whose tokens are left out of the loss.
         token_weights: what each token's loss is to be multiplied by, [B, T], float32, of this
             rank; 0 outside the mask.
@@ -51,7 +51,7 @@ class Step:
     cause: str
     notes: tuple[str, ...]
     _verdict: Callable[[], Verdict]
-    _trend: Callable[[], Drift | None]
+    _trend: Callable[[], Trend | None]
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -59,7 +59,7 @@ class Step:
         return self._verdict()
 
     @cached_property
-    def trend(self) -> Drift | None:
+    def trend(self) -> Trend | None:
         """How the last steps' drift compares with that of the first five; None before there are."""
         return self._trend()
 
@@ -96,7 +96,7 @@ def too_few(needs: int, tokens: int) -> str:
     return f"a step needs about {needs:,} tokens to be decided, and this one has {tokens:,}"
 
 
-def line(step: Step, at: float) -> dict[str, Any]:
+def state_line(step: Step, at: float) -> dict[str, Any]:
     """A step as one line of the state file.
 
     Args:
@@ -148,49 +148,52 @@ def _cell(cell: CellVerdict) -> dict[str, Any]:
 
 def _of_cells(verdict: Verdict) -> dict[str, float]:
     """The numbers of a verdict to log: each promise on the whole, and where it is worst."""
-    found: dict[str, float] = {"servanda/exit_code": float(verdict.exit_code)}
     red = [c for c in verdict.cells if c.enforced and c.outcome == "violated"]
-    found["servanda/violated_cells"] = float(len(red))
+    metrics = {
+        "servanda/exit_code": float(verdict.exit_code),
+        "servanda/violated_cells": float(len(red)),
+    }
     for cell in verdict.cells:
         if cell.section != "statistical" or cell.value is None:
             continue
         name = f"servanda/{cell.clause}"
         if cell.slice == WHOLE:
-            found[name] = cell.value
+            metrics[name] = cell.value
         else:
-            found[f"{name}/worst_slice"] = max(
-                cell.value, found.get(f"{name}/worst_slice", cell.value)
-            )
-    return found
+            name = f"{name}/worst_slice"
+            metrics[name] = max(cell.value, metrics.get(name, cell.value))
+    return metrics
 
 
-def measured(
+def metrics_of(
     verdict: Verdict,
-    parts: Sequence[Part],
-    groups: Mapping[str, GroupSums],
+    parts: Sequence[RankPart],
+    groups: Mapping[str, TokenSum],
     ratio: float | None,
 ) -> dict[str, float]:
     """What to log: only what was measured."""
     tokens, usable = (sum(getattr(p, name) for p in parts) for name in ("tokens", "usable"))
-    found = {
+    metrics = {
         "servanda/observed_tokens": float(tokens),
         "servanda/observed_sequences": float(sum(p.sequences for p in parts)),
         "servanda/unusable_tokens": float(tokens - usable),
     }
     if tokens:
-        found["servanda/coverage"] = usable / tokens
+        metrics["servanda/coverage"] = usable / tokens
     if usable:
-        found["servanda/abs_log_ratio_nats"] = math.fsum(g.total for g in groups.values()) / usable
+        drift = math.fsum(g.total for g in groups.values())
+        metrics["servanda/abs_log_ratio_nats"] = drift / usable
     stale = [p.staleness for p in parts if p.staleness[1]]
     if stale:
-        found["servanda/staleness/mean"] = math.fsum(s[0] for s in stale) / sum(s[1] for s in stale)
-        found["servanda/staleness/max"] = max(s[2] for s in stale)
+        mean = math.fsum(s[0] for s in stale) / sum(s[1] for s in stale)
+        metrics["servanda/staleness/mean"] = mean
+        metrics["servanda/staleness/max"] = max(s[2] for s in stale)
     gaps = [p.contributions for p in parts if p.contributions[2]]
     for i, sign in enumerate(("positive", "negative")):
         # a weight may be infinite, and is then no number to log
         if gaps and all(math.isfinite(g[i]) for g in gaps):
             mean = math.fsum(g[i] for g in gaps) / sum(g[2] for g in gaps)
-            found[f"servanda/contribution/{sign}"] = mean
+            metrics[f"servanda/contribution/{sign}"] = mean
     if ratio is not None:
-        found["servanda/trend"] = ratio
-    return {**found, **_of_cells(verdict)}
+        metrics["servanda/trend"] = ratio
+    return {**metrics, **_of_cells(verdict)}

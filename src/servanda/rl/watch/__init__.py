@@ -1,1 +1,1 @@
-# Watching a run: a dump or a monitor's state is followed, and what changes is told.
+# Watching a run: a dump or a monitor's state is followed, and changes are reported.

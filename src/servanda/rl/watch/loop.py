@@ -1,7 +1,7 @@
-# Following: look, judge, tell, wait; until it is told to end.
+# The loop of a watch: poll, judge, report, wait; until it is to end.
 #
-# Clock and waiting are arguments.  How long a look takes, and whether the clock jumps, changes
-# nothing: a step is whole by what two looks saw, and the clock only dates what is sent.
+# Clock and waiting are arguments.  How long a poll takes, and whether the clock jumps, changes
+# nothing: a step is whole by what two polls saw, and the clock only dates what is sent.
 
 from __future__ import annotations
 
@@ -16,116 +16,118 @@ from servanda.judgement.clauses.base import Outcome
 from servanda.report.format import line
 from servanda.rl.watch.report import alert_lines, last_line, step_line
 from servanda.rl.watch.series import placed, series
-from servanda.rl.watch.sinks import Safely
-from servanda.rl.watch.state_file import Kept
-from servanda.rl.watch.step import Seen, Source
-from servanda.rl.watch.transitions import Memory, advance, stops
+from servanda.rl.watch.sinks import GuardedSink
+from servanda.rl.watch.state_file import StateFile
+from servanda.rl.watch.step import Source, WatchedStep
+from servanda.rl.watch.transitions import WatchState, advance, stops
 
 
 @dataclass
-class Following:
+class WatchLoop:
     """One watch.
 
     Args:
         watched: the path, as it was given.
-        say: prints a line.
+        write: prints a line.
         once: judge what is there, and end.
         until: end after this step.
-        every_s: between two looks.
+        every_s: between two polls.
         stop_file: written at the first step at which the run would be stopped.
         wait: seconds; now: unix seconds.
+        outcomes: of the steps that were judged in this run.
     """
 
     source: Source
     watched: str
-    kept: Kept
-    say: Callable[[str], None]
-    sinks: Sequence[Safely] = ()
+    state_file: StateFile
+    write: Callable[[str], None]
+    sinks: Sequence[GuardedSink] = ()
     once: bool = False
     until: int | None = None
     every_s: float = 10.0
     stop_file: Path | None = None
     wait: Callable[[float], None] = time.sleep
     now: Callable[[], float] = time.time
-    memory: Memory = field(default_factory=Memory)
-    met: set[Outcome] = field(default_factory=set)  # of the steps that were judged in this run
-    _said: set[str] = field(default_factory=set)
+    state: WatchState = field(default_factory=WatchState)
+    outcomes: set[Outcome] = field(default_factory=set)
+    _written: set[str] = field(default_factory=set)
 
-    def run(self) -> Memory:
-        """Follow to the end, and say the last line however it comes.
+    def run(self) -> WatchState:
+        """Follow to the end, and write the last line however it comes.
 
         Raises:
             ContractError: what is there cannot be followed.
             MeasurementError: with `once`, there was no step to judge.
         """
-        self.memory = self.kept.load(self.source)
-        if self.memory.step is not None:
-            self.say(f"went on  behind step {self.memory.step}, as {self.kept.path} says")
+        self.state = self.state_file.load(self.source)
+        if self.state.step is not None:
+            self.write(f"went on  behind step {self.state.step}, as {self.state_file.path} says")
         try:
             while not self._ended():
-                self._look()
+                self._poll()
                 if self.once:
                     break
                 if not self._ended():
                     self.wait(self.every_s)
         finally:
-            # an interrupted watch has said what it knows, and told its sinks so
-            self.say(last_line(self.memory))
+            # an interrupted watch has written what it knows, and closed its sinks
+            self.write(last_line(self.state))
             for sink in self.sinks:
                 sink("close")
-        if self.memory.step is None:
+        if self.state.step is None:
             why = self.source.missing or self.source.left or "no step of it is whole"
             raise MeasurementError(
                 why, hint="without --once a watch waits until there is something"
             )
-        return self.memory
+        return self.state
 
     @property
     def bad(self) -> Outcome | None:
         """What the worst step came to: no data that can be trusted, or a violation."""
-        return "error" if "error" in self.met else "violated" if "violated" in self.met else None
+        worst: tuple[Outcome, ...] = ("error", "violated")
+        return next((outcome for outcome in worst if outcome in self.outcomes), None)
 
     def _ended(self) -> bool:
-        step = self.memory.step
+        step = self.state.step
         return self.until is not None and step is not None and step >= self.until
 
-    def _look(self) -> None:
-        for seen in self.source.look(final=self.once):
+    def _poll(self) -> None:
+        for step in self.source.poll(final=self.once):
             for text in self.source.head():
-                self._once(text)
-            self._see(seen)
+                self._write_once(text)
+            self._report(step)
             if self._ended():
                 break
-        if not self.once or self.memory.step is not None:
+        if not self.once or self.state.step is not None:
             for reason in (self.source.missing, self.source.left):
                 if reason:
-                    self._once(f"{'left out' if self.once else 'waiting '} {line(reason)}")
+                    self._write_once(f"{'left out' if self.once else 'waiting '} {line(reason)}")
 
-    def _see(self, seen: Seen) -> None:
-        self.memory, alerts = advance(self.memory, seen)
-        self.met.add(seen.outcome)
-        self.memory = replace(self.memory, places=placed(self.memory.places, seen))
-        self.say(step_line(seen))
-        if self.stop_file is not None and (why := stops(seen)):
-            self._stop(self.stop_file, seen.step, why)
-        values, at = series(seen, self.memory.places), self.now()
+    def _report(self, step: WatchedStep) -> None:
+        self.state, alerts = advance(self.state, step)
+        self.outcomes.add(step.outcome)
+        self.state = replace(self.state, places=placed(self.state.places, step))
+        self.write(step_line(step))
+        if self.stop_file is not None and (why := stops(step)):
+            self._write_stop_file(self.stop_file, step.step, why)
+        values, at = series(step, self.state.places), self.now()
         for alert in alerts:
             for text in alert_lines(alert):
-                self.say(text)
+                self.write(text)
         for sink in self.sinks:
-            sink("series", seen.step, at, values)
+            sink("series", step.step, at, values)
             for alert in alerts:
                 sink("alert", alert, at, self.watched)
-        # behind what was told: a watch that dies in between tells it twice rather than never
-        self.kept.save(self.memory, self.source)
+        # behind the report: a watch that dies in between reports twice rather than never
+        self.state_file.save(self.state, self.source)
 
-    def _once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            self.say(text)
+    def _write_once(self, text: str) -> None:
+        if text not in self._written:
+            self._written.add(text)
+            self.write(text)
 
-    def _stop(self, path: Path, step: int, why: str) -> None:
-        """Tell whoever looks for the file; one that is there is left as it is."""
+    def _write_stop_file(self, path: Path, step: int, why: str) -> None:
+        """For whoever looks for the file; one that is there is left as it is."""
         data = {"servanda": "watch", "schema": 1, "watched": self.watched, "step": step, "why": why}
         try:
             with path.open("x", encoding="utf-8") as file:
@@ -137,4 +139,4 @@ class Following:
                 f"--stop-file {path} cannot be written: {error.strerror or error}",
                 hint="name a file in a folder that is there",
             ) from None
-        self.say(f"    stop     {path} was written, as --stop-file asks")
+        self.write(f"    stop     {path} was written, as --stop-file asks")

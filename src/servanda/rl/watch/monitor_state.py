@@ -16,12 +16,11 @@ import msgspec
 
 from servanda.errors import ContractError
 from servanda.judgement.clauses.base import GUARDS, CellVerdict
-from servanda.rl.dumps.steps import GroupSums, trend
-from servanda.rl.monitor.state_file import SCHEMA, Memory
-from servanda.rl.watch.first_last import plain, steps_of
-from servanda.rl.watch.step import Seen
+from servanda.rl.dumps.steps import RunEnds, TokenSum
+from servanda.rl.monitor.state_file import SCHEMA
+from servanda.rl.watch.step import WatchedStep
 
-_KEPT = ("bytes", "lines", "begin", "step", "furthest")
+_STORED = ("bytes", "lines", "begin", "step", "furthest")
 _HEAD = 1 << 16  # bytes of a file's first line that are looked at
 
 Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"]
@@ -75,9 +74,9 @@ class MonitorSource:
         self._begin = ""  # of the file: another one is another run
         self._step: int | None = None
         self._furthest = -1
-        self._ends = Memory()
+        self._ends = RunEnds()
 
-    def look(self, *, final: bool) -> Iterator[Seen]:
+    def poll(self, *, final: bool) -> Iterator[WatchedStep]:
         files = states_in(self.path)
         if len(files) > 1:
             names = ", ".join(file.name for file in files[:4])
@@ -99,7 +98,7 @@ class MonitorSource:
             self._lines += 1
             self._bytes += len(line)
             if line.strip():
-                yield self._seen(line)
+                yield self._step_of(line)
 
     def _unread(self) -> bytes | None:
         """What the file has grown by; all of it where it is another file than before."""
@@ -109,30 +108,30 @@ class MonitorSource:
                 begin = blake2b(stream.readline(_HEAD), digest_size=16).hexdigest()
                 if stream.seek(0, 2) < self._bytes or (self._bytes and begin != self._begin):
                     self._bytes = self._lines = 0
-                    self._furthest, self._ends = -1, Memory()
+                    self._furthest, self._ends = -1, RunEnds()
                 self._begin = begin
                 stream.seek(self._bytes)
                 return stream.read()
         except FileNotFoundError:
             return None  # it was moved while it was looked at
 
-    def _seen(self, data: bytes) -> Seen:
+    def _step_of(self, data: bytes) -> WatchedStep:
         assert self._file is not None
         place = f"{self._file.name}:{self._lines}"
         try:
             line = _read(data, place)
         except _Unreadable as unreadable:
             step = 0 if self._step is None else self._step
-            return Seen(step, "error", why=f"{place}: {unreadable}")
+            return WatchedStep(step, "error", why=f"{place}: {unreadable}")
         again = line.weights <= self._furthest
         self._name, self._step = line.name, line.weights
         self._furthest = max(self._furthest, line.weights)
         cells = tuple(map(_cell, line.cells))
         if line.tokens:
-            self._ends.resumed = True  # a run that went back takes its steps anew
-            groups = {str(i): GroupSums(*sums) for i, sums in enumerate(line.groups)}
-            self._ends.add(line.weights, groups)
-        return Seen(
+            groups = {str(i): TokenSum(*sums) for i, sums in enumerate(line.groups)}
+            # a run that went back takes its steps anew
+            self._ends.add_groups(line.weights, groups, anew=True)
+        return WatchedStep(
             line.weights,
             line.outcome,
             cells,
@@ -140,7 +139,7 @@ class MonitorSource:
             line.sequences,
             why=line.cause or "the monitor gave no cause" if line.outcome == "error" else "",
             cause=line.cause,
-            trend=trend(self._ends.first, self._ends.last),
+            trend=self._ends.trend(),
             staleness=_number(line.metrics.get("servanda/staleness/max")),
             actions=tuple(dict.fromkeys((*line.action, *line.would))),
             again=again,
@@ -153,17 +152,13 @@ class MonitorSource:
         named = f": {self._name}" if self._name else ""
         return (f"found    a monitor's state in {self._file}{named}",)
 
-    def kept(self) -> dict[str, Any]:
-        ends = {"first": self._ends.first, "last": self._ends.last}
-        return {
-            **{name: getattr(self, f"_{name}") for name in _KEPT},
-            **{name: [plain(step) for step in steps] for name, steps in ends.items()},
-        }
+    def to_plain(self) -> dict[str, Any]:
+        return {**{name: getattr(self, f"_{name}") for name in _STORED}, **self._ends.to_plain()}
 
-    def resume(self, kept: Mapping[str, Any]) -> None:
-        for name in _KEPT:
-            setattr(self, f"_{name}", kept[name])
-        self._ends = Memory(first=steps_of(kept["first"]), last=steps_of(kept["last"]))
+    def resume(self, state: Mapping[str, Any]) -> None:
+        for name in _STORED:
+            setattr(self, f"_{name}", state[name])
+        self._ends = RunEnds.from_plain(state)
 
 
 def states_in(path: Path) -> list[Path]:
@@ -239,7 +234,7 @@ def _cell(cell: _Cell) -> CellVerdict:
 def _number(value: Number) -> float | None:
     """A number that exists, or None: NaN and a text that is none are not there."""
     try:
-        found = math.nan if value is None else float(value)
+        number = math.nan if value is None else float(value)
     except ValueError:
         return None
-    return None if math.isnan(found) else found
+    return None if math.isnan(number) else number

@@ -1,4 +1,4 @@
-# Opening: whether a path is a dump or a monitor's state, found out once something is there.
+# Whether a path is a dump or a monitor's state, found out once something is there.
 
 from __future__ import annotations
 
@@ -7,57 +7,49 @@ from typing import Any
 
 from servanda.errors import ContractError
 from servanda.rl.dumps.formats import FORMATS
-from servanda.rl.watch.contract import Asked
+from servanda.rl.watch.contract import WatchOptions
 from servanda.rl.watch.dump import DumpSource
 from servanda.rl.watch.monitor_state import MonitorSource, nothing, states_in
-from servanda.rl.watch.step import Seen, Source
+from servanda.rl.watch.step import Source, WatchedStep
 
 
-class Found:
+class DetectedSource:
     """Whichever of the two a path turns out to be.
 
     Raises:
         ContractError: it is both, or what was asked for fits neither.
     """
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
-        self._missing, self._left = nothing(asked.path), ""
+    def __init__(self, options: WatchOptions) -> None:
+        self.path = options.path
+        self.missing, self.left = nothing(self.path), ""
         # checks the options before anything is there
-        self._dump = DumpSource(asked)
-        of_a_dump = (asked.format, asked.preset, asked.contract, asked.unsafe_pickles or None)
-        self._source: Source | None = (
-            None if all(option is None for option in of_a_dump) else self._dump
-        )
+        self._dump = DumpSource(options)
+        of_a_dump = (options.format, options.preset, options.contract)
+        detected = options.unsafe_pickles or any(option is not None for option in of_a_dump)
+        self._source: Source | None = self._dump if detected else None
 
     @property
     def kind(self) -> str:
         return self._source.kind if self._source else ""
 
-    @property
-    def missing(self) -> str:
-        return self._source.missing if self._source else self._missing
-
-    @property
-    def left(self) -> str:
-        return self._source.left if self._source else self._left
-
-    def look(self, *, final: bool) -> Iterator[Seen]:
-        source = self._source or self._decided()
+    def poll(self, *, final: bool) -> Iterator[WatchedStep]:
+        source = self._source or self._detected()
         if source is None:
             return
-        for seen in source.look(final=final):
+        for step in source.poll(final=final):
             self._source = source  # what gave a step is what it is
-            yield seen
-        self._missing, self._left = source.missing, source.left
+            self.missing, self.left = source.missing, source.left
+            yield step
+        self.missing, self.left = source.missing, source.left
 
-    def _decided(self) -> Source | None:
-        path = self.asked.path
+    def _detected(self) -> Source | None:
+        path = self.path
         states = states_in(path) if path.exists() else []
         if not states:
             if path.exists():  # what is there may become a dump
                 return self._dump
-            self._missing = nothing(path)
+            self.missing = nothing(path)
             return None
         if path.is_dir():
             dumps = [n for n, f in FORMATS.items() if (s := f.sniff(path)) is not None and s.sure]
@@ -72,10 +64,10 @@ class Found:
     def head(self) -> tuple[str, ...]:
         return self._source.head() if self._source else ()
 
-    def kept(self) -> dict[str, Any]:
-        return self._source.kept() if self._source else {}
+    def to_plain(self) -> dict[str, Any]:
+        return self._source.to_plain() if self._source else {}
 
-    def resume(self, kept: Mapping[str, Any]) -> None:
+    def resume(self, state: Mapping[str, Any]) -> None:
         if self._source is None:
-            self._source = self._decided() or self._dump
-        self._source.resume(kept)
+            self._source = self._detected() or self._dump
+        self._source.resume(state)

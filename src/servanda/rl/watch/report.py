@@ -1,30 +1,30 @@
-# Telling: one line a step, a few lines a transition, one at the end.
+# What a watch prints: one line a step, a few lines a transition, one at the end.
 
 from __future__ import annotations
 
 from servanda.report.cell_text import GLYPH
 from servanda.report.format import line
-from servanda.rl.watch.step import Seen
-from servanda.rl.watch.transitions import LOST, VIOLATED, Alert, Memory, number
+from servanda.rl.watch.step import WatchedStep
+from servanda.rl.watch.transitions import LOST, VIOLATED, Alert, WatchState, number
 
 _MARK = {"error": "✗", "warning": "!", "info": "✓"}
 
 
-def step_line(seen: Seen) -> str:
+def step_line(step: WatchedStep) -> str:
     """Step, answer, worst cell, its number against its limit, trend."""
-    parts = [f"step {seen.step:<6} {GLYPH[seen.outcome]} {seen.outcome:<13}"]
-    worst = seen.worst()
-    if seen.outcome == "error":
-        parts.append(line(seen.why))
+    parts = [f"step {step.step:<6} {GLYPH[step.outcome]} {step.outcome:<13}"]
+    worst = step.worst()
+    if step.outcome == "error":
+        parts.append(line(step.why))
     elif worst is not None:
-        parts.append(f"{worst.clause}, {line(seen.place(worst.slice))}: {number(worst)}")
+        parts.append(f"{worst.clause}, {line(step.place(worst.slice))}: {number(worst)}")
     else:
         parts.append("no trained token")
-    if seen.trend is not None:
-        parts.append(f"trend x{seen.trend.ratio:.2f}")
-    if seen.outcome == "inconclusive" and seen.needs_tokens is not None:
-        parts.append(f"needs about {seen.needs_tokens:,} tokens, has {seen.tokens:,}")
-    if seen.again:
+    if step.trend is not None:
+        parts.append(f"trend x{step.trend.ratio:.2f}")
+    if step.outcome == "inconclusive" and step.needs_tokens is not None:
+        parts.append(f"needs about {step.needs_tokens:,} tokens, has {step.tokens:,}")
+    if step.again:
         parts.append("written again")
     return "  ".join(part for part in parts if part).rstrip()
 
@@ -35,18 +35,18 @@ def alert_lines(alert: Alert) -> list[str]:
     return [f"  {_MARK[alert.level]} {head}", *(f"    {text}" for text in rest)]
 
 
-def last_line(memory: Memory) -> str:
+def last_line(state: WatchState) -> str:
     """The run in one line."""
-    if memory.step is None:
+    if state.step is None:
         return "watched no step"
-    counts = ", ".join(f"{n} {outcome}" for outcome, n in memory.counts.items())
-    steps = f"{memory.steps} step{'s' if memory.steps > 1 else ''}"
-    parts = [f"watched {steps}, {memory.first} to {memory.step}: {counts}"]
+    counts = ", ".join(f"{n} {outcome}" for outcome, n in state.counts.items())
+    steps = f"{state.steps} step{'s' if state.steps > 1 else ''}"
+    parts = [f"watched {steps}, {state.first} to {state.step}: {counts}"]
     for name, what in ((VIOLATED, "red"), (LOST, "coverage lost")):
-        if name in memory.flags:
-            parts.append(f"{what} since step {memory.flags[name].since}")
-    if memory.stop is None:
+        if name in state.flags:
+            parts.append(f"{what} since step {state.flags[name].since}")
+    if state.stop is None:
         parts.append("would not have stopped")
     else:
-        parts.append(f"would have stopped at step {memory.stop}")
+        parts.append(f"would have stopped at step {state.stop}")
     return " · ".join(parts)

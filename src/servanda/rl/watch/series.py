@@ -11,7 +11,7 @@ from servanda.contract.model import WHOLE
 from servanda.judgement.verdict import EXIT_CODES
 from servanda.report.cell_text import excess
 from servanda.rl.dumps.format import is_gradient
-from servanda.rl.watch.step import Seen
+from servanda.rl.watch.step import WatchedStep
 
 MOST = 12
 _AT_FIRST, _LATER = 2, 2  # slices with a series: the worst at first, then those that redden
@@ -30,13 +30,13 @@ WHOLES: Mapping[str, str] = {
 assert len(WHOLES) + _AT_FIRST + _LATER == MOST
 
 
-def placed(places: tuple[str, ...], seen: Seen) -> tuple[str, ...]:
+def placed(places: tuple[str, ...], step: WatchedStep) -> tuple[str, ...]:
     """The slices that have a series of their own, after a step.
 
     The worst two of the first step that has any, and the first two others that become red:
     once given, a place is kept, so that a run has no more than MOST series in all.
     """
-    cells = {name: seen.worst(name) for name in seen.slices}
+    cells = {name: step.worst(name) for name in step.slices}
     known = {name: cell for name, cell in cells.items() if cell is not None}
     if not places:
         worst = sorted(known, key=lambda name: -excess(known[name]))
@@ -45,24 +45,23 @@ def placed(places: tuple[str, ...], seen: Seen) -> tuple[str, ...]:
     return (*places, *sorted(red, key=lambda n: -excess(known[n])))[: _AT_FIRST + _LATER]
 
 
-def series(seen: Seen, places: tuple[str, ...]) -> dict[str, float]:
+def series(step: WatchedStep, places: tuple[str, ...]) -> dict[str, float]:
     """Name -> number of a step; what it does not say is not there."""
-    found: dict[str, float | None] = {"outcome": float(EXIT_CODES[seen.outcome])}
-    found["tokens"] = float(seen.tokens)
-    found["coverage"] = seen.coverage.value if seen.coverage else None
-    gradient = next((c for c in seen.cells if c.slice == WHOLE and is_gradient(c)), None)
-    gap = seen.of_whole("weight_gap")  # already twice a TV where nothing corrects
-    if gap is not None:
-        found["gradient_share"] = gap.value
-    elif gradient is not None and gradient.value is not None:
-        found["gradient_share"] = 2 * gradient.value
-    clipped = seen.of_whole("abs_log_ratio_nats")
-    found["clipped_share"] = clipped.value if clipped else None
-    worst = seen.worst()
-    found["worst"] = excess(worst) if worst else None
-    found["trend"] = seen.trend.ratio if seen.trend else None
-    found["staleness"] = seen.staleness
+    gradient = next((c for c in step.cells if c.slice == WHOLE and is_gradient(c)), None)
+    share = 2 * gradient.value if gradient is not None and gradient.value is not None else None
+    gap = step.of_whole("weight_gap")  # already twice a TV where nothing corrects
+    clipped, worst = step.of_whole("abs_log_ratio_nats"), step.worst()
+    values: dict[str, float | None] = {
+        "outcome": float(EXIT_CODES[step.outcome]),
+        "tokens": float(step.tokens),
+        "coverage": step.coverage.value if step.coverage else None,
+        "gradient_share": share if gap is None else gap.value,
+        "clipped_share": clipped.value if clipped else None,
+        "worst": excess(worst) if worst else None,
+        "trend": step.trend.ratio if step.trend else None,
+        "staleness": step.staleness,
+    }
     for name in places:
-        cell = seen.worst(name)
-        found[f"slice/{name}"] = excess(cell) if cell else None
-    return {f"servanda/{name}": value for name, value in found.items() if value is not None}
+        cell = step.worst(name)
+        values[f"slice/{name}"] = excess(cell) if cell else None
+    return {f"servanda/{name}": value for name, value in values.items() if value is not None}

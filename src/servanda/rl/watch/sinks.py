@@ -96,17 +96,33 @@ class Slack(Sink):
         insist(lambda: self._hook.post(message), self._wait)
 
 
-@SINKS.register("wandb")
-class Wandb(Sink):
+class _Tracker(Sink):
+    """An experiment tracker whose module has AlertLevel, and whose runs take alerts."""
+
     takes = "PROJECT[/RUN]"
+    _library: Any
+    _run: Any
+
+    def alert(self, alert: Alert, at: float, watched: str) -> None:
+        levels = {"error": "ERROR", "warning": "WARN"}
+        level = getattr(self._library.AlertLevel, levels.get(alert.level, "INFO"))
+        head, *rest = alert.lines()
+        self._run.alert(title=head, text="\n".join([*rest, watched]), level=level)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+@SINKS.register("wandb")
+class Wandb(_Tracker):
     summary = "Series and alerts to Weights & Biases; ENTITY/PROJECT/RUN names the entity too."
 
     def __init__(self, where: str, wait: Callable[[float], None]) -> None:
-        self._wandb = _library("wandb", "wandb")
+        self._library = _imported("wandb", "wandb")
         entity, project, run = _names(where, "--wandb", entity=True)
         # its own series of the machine would drown ours
-        settings = self._wandb.Settings(console="off", x_disable_stats=True)
-        self._run = self._wandb.init(
+        settings = self._library.Settings(console="off", x_disable_stats=True)
+        self._run = self._library.init(
             entity=entity, project=project, id=run, name=run, resume="allow", settings=settings
         )
         self._run.define_metric("servanda/step")
@@ -116,39 +132,20 @@ class Wandb(Sink):
     def series(self, step: int, at: float, values: Mapping[str, float]) -> None:
         self._run.log({"servanda/step": step, **values})
 
-    def alert(self, alert: Alert, at: float, watched: str) -> None:
-        levels = {"error": "ERROR", "warning": "WARN"}
-        level = getattr(self._wandb.AlertLevel, levels.get(alert.level, "INFO"))
-        head, *rest = alert.lines()
-        self._run.alert(title=head, text="\n".join([*rest, watched]), level=level)
-
-    def close(self) -> None:
-        self._run.finish()
-
 
 @SINKS.register("trackio")
-class Trackio(Sink):
-    takes = "PROJECT[/RUN]"
+class Trackio(_Tracker):
     summary = "Series and alerts to Trackio."
 
     def __init__(self, where: str, wait: Callable[[float], None]) -> None:
-        self._trackio = _library("trackio", "trackio")
+        self._library = self._run = _imported("trackio", "trackio")  # its run is the module
         _, project, run = _names(where, "--trackio")
-        self._trackio.init(
+        self._library.init(
             project=project, name=run, resume="allow", auto_log_gpu=False, auto_log_cpu=False
         )
 
     def series(self, step: int, at: float, values: Mapping[str, float]) -> None:
-        self._trackio.log(dict(values), step=step)
-
-    def alert(self, alert: Alert, at: float, watched: str) -> None:
-        levels = {"error": "ERROR", "warning": "WARN"}
-        level = getattr(self._trackio.AlertLevel, levels.get(alert.level, "INFO"))
-        head, *rest = alert.lines()
-        self._trackio.alert(title=head, text="\n".join([*rest, watched]), level=level)
-
-    def close(self) -> None:
-        self._trackio.finish()
+        self._run.log(dict(values), step=step)
 
 
 @SINKS.register("tensorboard")
@@ -157,7 +154,7 @@ class TensorBoard(Sink):
     summary = "Series and alerts as event files of TensorBoard, into DIR."
 
     def __init__(self, where: str, wait: Callable[[float], None]) -> None:
-        files = _library("tensorboard.summary.writer.event_file_writer", "tensorboard")
+        files = _imported("tensorboard.summary.writer.event_file_writer", "tensorboard")
         compat = "tensorboard.compat.proto"
         parts = ("event_pb2", "summary_pb2", "tensor_pb2", "tensor_shape_pb2")
         self._event, self._summary, self._tensor, self._shape = (
@@ -214,11 +211,11 @@ def body(alert: Alert, at: float, watched: str) -> dict[str, Any]:
     }
 
 
-class Safely:
-    """A sink whose failure is told once and ends nothing; a success makes the next one news."""
+class GuardedSink:
+    """A sink whose failure is printed once and ends nothing; a success makes the next one news."""
 
-    def __init__(self, name: str, sink: Sink, say: Callable[[str], None]) -> None:
-        self.name, self._sink, self._say = name, sink, say
+    def __init__(self, name: str, sink: Sink, write: Callable[[str], None]) -> None:
+        self.name, self._sink, self._write = name, sink, write
         self._failed: set[str] = set()
 
     def __call__(self, what: str, *values: Any) -> None:
@@ -227,7 +224,7 @@ class Safely:
             getattr(self._sink, what)(*values)
         except Exception as error:
             if what not in self._failed:
-                self._say(f"! --{self.name} failed, and the watch goes on: {_reason(error)}")
+                self._write(f"! --{self.name} failed, and the watch goes on: {_reason(error)}")
             self._failed.add(what)
         else:
             self._failed.discard(what)
@@ -238,7 +235,7 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, MeasurementError) else type(error).__name__
 
 
-def _library(module: str, package: str) -> Any:
+def _imported(module: str, package: str) -> Any:
     try:
         return import_module(module)
     except ImportError:

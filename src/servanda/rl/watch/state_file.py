@@ -1,4 +1,4 @@
-# Kept: the small file by which a watch that is started again goes on where it was.
+# The small file by which a watch that is started again goes on where it was.
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+
+import msgspec
 
 from servanda.errors import ContractError, MeasurementError
 from servanda.rl.watch.step import Source
-from servanda.rl.watch.transitions import Memory
+from servanda.rl.watch.transitions import WatchState
 
 SCHEMA = 1
 
 
-class Kept:
+class StateFile:
     """A state file, or none.
 
     Args:
-        path: None keeps nothing.
+        path: None stores nothing.
         watched: what is followed; a state speaks of one.
     """
 
@@ -28,15 +31,15 @@ class Kept:
         self.path = path
         self.watched = str(watched.resolve())
 
-    def load(self, source: Source) -> Memory:
-        """What is remembered, with the source set to go on; a new memory where nothing is.
+    def load(self, source: Source) -> WatchState:
+        """The stored state, with the source set to go on; a new one where nothing is stored.
 
         Raises:
             ContractError: the file is no state, of another schema or another watch.
         """
         if self.path is None or not self.path.exists() or not self.path.stat().st_size:
-            return Memory()
-        hint = "name another --state, or remove the file to begin anew"
+            return WatchState()
+        hint = "name another --state-file, or remove the file to begin anew"
         try:
             data = json.loads(self.path.read_bytes())
             schema = data["schema"] if data["servanda"] == "watch" else None
@@ -51,14 +54,14 @@ class Kept:
                 raise ContractError(
                     f"{self.path} is the state of another watch, of {data['watched']}", hint=hint
                 )
-            memory = Memory.from_dict(data["memory"])
+            state = msgspec.convert(data["memory"], WatchState)
             if data["kind"]:
                 source.resume(data["source"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, msgspec.ValidationError):
             raise ContractError(f"{self.path} is no state of a watch", hint=hint) from None
-        return memory
+        return state
 
-    def save(self, memory: Memory, source: Source) -> None:
+    def save(self, state: WatchState, source: Source) -> None:
         """Write it anew, so that whoever reads sees a whole file.
 
         Raises:
@@ -71,8 +74,8 @@ class Kept:
             "schema": SCHEMA,
             "watched": self.watched,
             "kind": source.kind,
-            "memory": memory.to_dict(),
-            "source": source.kept(),
+            "memory": asdict(state),
+            "source": source.to_plain(),
         }
         part = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
@@ -104,11 +107,11 @@ def locked(path: Path | None) -> Iterator[None]:
         except BlockingIOError:
             raise MeasurementError(
                 f"another watch keeps its state in {path}",
-                hint="stop it, or give this one a --state of its own",
+                hint="stop it, or give this one a --state-file of its own",
             ) from None
         yield
 
 
 def _unwritable(path: Path, error: OSError) -> MeasurementError:
     message = f"{path} cannot be written: {error.strerror or error}"
-    return MeasurementError(message, hint="name another --state")
+    return MeasurementError(message, hint="name another --state-file")

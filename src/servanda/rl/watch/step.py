@@ -1,4 +1,4 @@
-# What a watch sees of one step, whether it judged a dump or read what a monitor judged.
+# One step of a watch, whether it judged a dump or read what a monitor judged.
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COVERAGE = ("usable_ratio", "rescored_ratio")  # guards: trained tokens with bot
 
 
 @dataclass(frozen=True)
-class Seen:
+class WatchedStep:
     """The answer about one step.
 
     Args:
@@ -92,8 +92,8 @@ class Source(Protocol):
     @property
     def left(self) -> str: ...
 
-    def look(self, *, final: bool) -> Iterator[Seen]:
-        """The steps that are whole and were not seen yet, in their order.
+    def poll(self, *, final: bool) -> Iterator[WatchedStep]:
+        """The steps that are whole and were not polled yet, in their order.
 
         Args:
             final: nothing more will be written: what is there is whole.
@@ -104,8 +104,8 @@ class Source(Protocol):
         """Lines that say what is followed, once it is known."""
         ...
 
-    def kept(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, Any]:
         """Plain data from which `resume` goes on."""
         ...
 
-    def resume(self, kept: Mapping[str, Any]) -> None: ...
+    def resume(self, state: Mapping[str, Any]) -> None: ...

@@ -1,20 +1,20 @@
-# Transitions: what changed at a step, told once; pure.
+# Transitions: what changed at a step, each reported once; pure.
 #
 # A flag is raised at the first step whose condition is met: a step is judged with evidence, so
 # one is enough.  It is lowered by CALM steps that say clearly otherwise; a step that says
 # neither (too few tokens, an error) leaves the count as it is.  So a run that goes to and fro
-# is told of once, and what stands in between counts as raised.
+# is reported once, and what stands in between counts as raised.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from servanda.judgement.clauses.base import CellVerdict, Outcome
-from servanda.rl.dumps import format as words
-from servanda.rl.dumps.diagnosis import DOUBLED, GROWS
-from servanda.rl.watch.step import COVERAGE, Seen
+from servanda.rl.dumps import format
+from servanda.rl.dumps.steps import GROWS
+from servanda.rl.watch.step import COVERAGE, WatchedStep
 
 CALM = 3  # steps that lower a flag
 VIOLATED, ERROR, LOST, TREND, SLICE = "violated", "error", "coverage", "trend", "slice "
@@ -69,12 +69,12 @@ class Alert:
 
     def lines(self) -> list[str]:
         """As people read it."""
-        found = [f"step {self.step}: {self.text}", *([self.words] if self.words else [])]
-        found += [f"cause: {self.cause}"] if self.cause else []
-        found += [f"next: {self.command}"] if self.command else []
+        lines = [f"step {self.step}: {self.text}", *([self.words] if self.words else [])]
+        lines += [f"cause: {self.cause}"] if self.cause else []
+        lines += [f"next: {self.command}"] if self.command else []
         if self.stop is not None and self.level == "error":
-            found.append(f"would have stopped at step {self.stop}")
-        return found
+            lines.append(f"would have stopped at step {self.stop}")
+        return lines
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Memory:
+class WatchState:
     """What a watch remembers of a run.
 
     Args:
@@ -104,129 +104,111 @@ class Memory:
     stop_why: str = ""
     places: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "places": [*self.places]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Memory:
-        """Raises: KeyError, TypeError where the data is not of a memory."""
-        flags = {name: Flag(**flag) for name, flag in data["flags"].items()}
-        return cls(**{**data, "flags": flags, "places": tuple(data["places"])})
-
     @property
     def steps(self) -> int:
         return sum(self.counts.values())
 
 
-def advance(memory: Memory, seen: Seen) -> tuple[Memory, tuple[Alert, ...]]:
-    """Memory after a step, and what is told of it."""
-    flags = dict(memory.flags)
+def advance(state: WatchState, step: WatchedStep) -> tuple[WatchState, tuple[Alert, ...]]:
+    """The state after a step, and the alerts of it."""
+    flags = dict(state.flags)
     raised, lowered = [], []
-    names = [VIOLATED, ERROR, LOST, TREND, *(f"{SLICE}{name}" for name in seen.slices)]
+    names = [VIOLATED, ERROR, LOST, TREND, *(f"{SLICE}{name}" for name in step.slices)]
     for name in names:
-        met, was = _met(name, seen), flags.get(name)
-        if met is True and was is None:
-            flags[name] = Flag(seen.step)
+        is_met, flag = _is_met(name, step), flags.get(name)
+        if is_met and flag is None:
+            flags[name] = Flag(step.step)
             raised.append(name)
-        elif met is True and was is not None:
-            flags[name] = replace(was, calm=0)
-        elif met is False and was is not None:
-            flags[name] = replace(was, calm=was.calm + 1)
-            if was.calm + 1 >= CALM:
+        elif is_met and flag is not None:
+            flags[name] = replace(flag, calm=0)
+        elif is_met is False and flag is not None:
+            flags[name] = replace(flag, calm=flag.calm + 1)
+            if flag.calm + 1 >= CALM:
                 lowered.append((name, flags.pop(name).since))
-    why = stops(seen)
-    stop = memory.stop if memory.stop is not None or not why else seen.step
+    why = stops(step)
     after = replace(
-        memory,
+        state,
         flags=flags,
-        first=seen.step if memory.first is None else memory.first,
-        step=seen.step,
-        outcome=seen.outcome,
-        counts={**memory.counts, seen.outcome: memory.counts.get(seen.outcome, 0) + 1},
-        stop=stop,
-        stop_why=memory.stop_why or why,
+        first=step.step if state.first is None else state.first,
+        step=step.step,
+        outcome=step.outcome,
+        counts={**state.counts, step.outcome: state.counts.get(step.outcome, 0) + 1},
+        stop=step.step if why and state.stop is None else state.stop,
+        stop_why=state.stop_why or why,
     )
-    return after, tuple(_alerts(seen, after, raised, lowered))
+    return after, tuple(_alerts(step, after.stop, raised, lowered))
 
 
-def stops(seen: Seen) -> str:
+def stops(step: WatchedStep) -> str:
     """Why a run would be stopped at this step; "" where it would not."""
-    worst = seen.worst()
-    if seen.outcome == "violated":
-        place = "" if worst is None else f": {worst.clause} on {seen.place(worst.slice)}"
+    worst = step.worst()
+    if step.outcome == "violated":
+        place = "" if worst is None else f": {worst.clause} on {step.place(worst.slice)}"
         return f"an enforced clause was violated{place}"
-    return "the contract's escalation said halt" if "halt" in seen.actions else ""
+    return "the contract's escalation said halt" if "halt" in step.actions else ""
 
 
-def _met(name: str, seen: Seen) -> bool | None:
+def _is_met(name: str, step: WatchedStep) -> bool | None:
     """Whether a step meets the condition of a flag; None: it does not say."""
     if name == VIOLATED:
-        return {"violated": True, "holds": False}.get(seen.outcome)
+        return {"violated": True, "holds": False}.get(step.outcome)
     if name == ERROR:
-        return seen.outcome == "error"
+        return step.outcome == "error"
     if name == TREND:
-        return _grows(seen)
+        # beyond x2 is reported when it is certain, and taken back below x1.5
+        if step.trend is None:
+            return None
+        return step.trend.level == "error" or (False if step.trend.ratio < GROWS else None)
     if name == LOST:
-        cells = [c for c in seen.enforced if c.metric in COVERAGE]
+        cells = [c for c in step.enforced if c.metric in COVERAGE]
     else:
-        cells = [c for c in seen.enforced if c.slice == name.removeprefix(SLICE)]
+        cells = [c for c in step.enforced if c.slice == name.removeprefix(SLICE)]
     outcomes = {c.outcome for c in cells} - {"not applicable"}
     if outcomes & ({"violated", "error"} if name == LOST else {"violated"}):
         return True
     return False if outcomes == {"holds"} else None
 
 
-def _grows(seen: Seen) -> bool | None:
-    """Beyond x2 is told when it is certain, and taken back below x1.5."""
-    if seen.trend is None:
-        return None
-    if seen.trend.ratio >= DOUBLED and seen.trend.interval[0] > 1:
-        return True
-    return False if seen.trend.ratio < GROWS else None
-
-
 def _alerts(
-    seen: Seen, after: Memory, raised: list[str], lowered: list[tuple[str, int]]
-) -> list[Alert]:
-    """What is told: one alert for what belongs together."""
+    step: WatchedStep, stop: int | None, raised: list[str], lowered: list[tuple[str, int]]
+) -> Iterator[Alert]:
+    """One alert for what belongs together."""
+
+    def alert(kind: Kind, text: str, cell: CellVerdict | None = None) -> Alert:
+        return _alert(kind, step, stop, text, cell)
+
     red = [name.removeprefix(SLICE) for name in raised if name.startswith(SLICE)]
     over = [name for name, _ in lowered]
-    found = []
     if VIOLATED in raised:
-        found.append(_alert("violated", seen, after, _violated(red), seen.worst()))
+        yield alert("violated", _violated(red), step.worst())
     else:
-        found += [
-            _alert("slice red", seen, after, f"{words.place(name)} became red", seen.worst(name))
-            for name in red
-        ]
+        for name in red:
+            yield alert("slice red", f"{format.place(name)} became red", step.worst(name))
     if LOST in raised:
-        found.append(_alert("coverage lost", seen, after, f"coverage lost: {seen.why}"))
+        yield alert("coverage lost", f"coverage lost: {step.why}")
     elif ERROR in raised:
-        found.append(_alert("error", seen, after, f"not measured: {seen.why}"))
-    if TREND in raised and seen.trend is not None:
-        low, high = seen.trend.interval
-        text = f"the drift is x{seen.trend.ratio:.2f} [{low:.2f}, {high:.2f}] of the first "
-        text += f"{seen.trend.steps} steps, an estimate"
-        found.append(_alert("trend beyond x2", seen, after, text))
+        yield alert("error", f"not measured: {step.why}")
+    if TREND in raised and step.trend is not None:
+        low, high = step.trend.interval
+        text = f"the drift is x{step.trend.ratio:.2f} [{low:.2f}, {high:.2f}] of the first "
+        yield alert("trend beyond x2", f"{text}{step.trend.steps} steps, an estimate")
     for name, since in lowered:
         if name == VIOLATED:
-            found.append(_alert("holds", seen, after, _calm("holds again", since)))
+            yield alert("holds", _calm("holds again", since))
         elif name.startswith(SLICE) and VIOLATED not in over:
-            place = words.place(name.removeprefix(SLICE))
-            text = _calm(f"{place} recovered", since)
-            cell = seen.worst(name.removeprefix(SLICE))
-            found.append(_alert("slice recovered", seen, after, text, cell))
+            slice_ = name.removeprefix(SLICE)
+            text = _calm(f"{format.place(slice_)} recovered", since)
+            yield alert("slice recovered", text, step.worst(slice_))
         elif name == LOST:
-            found.append(_alert("coverage back", seen, after, _calm("coverage is back", since)))
+            yield alert("coverage back", _calm("coverage is back", since))
         elif name == ERROR and LOST not in over:
-            found.append(_alert("measured again", seen, after, _calm("measured again", since)))
+            yield alert("measured again", _calm("measured again", since))
         elif name == TREND:
-            found.append(_alert("trend back", seen, after, _calm(f"trend below x{GROWS:g}", since)))
-    return found
+            yield alert("trend back", _calm(f"trend below x{GROWS:g}", since))
 
 
 def _violated(red: list[str]) -> str:
-    more = f" on {', '.join(map(words.place, red[:3]))}" if red else ""
+    more = f" on {', '.join(map(format.place, red[:3]))}" if red else ""
     more += f" and {len(red) - 3} more slices" if len(red) > 3 else ""
     return f"violated{more}"
 
@@ -236,34 +218,35 @@ def _calm(what: str, since: int) -> str:
 
 
 def _alert(
-    kind: Kind, seen: Seen, after: Memory, text: str, cell: CellVerdict | None = None
+    kind: Kind, step: WatchedStep, stop: int | None, text: str, cell: CellVerdict | None
 ) -> Alert:
-    bad = kind in _LEVELS
-    told = {} if cell is None else {
-        "slice": cell.slice,
-        "clause": cell.clause,
-        "value": cell.value,
-        "interval": cell.interval,
-        "limit": cell.limit,
-        "n": cell.n,
-        "words": f"{words.clause(cell)}, {seen.place(cell.slice)}: {number(cell)}, n {cell.n:,}",
-    }  # fmt: skip
-    return Alert(
+    alert = Alert(
         kind,
-        seen.step,
+        step.step,
         text,
         _LEVELS.get(kind, "info"),
-        cause=seen.cause if kind in ("violated", "slice red") else "",
-        command=seen.command if bad else "",
-        stop=after.stop,
-        **told,
+        cause=step.cause if kind in ("violated", "slice red") else "",
+        command=step.command if kind in _LEVELS else "",
+        stop=stop,
+    )
+    if cell is None:
+        return alert
+    return replace(
+        alert,
+        slice=cell.slice,
+        clause=cell.clause,
+        value=cell.value,
+        interval=cell.interval,
+        limit=cell.limit,
+        n=cell.n,
+        words=f"{format.clause(cell)}, {step.place(cell.slice)}: {number(cell)}, n {cell.n:,}",
     )
 
 
 def number(cell: CellVerdict) -> str:
     """The value of a cell with its interval, against its limit."""
-    value = words.number(cell, cell.value)
+    value = format.number(cell, cell.value)
     if cell.interval:
-        low, high = (words.number(cell, end).removesuffix(" %") for end in cell.interval)
+        low, high = (format.number(cell, end).removesuffix(" %") for end in cell.interval)
         value += f" [{low}, {high}]"
-    return f"{value} of {words.limit(cell)}"
+    return f"{value} of {format.limit(cell)}"

@@ -25,7 +25,7 @@ from servanda.runner.compare.prompts import SHIPPED, golden_of, prompts_of, read
 from servanda.runner.compare.sides import Sides, fitting_preset, roles, sides_of, who
 from servanda.runner.measurement import Watch, unwatched
 from servanda.runner.probe import Engines, probe
-from servanda.theory.stats import units_at_best
+from servanda.theory.stats.interval import units_at_best
 from servanda.traces.corpus import Corpus
 
 CONTRACT = "contract.kernelcontract.yaml"
@@ -141,7 +141,7 @@ def prepare(asked: Asked, engines: Engines) -> Comparison:
     sliced = [v for s, v in limits.items() if s and "depth" in s and isinstance(v, float)]
     template, claimed = _claimed(template, asked, sizes[1], whole, sampling.max_new_tokens, sides)
     key = [asked.a, asked.b, asked.referee, name, corpus.digest, sampling.model_dump()]
-    key += [_golden_digest(asked)]
+    key += [read_corpus(asked.golden).digest if asked.golden else ""]
     slug = f"{_slug(asked.b)}-vs-{_slug(asked.a)}"[:60].strip("-.") + f"-{digest_of(key)[:6]}"
     folder = asked.run_dir or run.RUNS / slug
     ids = lengths.prompts(corpus, sides, engines)
@@ -205,10 +205,6 @@ def prepare(asked: Asked, engines: Engines) -> Comparison:
         bitwise=expected,
     )
     return Comparison(asked, sides, parts, name, corpus, golden, folder, said)
-
-
-def _golden_digest(asked: Asked) -> str:
-    return read_corpus(asked.golden).digest if asked.golden else ""
 
 
 def _sampling(asked: Asked, template: Contract, sides: Sides) -> WorkloadSampling:

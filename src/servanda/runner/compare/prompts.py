@@ -6,6 +6,7 @@ from pathlib import Path
 
 from servanda.contract import presets
 from servanda.errors import ContractError, MeasurementError
+from servanda.runner import load
 from servanda.runner.compare.sides import Sides
 from servanda.traces.corpus import Corpus
 
@@ -60,18 +61,13 @@ def golden_of(file: Path | None, sides: Sides) -> Corpus | None:
 
 
 def read_corpus(path: Path) -> Corpus:
-    """A corpus file.
+    """A corpus file that an option names.
 
     Raises:
-        ContractError: it cannot be read, or holds lines that are no prompts.
+        ContractError: it is not there, cannot be read, or holds lines that are no prompts.
     """
-    try:
-        return Corpus.parse(path.read_bytes().decode("utf-8-sig"), str(path))
-    except FileNotFoundError:
+    if not path.exists():
         raise ContractError(
             f"there is no file {path}", hint='name a file of lines such as {"prompt": "..."}'
-        ) from None
-    except OSError as error:
-        raise ContractError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ContractError(f"{path} is not UTF-8 text: {error.reason}") from None
+        )
+    return load.read_corpus(path)

@@ -16,7 +16,7 @@ from servanda.errors import ContractError, Where
 
 @dataclass(frozen=True)
 class Sides:
-    """Who draws, who re-scores, who is shown beside; and the pack, if one draws."""
+    """The kernels of a comparison by their part; and the pack, if one draws."""
 
     train: Kernel
     infer: Kernel
@@ -76,12 +76,8 @@ def sides_of(a_text: str, b_text: str, referee_text: str | None = None) -> Sides
         if a.engine != "pack":
             return Sides(train=a, infer=b)
         pack = read_pack(a.model or "")
-        candidate = b.model_copy(
-            update={
-                "path": b.path or "decode",
-                "title": b.title or f"candidate {b} (re-scores)",
-            }
-        )
+        title = b.title or f"candidate {b} (re-scores)"
+        candidate = b.model_copy(update={"path": b.path or "decode", "title": title})
         reference = a.model_copy(update={"title": f"{shown(a)}: {pack.kernel} (drew)"})
         return Sides(train=candidate, infer=reference, pack=pack)
     referee = parse_kernel(referee_text, engines=engine_names(), name="--referee")
@@ -138,7 +134,6 @@ def roles(sides: Sides) -> tuple[str, ...]:
             "          A and B each draw, the referee re-scores both; limits are on B, A is shown "
             "beside it",
         )
-    how = (
-        "by decoding, as it serves" if sides.train.path == "decode" else "by prefill, as a trainer"
-    )
+    decodes = sides.train.path == "decode"
+    how = "by decoding, as it serves" if decodes else "by prefill, as a trainer"
     return (f"          B draws, A re-scores the same tokens {how}",)

@@ -9,12 +9,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from servanda.errors import EvidenceError
 
+Floats = NDArray[np.float64]
+
 _ROUNDING = 1e-9  # a sum that should end at a border may miss it
 
 
 def given(
     name: str, value: ArrayLike, low: float = 0.0, high: float = math.inf, hint: str = ""
-) -> NDArray[np.float64]:
+) -> Floats:
     """The value as float64; what misses a border by rounding is put on it.
 
     Raises:
@@ -28,7 +30,7 @@ def given(
     return np.clip(array, low, high)
 
 
-def product(*factors: ArrayLike) -> NDArray[np.float64]:
+def product(*factors: ArrayLike) -> Floats:
     """Of numbers >= 0; 0 wherever one of them is, beside an endless one too."""
     arrays = [np.asarray(factor, dtype=np.float64) for factor in factors]
     nothing = np.any(np.broadcast_arrays(*(array == 0.0 for array in arrays)), axis=0)

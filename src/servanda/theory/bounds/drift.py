@@ -9,12 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.domain import given
+from servanda.theory.bounds.domain import Floats, given
 from servanda.theory.bounds.theorem import theorem
-
-Floats = NDArray[np.float64]
-
-_DERIVED = "derived in docs/explanation/chain.md"
 
 
 def _above_zero(name: str, value: ArrayLike, hint: str) -> Floats:
@@ -26,18 +22,12 @@ def _above_zero(name: str, value: ArrayLike, hint: str) -> Floats:
     return array
 
 
-@theorem("certificate", source=_DERIVED, sharp=True)
+@theorem("certificate", sharp=True)
 def osc_from_linf(linf: ArrayLike) -> Floats:
     """The osc of a drift is at most twice its largest absolute value.
 
     Args:
         linf: largest |drift| of a row, nats, >= 0; any shape.
-
-    Returns:
-        Of the same shape, nats.
-
-    Raises:
-        EvidenceError: a linf is negative or NaN.
 
     >>> osc_from_linf(0.0625).item()
     0.125
@@ -46,19 +36,13 @@ def osc_from_linf(linf: ArrayLike) -> Floats:
         return given("linf", linf) * 2.0
 
 
-@theorem("certificate", source=_DERIVED, sharp=True)
+@theorem("certificate", sharp=True)
 def osc_at_temperature(osc: ArrayLike, tau: ArrayLike) -> Floats:
     """Sampling at temperature tau divides the osc by tau.
 
     Args:
         osc: of the logit drift before the temperature, nats, >= 0.
         tau: finite and above 0; for greedy choice see `greedy_flip_impossible`.
-
-    Returns:
-        Of their common shape, nats.
-
-    Raises:
-        EvidenceError: an osc is negative or NaN, or a tau is not above 0.
 
     >>> osc_at_temperature(0.125, 0.5).item()
     0.25
@@ -68,7 +52,7 @@ def osc_at_temperature(osc: ArrayLike, tau: ArrayLike) -> Floats:
         return given("osc", osc) / tau
 
 
-@theorem("certificate", source=_DERIVED, sharp=True)
+@theorem("certificate", sharp=True)
 def linf_with_repetition_penalty(linf: ArrayLike, theta: ArrayLike) -> Floats:
     """A repetition penalty theta stretches the largest |drift| by at most max(theta, 1/theta).
 
@@ -80,12 +64,6 @@ def linf_with_repetition_penalty(linf: ArrayLike, theta: ArrayLike) -> Floats:
         linf: largest |drift| of a row before the penalty, nats, >= 0.
         theta: finite and above 0; 1 leaves everything as it is.
 
-    Returns:
-        Of their common shape, nats.
-
-    Raises:
-        EvidenceError: a linf is negative or NaN, or a theta is not above 0.
-
     >>> linf_with_repetition_penalty(0.0625, [1.25, 0.5]).tolist()
     [0.078125, 0.125]
     """
@@ -94,7 +72,7 @@ def linf_with_repetition_penalty(linf: ArrayLike, theta: ArrayLike) -> Floats:
         return given("linf", linf) * np.maximum(theta, 1.0 / theta)
 
 
-@theorem("certificate", source=_DERIVED, sharp=True)
+@theorem("certificate", sharp=True)
 def greedy_flip_impossible(margin: ArrayLike, osc: ArrayLike) -> NDArray[np.bool_]:
     """The greedy token cannot change where its margin over the second is more than osc.
 
@@ -104,9 +82,6 @@ def greedy_flip_impossible(margin: ArrayLike, osc: ArrayLike) -> NDArray[np.bool
 
     Returns:
         Of their common shape; False says that some drift of this osc flips or ties it.
-
-    Raises:
-        EvidenceError: one is negative or NaN.
 
     >>> greedy_flip_impossible([0.1, 0.125, 0.2], 0.125).tolist()
     [False, False, True]

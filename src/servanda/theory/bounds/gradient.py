@@ -12,27 +12,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.domain import given, product
+from servanda.theory.bounds.domain import Floats, given, product
 from servanda.theory.bounds.theorem import theorem
 
-Floats = NDArray[np.float64]
 Loss = Literal["token_mean", "sequence_sum", "sequence_mean"]
 Std = Literal["sample", "population"]
 
-_DERIVED = "derived in docs/explanation/chain.md"
 # the largest norm of grad log p in the space of logits, |e_a - p|
 LOGIT_SCORE_NORM = math.sqrt(2.0)
 
 
-@theorem(
-    "conditional bound",
-    source=_DERIVED,
-    assumes=("advantage", "score_norm", "token_level"),
-    sharp=True,
-)
+@theorem("conditional bound", assumes=("advantage", "score_norm", "token_level"), sharp=True)
 def policy_gradient_bias(gap: ArrayLike, advantage: ArrayLike, score_norm: ArrayLike) -> Floats:
     """The bias of a policy gradient is at most gap x advantage x score norm.
 
@@ -47,9 +40,6 @@ def policy_gradient_bias(gap: ArrayLike, advantage: ArrayLike, score_norm: Array
     Returns:
         0 wherever one of them is 0, whatever the others are.
 
-    Raises:
-        EvidenceError: one of them is negative.
-
     >>> policy_gradient_bias(0.02, 2.5, LOGIT_SCORE_NORM).round(4).item()
     0.0707
     """
@@ -58,9 +48,7 @@ def policy_gradient_bias(gap: ArrayLike, advantage: ArrayLike, score_norm: Array
 
 
 @theorem(
-    "conditional bound",
-    source=_DERIVED,
-    assumes=("advantage", "score_norm", "token_level", "constant_divisor"),
+    "conditional bound", assumes=("advantage", "score_norm", "token_level", "constant_divisor")
 )
 def loss_weights(loss: Loss, length_S: ArrayLike) -> Floats:
     """What each token's gap counts for in the bias, by what its loss is divided by.
@@ -101,12 +89,7 @@ def loss_weights(loss: Loss, length_S: ArrayLike) -> Floats:
     return 1.0 / np.concatenate([np.zeros(0), *steps])
 
 
-@theorem(
-    "certificate",
-    source=_DERIVED,
-    assumes=("sampler", "same_tokens", "one_ratio"),
-    sharp=True,
-)
+@theorem("certificate", assumes=("sampler", "same_tokens", "one_ratio"), sharp=True)
 def ppo_clip_bias(
     log_ratio_N: ArrayLike,
     advantage_N: ArrayLike,
@@ -169,7 +152,7 @@ class RatioBudget:
     high: Floats
 
 
-@theorem("conditional bound", source=_DERIVED, assumes=("every_context", "one_ratio"), sharp=True)
+@theorem("conditional bound", assumes=("every_context", "one_ratio"), sharp=True)
 def ratio_budget(rho: ArrayLike, low: float, high: float) -> RatioBudget:
     """A clip range is shared: what the kernel gap uses, no update of the policy can use.
 
@@ -199,7 +182,7 @@ def ratio_budget(rho: ArrayLike, low: float, high: float) -> RatioBudget:
     )
 
 
-@theorem("fact", source=_DERIVED, sharp=True)
+@theorem("fact", sharp=True)
 def score_norm2_logits(logp_token: ArrayLike, sum_p2: ArrayLike) -> Floats:
     """The squared norm of grad log p of a token in logits, 1 - 2p + |p|^2; at most 2.
 
@@ -219,7 +202,7 @@ def score_norm2_logits(logp_token: ArrayLike, sum_p2: ArrayLike) -> Floats:
     return np.expm1(logp) ** 2 + np.maximum(others, 0.0)
 
 
-@theorem("fact", source=_DERIVED, assumes=("true_top_k",), sharp=True)
+@theorem("fact", assumes=("true_top_k",), sharp=True)
 def sum_p2_from_top_k(logp_NK: ArrayLike) -> tuple[Floats, Floats]:
     """|p|^2 lies between that of the k likeliest tokens and that plus smallest x rest.
 
@@ -250,7 +233,7 @@ def sum_p2_from_top_k(logp_NK: ArrayLike) -> tuple[Floats, Floats]:
     return low_N, low_N + rest_N * np.minimum(least_N, rest_N)
 
 
-@theorem("fact", source=_DERIVED, sharp=True)
+@theorem("fact", sharp=True)
 def group_advantage_bound(group_size: int, std: Std = "sample") -> float:
     """The largest |advantage| normalised in a group of n: (n-1)/sqrt(n), or sqrt(n-1).
 

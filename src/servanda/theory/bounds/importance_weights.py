@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from servanda.errors import EvidenceError
 from servanda.registry import Registry
+from servanda.theory.bounds.domain import Floats
 from servanda.theory.bounds.theorem import theorem
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -99,12 +98,7 @@ def clipped(c: float) -> Psi:
     return Psi("clip", lambda w_N: np.clip(w_N, low, high), high, span, (low, high))
 
 
-@theorem(
-    "certificate",
-    source="derived in docs/explanation/chain.md",
-    assumes=("sampler", "same_tokens"),
-    sharp=True,
-)
+@theorem("certificate", assumes=("sampler", "same_tokens"), sharp=True)
 def weight_gap(log_ratio_N: Floats, psi: Psi) -> Floats:
     """The mean of g(w) under infer is D_psi = sum |p - q psi(w)|, what the weighting leaves.
 

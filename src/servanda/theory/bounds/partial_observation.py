@@ -21,7 +21,6 @@ from servanda.theory.bounds.sequence import shortfall
 from servanda.theory.bounds.theorem import theorem
 from servanda.theory.divergence.topk_rows import TopK
 
-_CHAIN = "derived in docs/explanation/chain.md"
 _SAMPLED = ("sampler", "same_tokens")
 
 
@@ -87,7 +86,7 @@ def tv_rao_blackwell(
     return np.where(among_N, np.minimum(shared_N, 1.0), shortfall(alone_N))
 
 
-@theorem("fact", source=_CHAIN, assumes=("true_top_k",), sharp=True)
+@theorem("fact", assumes=("true_top_k",), sharp=True)
 def tv_interval_full(logp_train_RV: ArrayLike, infer: TopK) -> Floats:
     """The TV of whole rows of train and infer's likeliest tokens lies in this interval.
 
@@ -161,7 +160,7 @@ def tv_from_mean_abs_log_ratio(
     return np.minimum(most, 1.0)
 
 
-@theorem("estimate", source=_CHAIN, assumes=(*_SAMPLED, "support"), sharp=True)
+@theorem("estimate", assumes=(*_SAMPLED, "support"), sharp=True)
 def tv_from_mult_prob_error(mult_prob_error: ArrayLike) -> Floats:
     """TV is at most (E_infer exp |log w| - 1) / 2.
 

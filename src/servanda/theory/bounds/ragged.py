@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from servanda.errors import EvidenceError
-
-Floats = NDArray[np.float64]
+from servanda.theory.bounds.domain import Floats
 
 
 def log_ratios(log_ratio_N: ArrayLike) -> Floats:

@@ -21,7 +21,6 @@ from servanda.theory.bounds.domain import given
 from servanda.theory.bounds.ragged import Floats, lengths, log_ratios, over_sequences
 from servanda.theory.bounds.theorem import theorem
 
-_CHAIN = "derived in docs/explanation/chain.md"
 _FINITE = sys.float_info.max
 _ROUNDING = 1e-9  # a bound this near to the end of its range, as a share of it, is at it
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -52,7 +51,7 @@ class SequenceEstimators:
     total: Floats
 
 
-@theorem("certificate", source=_CHAIN, assumes=("sampler", "same_tokens"), sharp=True)
+@theorem("certificate", assumes=("sampler", "same_tokens"), sharp=True)
 def sequence_estimators(log_ratio_N: ArrayLike, length_S: ArrayLike) -> SequenceEstimators:
     """E_infer (1 - W)^+ is TV(P, Q), at most 1 - E prod min(1, w), at most E sum (1 - w)^+.
 
@@ -85,7 +84,7 @@ def _range(low: float, high: float) -> float:
     return high - low
 
 
-@theorem("certificate", source=_CHAIN, assumes=("reward_range", "same_reward"), sharp=True)
+@theorem("certificate", assumes=("reward_range", "same_reward"), sharp=True)
 def reward_drift_from_tv(tv: ArrayLike, low: float, high: float) -> Floats:
     """|E_P R - E_Q R| is at most (high - low) TV(P, Q), whatever the reward is.
 
@@ -117,10 +116,7 @@ def reward_drift_from_chi2(chi2: ArrayLike, std: ArrayLike) -> Floats:
 
 
 @theorem(
-    "certificate",
-    source=_CHAIN,
-    assumes=("sampler", "same_tokens", "reward_range", "same_reward"),
-    sharp=True,
+    "certificate", assumes=("sampler", "same_tokens", "reward_range", "same_reward"), sharp=True
 )
 def reward_interval(
     log_weight_S: ArrayLike, reward_S: ArrayLike, cap: float = 1.0
@@ -199,7 +195,7 @@ def tv_from_kl(kl: ArrayLike) -> Floats:
     return np.minimum(np.sqrt(kl / 2.0), np.sqrt(-np.expm1(-kl)))
 
 
-@theorem("conditional bound", source=_CHAIN, assumes=("every_context", "same_filters"))
+@theorem("conditional bound", assumes=("every_context", "same_filters"))
 def sequence_tv_from_osc(osc: ArrayLike, tokens: ArrayLike) -> Floats:
     """TV(P, Q) is at most sqrt(1 - sech(osc / 4)^(2 tokens)) where every context drifts by osc.
 
@@ -221,9 +217,7 @@ def sequence_tv_from_osc(osc: ArrayLike, tokens: ArrayLike) -> Floats:
 
 
 @theorem(
-    "conditional bound",
-    source=_CHAIN,
-    assumes=("every_context", "same_filters", "reward_range", "same_reward"),
+    "conditional bound", assumes=("every_context", "same_filters", "reward_range", "same_reward")
 )
 def osc_for_reward_drift(
     drift: ArrayLike, tokens: ArrayLike, low: float = 0.0, high: float = 1.0

@@ -13,15 +13,8 @@ from servanda.theory.bounds.ragged import Floats, lengths, log_ratios
 from servanda.theory.bounds.sequence import shortfall
 from servanda.theory.bounds.theorem import theorem
 
-_CHAIN = "derived in docs/explanation/chain.md"
 
-
-@theorem(
-    "estimate",
-    source=_CHAIN,
-    assumes=("sampler", "same_tokens", "support", "same_reward"),
-    sharp=True,
-)
+@theorem("estimate", assumes=("sampler", "same_tokens", "support", "same_reward"), sharp=True)
 def surrogate_error(log_ratio_N: ArrayLike, length_S: ArrayLike) -> Floats:
     """|J(P) - surrogate| is at most E_infer of the sum over t < s of |w_t - 1| (1 - w_s)^+.
 
@@ -57,7 +50,7 @@ def surrogate_error(log_ratio_N: ArrayLike, length_S: ArrayLike) -> Floats:
     return error_S
 
 
-@theorem("conditional bound", source=_CHAIN, assumes=("support", "every_context", "same_reward"))
+@theorem("conditional bound", assumes=("support", "every_context", "same_reward"))
 def surrogate_error_from_tv(mean_tv_T: ArrayLike, largest_tv: float) -> float:
     """|J(P) - surrogate| is at most 2 times the sum of mean TV_t min(1, (T - t) largest TV).
 

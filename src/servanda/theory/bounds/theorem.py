@@ -3,7 +3,9 @@
 # Conventions of this package, fixed once.  p is the train kernel's distribution, q that of
 # the infer kernel, w = p / q; the tokens come from infer.  `osc` is max - min of the
 # difference of two rows of logits (at most twice its largest absolute value; a shift of all
-# logits costs nothing).  Everything is worked in float64 and in nats.
+# logits costs nothing).  Everything is worked in float64 and in nats.  Arguments may have any
+# shapes that broadcast, and a result has their common shape.  A number that is NaN, or outside of
+# the range that a theorem names for it, is refused with an EvidenceError.
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from servanda.theory.bounds.assumptions import ASSUMPTIONS
 
 # what a number is once its inputs are certified: see docs/explanation/chain.md
 Standing = Literal["certificate", "fact", "conditional bound", "estimate", "diagnostic"]
+DERIVED = "derived in docs/explanation/chain.md"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -49,7 +52,11 @@ THEOREMS: Registry[Theorem] = Registry("theorem")
 
 
 def theorem(
-    standing: Standing, *, source: str, assumes: tuple[str, ...] = (), sharp: bool = False
+    standing: Standing,
+    *,
+    source: str = DERIVED,
+    assumes: tuple[str, ...] = (),
+    sharp: bool = False,
 ) -> Callable[[F], F]:
     """Register a function as a theorem of its own name.
 

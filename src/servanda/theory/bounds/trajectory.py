@@ -10,22 +10,18 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from servanda.theory.bounds.domain import given, product
+from servanda.theory.bounds.domain import Floats, given, product
 from servanda.theory.bounds.gradient import Std, group_advantage_bound
 from servanda.theory.bounds.theorem import theorem
-
-Floats = NDArray[np.float64]
-
-_DERIVED = "derived in docs/explanation/chain.md"
 
 
 def _lost(mean_weight: ArrayLike) -> Floats:
     return np.maximum(1.0 - given("mean_capped_weight", mean_weight), 0.0)
 
 
-@theorem("conditional bound", source=_DERIVED, assumes=("advantage", "score_norm"))
+@theorem("conditional bound", assumes=("advantage", "score_norm"))
 def sequence_naive_bias(
     tv_seq: ArrayLike,
     chi2_seq: ArrayLike,
@@ -58,7 +54,7 @@ def sequence_naive_bias(
     return product(A, np.minimum(np.minimum(by_variation, by_tokens), by_fisher))
 
 
-@theorem("conditional bound", source=_DERIVED, assumes=("advantage", "score_norm"), sharp=True)
+@theorem("conditional bound", assumes=("advantage", "score_norm"), sharp=True)
 def sequence_tis_bias(
     mean_capped_weight: ArrayLike, advantage: ArrayLike, score_norm_sum: ArrayLike
 ) -> Floats:
@@ -76,7 +72,7 @@ def sequence_tis_bias(
     return product(given("advantage", advantage), norm, _lost(mean_capped_weight))
 
 
-@theorem("conditional bound", source=_DERIVED, assumes=("advantage", "score_norm"), sharp=True)
+@theorem("conditional bound", assumes=("advantage", "score_norm"), sharp=True)
 def sequence_mis_bias(
     mass_outside: ArrayLike, advantage: ArrayLike, score_norm_sum: ArrayLike
 ) -> Floats:
@@ -92,7 +88,7 @@ def sequence_mis_bias(
     return product(given("advantage", advantage), given("score_norm_sum", score_norm_sum), mass)
 
 
-@theorem("conditional bound", source=_DERIVED, assumes=("advantage", "score_norm", "every_context"))
+@theorem("conditional bound", assumes=("advantage", "score_norm", "every_context"))
 def token_is_trajectory_bias(
     token_tv_max: ArrayLike,
     tokens: ArrayLike,
@@ -120,7 +116,7 @@ def token_is_trajectory_bias(
     return product(A, G, product(2.0, T, others) + given("left", left))
 
 
-@theorem("conditional bound", source=_DERIVED, assumes=("score_norm",))
+@theorem("conditional bound", assumes=("score_norm",))
 def grpo_bias(
     tv_seq: ArrayLike,
     group_size: int,
@@ -144,7 +140,7 @@ def grpo_bias(
     return product(2.0, A, given("score_norm_sum", score_norm_sum), tv)
 
 
-@theorem("conditional bound", source=_DERIVED, assumes=("score_norm",), sharp=True)
+@theorem("conditional bound", assumes=("score_norm",), sharp=True)
 def rloo_bias(tv_seq: ArrayLike, centred_reward: ArrayLike, score_norm_sum: ArrayLike) -> Floats:
     """Rewards minus the mean of the others: at most 2 max|R - E_infer R| sup|S| TV.
 

@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.domain import given
+from servanda.theory.bounds.domain import Floats, given
 from servanda.theory.bounds.theorem import theorem
 from servanda.theory.sampling import Sampling, processed_logprobs
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-_DERIVED = "derived in docs/explanation/chain.md"
 # what rounding might decide, of sums over a vocabulary and of logits, is not called sure
 _MASS_SLACK = 1e-10
 _LOGIT_SLACK = 1e-12
@@ -68,7 +66,7 @@ def _row(logits_V: ArrayLike) -> Floats:
     return row_V
 
 
-@theorem("certificate", source=_DERIVED, sharp=True)
+@theorem("certificate", sharp=True)
 def truncation_sets(
     logits_V: ArrayLike,
     osc: float,
@@ -154,7 +152,7 @@ def _share(ahead_M: Floats, behind_M: Floats, drift_M: Floats) -> Floats:
     return np.where(total_M > 0.0, ahead_M / np.where(total_M > 0.0, total_M, 1.0), 0.0)
 
 
-@theorem("certificate", source=_DERIVED, sharp=True)
+@theorem("certificate", sharp=True)
 def tv_truncated_interval(
     alpha: ArrayLike, beta: ArrayLike, tv_common: ArrayLike
 ) -> tuple[Floats, Floats]:
@@ -169,9 +167,6 @@ def tv_truncated_interval(
     Returns:
         (low, high), each of their common shape.  alpha > 0 makes both KL and chi^2 of train
         from infer inf, and leaves importance weights a bias that no weighting takes away.
-
-    Raises:
-        EvidenceError: one lies outside [0, 1].
 
     >>> low, high = tv_truncated_interval(0.2, 0.0, 0.5)
     >>> low.item(), high.round(3).item()

@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.domain import given
+from servanda.theory.bounds.domain import Floats, given
 from servanda.theory.bounds.importance_weights import Psi
 from servanda.theory.bounds.theorem import theorem
 
-Floats = NDArray[np.float64]
-
-_DERIVED = "derived in docs/explanation/chain.md"
 _LARGEST_RHO = 700.0  # the gaps have reached their limits long before exp overflows
 
 
-@theorem("conditional bound", source=_DERIVED, assumes=("every_context", "every_token"), sharp=True)
+@theorem("conditional bound", assumes=("every_context", "every_token"), sharp=True)
 def weight_gap_from_log_ratio(rho: ArrayLike, psi: Psi) -> Floats:
     """D_psi where no log-ratio of any token, sampled or not, is beyond rho in size.
 
@@ -32,7 +29,7 @@ def weight_gap_from_log_ratio(rho: ArrayLike, psi: Psi) -> Floats:
     Raises:
         EvidenceError: rho is negative, or psi changes a weight of 1.
 
-    >>> from servanda.theory.bounds import PSI
+    >>> from servanda.theory.bounds.importance_weights import PSI
     >>> weight_gap_from_log_ratio([0.1, 0.7], PSI["naive"]()).round(4).tolist()
     [0.0999, 0.6728]
     >>> weight_gap_from_log_ratio([0.1, 0.7], PSI["tis"](2.0)).round(4).tolist()
@@ -70,7 +67,7 @@ def _two_points(low_KN: Floats, high_KN: Floats, psi: Psi) -> Floats:
     return mean_KKN.max(axis=(0, 1))[()]
 
 
-@theorem("certificate", source=_DERIVED, sharp=True)
+@theorem("certificate", sharp=True)
 def weight_gap_from_tv(tv: ArrayLike) -> Floats:
     """The gap of naive weights is twice the total variation.
 
@@ -83,7 +80,7 @@ def weight_gap_from_tv(tv: ArrayLike) -> Floats:
     return 2.0 * given("tv", tv, high=1.0)
 
 
-@theorem("estimate", source=_DERIVED, sharp=True)
+@theorem("estimate", sharp=True)
 def tis_gap_from_chi2(chi2: ArrayLike, cap: ArrayLike) -> Floats:
     """The gap of weights truncated at C is at most (sqrt(chi2 + (C-1)^2) - (C-1)) / 2.
 
@@ -109,7 +106,7 @@ def tis_gap_from_chi2(chi2: ArrayLike, cap: ArrayLike) -> Floats:
     return np.where(known, np.minimum(gap, 1.0), 1.0)[()]
 
 
-@theorem("certificate", source=_DERIVED, assumes=("sampler", "same_tokens"), sharp=True)
+@theorem("certificate", assumes=("sampler", "same_tokens"), sharp=True)
 def missing_mass(mean_capped_weight: ArrayLike, cap: float) -> Floats:
     """The train mass that infer cannot draw is at most 1 - E min(w, C).
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+CALIBRATION = "calibration"  # the name of the metric in a contract
 BINS = 15
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from servanda.theory.divergence import DIVERGENCES, sampled
+from servanda.theory.divergence.base import DIVERGENCES, sampled
 from servanda.theory.sampling import Floats
 
 # significand bits, the hidden one included

@@ -18,13 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.errors import EvidenceError
-from servanda.theory.stats.log_moment import NEG, POS, log_mean_exp
-
-Floats = NDArray[np.float64]
+from servanda.theory.stats.log_moment import NEG, POS, Floats, Process
 
 
 @dataclass(frozen=True, eq=False)
-class GroupRatio:
+class GroupRatio(Process):
     """Per prompt group of a slice: sum of x, tokens with a value, tokens without.
 
     Groups that have no token in the slice leave every statement as it was; they are
@@ -81,7 +79,7 @@ class GroupRatio:
         )
 
     @property
-    def n(self) -> int:
+    def n(self) -> int:  # type: ignore[override]
         """Prompt groups that met the slice."""
         return len(self.tokens_G)
 
@@ -111,19 +109,9 @@ class GroupRatio:
         return np.clip(limit + excess_G / self.capacity, 0.0, 1.0)
 
     def below_growth(self, limit: float) -> Floats:
-        """log e-value of each NEG component against "the mean is `limit` or more"."""
         z_G = self._z(limit, missing_as=1.0)
         return np.log1p(NEG[:, None] * z_G).sum(axis=1) - self.n * np.log1p(NEG * limit)
 
     def above_growth(self, limit: float) -> Floats:
-        """log e-value of each POS component against "the mean is `limit` or less"."""
         z_G = self._z(limit, missing_as=0.0)
         return np.log1p(POS[:, None] * z_G).sum(axis=1) - self.n * np.log1p(POS * limit)
-
-    def log_e_below(self, limit: float) -> float:
-        """Evidence that the mean is below the limit, in nats; increases with the limit."""
-        return log_mean_exp(self.below_growth(limit))
-
-    def log_e_above(self, limit: float) -> float:
-        """Evidence that the mean is above the limit, in nats; decreases with the limit."""
-        return log_mean_exp(self.above_growth(limit))

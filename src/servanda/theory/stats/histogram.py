@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from servanda.errors import EvidenceError
-from servanda.theory.stats.log_moment import NEG, POS, SCALE, LogMoment
+from servanda.theory.stats.log_moment import NEG, POS, SCALE, Floats, LogMoment
 
 Array = NDArray[Any]
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 # Fixed for ever: counts of one version are added to those of another.

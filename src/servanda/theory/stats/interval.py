@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from servanda.theory.stats.log_moment import NEG, log_mean_exp
+from servanda.theory.stats.log_moment import NEG, Floats, Process, log_mean_exp
 
-Floats = NDArray[np.float64]
 _STEPS = 40  # halvings: the end is known to 2^-40 of [0, 1]
-
-
-class Process(Protocol):
-    """LogMoment or GroupRatio: evidence for and against every limit at once."""
-
-    @property
-    def n(self) -> int: ...
-    def below_growth(self, limit: float) -> Floats: ...
-    def above_growth(self, limit: float) -> Floats: ...
-    def log_e_below(self, limit: float) -> float: ...
-    def log_e_above(self, limit: float) -> float: ...
 
 
 def interval(process: Process, alpha: float) -> tuple[float, float]:
@@ -40,7 +27,7 @@ def interval(process: Process, alpha: float) -> tuple[float, float]:
     )
 
 
-def _bisect(log_e, price: float, proved: float, open_: float) -> float:  # noqa: ANN001
+def _bisect(log_e: Callable[[float], float], price: float, proved: float, open_: float) -> float:
     """Move `proved` towards `open_` for as long as the evidence pays the price."""
     for _ in range(_STEPS):
         middle = (proved + open_) / 2

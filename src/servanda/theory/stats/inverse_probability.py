@@ -18,17 +18,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from servanda.errors import EvidenceError
 from servanda.theory.stats.interval import interval
-from servanda.theory.stats.log_moment import LogMoment, check_unit
-
-Floats = NDArray[np.float64]
+from servanda.theory.stats.log_moment import Floats, LogMoment, Process, check_unit
 
 
 @dataclass(frozen=True)
-class Unequal:
+class Unequal(Process):
     """Evidence about the mean of x over served units; `+` adds later closed rounds.
 
     Args:
@@ -87,7 +85,7 @@ class Unequal:
         return Unequal(self.least, self.moment + other.moment)
 
     @property
-    def n(self) -> int:
+    def n(self) -> int:  # type: ignore[override]
         """Served units."""
         return self.moment.n
 
@@ -97,20 +95,10 @@ class Unequal:
         return self.moment.total / (self.least * self.n) if self.n else math.nan
 
     def below_growth(self, limit: float) -> Floats:
-        """log e-value of each NEG component against "the mean is `limit` or more"."""
         return self.moment.below_growth(self.least * limit)
 
     def above_growth(self, limit: float) -> Floats:
-        """log e-value of each POS component against "the mean is `limit` or less"."""
         return self.moment.above_growth(self.least * limit)
-
-    def log_e_below(self, limit: float) -> float:
-        """Evidence that the mean is below the limit, in nats; increases with the limit."""
-        return self.moment.log_e_below(self.least * limit)
-
-    def log_e_above(self, limit: float) -> float:
-        """Evidence that the mean is above the limit, in nats; decreases with the limit."""
-        return self.moment.log_e_above(self.least * limit)
 
     def interval(self, alpha: float) -> tuple[float, float]:
         """Lower and upper bound of the mean, each at confidence 1 - alpha, valid at every look."""

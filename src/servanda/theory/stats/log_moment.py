@@ -46,8 +46,30 @@ def check_unit(x_N: Floats) -> None:
         raise EvidenceError(f"a certified value must lie in [0, 1], found {bad}")
 
 
+class Process:
+    """Evidence for and against every limit of a mean at once, of `n` units."""
+
+    n: int
+
+    def below_growth(self, limit: float) -> Floats:
+        """log e-value of each NEG component against "the mean is `limit` or more"."""
+        raise NotImplementedError
+
+    def above_growth(self, limit: float) -> Floats:
+        """log e-value of each POS component against "the mean is `limit` or less"."""
+        raise NotImplementedError
+
+    def log_e_below(self, limit: float) -> float:
+        """Evidence that the mean is below the limit, in nats; increases with the limit."""
+        return log_mean_exp(self.below_growth(limit))
+
+    def log_e_above(self, limit: float) -> float:
+        """Evidence that the mean is above the limit, in nats; decreases with the limit."""
+        return log_mean_exp(self.above_growth(limit))
+
+
 @dataclass(frozen=True)
-class LogMoment:
+class LogMoment(Process):
     """Sufficient statistics of a stream in launch order; `+` merges disjoint closed rounds.
 
     Args:
@@ -105,17 +127,7 @@ class LogMoment:
         return self.total / self.known if self.known else math.nan
 
     def below_growth(self, limit: float) -> Floats:
-        """log e-value of each NEG component against "the mean is `limit` or more"."""
         return _unscaled(self.below) - self.n * np.log1p(NEG * limit)
 
     def above_growth(self, limit: float) -> Floats:
-        """log e-value of each POS component against "the mean is `limit` or less"."""
         return _unscaled(self.above) - self.n * np.log1p(POS * limit)
-
-    def log_e_below(self, limit: float) -> float:
-        """Evidence that the mean is below the limit, in nats; increases with the limit."""
-        return log_mean_exp(self.below_growth(limit))
-
-    def log_e_above(self, limit: float) -> float:
-        """Evidence that the mean is above the limit, in nats; decreases with the limit."""
-        return log_mean_exp(self.above_growth(limit))

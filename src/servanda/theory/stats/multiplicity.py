@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.errors import EvidenceError
-
-Floats = NDArray[np.float64]
+from servanda.theory.stats.log_moment import Floats
 
 
 def e_bh(log_e_K: Floats | Sequence[float], alpha: float) -> NDArray[np.bool_]:

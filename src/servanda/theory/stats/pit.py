@@ -15,11 +15,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from servanda.theory.stats.log_moment import Floats
 from servanda.theory.stats.refutation import Refutation
-
-Floats = NDArray[np.float64]
 
 # A cut tail (top-p, top-k, min-p): nothing is drawn beyond c, but for a little leak.
 _CUTS = np.array([0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999])

@@ -33,13 +33,13 @@ def live(leader, keys=KEYS, **limits):
     )
     ready = threading.Event()
 
-    class Announcing(uvicorn.Server):
+    class AnnouncingServer(uvicorn.Server):
         async def startup(self, sockets=None):
             await super().startup(sockets)
             ready.set()
 
     with bind("127.0.0.1", 0, "--admin") as taken:
-        running = Announcing(config)
+        running = AnnouncingServer(config)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [taken]})
         thread.start()
         try:

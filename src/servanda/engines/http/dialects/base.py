@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from servanda.contract.model import Path
 from servanda.engines.http.responses import Best, Part
@@ -103,32 +104,24 @@ class Answer:
     best: tuple[Best, ...]
 
 
-class Dialect(Protocol):
-    """One kind of server.
+class Dialect(ABC):
+    """One kind of server: how it is asked, and how its replies read.
 
-    `meaning` is what its logprobs are unless the kernel declares otherwise, `encodes` and
-    `decodes` whether it has a tokenizer to ask, `flush` the endpoint that empties its cache
-    of prefixes, where scoring needs that; a seed has `seed_bits`.
+    Attributes:
+        meaning: what its logprobs are, unless the kernel declares otherwise.
+        encodes, decodes: whether it has a tokenizer to ask.
+        flush: the endpoint that empties its cache of prefixes, where scoring needs that.
+        seed_bits: how long a seed may be.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    meaning: Meaning = "raw"
+    encodes: bool = False
+    decodes: bool = False
+    flush: str | None = None
+    seed_bits: int = 31
 
-    @property
-    def meaning(self) -> Meaning: ...
-
-    @property
-    def encodes(self) -> bool: ...
-
-    @property
-    def decodes(self) -> bool: ...
-
-    @property
-    def flush(self) -> str | None: ...
-
-    @property
-    def seed_bits(self) -> int: ...
-
+    @abstractmethod
     def meet(
         self, transport: Transport, served: str | None, known: Server | None = None
     ) -> Server | None:
@@ -137,51 +130,39 @@ class Dialect(Protocol):
         Args:
             known: what it said before, where that is only looked at again.
         """
-        ...
 
-    def serving(self, transport: Transport, server: Server) -> Serving: ...
+    def serving(self, transport: Transport, server: Server) -> Serving:
+        return Serving()
 
+    @abstractmethod
     def refusal(self, sampling: Sampling, meaning: Meaning) -> tuple[str, str] | None:
         """Why processed logprobs of a transform cannot be had, and the next move."""
-        ...
 
+    @abstractmethod
     def draw(self, asked: Asked, server: Server, meaning: Meaning) -> Request: ...
 
+    @abstractmethod
     def drawn(self, reply: Part, asked: Asked, server: Server) -> Answer: ...
 
-    def score(self, asked: Asked, server: Server, path: Path) -> Request: ...
+    def score(self, asked: Asked, server: Server, path: Path) -> Request:
+        raise self._unasked("score given tokens")
 
-    def scored(self, reply: Part, asked: Asked, server: Server, path: Path) -> Answer: ...
+    def scored(self, reply: Part, asked: Asked, server: Server, path: Path) -> Answer:
+        raise self._unasked("score given tokens")
 
-    def stream(self, asked: Asked, server: Server, meaning: Meaning) -> Request: ...
+    def stream(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
+        endpoint, body = self.draw(asked, server, meaning)
+        return endpoint, {**body, "stream": True}
 
+    @abstractmethod
     def event(self, event: Part, before: int) -> tuple[int, bool]:
         """How many tokens there are after an event, and whether that is all of them."""
-        ...
-
-    def encode(self, text: str, server: Server) -> Request: ...
-
-    def encoded(self, reply: Part) -> list[int]: ...
-
-    def decode(self, ids: Ids, server: Server) -> Request: ...
-
-    def decoded(self, reply: Part) -> str: ...
-
-
-DIALECTS: Registry[type[Dialect]] = Registry("dialect")
-
-
-class Tokenless:
-    """The part of a dialect whose servers have no tokenizer that is asked."""
-
-    name: str
-    encodes = decodes = False
 
     def encode(self, text: str, server: Server) -> Request:
         raise self._unasked("encode a text")
 
     def encoded(self, reply: Part) -> list[int]:
-        raise self._unasked("encode a text")
+        return list(reply["tokens"].tokens(0))
 
     def decode(self, ids: Ids, server: Server) -> Request:
         raise self._unasked("decode ids")
@@ -195,6 +176,8 @@ class Tokenless:
             hint="let a kernel that loads the checkpoint be the other side",
         )
 
+
+DIALECTS: Registry[type[Dialect]] = Registry("dialect")
 
 # a chat that asks for next to nothing, to see how one is answered
 CHAT = {"messages": [{"role": "user", "content": "a"}]}

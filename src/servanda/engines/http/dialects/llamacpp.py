@@ -15,6 +15,7 @@ from servanda.engines.http.dialects.base import (
     DIALECTS,
     Answer,
     Asked,
+    Dialect,
     Ids,
     Meaning,
     Request,
@@ -52,12 +53,9 @@ _SAMPLERS = ["temperature", "top_k", "top_p", "min_p"]
 
 
 @DIALECTS.register("llamacpp")
-class LlamaCpp:
+class LlamaCpp(Dialect):
     name = "llamacpp"
-    meaning: Meaning = "raw"
     encodes = decodes = True
-    flush = None
-    seed_bits = 31
 
     def meet(
         self, transport: Transport, served: str | None, known: Server | None = None
@@ -147,14 +145,11 @@ class LlamaCpp:
         return Answer(tokens, tuple(logp), tuple(best))
 
     def score(self, asked: Asked, server: Server, path: Path) -> Request:
-        raise _unscored()
-
-    def scored(self, reply: Part, asked: Asked, server: Server, path: Path) -> Answer:
-        raise _unscored()
-
-    def stream(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
-        endpoint, body = self.draw(asked, server, meaning)
-        return endpoint, {**body, "stream": True}
+        raise MeasurementError(
+            "llama-server gives no logprobs of a prompt",
+            hint="let it be infer, the side that draws; engine llamacpp scores with the same "
+            "library",
+        )
 
     def event(self, event: Part, before: int) -> tuple[int, bool]:
         # the last event has no tokens of its own
@@ -162,9 +157,6 @@ class LlamaCpp:
 
     def encode(self, text: str, server: Server) -> Request:
         return "/tokenize", {"content": text, "add_special": False}
-
-    def encoded(self, reply: Part) -> list[int]:
-        return list(reply["tokens"].tokens(0))
 
     def decode(self, ids: Ids, server: Server) -> Request:
         return "/detokenize", {"tokens": list(ids)}
@@ -201,10 +193,3 @@ def _end(transport: Transport, token: Part | None) -> Ids:
     body = {"content": token.text(), "add_special": False, "parse_special": True}
     ids = transport.ask("/tokenize", body)["tokens"].tokens(0)
     return ids if len(ids) == 1 else ()
-
-
-def _unscored() -> MeasurementError:
-    return MeasurementError(
-        "llama-server gives no logprobs of a prompt",
-        hint="let it be infer, the side that draws; engine llamacpp scores with the same library",
-    )

@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-from servanda.contract.model import Path
 from servanda.engines.http.dialects import openai_token_ids
 from servanda.engines.http.dialects.base import (
     DIALECTS,
     Answer,
     Asked,
+    Dialect,
     Meaning,
     Request,
     Server,
-    Serving,
-    Tokenless,
     neutral,
     only_model,
 )
@@ -25,19 +23,13 @@ from servanda.theory.sampling import Sampling
 
 
 @DIALECTS.register("plain")
-class Plain(Tokenless):
+class Plain(Dialect):
     name = "plain"
-    meaning: Meaning = "raw"
-    flush = None
-    seed_bits = 31
 
     def meet(
         self, transport: Transport, served: str | None, known: Server | None = None
     ) -> Server | None:
         return Server(only_model(transport, served)[0])
-
-    def serving(self, transport: Transport, server: Server) -> Serving:
-        return Serving()
 
     def refusal(self, sampling: Sampling, meaning: Meaning) -> tuple[str, str] | None:
         if neutral(sampling) or meaning == "processed":
@@ -63,15 +55,6 @@ class Plain(Tokenless):
             tokens = ids.tokens(server.vocab_size)
         openai_token_ids.ended(choice, tokens, asked, server)
         return openai_token_ids.answer(choice, tokens, asked, server)
-
-    def score(self, asked: Asked, server: Server, path: Path) -> Request:
-        raise self._unasked("score given tokens")
-
-    def scored(self, reply: Part, asked: Asked, server: Server, path: Path) -> Answer:
-        raise self._unasked("score given tokens")
-
-    def stream(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
-        return openai_token_ids.request(asked, server, stream=True)
 
     def event(self, event: Part, before: int) -> tuple[int, bool]:
         return openai_token_ids.streamed(event, before)

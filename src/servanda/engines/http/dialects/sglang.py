@@ -19,13 +19,13 @@ from servanda.engines.http.dialects.base import (
     TOP,
     Answer,
     Asked,
+    Dialect,
     Ids,
     Meaning,
     Mute,
     Request,
     Server,
     Serving,
-    Tokenless,
     complete,
     only_model,
     with_end,
@@ -41,11 +41,10 @@ _FACTS = ("dtype", "quantization", "kv_cache_dtype", "attention_backend", "sampl
 
 
 @DIALECTS.register("sglang")
-class SGLang(Tokenless):
+class SGLang(Dialect):
     name = "sglang"
     meaning: Meaning = "processed"
     flush = "/flush_cache"
-    seed_bits = 31
 
     def meet(
         self, transport: Transport, served: str | None, known: Server | None = None
@@ -153,10 +152,6 @@ class SGLang(Tokenless):
         place = f"{rows[0].place.removesuffix('[0]')}[*][1]"
         same_prompt(Part(ids, place, reply.url, reply.endpoint), text)
         return _steps(meta, "input", asked.given, asked, server, len(asked.prompt))
-
-    def stream(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
-        endpoint, body = self.draw(asked, server, meaning)
-        return endpoint, {**body, "stream": True}
 
     def event(self, event: Part, before: int) -> tuple[int, bool]:
         # its ids are all so far or the new ones, as the server was started; the count is not

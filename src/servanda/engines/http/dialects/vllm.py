@@ -25,6 +25,7 @@ from servanda.engines.http.dialects.base import (
     TOP,
     Answer,
     Asked,
+    Dialect,
     Ids,
     Meaning,
     Request,
@@ -51,11 +52,9 @@ RAW = (
 
 
 @DIALECTS.register("vllm")
-class VLLM:
+class VLLM(Dialect):
     name = "vllm"
-    meaning: Meaning = "raw"
     encodes = decodes = True
-    flush = None
     seed_bits = 53  # what JSON carries exactly everywhere
 
     def meet(
@@ -157,18 +156,12 @@ class VLLM:
         same_prompt(choice["prompt_token_ids"], (*asked.prompt, *asked.given))
         return openai_token_ids.rows(choice, asked, server)
 
-    def stream(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
-        return openai_token_ids.request(asked, server, stream=True)
-
     def event(self, event: Part, before: int) -> tuple[int, bool]:
         return openai_token_ids.streamed(event, before)
 
     def encode(self, text: str, server: Server) -> Request:
         body = {"model": server.served, "prompt": text, "add_special_tokens": False}
         return "/tokenize", body
-
-    def encoded(self, reply: Part) -> list[int]:
-        return list(reply["tokens"].tokens(0))
 
     def decode(self, ids: Ids, server: Server) -> Request:
         return "/detokenize", {"model": server.served, "tokens": list(ids)}

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
 
 from servanda.contract.model import base_of
+from servanda.engines.http_policy import read_body, server_url
 from servanda.engines.tls import TRUST_HINT, distrusted, trusted
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.gateway.controller.status import ControllerStatus
@@ -71,17 +71,12 @@ class ControllerClient:
     """
 
     def __init__(self, url: str, key: str, transport: httpx2.BaseTransport | None = None) -> None:
-        try:
-            parts = urlsplit(url)
-            plain = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc
-            _ = parts.port  # one that is none raises
-        except ValueError:
-            plain = False
-        if not plain:
+        parts = server_url(url)
+        if parts is None or "@" in parts.netloc:
             raise ContractError(
                 "--gateway takes a URL of http or https, without a key", hint=_WHERE
             )
-        self.url = base_of(url)  # as --infer-url, --stable-url and --controller take it
+        self.url = base_of(url)  # as --infer-url, --stable-url and --leader take it
         self._headers = {"authorization": f"Bearer {key}", "accept": "application/json"}
         self._transport = transport
 
@@ -119,7 +114,7 @@ class ControllerClient:
             with httpx2.Client(transport=transport, timeout=_TIMEOUT, verify=trusted()) as client:
                 request = client.build_request(method, url, json=body, headers=self._headers)
                 answer = client.send(request, stream=True, follow_redirects=False)
-                status, data = answer.status_code, _read(answer)
+                status, data = answer.status_code, read_body(answer.iter_bytes(), _MOST) or b""
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
             raise MeasurementError(
                 f"{self.url} cannot be reached: {_reason(error)}",
@@ -138,15 +133,6 @@ class ControllerClient:
             error.hint = f"{VARIABLE} or --key-file holds a key of the leader's file of keys"
         kind = ContractError if status in (400, 404) else MeasurementError
         raise kind(f"{self.url}: {error.message}", hint=error.hint)
-
-
-def _read(answer: httpx2.Response) -> bytes:
-    data = bytearray()
-    for part in answer.iter_bytes():
-        data += part
-        if len(data) > _MOST:
-            break
-    return bytes(data)
 
 
 def _reason(error: Exception) -> str:

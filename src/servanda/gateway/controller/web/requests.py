@@ -17,7 +17,7 @@ from servanda.gateway.routing.model import PinTo, Pool, RequestFacts
 from servanda.registry import nearest
 from servanda.report.format import line
 from servanda.traces import json_fields
-from servanda.traces.json_fields import said
+from servanda.traces.json_fields import json_text
 
 LONGEST_PIN_S = 30 * 86_400.0
 _PINS = get_args(PinTo)
@@ -78,17 +78,17 @@ def body_of(data: bytes, *keys: str) -> dict[str, Any]:
         RequestError: it is none; or it has another key, or one twice.
     """
     try:
-        body = json_fields.parsed(data.decode("utf-8"))
+        body = json_fields.parse_line(data.decode("utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RequestError(400, f"the body is not JSON: {error}") from None
-    except json_fields.Wrong as wrong:
+    except json_fields.LineError as wrong:
         raise RequestError(400, f"the body: {wrong}") from None
     for key in body:
         if key not in keys:
             known = f"keys: {', '.join(keys)}" if keys else "send {}"
             hint = nearest(key, keys) if keys else ""
             hint = hint if hint.startswith("did you") else known
-            raise RequestError(400, f"the body has no key {said(key)}", hint)
+            raise RequestError(400, f"the body has no key {json_text(key)}", hint)
     return body
 
 
@@ -101,9 +101,11 @@ def pin_of(data: bytes) -> PinRequest:
     body = body_of(data, "slice", "to", "ttl_s", "reason")
     to, ttl_s = body.get("to"), body.get("ttl_s")
     if to not in _PINS:
-        raise RequestError(400, f"to is {said(to)}", f"known: {', '.join(_PINS)}")
+        raise RequestError(400, f"to is {json_text(to)}", f"known: {', '.join(_PINS)}")
     if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not ttl_s > 0:
-        raise RequestError(400, f"ttl_s is {said(ttl_s)}, not a number of seconds", "such as 86400")
+        raise RequestError(
+            400, f"ttl_s is {json_text(ttl_s)}, not a number of seconds", "such as 86400"
+        )
     if ttl_s > LONGEST_PIN_S:
         raise RequestError(
             400,
@@ -158,7 +160,9 @@ def _converted(convert: Callable[[], T]) -> T:
 def _text(body: Mapping[str, Any], key: str) -> str:
     value = body.get(key)
     if not isinstance(value, str) or not value or len(value) > _NAME:
-        raise RequestError(400, f"{key} is {said(value)}, not a text", f"1 to {_NAME} characters")
+        raise RequestError(
+            400, f"{key} is {json_text(value)}, not a text", f"1 to {_NAME} characters"
+        )
     return value
 
 

@@ -8,39 +8,27 @@ from __future__ import annotations
 
 import numpy as np
 
-from servanda.rl.dumps.checks import (
+from servanda.rl.dumps.checks import (  # noqa: F401 - importing a module registers its check
     coherence,
     copies,
     coverage,
     ends,
     line_up,
+    loss_mask,
     precision,
-    prompts,
     retokenisation,
-    trained_tokens,
     valid_logprobs,
     zeros,
 )
-from servanda.rl.dumps.checks.base import CHECKS, Check, Finding, State, of_step
+from servanda.rl.dumps.checks.base import CHECKS, Check, Finding, State, errors_of, of_step
 from servanda.traces.rollouts import Rollouts
 
-__all__ = ["CHECKS", "Check", "Finding", "Soundness", "State", "of_step"]
+__all__ = ["CHECKS", "Check", "Finding", "Soundness", "State", "errors_of", "of_step"]
 
-# importing a module registers its check
-_BUILTIN = (
-    coherence,
-    copies,
-    coverage,
-    ends,
-    line_up,
-    precision,
-    prompts,
-    retokenisation,
-    trained_tokens,
-    valid_logprobs,
-    zeros,
+_ORDER = (  # as reports list them; others follow
+    *("coverage", "zeros", "line_up", "coherence", "copies", "ends", "precision", "prompts"),
+    *("retokenised", "trained", "values"),
 )
-_FIRST = ("coverage", "zeros", "line_up", "coherence")  # as reports list them
 
 
 class Soundness:
@@ -55,16 +43,11 @@ class Soundness:
     """
 
     def __init__(self, before: Soundness | None = None) -> None:
-        names = dict.fromkeys((*_FIRST, *CHECKS))
+        names = dict.fromkeys((*_ORDER, *CHECKS))
         self._checks: dict[str, Check] = {name: CHECKS[name]() for name in names}
+        self._copies = self._checks["copies"] = copies.Copies()
         if before is not None:
             self._copies.follow(before._copies)
-
-    @property
-    def _copies(self) -> copies.Copies:
-        found = self._checks["copies"]
-        assert isinstance(found, copies.Copies)
-        return found
 
     @property
     def steps(self) -> dict[int, int]:
@@ -74,10 +57,10 @@ class Soundness:
     def add(self, rollouts: Rollouts) -> None:
         """See a chunk; chunks come in the order of the dump."""
         with np.errstate(over="ignore", invalid="ignore"):  # a dump may hold any number
-            for each in self._checks.values():
-                each.add(rollouts)
+            for check in self._checks.values():
+                check.add(rollouts)
 
     def findings(self) -> tuple[Finding, ...]:
         """What each check says of everything seen so far."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return tuple(each.finding() for each in self._checks.values())
+            return tuple(check.finding() for check in self._checks.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeVar
 
@@ -35,6 +35,17 @@ class Finding:
     numbers: Mapping[str, float] = field(default_factory=dict)
     first: str = ""
     odd: tuple[int, int, float] | None = None
+
+    @property
+    def placed(self) -> str:
+        """The text, with the place where it is about something odd."""
+        place = f" (first: {self.first})" if self.first and self.state != "ok" else ""
+        return self.text + place
+
+
+def errors_of(findings: Iterable[Finding]) -> tuple[str, ...]:
+    """Why data can be no evidence; empty where it can."""
+    return tuple(finding.placed for finding in findings if finding.state == "unsound")
 
 
 def of_step(finding: Finding, run: tuple[int, int] = (0, 0)) -> Finding:
@@ -72,17 +83,16 @@ def check(name: str) -> Callable[[C], C]:
     return CHECKS.register(name)  # type: ignore[return-value]
 
 
-class First:
+class FirstPlace:
     """The place of the first sequence that something was seen in."""
 
     def __init__(self) -> None:
         self.place = ""
 
-    def see(self, rollouts: Rollouts, flag_N: Array) -> None:
+    def add(self, rollouts: Rollouts, flag_N: Array) -> None:
         """Take the sequence of the first flagged token, unless one is known."""
-        if not self.place and flag_N.any():
-            sequence = int(rollouts.sequence_N[int(flag_N.argmax())])
-            self.place = rollouts.source_S[sequence]
+        if flag_N.any():
+            self.place = self.place or rollouts.source_S[rollouts.sequence_N[flag_N.argmax()]]
 
 
 def share(part: int, whole: int) -> float:

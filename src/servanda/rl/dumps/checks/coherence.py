@@ -15,7 +15,7 @@ import numpy as np
 
 from servanda.rl.dumps.checks.base import Finding, check, heads
 from servanda.theory.divergence.precision import captured, errors
-from servanda.theory.stats import Coherence
+from servanda.theory.stats.coherence import Coherence
 from servanda.traces.rollouts import Array, Rollouts
 
 _LIMIT_NATS = math.log(1e6)  # evidence of a million to one

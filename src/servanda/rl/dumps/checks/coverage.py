@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from servanda.rl.dumps.checks.base import Finding, First, check, share
+from servanda.rl.dumps.checks.base import Finding, FirstPlace, check, share
 from servanda.traces.rollouts import Rollouts
 
 WARN, UNSOUND = 0.9999, 0.999
@@ -16,7 +16,7 @@ class Coverage:
 
     def __init__(self) -> None:
         self.tokens = self.train = self.infer = self.both = 0
-        self.first = First()
+        self.first = FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
         mask_N = rollouts.mask_N
@@ -25,7 +25,7 @@ class Coverage:
         self.train += int((mask_N & train_N).sum())
         self.infer += int((mask_N & infer_N).sum())
         self.both += int((mask_N & train_N & infer_N).sum())
-        self.first.see(rollouts, mask_N & ~(train_N & infer_N))
+        self.first.add(rollouts, mask_N & ~(train_N & infer_N))
 
     def finding(self) -> Finding:
         if not self.tokens:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from servanda.rl.dumps.checks.base import Finding, First, check, heads, share
+from servanda.rl.dumps.checks.base import Finding, FirstPlace, check, heads, share
 from servanda.traces.rollouts import Rollouts
 
 FAR_NATS = 4.0
@@ -22,7 +22,7 @@ class Retokenised:
     def __init__(self) -> None:
         self.turns = self.suspects = self.sequences = 0
         self.head = self.head_far = self.rest = self.rest_far = 0
-        self.first = First()
+        self.first = FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
         turn_N, head_N = rollouts.turn_N, heads(rollouts)
@@ -40,7 +40,7 @@ class Retokenised:
         self.head_far += int(hit_N.sum())
         self.rest += int(rest_N.sum())
         self.rest_far += int((rest_N & far_N).sum())
-        self.first.see(rollouts, hit_N)
+        self.first.add(rollouts, hit_N)
 
     def finding(self) -> Finding:
         numbers = {

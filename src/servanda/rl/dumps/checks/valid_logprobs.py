@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from servanda.rl.dumps.checks.base import Finding, First, check
+from servanda.rl.dumps.checks.base import Finding, FirstPlace, check
 from servanda.traces.rollouts import Rollouts
 
 _ROUNDING_NATS = 1e-3  # a fused kernel in bfloat16 may come out that much above 0
@@ -22,7 +22,7 @@ class Values:
         self.impossible = 0  # drawn by the sampler, which says that it cannot be
         self.sides = {"trainer": 0, "sampler": 0}
         self.highest = -np.inf
-        self.first = First()
+        self.first = FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
         self.tokens += int(rollouts.mask_N.sum())
@@ -36,7 +36,7 @@ class Values:
             self.above += int(above_N.sum())
             self.sides[side] += int(above_N.sum())
             self.highest = max(self.highest, float(logp_N[above_N].max(initial=-np.inf)))
-            self.first.see(rollouts, infinite_N | above_N)
+            self.first.add(rollouts, infinite_N | above_N)
 
     def finding(self) -> Finding:
         numbers = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from servanda.rl.dumps.checks.base import LEAST, Finding, First, check, share
+from servanda.rl.dumps.checks.base import LEAST, Finding, FirstPlace, check, share
 from servanda.traces.rollouts import Array, Rollouts
 
 FAR_NATS = -1.0
@@ -38,7 +38,7 @@ class Zeros:
         self.tokens = self.train = self.infer = 0
         self.places = {name: _Place() for name in ("end", "turn", "start", "rest")}
         self.runs = self.early = self.late = 0
-        self.first, self.at_ends = First(), First()
+        self.first, self.at_ends = FirstPlace(), FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
         train_N, infer_N, mask_N = rollouts.logp_train_N, rollouts.logp_infer_N, rollouts.mask_N
@@ -47,7 +47,7 @@ class Zeros:
         self.tokens += int(mask_N.sum())
         self.train += int(filled_train_N.sum())
         self.infer += int(filled_infer_N.sum())
-        self.first.see(rollouts, filled_train_N | filled_infer_N)
+        self.first.add(rollouts, filled_train_N | filled_infer_N)
         self._by_place(rollouts)
 
     def _by_place(self, rollouts: Rollouts) -> None:
@@ -73,7 +73,7 @@ class Zeros:
             for name, at_N in where.items():
                 self.places[name].told[side] += int((told_N & at_N).sum())
                 self.places[name].zero[side] += int((zero_N & at_N).sum())
-            self.at_ends.see(rollouts, zero_N & ~where["rest"])
+            self.at_ends.add(rollouts, zero_N & ~where["rest"])
         # one drawn token beside a turn: the mask lies off by it (a scored prompt has more of them)
         drawn_N = ~mask_N & (rollouts.logp_infer_N < 0)
         two = np.zeros(2, dtype=bool)

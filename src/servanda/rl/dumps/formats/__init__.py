@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from shlex import quote
@@ -52,6 +52,12 @@ class Dump:
     @property
     def steps(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(file.step for file in self.found.files))
+
+    def of(self, steps: Iterable[int]) -> Dump:
+        """Some steps of it."""
+        wanted = {*steps}
+        files = tuple(file for file in self.found.files if file.step in wanted)
+        return Dump(replace(self.found, files=files))
 
     @property
     def bytes(self) -> int:
@@ -156,7 +162,7 @@ def _of(found: Found | None, path: Path) -> Found | None:
     if found is None or path.is_dir():
         return found
     files = tuple(file for file in found.files if file.path == path)
-    return Found(**{**vars(found), "files": files}) if files else None
+    return replace(found, files=files) if files else None
 
 
 def _nothing(path: Path, names: list[str]) -> str:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import TypeVar
 
-from servanda.runner.compare.surface.cases import CONVERSATIONS, TEXTS, TOOL_PROMPTS, Conversation
-from servanda.runner.compare.surface.dialects import Called, Door, Rendered
+from servanda.runner.compare.surface.cases import CONVERSATIONS, TEXTS, TOOL_PROMPTS
+from servanda.runner.compare.surface.dialects import Door, Rendered
 from servanda.runner.compare.surface.difference import Finding, Layer
 
 T = TypeVar("T")
@@ -30,12 +31,9 @@ def look(a: Door, b: Door, texts: Sequence[str] = ()) -> Iterator[Finding]:
     yield _defaults(a, b)
     plain = [*TEXTS, *texts]
     yield _same_ids("tokenizer", "texts", plain, Door.encoded, (a, b), repr)
-    yield _same_ids("chat template", "chats", CONVERSATIONS, Door.rendered, (a, b), _named)
+    name = attrgetter("name")
+    yield _same_ids("chat template", "chats", CONVERSATIONS, Door.rendered, (a, b), name)
     yield _tool_calls(a, b)
-
-
-def _named(chat: Conversation) -> str:
-    return chat.name
 
 
 def _defaults(a: Door, b: Door) -> Finding:
@@ -111,13 +109,18 @@ def _difference(case: str, mine: Rendered, theirs: Rendered, doors: tuple[Door, 
 def _tool_calls(a: Door, b: Door) -> Finding:
     """Whether a client finds calls that it can run in the answers of both."""
     found = {door.name: [door.called(chat) for chat in TOOL_PROMPTS] for door in (a, b)}
-    refused = {name: _refusal(answers) for name, answers in found.items()}
+    # a server that takes no tools at all refuses each of them
+    refused = {
+        name: answers[0].refused if all(answer.refused for answer in answers) else ""
+        for name, answers in found.items()
+    }
+    sound = {name: sum(answer.calls > 0 for answer in answers) for name, answers in found.items()}
     asked = len(TOOL_PROMPTS)
     if all(refused.values()):
         return Finding("tool calls", "unknown", f"both refuse tools: {refused[a.name]}")
     shown = [
-        f"{name} {'refuses tools' if refused[name] else f'{_sound(answers)} of {asked}'}"
-        for name, answers in found.items()
+        f"{name} {'refuses tools' if refused[name] else f'{calls} of {asked}'}"
+        for name, calls in sound.items()
     ]
     text = f"answers with calls that parse: {', '.join(shown)}"
     if any(refused.values()):
@@ -132,12 +135,3 @@ def _tool_calls(a: Door, b: Door) -> Finding:
     at = next((i for i, (x, y) in enumerate(pairs) if x != y), 0)
     first = odd[0] if odd else f"{TOOL_PROMPTS[at].name}: only one of them calls a tool"
     return Finding("tool calls", "differs", text, first)
-
-
-def _refusal(answers: Sequence[Called]) -> str:
-    """The words of a server that takes no tools at all."""
-    return answers[0].refused if all(answer.refused for answer in answers) else ""
-
-
-def _sound(answers: Sequence[Called]) -> int:
-    return sum(answer.calls > 0 for answer in answers)

@@ -62,18 +62,18 @@ class Door:
         try:
             (ids,) = self.engine.encode([text])
         except Refused as refused:
-            return _refusal(refused)
+            return Rendered(refused=_refusal(refused))
         return Rendered(tuple(ids), len(ids))
 
     def rendered(self, chat: Conversation) -> Rendered:
         """A chat by the server's template, as the model is fed it."""
-        kind = self.engine.dialect.name
+        kind, ask = self.engine.dialect.name, self.engine.transport.ask
         try:
             if kind == "llamacpp":
-                asked = {"messages": [*chat.messages], **_tools(chat)}
-                text = self._ask("/apply-template", asked)["prompt"].text()
+                request = {"messages": [*chat.messages], **_tools(chat)}
+                text = ask("/apply-template", request)["prompt"].text()
                 body = {"content": text, "add_special": True, "parse_special": True}
-                return _ids(self._ask("/tokenize", body)["tokens"])
+                return _ids(ask("/tokenize", body)["tokens"])
             if kind == "vllm":
                 body = {
                     "model": self.engine.server.served,
@@ -81,19 +81,19 @@ class Door:
                     "add_generation_prompt": True,
                     **_tools(chat),
                 }
-                return _ids(self._ask("/tokenize", body)["tokens"])
+                return _ids(ask("/tokenize", body)["tokens"])
             # others only tell how many tokens the prompt of an answer had
             usage = self._chat(chat, max_tokens=1)["usage"]
             return Rendered(count=usage["prompt_tokens"].whole())
         except Refused as refused:
-            return _refusal(refused)
+            return Rendered(refused=_refusal(refused))
 
     def called(self, chat: Conversation) -> Called:
         """The tools that the model calls, greedily, as the server's parser reads them."""
         try:
             reply = self._chat(chat, max_tokens=_CALL_TOKENS)
         except Refused as refused:
-            return Called(refused=refused.text or f"status {refused.status}")
+            return Called(refused=_refusal(refused))
         message = reply["choices"].items()[0]["message"]
         found = message.get("tool_calls")
         calls = found.items() if found is not None else []
@@ -108,11 +108,15 @@ class Door:
             found = props and props.get("default_generation_settings")
             found = found and (found.get("params") or found)
         else:
-            told = self.engine.transport.maybe("/servanda/describe")
-            found = told and told.get("defaults")
+            description = self.engine.transport.maybe("/servanda/describe")
+            found = description and description.get("defaults")
         if not isinstance(found, Part):
             return None
-        return {k: v.value for k, v in found.fields() if k in SAMPLING and _is_number(v.value)}
+        return {
+            name: part.value
+            for name, part in found.fields()
+            if name in SAMPLING and type(part.value) in (int, float)
+        }
 
     def _chat(self, chat: Conversation, max_tokens: int) -> Part:
         body = {
@@ -124,14 +128,11 @@ class Door:
             "seed": 0,
             **_tools(chat),
         }
-        return self._ask("/v1/chat/completions", body)
-
-    def _ask(self, endpoint: str, body: Mapping[str, Any]) -> Part:
-        return self.engine.transport.ask(endpoint, body)
+        return self.engine.transport.ask("/v1/chat/completions", body)
 
 
-def _refusal(refused: Refused) -> Rendered:
-    return Rendered(refused=refused.text or f"status {refused.status}")
+def _refusal(refused: Refused) -> str:
+    return refused.text or f"status {refused.status}"
 
 
 def _tools(chat: Conversation) -> dict[str, Any]:
@@ -153,13 +154,6 @@ def _wrong(call: Part, chat: Conversation) -> str:
         return f"{chat.name}: no name, or arguments that are no JSON"
     if name not in declared:
         return f"{chat.name}: calls {name!r}, which was not offered"
-    lacking = [
-        key
-        for key in declared[name]["required"]
-        if not isinstance(arguments, dict) or key not in arguments
-    ]
+    given = arguments if isinstance(arguments, dict) else {}
+    lacking = [key for key in declared[name]["required"] if key not in given]
     return f"{chat.name}: {name} without {lacking[0]!r}" if lacking else ""
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,85 @@
+# Certificates of the bound chain: what its metrics have in common whose mean LogMoment certifies.
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from servanda.judgement.clauses.base import Cell
+from servanda.judgement.clauses.chain_metrics import ChainMetric, Lack
+from servanda.judgement.clauses.scaling import Feed
+from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.slices.rules import Known
+
+if TYPE_CHECKING:
+    from servanda.contract.clause import Clause
+    from servanda.contract.model import Contract
+
+
+@dataclass(frozen=True)
+class ChainCertificate(Certificate, ABC):
+    """A metric of the chain whose mean LogMoment certifies."""
+
+    meaning: ClassVar[str] = ""
+    metric_unit: ClassVar[str] = ""
+    example: ClassVar[str] = ""
+    takes: ClassVar[frozenset[str]] = frozenset()
+    known: ClassVar[Known] = "context"
+
+    def unit(self, cell: Cell) -> str:
+        return self.metric_unit
+
+    @property
+    def said(self) -> str:
+        """The metric as the middle of a sentence, with what this contract makes of it."""
+        return self.meaning
+
+    @classmethod
+    def under(cls, _: Contract, /) -> type[ChainMetric]:
+        return cls
+
+    @classmethod
+    def lacks(cls, contract: Contract, clause: Clause) -> Iterator[Lack]:
+        """What is not declared, or said amiss; then a limit that can never hold, or never fail."""
+        missing = [*cls.undeclared(contract), *cls.amiss(clause)]
+        yield from missing
+        if not missing:
+            yield from cls.misplaced(cls.of(contract, clause).feed, clause)
+
+    @classmethod
+    def undeclared(cls, _: Contract, /) -> Iterator[Lack]:
+        """Parts of the contract that the metric is not defined without."""
+        yield from ()
+
+    @classmethod
+    def amiss(cls, _: Clause, /) -> Iterator[Lack]:
+        """What is wrong with the keys of the clause that the metric takes."""
+        yield from ()
+
+    @classmethod
+    @abstractmethod
+    def of(cls, contract: Contract, clause: Clause) -> Certificate:
+        """The certificate of a clause which lacks nothing."""
+
+    @staticmethod
+    def misplaced(feed: Feed, clause: Clause) -> Iterator[Lack]:
+        """A limit outside of what the metric can be."""
+        least, most = feed.value(feed.best), feed.value(1.0)
+        limit = feed.value(feed.limit)
+        if feed.threshold is not None:
+            return
+        if feed.limit >= 1.0:
+            message = f"{clause.metric} is at most {most:g} here: a limit of {limit:g} can never"
+            yield Lack(f"{message} fail", f"write a limit below {most:g}", "at_most")
+        elif feed.limit <= feed.best:
+            message = f"no sample can show that {clause.metric} is {limit:g}"
+            yield Lack(message, f"write a limit above {max(least, 0.0):g}", "at_most")
+
+
+def between(limit: float, span: tuple[float, float], factor: float = 1.0) -> Feed:
+    """The feed of a value within a span whose mean is never negative, in units of `factor`."""
+    low, high = (factor * end for end in span)
+    scale = high - low
+    return Feed((limit - low) / scale, scale, low=low, best=max(-low, 0.0) / scale)

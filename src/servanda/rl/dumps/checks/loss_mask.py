@@ -1,0 +1,77 @@
+# The loss mask: one that begins with the sequence covers its prompt, or the dump has none; and
+# sequences of which it leaves nothing.
+
+from __future__ import annotations
+
+import numpy as np
+
+from servanda.rl.dumps.checks.base import Finding, FirstPlace, check, share
+from servanda.traces.rollouts import Rollouts
+
+UNSOUND = 0.001  # of the sequences begin with a trained token
+WARN = 0.5  # of the sequences have no trained token
+
+
+@check("prompts")
+class Prompts:
+    """Counts sequences whose very first token is trained."""
+
+    def __init__(self) -> None:
+        self.sequences = self.trained = 0
+        self.first = FirstPlace()
+
+    def add(self, rollouts: Rollouts) -> None:
+        begins_N = np.zeros(len(rollouts.mask_N), dtype=bool)
+        begins_N[rollouts.start_S] = True
+        self.sequences += len(rollouts)
+        self.trained += int((begins_N & rollouts.mask_N).sum())
+        self.first.add(rollouts, begins_N & rollouts.mask_N)
+
+    def finding(self) -> Finding:
+        numbers = {"sequences": self.sequences, "trained": self.trained}
+        odd = self.trained, self.sequences, UNSOUND
+        if not self.trained:
+            return Finding("prompts", "ok", "no loss mask covers a prompt", numbers, odd=odd)
+        if self.trained == self.sequences:
+            text = (
+                "every sequence begins with a trained token: the dump has no prompts, or its loss "
+                "mask covers them"
+            )
+            return Finding("prompts", "warning", text, numbers, self.first.place)
+        text = (
+            f"{self.trained:,} of {self.sequences:,} sequences begin with a trained token: their "
+            "loss mask covers the prompt"
+        )
+        state = "unsound" if share(self.trained, self.sequences) > UNSOUND else "warning"
+        return Finding("prompts", state, text, numbers, self.first.place, odd)
+
+
+@check("trained")
+class Trained:
+    """Counts sequences without a trained token: filtered ones, or a broken mask."""
+
+    def __init__(self) -> None:
+        self.sequences = self.empty = self.removed = 0
+        self.first = ""
+
+    def add(self, rollouts: Rollouts) -> None:
+        counts_S = np.bincount(rollouts.sequence_N[rollouts.mask_N], minlength=len(rollouts))
+        self.sequences += len(rollouts)
+        self.empty += int((counts_S == 0).sum())
+        if rollouts.removed_N is not None:
+            told_N = np.isfinite(rollouts.logp_train_N) & np.isfinite(rollouts.logp_infer_N)
+            scored_N = rollouts.removed_N & told_N
+            self.removed += len(np.unique(rollouts.sequence_N[scored_N]))
+        if not self.first and (counts_S == 0).any():
+            self.first = rollouts.source_S[int((counts_S == 0).argmax())]
+
+    def finding(self) -> Finding:
+        numbers = {"sequences": self.sequences, "empty": self.empty}
+        if not self.empty:
+            return Finding("trained", "ok", "every sequence has trained tokens", numbers)
+        text = f"{self.empty:,} of {self.sequences:,} sequences have no trained token"
+        if self.removed:
+            numbers["removed"] = self.removed
+            text += f"; of {self.removed:,} both logprobs are there: a filter removed them"
+        state = "warning" if share(self.empty, self.sequences) > WARN else "ok"
+        return Finding("trained", state, text, numbers, self.first)
