@@ -26,6 +26,22 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
+def read_config(folder: Path) -> Any:
+    """The config of a checkpoint as Transformers reads it; no code of the folder is run."""
+    from transformers import AutoConfig
+
+    with quiet(), reading(folder / "config.json"):
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """Its tokenizer, likewise."""
+    from transformers import AutoTokenizer
+
+    with quiet(), reading(folder / "tokenizer.json"):
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
 def build_model(
     folder: Path, config: Any, state: Mapping[str, torch.Tensor], kernel: Kernel
 ) -> Any:

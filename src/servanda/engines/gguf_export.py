@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from servanda.contract.identity import digest_of
@@ -31,7 +32,7 @@ from servanda.engines.folder import (
 )
 from servanda.engines.gguf_layout import Place, layout, rope_theta
 from servanda.engines.gguf_tokens import token_ids, write_tokenizer
-from servanda.engines.llama_library import last_error, llama
+from servanda.engines.llama_model import last_error, llama
 from servanda.engines.safetensors import Stored, read_stored, weights_digest
 from servanda.errors import MeasurementError, ServandaError
 
@@ -155,24 +156,15 @@ def rounded(values: NDArray[np.float32], kind: str, name: str) -> NDArray[Any]:
     Raises:
         MeasurementError: a finite value is beyond the format's range.
     """
-    if kind == "f32":
-        return values
     with np.errstate(over="ignore"):
-        half = values.astype(np.float16) if kind == "f16" else _bfloat16(values)
-    back = half if kind == "f16" else (half.astype(np.uint32) << 16).view(np.float32)
+        half = quantize(values, _WRITTEN[kind])
+    back = dequantize(half, _WRITTEN[kind])
     if (np.isinf(back) & np.isfinite(values)).any():
         raise MeasurementError(
             f"the tensor {name!r} holds a value beyond the range of {kind}",
             hint="use float32 for this checkpoint, or bfloat16",
         )
-    return half
-
-
-def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    # adding to a NaN could carry it into infinity: it keeps its sign, and a bit that is set
-    return np.where(np.isnan(values), (bits >> 16) | 0x40, nearest).astype(np.uint16)
+    return half.view(np.uint16) if kind == "bf16" else half
 
 
 def _add_shape(writer: GGUFWriter, config: Mapping[str, Any]) -> None:

@@ -24,15 +24,16 @@ from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel
 from servanda.engines import folder
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
-from servanda.engines.gguf_kinds import kind_of, name_of_kind, refuse_other_kind
-from servanda.engines.llama_library import llama
-from servanda.engines.llama_model import TOKENS_AT_ONCE, Fed, LlamaModel
+from servanda.engines.llama_model import TOKENS_AT_ONCE, Fed, LlamaModel, llama
 from servanda.engines.local_engine import DecodingEngine
 from servanda.engines.safetensors import read_stored, weights_digest
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints
 from servanda.traces.trace import Batch
 
+# what a GGUF file holds, by the names of contracts
+KIND_OF = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+QUANTIZED = ("q8_0", "q4_0", "q4_k_m")
 _INSTALL = "pip install 'servanda[llamacpp]' into the environment that runs it"
 
 
@@ -199,3 +200,52 @@ class LlamaCppEngine(DecodingEngine):
                 f"{self.kernel.model!r} holds a tokenizer that llama.cpp does not have",
                 hint="name the checkpoint's folder, or let the other side be one that has it",
             )
+
+
+def kind_of(kernel: Kernel) -> str:
+    """The kind of file that a kernel runs: its quantization, or else its dtype.
+
+    Raises:
+        MeasurementError: GGUF, or this engine, does not have it.
+    """
+    if kernel.quantization is not None:
+        if kernel.quantization not in QUANTIZED:
+            raise MeasurementError(
+                f"engine 'llamacpp' has no quantization {kernel.quantization!r}",
+                hint=f"it has {', '.join(QUANTIZED)}; leave the key out for none",
+            )
+        return kernel.quantization
+    if kernel.dtype not in KIND_OF:
+        raise MeasurementError(
+            f"engine 'llamacpp' has no dtype {kernel.dtype!r}", hint=f"it has {', '.join(KIND_OF)}"
+        )
+    return KIND_OF[kernel.dtype]
+
+
+def name_of_kind(said: str) -> str:
+    """`q4_k_m` of what llama.cpp calls 'Q4_K - Medium', `f32` of 'all F32'.
+
+    >>> name_of_kind("Q4_K - Medium"), name_of_kind("all F32"), name_of_kind("Q8_0")
+    ('q4_k_m', 'f32', 'q8_0')
+    """
+    kind, _, size = said.removeprefix("all ").partition(" - ")
+    return (kind + (f"_{size[0]}" if size else "")).lower()
+
+
+def refuse_other_kind(file: FilePath, found: str, kind: str) -> None:
+    """A file that holds something else than its kernel says.
+
+    Raises:
+        MeasurementError: with what to write for this file.
+    """
+    if found == kind:
+        return
+    right = {k: f"dtype: {dtype}" for dtype, k in KIND_OF.items()}
+    right |= {k: f"quantization: {k}" for k in QUANTIZED}
+    said = "quantization" if kind in QUANTIZED else "dtype"
+    raise MeasurementError(
+        f"{str(file)!r} holds {found or 'an unknown kind'}, and the kernel's {said} says {kind}",
+        hint=f"write {right[found]} for this file, or name one that holds {kind}"
+        if found in right
+        else f"engine 'llamacpp' runs files of {', '.join(right)}",
+    )

@@ -168,15 +168,11 @@ def _export(folder: Path, kernel: Kernel, file: Path) -> dict[str, Any]:
     """Write the graph of a checkpoint; returns what is known of the model."""
     with needing("exporting a model to ONNX"):
         import onnxscript  # noqa: F401 - what torch.onnx writes with
-        import transformers
 
         from servanda.engines import checkpoint
 
+    config = checkpoint.read_config(folder)
     with checkpoint.quiet():
-        with reading(folder / "config.json"):
-            config: Any = transformers.AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
         state = checkpoint.read_weights(folder)
         model: Any = checkpoint.build_model(folder, config, state, kernel)
     try:

@@ -43,17 +43,11 @@ class TransformersEngine(checkpoint.Tokenized, DecodingEngine):
         torch.set_num_threads(1)
         super().__init__(kernel)
         self.folder = folder.checkpoint_folder(kernel.model)
+        config_json = folder.read_json(self.folder / "config.json")
+        self._config = checkpoint.read_config(self.folder)
+        tokenizer_json = folder.read_json(self.folder / "tokenizer.json")
+        self._tokenizer = checkpoint.read_tokenizer(self.folder)
         with checkpoint.quiet():
-            with folder.reading(self.folder / "config.json"):
-                config_json = folder.read_json(self.folder / "config.json")
-                self._config: Any = transformers.AutoConfig.from_pretrained(
-                    self.folder, local_files_only=True, trust_remote_code=False
-                )
-            with folder.reading(self.folder / "tokenizer.json"):
-                tokenizer_json = folder.read_json(self.folder / "tokenizer.json")
-                self._tokenizer = transformers.AutoTokenizer.from_pretrained(
-                    self.folder, local_files_only=True, trust_remote_code=False
-                )
             state = self._load_state()
             self.model: Any = checkpoint.build_model(self.folder, self._config, state, kernel)
         text_config = self._config.get_text_config()

@@ -15,14 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import transformers
 from numpy.typing import NDArray
 
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path
 from servanda.engines import checkpoint, folder, vllm_launch
-from servanda.engines.base import CHUNK_ELEMENTS, ENGINES, about_of
-from servanda.engines.limits import refuse_misfits
+from servanda.engines.base import CHUNK_ELEMENTS, ENGINES, about_of, refuse_misfits
 from servanda.engines.vllm_rows import KEY, Part, Reported, Rows, Tap, trace_of
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Floats, Sampling, columns_of, processed_logprobs, seed_of
@@ -54,13 +52,8 @@ class VllmEngine(checkpoint.Tokenized):
         tokenizer_json = folder.read_json(place / "tokenizer.json")
         self.kernel = kernel
         self._vllm = vllm_launch.imported()
-        with checkpoint.quiet(), folder.reading(place / "config.json"):
-            config: Any = transformers.AutoConfig.from_pretrained(
-                place, local_files_only=True, trust_remote_code=False
-            )
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(
-                place, local_files_only=True, trust_remote_code=False
-            )
+        config = checkpoint.read_config(place)
+        self._tokenizer = checkpoint.read_tokenizer(place)
         text_config = config.get_text_config()
         context = getattr(text_config, "max_position_embeddings", None)
         # of a checkpoint that is stored quantised, the tensors are not those that train has

@@ -71,19 +71,11 @@ def require_none(odd_N: Array, told: Callable[[int], str], hint: str) -> None:
 
 @dataclass
 class Case:
-    """One open engine, and how strictly it is held.
+    """One open engine, and how strictly it is held: the options of `examine_engine`.
 
     Args:
-        open_engine: opens it again.
-        engine: the one that laws are tried on.
+        open_engine: opens it again; engine: the one that laws are tried on.
         asked: prompts, as texts or token ids; None: they are made up.
-        tolerance: nats by which two values of one logprob may differ.
-        prefill: nats by which scores by prefill may differ from the record, on average.
-        flips: share of tokens that may be another in a batch of other sequences.
-        deterministic: whether a seed fixes what is drawn.
-        reopen: whether the engine may be closed and opened a second time.
-        sequences, width: how much is drawn for a law on the distribution.
-        seed: of everything that is drawn.
     """
 
     open_engine: Callable[[], Engine]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path, base_of
-from servanda.engines.base import ENGINES, about_of, padded_best
+from servanda.engines.base import ENGINES, about_of, padded_best, refuse_misfits
 from servanda.engines.http.dialects import found_out
 from servanda.engines.http.dialects.base import (
     NEUTRAL,
@@ -36,7 +36,6 @@ from servanda.engines.http.key import key_of
 from servanda.engines.http.responses import Part
 from servanda.engines.http.transport import LIMITS, Limits, Transport
 from servanda.engines.http_policy import server_url
-from servanda.engines.limits import refuse_misfits
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling, seed_of
 from servanda.traces.latency import Timing
