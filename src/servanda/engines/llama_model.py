@@ -221,12 +221,10 @@ class LlamaModel:
                     f"llama.cpp cannot run {len(piece)} tokens (code {code}): {last_error()}",
                     hint="lower kernels.*.batch_size",
                 )
-            rows = [self._logits(i) for i, fed in enumerate(piece) if fed.wanted]
+            wanted = [i for i, fed in enumerate(piece) if fed.wanted]
+            pointers = [self.lib.llama_get_logits_ith(self._context, i) for i in wanted]
+            rows = [np.ctypeslib.as_array(p, shape=(self.vocab_size,)) for p in pointers]
             yield np.stack(rows) if rows else np.zeros((0, self.vocab_size), np.float32)
-
-    def _logits(self, i: int) -> NDArray[np.float32]:
-        row = self.lib.llama_get_logits_ith(self._context, i)
-        return np.ctypeslib.as_array(row, shape=(self.vocab_size,))
 
     def close(self) -> None:
         if self._model:

@@ -181,9 +181,12 @@ def _export(folder: Path, kernel: Kernel, file: Path) -> dict[str, Any]:
     except OSError:
         raise
     except Exception as error:  # the exporter raises anything, the reason innermost
-        said = _innermost(error)
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
         raise MeasurementError(
-            f"the model {str(folder)!r} cannot be exported to ONNX: {said}",
+            f"the model {str(folder)!r} cannot be exported to ONNX: {reason}",
             hint=f"use engine: transformers for this architecture ({config.model_type})",
         ) from error
     text_config = config.get_text_config()
@@ -194,12 +197,6 @@ def _export(folder: Path, kernel: Kernel, file: Path) -> dict[str, Any]:
         "context": getattr(text_config, "max_position_embeddings", None),
         "eos_token_id": text_config.to_dict().get("eos_token_id"),
     }
-
-
-def _innermost(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _write_graph(model: Any, file: Path) -> None:

@@ -233,8 +233,9 @@ class RecordedEngine:
             return MeasurementError(f"{self._name} has no {noun} of any sequence", hint=_ANEW)
         same = {row for c in calls if c.question == question for row in c.rows}
         if not same:
-            near = max(calls, key=lambda c: _alike(c.question, question))
-            there, asked = asdict(near.question), asdict(question)
+            asked = asdict(question)
+            recorded = [asdict(call.question) for call in calls]
+            there = max(recorded, key=lambda other: sum(asked[n] == other[n] for n in asked))
             what = next(name for name in asked if asked[name] != there[name])
             return MeasurementError(
                 f"{self._name} has no {noun} of sequence {rows[0][0]} with {what} "
@@ -265,11 +266,6 @@ class RecordedEngine:
 
 def _ids_key(tokens: Sequence[int]) -> str:
     return digest_of([int(token) for token in tokens])
-
-
-def _alike(one: Question, other: Question) -> int:
-    a, b = asdict(one), asdict(other)
-    return sum(a[name] == b[name] for name in a)
 
 
 def _plain(value: Any) -> str:

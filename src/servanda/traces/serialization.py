@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from servanda.errors import EvidenceError
 
 T = TypeVar("T")
+_hints = lru_cache(maxsize=64)(get_type_hints)
 
 
 def to_plain(value: Any) -> Any:
@@ -81,11 +82,6 @@ def _record(kind: Any, data: Any, place: str) -> Any:
         elif field.default is MISSING and field.default_factory is MISSING:
             raise EvidenceError(f"{inner} is missing", hint="is this a verdict.json of servanda?")
     return kind(**found)
-
-
-@lru_cache(maxsize=64)
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def _tuple(args: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...]:

@@ -160,7 +160,9 @@ class Case:
             if "has no verb" in error.args[0]:
                 raise Skipped(error.args[0]) from None
             if sampling != PLAIN:
-                raise Skipped(f"it refuses {_shown(sampling)}: {error.args[0]}") from None
+                changed = sampling.model_dump(exclude_defaults=True).items()
+                options = ", ".join(f"{name} {value}" for name, value in changed)
+                raise Skipped(f"it refuses {options}: {error.args[0]}") from None
             raise
 
     def drawn(self, sampling: Sampling = PLAIN, n: int | None = None) -> tuple[Batch, Trace]:
@@ -197,11 +199,6 @@ class Case:
             for i, length in enumerate(lengths)
         )
         return replace(batch, continuations=given), np.full(sum(lengths), np.nan)
-
-
-def _shown(sampling: Sampling) -> str:
-    changed = sampling.model_dump(exclude_defaults=True)
-    return ", ".join(f"{name} {value}" for name, value in changed.items())
 
 
 def place(trace: Trace, at: int) -> str:

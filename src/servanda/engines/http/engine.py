@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ from servanda.engines.http.dialects.base import (
     neutral,
 )
 from servanda.engines.http.key import key_of
-from servanda.engines.http.responses import Part
 from servanda.engines.http.transport import LIMITS, Limits, Transport
 from servanda.engines.http_policy import server_url
 from servanda.errors import MeasurementError
@@ -71,7 +70,9 @@ class HTTPEngine:
         asked = Asked((0,), 1, NEUTRAL, 0, best=best_of(NEUTRAL, self.server))
         first = self.transport.ask(*self.dialect.draw(asked, self.server, self.meaning))
         self.dialect.drawn(first, asked, self.server)
-        self._fingerprint = _system_fingerprint(first)
+        # a server's own digest of its version and settings, where it gives one
+        system = first.get("system_fingerprint")
+        self._fingerprint = {} if system is None else {"system_fingerprint": system.text()}
 
     def describe(self) -> Description:
         server = self.server
@@ -316,9 +317,3 @@ def _named(name: str, before: Server, now: Server) -> str:
         return name
     odd = {key for key, _ in before.facts.items() ^ now.facts.items()}
     return ", ".join(sorted(odd))
-
-
-def _system_fingerprint(reply: Part) -> dict[str, Any]:
-    """A server's own digest of its version and settings, where it gives one."""
-    found = reply.get("system_fingerprint")
-    return {} if found is None else {"system_fingerprint": found.text()}

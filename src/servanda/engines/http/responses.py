@@ -116,11 +116,9 @@ class Part:
 
     def number(self) -> float:
         """A finite number; a whole one stays whole."""
-        value = self.value
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value):
+        if not math.isfinite(self._float("a number")):
             raise self.wrong("a number")
-        return value
+        return self.value
 
     def token(self, vocab_size: int) -> int:
         """A token id; one beyond the known vocabulary is refused.
@@ -147,11 +145,7 @@ class Part:
 
         Unknown are null, NaN and everything from -9999 down, which servers write for -inf.
         """
-        value = self.value
-        if value is None:
-            return math.nan
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong("a logprob")
+        value = self._float("a logprob") if self.value is not None else math.nan
         if value != value or value <= _LEAST:
             return math.nan
         if value > _SLACK:
@@ -160,16 +154,17 @@ class Part:
 
     def log_of_probability(self) -> float:
         """The log of a probability, nats; NaN where it is 0, for nothing of mass 0 is drawn."""
-        value = self.value
-        if value is None:
-            return math.nan
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong("a probability")
+        value = self._float("a probability") if self.value is not None else math.nan
         if value != value or value == 0:
             return math.nan
         if not 0 < value <= 1 + _SLACK:
             raise self.wrong("a probability")
         return math.log(value)
+
+    def _float(self, wanted: str) -> float:
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+            raise self.wrong(wanted)
+        return self.value
 
     def _at(self, key: str) -> str:
         return f"{self.place}.{key}" if self.place else key

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ import httpx2
 from servanda.engines.http.key import Key
 from servanda.engines.http.responses import Part, shortened
 from servanda.engines.http_policy import KERNEL, RetryPolicy, read_body, retry_after
-from servanda.engines.tls import TRUST_HINT, distrusted, trusted
+from servanda.engines.tls import TRUST_HINT, by_tls, distrusted, trusted
 from servanda.errors import MeasurementError
 
 _MISSING = (404, 405, 501)  # of an endpoint that another kind of server has
@@ -214,7 +213,7 @@ class Transport:
 
     def _passing(self, error: httpx2.TransportError, tokens: int) -> _Passing:
         if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-            if _by_tls(error):
+            if by_tls(error):
                 raise MeasurementError(
                     f"{self.url} cannot be reached by TLS: {shortened(str(error))}",
                     hint=TRUST_HINT if distrusted(error) else _NO_TLS,
@@ -273,10 +272,3 @@ class Transport:
     def _gone(self, endpoint: str, passing: _Passing, tries: int) -> MeasurementError:
         times = f" ({tries} tries)" if tries > 1 else ""
         return MeasurementError(f"{self.url}{endpoint} {passing}{times}", hint=passing.hint)
-
-
-def _by_tls(error: BaseException | None) -> bool:
-    """Whether a connection failed in its handshake."""
-    while error is not None and not isinstance(error, ssl.SSLError):
-        error = error.__cause__ or error.__context__
-    return error is not None

@@ -62,13 +62,15 @@ class SGLang(Dialect):
             for key in ("sampling_defaults", "preferred_sampling_params")
             if (part := about.get(key)) and part.value is not None
         }
+        sampling, preferred = about.get("sampling_defaults"), about.get("preferred_sampling_params")
+        openai = sampling is not None and sampling.value == "openai" and preferred is None
         return Server(
             served=name,
             version=version.text() if version else "",
             context=length.whole() - 1 if length else None,
             scores=("prefill",),
             top=TOP,
-            defaults=_defaults(about),
+            defaults={} if openai else None,
             facts=facts,
         )
 
@@ -173,12 +175,6 @@ def _first_of(reply: Mapping[str, Any]) -> Mapping[str, Any]:
     choices: Any = reply.get("choices")
     first = choices[0] if choices else {}
     return {name: value for name, value in first.items() if value is not None}
-
-
-def _defaults(about: Part) -> dict[str, float] | None:
-    """What a request gets that names no sampling: OpenAI's, where the server was started so."""
-    told, preferred = about.get("sampling_defaults"), about.get("preferred_sampling_params")
-    return {} if told is not None and told.value == "openai" and preferred is None else None
 
 
 def _steps(meta: Part, side: str, tokens: Ids, asked: Asked, server: Server, first: int) -> Answer:

@@ -78,7 +78,10 @@ class VLLM(Dialect):
         top = known.top if known is not None else self._top(transport, name)
         defaults = known.defaults if known is not None else _defaults(transport, name)
         told = {f"{DEFAULT}{key}": f"{value:g}" for key, value in (defaults or {}).items()}
-        facts = {**_cache(transport.text("/metrics") or ""), **told}
+        # what the metrics page tells of the cache that may change a number
+        metrics = (transport.text("/metrics") or "").splitlines()
+        cache = next((m for m in metrics if m.startswith("vllm:cache_config_info{")), "")
+        facts = {**dict(_CACHE.findall(cache)), **told}
         return replace(server, top=top, defaults=defaults, facts=facts)
 
     def _top(self, transport: Transport, served: str) -> int:
@@ -168,12 +171,6 @@ class VLLM(Dialect):
 
     def decoded(self, reply: Part) -> str:
         return reply["prompt"].text()
-
-
-def _cache(metrics: str) -> dict[str, str]:
-    """What the metrics page tells of the cache that may change a number."""
-    lines = [line for line in metrics.splitlines() if line.startswith("vllm:cache_config_info{")]
-    return dict(_CACHE.findall(lines[0])) if lines else {}
 
 
 def _defaults(transport: Transport, served: str) -> dict[str, float] | None:
