@@ -118,12 +118,12 @@ def verb_of(engine: Any, verb: str) -> Callable[..., Any]:
     Raises:
         MeasurementError: it does.
     """
-    found = getattr(engine, verb, None)
-    if found is None:
+    method = getattr(engine, verb, None)
+    if method is None:
         name = type(engine).__name__
         hint = _WITHOUT.get(verb, "an engine has the verbs of servanda.engines.base.Engine")
         raise MeasurementError(f"the engine {name} has no verb {verb!r}", hint=hint)
-    return found
+    return method
 
 
 def streams(engine: Any) -> bool:
@@ -164,24 +164,24 @@ def refuse_misfits(batch: Batch, model: Description) -> None:
     for sequence, prompt, given in zip(batch.sequence_S, batch.prompts, continuations, strict=True):
         odd = [token for token in (*prompt, *given) if token < 0 or token >= (size or token + 1)]
         if not prompt:
-            found = "has an empty prompt"
+            problem = "has an empty prompt"
             hint = "give its first token as the prompt"
         elif odd:
             end = f"end at {size - 1}" if size else "begin at 0"
-            found = f"has the token id {odd[0]}, and the model's ids {end}"
+            problem = f"has the token id {odd[0]}, and the model's ids {end}"
             hint = "encode prompts with the tokenizer of this model"
         elif len(given) > batch.width:
-            found = f"has {len(given)} tokens to score in a batch of width {batch.width}"
+            problem = f"has {len(given)} tokens to score in a batch of width {batch.width}"
             hint = "the width of a batch is its longest continuation, or more"
         elif context is not None and len(prompt) + batch.width > context:
-            found = (
+            problem = (
                 f"needs {len(prompt) + batch.width} tokens ({len(prompt)} of prompt and "
                 f"{batch.width} new), and the model's context is {context}"
             )
             hint = "shorten the prompt, or lower max_new_tokens"
         else:
             continue
-        raise MeasurementError(f"sequence {sequence} {found}", hint=hint)
+        raise MeasurementError(f"sequence {sequence} {problem}", hint=hint)
 
 
 def about_of(batch: Batch, kernel: Kernel, path: Path, sampling: Sampling) -> dict[str, str]:

@@ -55,7 +55,7 @@ def build_model(
     hint = f"transformers {__version__} may not have this architecture, or not {kernel.attention}"
     with reading(folder, hint):
         architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        model, found = architecture.from_pretrained(
+        model, report = architecture.from_pretrained(
             None,
             config=config,
             state_dict=dict(state),
@@ -69,10 +69,10 @@ def build_model(
         ("unexpected_keys", "has a tensor that config.json does not know,"),
         ("mismatched_keys", "has another shape than config.json for"),
     ):
-        if found[kind]:
-            first = min(key if isinstance(key, str) else key[0] for key in found[kind])
+        if report[kind]:
+            first = min(key if isinstance(key, str) else key[0] for key in report[kind])
             raise MeasurementError(
-                f"the checkpoint {str(folder)!r} {says} {first!r} ({len(found[kind])} such)",
+                f"the checkpoint {str(folder)!r} {says} {first!r} ({len(report[kind])} such)",
                 hint="config.json and weights must come from one save_pretrained",
             )
     if kernel.attention == "eager" and kernel.dtype in ("float16", "float64"):

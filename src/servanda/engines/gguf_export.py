@@ -30,10 +30,10 @@ from servanda.engines.folder import (
     read_json,
     token_digest,
 )
-from servanda.engines.gguf_layout import Place, layout, rope_theta
+from servanda.engines.gguf_layout import TensorLayout, layout, rope_theta
 from servanda.engines.gguf_tokens import token_ids, write_tokenizer
 from servanda.engines.llama_model import last_error, llama
-from servanda.engines.safetensors import Stored, read_stored, weights_digest
+from servanda.engines.safetensors import StoredTensor, read_stored, weights_digest
 from servanda.errors import MeasurementError, ServandaError
 
 CONVERTER = "servanda-gguf 1"  # raised when the same checkpoint makes another file
@@ -120,9 +120,13 @@ def _whole(path: Path) -> Iterator[Path]:
 
 
 def _write(
-    folder: Path, config: Mapping[str, Any], stored: Mapping[str, Stored], path: Path, kind: str
+    folder: Path,
+    config: Mapping[str, Any],
+    stored: Mapping[str, StoredTensor],
+    path: Path,
+    kind: str,
 ) -> None:
-    places = layout(folder, config, stored)
+    layouts = layout(folder, config, stored)
     tokenizer, eos = read_json(folder / "tokenizer.json"), end_tokens(folder, config)
     with closing(GGUFWriter(path, config["model_type"])) as writer:
         writer.add_name(folder.resolve().name)
@@ -133,7 +137,7 @@ def _write(
         writer.add_string("servanda.eos", json.dumps(eos))  # llama.cpp does not tell arrays
         _add_shape(writer, config)
         write_tokenizer(writer, tokenizer, config, eos)
-        for place in places.values():
+        for place in layouts.values():
             flat = _kind_of(place, kind)
             bits = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[flat]
             size = int(np.prod(place.shape)) * np.dtype(bits).itemsize
@@ -141,12 +145,12 @@ def _write(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for name, place in places.items():
+        for name, place in layouts.items():
             values = place.arranged(stored[name].float32())
             writer.write_tensor_data(rounded(values, _kind_of(place, kind), name))
 
 
-def _kind_of(place: Place, kind: str) -> str:
+def _kind_of(place: TensorLayout, kind: str) -> str:
     return kind if len(place.shape) > 1 else "f32"
 
 

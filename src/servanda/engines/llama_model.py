@@ -25,8 +25,8 @@ from servanda.errors import MeasurementError
 _PLACE = "LLAMA_CPP_LIB_PATH"  # read by llama-cpp-python when it is imported
 _ERROR, _CONTINUED = 4, 5  # levels of ggml's log
 
-_said: deque[str] = deque(maxlen=20)
-_kept = SimpleNamespace(callback=None, level=0)
+_errors: deque[str] = deque(maxlen=20)
+_log = SimpleNamespace(callback=None, level=0)
 # tokens that one call and one graph take: what llama-server cuts a prompt into by default
 TOKENS_AT_ONCE = 512
 _MAGIC = b"GGUF"
@@ -61,29 +61,29 @@ def llama() -> Any:
             hint=f"let {_PLACE} name the folder of libllama, or install llama-cpp-python with its "
             "library: pip install --no-binary llama-cpp-python llama-cpp-python",
         ) from error
-    _kept.callback = bindings.llama_log_callback(_heard)
-    bindings.llama_log_set(_kept.callback, None)
+    _log.callback = bindings.llama_log_callback(_on_log)
+    bindings.llama_log_set(_log.callback, None)
     bindings.llama_backend_init()
     return bindings
 
 
-def _heard(level: int, text: bytes, _data: Any) -> None:
+def _on_log(level: int, text: bytes, _data: Any) -> None:
     """Errors are kept for messages and printed; the rest is how llama.cpp thinks aloud."""
-    _kept.level = _kept.level if level == _CONTINUED else level
-    if _kept.level == _ERROR:
+    _log.level = _log.level if level == _CONTINUED else level
+    if _log.level == _ERROR:
         words = text.decode(errors="replace")
-        _said.append(words.strip())
+        _errors.append(words.strip())
         print(words, end="", file=sys.stderr, flush=True)
 
 
 def last_error() -> str:
     """What llama.cpp said first of what went wrong last; forgotten once it is told."""
-    said = next((line for line in _said if line), "it does not say why")
-    _said.clear()
-    return said
+    metadata = next((line for line in _errors if line), "it does not say why")
+    _errors.clear()
+    return metadata
 
 
-class Fed(NamedTuple):
+class TokenInput(NamedTuple):
     """A token for the model: its id, place and sequence, and whether its logits are wanted."""
 
     token: int
@@ -132,7 +132,7 @@ class LlamaModel:
         self.kind: int = self.lib.llama_model_ftype(self._model)
         self.most_sequences: int = self.lib.llama_max_parallel_sequences()
 
-    def said(self, key: str) -> str:
+    def metadata(self, key: str) -> str:
         """A value of the file's metadata as text; "" where it has none."""
         size = 256
         while True:
@@ -147,9 +147,9 @@ class LlamaModel:
     @property
     def ends(self) -> tuple[int, ...]:
         """Ids that end a sequence: as the converter said, or else as llama.cpp has it."""
-        said = self.said("servanda.eos")
-        if said:
-            return tuple(json.loads(said))
+        metadata = self.metadata("servanda.eos")
+        if metadata:
+            return tuple(json.loads(metadata))
         ids = range(self.vocab_size)
         return tuple(i for i in ids if self.lib.llama_vocab_is_eog(self._vocab, i))
 
@@ -205,7 +205,7 @@ class LlamaModel:
             )
         self._room = (sequences, cells)
 
-    def feed(self, tokens: Sequence[Fed]) -> Iterator[NDArray[np.float32]]:
+    def feed(self, tokens: Sequence[TokenInput]) -> Iterator[NDArray[np.float32]]:
         """Logits [R, V] of the tokens that want them, in the order fed, a piece for each call."""
         for start in range(0, len(tokens), TOKENS_AT_ONCE):
             piece = tokens[start : start + TOKENS_AT_ONCE]

@@ -109,7 +109,7 @@ def stacked(steps: Iterable[Step]) -> Record:
     return open_ST.sum(axis=1), token_ST[open_ST], columns
 
 
-class DecodingEngine(ABC):
+class LocalEngine(ABC):
     """Draws by real decoding with a cache; scores by decoding or by prefill.
 
     The logits of kernel.batch_size scored sequences are in memory at a time.  They are arrays
@@ -214,13 +214,13 @@ class DecodingEngine(ABC):
         with np.errstate(invalid="ignore"):
             return processed_logprobs(self._numpy(logits_RV), sampling)
 
-    def _steps(self, chunk: Batch, sampling: Sampling, seed: int, **kept: Any) -> Iterator[Step]:
+    def _steps(self, chunk: Batch, sampling: Sampling, seed: int, **options: Any) -> Iterator[Step]:
         """Draws a chunk, step by step; `kept` says what is recorded, see `decoded`."""
         decode, ends = self._decode(chunk), self._description.eos
         return decoded(
             lambda fed_S: self._logprobs(decode.send(fed_S), sampling),
             *(self._drawn, chunk, seed, ends, self._pad),
-            **kept,
+            **options,
         )
 
     def _generate(self, chunk: Batch, sampling: Sampling, seed: int) -> Trace:

@@ -85,7 +85,7 @@ def onnx_file(folder: Path, config_json: Mapping[str, Any], kernel: Kernel) -> O
         return {**_export(folder, kernel, into / _MODEL), "made_by": exporters}
 
     def plain() -> OnnxFile:
-        return _kept(place(exporters, "float32"), export)
+        return _cached(place(exporters, "float32"), export)
 
     if kernel.quantization is None:
         return plain()
@@ -96,7 +96,7 @@ def onnx_file(folder: Path, config_json: Mapping[str, Any], kernel: Kernel) -> O
         _quantize(source.path, into / _MODEL)
         return {**source.about, "made_by": both}
 
-    return _kept(place(both, kernel.quantization), quantize)
+    return _cached(place(both, kernel.quantization), quantize)
 
 
 def _versions(libraries: tuple[str, ...]) -> dict[str, str]:
@@ -115,34 +115,34 @@ def _weights_digest(folder: Path) -> str:
 # the cache
 
 
-def _kept(place: Path, make: Callable[[Path], dict[str, Any]]) -> OnnxFile:
+def _cached(place: Path, make: Callable[[Path], dict[str, Any]]) -> OnnxFile:
     """What lies in `place` if it is whole, or else what `make` writes into a folder."""
     with alone(place):
-        about = _whole(place)
+        about = _intact(place)
         if about is None:
-            with tempfile.TemporaryDirectory(dir=place.parent, prefix=".") as made:
-                about = _made(Path(made), place, make)
+            with tempfile.TemporaryDirectory(dir=place.parent, prefix=".") as temporary:
+                about = _build(Path(temporary), place, make)
     return OnnxFile(place / _MODEL, about)
 
 
-def _whole(place: Path) -> dict[str, Any] | None:
+def _intact(place: Path) -> dict[str, Any] | None:
     """What is known of the files in `place`; None where they are not there, or not as written."""
     try:
         about = json.loads((place / _ABOUT).read_text(encoding="utf-8"))
-        found = {name: file_digest(place / name) for name in about["files"]}
+        digests = {name: file_digest(place / name) for name in about["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return about if found == about["files"] else None
+    return about if digests == about["files"] else None
 
 
-def _made(made: Path, place: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    new = made / "new"
+def _build(temporary: Path, place: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    new = temporary / "new"
     new.mkdir()
     about = make(new)
     about["files"] = {file.name: file_digest(file) for file in sorted(new.iterdir())}
     (new / _ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
     if place.exists():
-        place.rename(made / "damaged")
+        place.rename(temporary / "damaged")
     new.rename(place)
     return about
 

@@ -20,7 +20,7 @@ from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel, Path
 from servanda.contract.text_file import content
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
-from servanda.engines.local_engine import DecodingEngine, stacked
+from servanda.engines.local_engine import LocalEngine, stacked
 from servanda.errors import MeasurementError
 from servanda.theory.divergence.precision import CAPTURES, rounded
 from servanda.theory.sampling import Ints, Sampling
@@ -132,7 +132,7 @@ class Table:
 
 
 @ENGINES.register("table")
-class TableEngine(DecodingEngine):
+class TableEngine(LocalEngine):
     """Draws from a Table and scores by looking up; prefill and decode are the same here."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -243,8 +243,8 @@ class TableEngine(DecodingEngine):
         for start in range(0, max(1, len(rows)), size):  # one piece, be it empty
             yield self.table.logits_CV[np.array(rows[start : start + size], dtype=np.int64)]
 
-    def _trace(self, *record: Any) -> Trace:
-        trace = super()._trace(*record)
+    def _trace(self, *record: Any, **named: Any) -> Trace:
+        trace = super()._trace(*record, **named)
         columns = {
             name: rounded(values_N, self.table.capture) if name.startswith("logp") else values_N
             for name, values_N in trace.columns.items()

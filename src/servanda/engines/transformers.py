@@ -22,7 +22,7 @@ from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel
 from servanda.engines import checkpoint, folder
 from servanda.engines.base import ENGINES
-from servanda.engines.local_engine import DecodingEngine
+from servanda.engines.local_engine import LocalEngine
 from servanda.engines.quantized import QUANTIZED, check_quantization, quantize_, requantize_
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints
@@ -30,7 +30,7 @@ from servanda.traces.trace import Batch
 
 
 @ENGINES.register("transformers")
-class TransformersEngine(checkpoint.Tokenized, DecodingEngine):
+class TransformersEngine(checkpoint.Tokenized, LocalEngine):
     """A model as `from_pretrained` builds it, in the kernel's dtype, attention and quantization.
 
     Who wraps the engine may override `_load_state` and `_finish` (the torch module), `_positions`,

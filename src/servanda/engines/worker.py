@@ -226,13 +226,13 @@ def interpreter_of(python: str | None) -> str:
     if python is None:
         return sys.executable
     place = FilePath(python)
-    found = place / "bin" / "python" if place.is_dir() else place
-    if not os.access(found, os.X_OK) or found.is_dir():
+    executable = place / "bin" / "python" if place.is_dir() else place
+    if not os.access(executable, os.X_OK) or executable.is_dir():
         raise MeasurementError(
             f"{FilePath(python).resolve()} is no virtual environment and no Python interpreter",
             hint="the kernel's `python` names a folder with bin/python in it, or an interpreter",
         )
-    return str(found)
+    return str(executable)
 
 
 def spawn(kernel: Kernel, side: str) -> Worker:

@@ -54,7 +54,7 @@ NO_KEY = Key()
 _NO_TLS = "write http:// where the server has no TLS"
 
 
-class Refused(MeasurementError):  # noqa: N818 - what a server did, as a word
+class StatusError(MeasurementError):
     """A server that answered, and said no.
 
     Args:
@@ -114,7 +114,7 @@ class Transport:
             tokens: new ones that are asked for, and waited for.
 
         Raises:
-            Refused: a status that is not 200.
+            StatusError: a status that is not 200.
             MeasurementError: no answer after all tries, too long a one, or not JSON.
         """
         return self._parsed(endpoint, self._answer(endpoint, body, tokens))
@@ -123,7 +123,7 @@ class Transport:
         """A page of a server; None where it has none."""
         try:
             return self._answer(endpoint, None).decode(errors="replace")
-        except Refused as refused:
+        except StatusError as refused:
             if refused.status in _MISSING:
                 return None
             raise
@@ -143,10 +143,10 @@ class Transport:
         """The events of a stream, as they come.  Asked once: a second try would not be timed.
 
         Raises:
-            Refused, MeasurementError: as `ask` does.
+            StatusError, MeasurementError: as `ask` does.
         """
         try:
-            with self._asked("POST", endpoint, body, tokens) as response:
+            with self._response("POST", endpoint, body, tokens) as response:
                 self._refuse_status(endpoint, response)
                 read = 0
                 for line in response.iter_lines():
@@ -190,14 +190,14 @@ class Transport:
     def _once(self, endpoint: str, body: Mapping[str, Any] | None, tokens: int) -> bytes:
         method = "GET" if body is None else "POST"
         try:
-            with self._asked(method, endpoint, body, tokens) as response:
+            with self._response(method, endpoint, body, tokens) as response:
                 self._refuse_status(endpoint, response)
                 return self._body(endpoint, response)
         except httpx2.TransportError as error:
             raise self._passing(error, tokens) from None
 
     @contextmanager
-    def _asked(
+    def _response(
         self, method: str, endpoint: str, body: Mapping[str, Any] | None, tokens: int
     ) -> Iterator[httpx2.Response]:
         """An answer that began, to be read."""
@@ -237,8 +237,8 @@ class Transport:
         if status == 200:
             return
         body = self._body(endpoint, response).decode(errors="replace")
-        said = shortened(self._key.hidden(body).strip())
-        what = f"answered with status {status}" + (f": {said}" if said else "")
+        reason = shortened(self._key.hidden(body).strip())
+        what = f"answered with status {status}" + (f": {reason}" if reason else "")
         hint = "look at the server's log"
         if status in self.limits.retry.statuses:
             raise _Passing(what, hint, retry_after(response.headers))
@@ -252,7 +252,7 @@ class Transport:
         elif status < 500:
             hint = "the server refuses what was asked of it; its own words say why"
         message = f"{self.url}{endpoint} {what}"
-        raise Refused(message, status=status, text=said, hint=hint)
+        raise StatusError(message, status=status, text=reason, hint=hint)
 
     def _body(self, endpoint: str, response: httpx2.Response) -> bytes:
         body = read_body(response.iter_bytes(), self.limits.most_bytes)
