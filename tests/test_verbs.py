@@ -95,7 +95,7 @@ def test_an_old_option_is_read_as_the_new_one(command):
     path = next(([group, command] for group in GROUPS if command in GROUPS[group][1]), [command])
     for old, new in OLD_OPTIONS[command].items():
         assert new in servanda(*path, "--help").stdout
-        for words in ([old, "x"], [f"{old}=x"]):
+        for words in ([old, "x"], [f"{old}=x"])[: 1 if old == "--show" else 2]:  # a flag
             done = servanda(*path, *words, "--nonsense")
             assert done.stderr.startswith(f"{old} is now {new}\n"), done.stderr
             assert (

@@ -175,7 +175,7 @@ class Deployment:
         command = [sys.executable, "-m", "servanda", "serve", str(self.contract)]
         command += ["--port", str(self.port), "--admin", f"127.0.0.1:{self.admin_port}"]
         command += ["--state", str(self.state), "--keys", str(self.folder / KEYS_FILE)]
-        command += ["--name", NAME, "--ledger", str(self.ledger), "--show"]
+        command += ["--name", NAME, "--ledger", str(self.ledger), "--show-pool"]
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 [*command, *self.options],

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from benchmarks.theory.report import Findings, find, markdown, text
-from servanda.cli.output import OUTPUT, clear, show
+from servanda.cli.options import PRINTS, shared
+from servanda.cli.output import clear, show
 from servanda.cli.progress import watching
 from servanda.errors import MeasurementError, ServandaError
 from servanda.report.base import format_of
@@ -45,7 +46,7 @@ _BROKEN = 1
     type=click.Choice([*_FORMATS]),
     help="Of what is printed, or written to -o.  [default: by the suffix of -o, else text]",
 )
-@OUTPUT
+@shared("-o", help=PRINTS)
 def theory(cases: int, runs: int, seed: int, format_: str | None, output: Path | None) -> None:
     """Hold every theorem against exact values, and simulate every procedure.
 

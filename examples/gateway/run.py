@@ -367,7 +367,7 @@ def main() -> int:
         broken = serving(f"{kernel}+int8_weight_only,{more}", "--test-mode")
         infer = stack.enter_context(broken)
         words = ["serve", contract(out, stable, infer).name, "--keys", file.name]
-        words += ["--state", "state", "--ledger", "ledger.db", "--log", "log", "--show"]
+        words += ["--state", "state", "--ledger", "ledger.db", "--log", "log", "--show-pool"]
         said(f"$ servanda {shlex.join(words)}")
         words += ["--name", "demo", "--port", "0", "--admin", "127.0.0.1:0"]
         serve = stack.enter_context(running("-m", "servanda", *words, cwd=out))

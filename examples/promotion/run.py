@@ -149,7 +149,7 @@ def promoted(scenario: Scenario, stable: str, infer: str) -> dict[str, Any]:
             # a build that is to go wrong at a stage is stopped there for a moment
             until = "completed" if wrong or not scenario.faulty_at else scenario.faulty_at
             run = scenario.servanda(
-                *("promote", CONTRACT.name, "--served", "served.jsonl", "--run-dir", "run"),
+                *("promote", CONTRACT.name, "--log", "served.jsonl", "--run-dir", "run"),
                 *("--until", until, "--format", "json", "--quiet"),
                 show=not leg,
             )

@@ -46,7 +46,7 @@ def done(tmp_path_factory):
     folder = tmp_path_factory.mktemp("good")
     run_dir, path = good(folder, slices=SLICES + "\n" + with_golden(folder))
     new = folder / "new.kernelcontract.yaml"
-    answer = call(run_dir, "-o", new)
+    answer = call(run_dir, "--save-contract", new)
     assert answer.exit_code == 0, answer.output
     return folder, path, new, answer
 
@@ -109,7 +109,7 @@ def test_the_same_run_gives_the_same_limits(done):
     folder, _, new, _ = done
     again = folder / "again.kernelcontract.yaml"
 
-    call(folder / "run", "-o", again)
+    call(folder / "run", "--save-contract", again)
 
     assert again.read_text() == new.read_text()
 
@@ -153,7 +153,7 @@ def test_a_contract_that_moves_still_finds_its_files(done):
     (folder / "sub").mkdir()
     moved = folder / "sub" / "moved.kernelcontract.yaml"
 
-    answer = call(folder / "run", "-o", moved)
+    answer = call(folder / "run", "--save-contract", moved)
 
     assert answer.exit_code == 0, answer.output
     assert "model: ../p.json" in moved.read_text()
@@ -198,7 +198,7 @@ def test_the_standard_set_is_what_one_would_promise_of_any_pair(tmp_path):
     run_dir, path = good(tmp_path, more=more, slices=slices, claim="realised", last=640)
     new = tmp_path / "standard.kernelcontract.yaml"
 
-    answer = call(run_dir, "--standard", "-o", new)
+    answer = call(run_dir, "--standard", "--save-contract", new)
 
     assert answer.exit_code == 0, answer.output
     contract = sv.load(new)
@@ -227,7 +227,7 @@ def recorded(folder, capture, more):
 
 def test_a_limit_that_the_record_cannot_carry_is_refused(tmp_path):
     tail = "  - {id: tail, metric: abs_log_ratio_nats, aggregate: p90, at_most: 0.5}"
-    answer = call(recorded(tmp_path, "bfloat16", tail), "-o", tmp_path / "new.yaml")
+    answer = call(recorded(tmp_path, "bfloat16", tail), "--save-contract", tmp_path / "new.yaml")
 
     assert answer.exit_code == 0
     assert re.search(r"^tail: .* 0\.5 +refused +record$", answer.output, re.M)
@@ -351,11 +351,11 @@ def test_a_power_that_is_no_probability_is_a_wrong_call(done, power):
 
 def test_a_file_that_is_there_is_not_written_over(done):
     folder, path, new, _ = done
-    answer = call(folder / "run", "-o", path)
+    answer = call(folder / "run", "--save-contract", path)
     assert answer.exit_code == 2
     assert answer.output == f"{path} is there already\n  hint: give another name, or --force\n"
-    assert call(folder / "run", "-o", new, "--force").exit_code == 0
-    assert "no folder" in call(folder / "run", "-o", folder / "none" / "x.yaml").output
+    assert call(folder / "run", "--save-contract", new, "--force").exit_code == 0
+    assert "no folder" in call(folder / "run", "--save-contract", folder / "none" / "x.yaml").output
 
 
 def test_a_contract_that_is_gone_is_asked_for(tmp_path):
@@ -452,7 +452,7 @@ def test_a_contract_that_was_edited_since_is_refused(tmp_path):
     text = path.read_text()
     path.write_text(f"# a comment is no other contract\n{text}")
     new = tmp_path / "new.yaml"
-    assert call(run_dir, "-o", new).exit_code == 0
+    assert call(run_dir, "--save-contract", new).exit_code == 0
     assert new.read_text().startswith("# a comment is no other contract")
     path.write_text(text.replace("at_most: 0.5", "at_most: 0.4"))
     answer = call(run_dir)
@@ -466,7 +466,7 @@ def test_a_budget_that_grows_and_a_run_that_was_violated_are_warned_of(tmp_path)
     more = "  - {id: reward, metric: reward_drift, at_most: 0.01}\nreward: {range: [0, 1]}\n"
     run_dir, _ = good(tmp_path, q=WORSE, more=more, slices="", last=1200)
     new = tmp_path / "new.kernelcontract.yaml"
-    answer = call(run_dir, "-o", new)
+    answer = call(run_dir, "--save-contract", new)
     assert answer.exit_code == 0, answer.output
     limit = sv.load(new).statistical[1].at_most
     assert limit > 0.01

@@ -138,7 +138,7 @@ def kernels(folder, served=SERVED):
     with contextlib.ExitStack() as stack:
         urls = []
         for name in ("q.json", "p.json"):
-            words = ("serve-kernel", f"table:{folder / name}", "--port", 0, "--served", "toy")
+            words = ("serve-kernel", f"table:{folder / name}", "--port", 0, "--log", "toy")
             server = Program(*words, "--wait-ms", 0, "--test-mode", cwd=folder)
             urls.append(stack.enter_context(server).line(r"http://\S+")[0])
         yield tuple(urls)
@@ -171,7 +171,7 @@ class Serving(Program):
         self.write(mode=mode, limit=limit)
         given = ["serve", self.contract.name]
         if "--leader-only" not in words:
-            given += ["--port", 0, "--show"]
+            given += ["--port", 0, "--show-pool"]
         if "--leader" not in words:
             given += ["--admin", "127.0.0.1:0", "--state", "state", "--ledger", "ledger.db"]
         if keys:

@@ -93,8 +93,8 @@ def gateway(folder, infer, stable, *more, defaults=DECLARED):
     """`servanda serve` before these servers: its process, its url, and what its leader says."""
     text = CONTRACT.replace("INFER", infer).replace("STABLE", stable).replace("DEFAULTS", defaults)
     (folder / "real.kernelcontract.yaml").write_text(text)
-    words = ("serve", "real.kernelcontract.yaml", "--port", 0, "--admin", "127.0.0.1:0", "--show")
-    with Program(*words, *more, cwd=folder) as serving:
+    words = ("serve", "real.kernelcontract.yaml", "--port", 0, "--admin", "127.0.0.1:0")
+    with Program(*words, "--show-pool", *more, cwd=folder) as serving:
         page = serving.line(r"page (http://\S+)")[1].rstrip("/")
         url = serving.line(r"users ask at (http://\S+)/v1")[1]
         keys = (folder / "runs" / "real-gateway" / "keys.yaml").read_text()
@@ -213,7 +213,7 @@ def test_a_sampled_reply_is_the_one_of_vllm_but_for_ids_and_times(vllm_url, stab
                 assert alone.status_code == 200
                 assert normal(told.text) == normal(alone.text), (path, own)
                 drop = {"date", "content-length", "transfer-encoding", "connection", "x-request-id"}
-                # what --show adds beside
+                # what --show-pool adds beside
                 drop |= {"x-servanda-decision", "x-servanda-pool"}
                 heads = [{*reply.headers} - drop for reply in (alone, told)]
                 assert heads[0] == heads[1], (path, own)

@@ -28,8 +28,8 @@ def test_later_runs_hold_as_often_as_was_asked_for(tmp_path, claim):
         path, _ = kit.write(folder, seed=seed, limit=0.5, **options)
         run.check(path, run_dir=folder / "run", open=run.in_process)
         new = folder / "new.kernelcontract.yaml"
-        call = ["calibrate", str(folder / "run"), "--power", str(POWER), "-o", str(new)]
-        assert CliRunner().invoke(main, call).exit_code == 0
+        call = ["calibrate", str(folder / "run"), "--power", str(POWER)]
+        assert CliRunner().invoke(main, [*call, "--save-contract", str(new)]).exit_code == 0
         for later in range(1000 + LATER * seed, 1000 + LATER * (seed + 1)):
             new.write_text(re.sub(r"seed: \d+", f"seed: {later}", new.read_text()))
             verdict = run.check(new, run_dir=folder / f"{later}", open=run.in_process)

@@ -42,7 +42,7 @@ class Promoted:
         at = serving.page.removeprefix("http://")
         self.router = ("--webhook", f"http://promoter:{ADA}@{at}/v1/admin/route")
         self.effects = f"http://{at}/v1/admin/route"
-        words = ("--served", "served", "--until", "completed", "--every", "1s", "--quiet")
+        words = ("--log", "served", "--until", "completed", "--every", "1s", "--quiet")
         self.code, self.said = self.call("promote", serving.contract.name, *words)
         self.full = serving.status()
         self.met = len(users.met)

@@ -371,8 +371,9 @@ def test_what_would_say_nothing_is_refused(contract, tmp_path):
     leader = ("--leader", "http://127.0.0.1:9")
     code, said = refused(tmp_path, contract.contract, *leader, "--admin", "h:1", "--slack", "x")
     assert code == 2 and "was told this at its own start: leave out --admin, --slack" in said
-    code, said = refused(tmp_path, contract.contract, "--leader-only", "--timeout", "1h", "--show")
-    assert code == 2 and "--leader-only serves no user: leave out --show, --timeout" in said
+    idle = ("--leader-only", "--timeout", "1h", "--show-pool")
+    code, said = refused(tmp_path, contract.contract, *idle)
+    assert code == 2 and "--leader-only serves no user: leave out --show-pool, --timeout" in said
     for option in ("--first-byte", "--timeout"):
         code, said = refused(tmp_path, contract.contract, option, "0s")
         assert code == 2 and "--first-byte and --timeout are longer than nothing" in said

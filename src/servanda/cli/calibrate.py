@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -16,9 +15,8 @@ from servanda.authoring.calibrate.eligibility import accept
 from servanda.authoring.calibrate.limits import calibrate as calibrated
 from servanda.authoring.calibrate.recorder import seen
 from servanda.authoring.calibrate.rewrite import rewritten
-from servanda.cli.options import format_option, no_code_option
-from servanda.cli.output import STDOUT, refuse_place, show, write_text
-from servanda.cli.report import read
+from servanda.cli.options import DASH, FILE, shared
+from servanda.cli.output import refuse_place, show, show_json, write_text
 from servanda.engines.faults import signatures
 from servanda.errors import EvidenceError
 from servanda.judgement.clauses.base import CellVerdict
@@ -27,9 +25,8 @@ from servanda.judgement.power import power as power_of
 from servanda.judgement.verdict import Caught, Verdict, judge
 from servanda.report.format import number, percent
 from servanda.report.table import table
-from servanda.runner.finished_run import Finished, moved, reread
+from servanda.runner.finished_run import Finished, moved, read, reread
 from servanda.runner.run_directory import ATTEMPT
-from servanda.traces.serialization import to_plain
 
 _SEED = 20260607  # the same run gives the same limits
 _BINDS = {
@@ -42,7 +39,7 @@ _BINDS = {
 
 
 @click.command()
-@click.argument("run_dir", metavar="RUN_DIR", type=click.Path(path_type=Path))
+@click.argument("run_dir", metavar="RUN_DIR", type=FILE)
 @click.option(
     "--power",
     type=float,
@@ -57,32 +54,24 @@ _BINDS = {
     show_default=True,
     help="Later runs that are drawn from this one.",
 )
-@click.option(
+@shared(
     "--contract",
-    type=click.Path(path_type=Path),
     help="Of the run, where it lies elsewhere now.  [default: the file that was checked]",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Write the contract with them to FILE; - prints it.",
-)
+@shared("--save-contract")
 @click.option(
     "--standard",
     "standard_set",
     is_flag=True,
     help="Limits of a standard set of clauses, instead of the contract's own.",
 )
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
-@format_option
-@no_code_option
+@shared("--force", "--format", "--no-code")
 def calibrate(
     run_dir: Path,
     power: float,
     resamples: int,
     contract: Path | None,
-    output: Path | None,
+    save: Path | None,
     standard_set: bool,
     force: bool,
     format_: str,
@@ -90,12 +79,12 @@ def calibrate(
     """Print the smallest limits that a pair like the one of RUN_DIR keeps.
 
     RUN_DIR holds a run of two kernels that you accept: yesterday's build, or one against
-    itself.  Nothing is measured.  Of each clause only the number in at_most changes; -o
-    writes the contract with the new ones, each with its old one in a comment above.
+    itself.  Nothing is measured.  Of each clause only the number in at_most changes, and a saved
+    contract has the old one in a comment above it.
     """
     if not 0 < power < 1:
         raise click.BadParameter(f"--power is a probability between 0 and 1, found {power:g}")
-    refuse_place(output, force)
+    refuse_place(save, force)
     if not any(run_dir.glob(f"{ATTEMPT}*")):
         raise EvidenceError(
             f"{run_dir} is no run directory",
@@ -105,30 +94,24 @@ def calibrate(
     with reread(run_dir, verdict, contract) as run:
         accept(run.plan, verdict)
         if standard_set:
-            found, text = _of_standard(run, power, resamples)
+            calibration, text = _of_standard(run, power, resamples)
         else:
-            found = _calibrated(run, run.plan, verdict.cells, power, resamples)
+            calibration = _calibrated(run, run.plan, verdict.cells, power, resamples)
             text = run.text
-        limits = {place: f"{limit:g}" for place, limit in found.limits.items()}
-        text = rewritten(text, limits, found.notes)
+        limits = {place: f"{limit:g}" for place, limit in calibration.limits.items()}
+        text = rewritten(text, limits, calibration.notes)
         caught = _caught(run, text)
-    aside = output is not None and str(output) == STDOUT  # only the contract goes to stdout then
+    aside = str(save) == DASH  # only the contract goes to stdout then
     if format_ == "json":
-        data = {
-            **found.to_dict(),
-            "contract_text": text,
-            "warnings": _warnings(verdict, found),
-            "caught": to_plain(list(map(asdict, caught))),
-        }
-        shown = json.dumps(data, indent=1)
+        data = {"contract_text": text, "warnings": _warnings(verdict, calibration)}
+        show_json({**calibration.to_dict(), **data, "caught": caught}, err=aside)
     else:
-        shown = "\n".join(_lines(run_dir, run, found, caught))
-    show(shown, err=aside)
-    if output is not None:
-        places = moved(run.plan.contract, run.path.parent, output.parent)
-        write_text(output, rewritten(text, places))
+        show("\n".join(_lines(run_dir, run, calibration, caught)), err=aside)
+    if save is not None:
+        places = moved(run.plan.contract, run.path.parent, save.parent)
+        write_text(save, rewritten(text, places))
         if not aside:
-            click.echo(f"wrote {output}", err=format_ == "json")
+            click.echo(f"wrote {save}", err=format_ == "json")
 
 
 def _calibrated(
@@ -148,13 +131,13 @@ def _of_standard(run: Finished, power: float, resamples: int) -> tuple[Calibrati
         text = standard(run.plan, run.text, without)
         plan = run.planned(text)
         judged = judge(plan, run.weighed(plan), intervals=False).cells
-        found = _calibrated(run, plan, judged, power, resamples)
-        idle = {one.clause for one in found.left}
-        idle |= {row.clause for row in found.rows if row.limit is None}
+        calibration = _calibrated(run, plan, judged, power, resamples)
+        idle = {clause.clause for clause in calibration.left}
+        idle |= {row.clause for row in calibration.rows if row.limit is None}
         if not idle:
             # what stood there before was no limit
-            rows = tuple(replace(row, before=None) for row in found.rows)
-            return replace(found, rows=rows), text
+            rows = tuple(replace(row, before=None) for row in calibration.rows)
+            return replace(calibration, rows=rows), text
         without |= idle
 
 
@@ -166,38 +149,40 @@ def _caught(run: Finished, text: str) -> tuple[Caught, ...]:
 
 
 def _lines(
-    run_dir: Path, run: Finished, found: Calibration, caught: tuple[Caught, ...]
+    run_dir: Path, run: Finished, calibration: Calibration, caught: tuple[Caught, ...]
 ) -> list[str]:
     confidence = run.plan.contract.confidence
     head = [
         f"{run.plan.contract.metadata.name}: limits that a pair like the one of {run_dir} keeps"
     ]
-    for name, (groups, size) in found.groups.items():
+    for name, (groups, size) in calibration.groups.items():
         of = "" if name == "workload" else f" of {name}"
         head.append(
-            f"drawn {found.resamples:,} times from {groups:,} prompt groups{of}: runs of {size:,}, "
-            f"confidence {confidence:g}"
+            f"drawn {calibration.resamples:,} times from {groups:,} prompt groups{of}: "
+            f"runs of {size:,}, confidence {confidence:g}"
         )
     rows = [["clause", "decided by", "measured", "floor", "limit", "calibrated", "power", "binds"]]
-    rows += [_row(row) for row in found.rows]
+    rows += [_row(row) for row in calibration.rows]
     lines = table(rows, right=range(2, len(rows[0]) - 1))
-    notes = [f"{row.clause}: {row.note}" for row in found.rows if row.note]
-    left = [f"{one.clause}: left as it is: {one.reason}" for one in found.left]
-    legend = [text for binds, text in _BINDS.items() if any(r.binds == binds for r in found.rows)]
-    warnings = [f"warning: {text}" for text in _warnings(run.verdict, found)]
-    above = [*head, "", *lines, "", *legend, *notes, *left]
-    return [*above, *_together(found), *warnings, *_faults(caught)]
+    notes = [f"{row.clause}: {row.note}" for row in calibration.rows if row.note]
+    without = [f"{left.clause}: left as it is: {left.reason}" for left in calibration.left]
+    legend = [
+        text for binds, text in _BINDS.items() if any(r.binds == binds for r in calibration.rows)
+    ]
+    warnings = [f"warning: {text}" for text in _warnings(run.verdict, calibration)]
+    above = [*head, "", *lines, "", *legend, *notes, *without]
+    return [*above, *_together(calibration), *warnings, *_faults(caught)]
 
 
-def _warnings(verdict: Verdict, found: Calibration) -> list[str]:
+def _warnings(verdict: Verdict, calibration: Calibration) -> list[str]:
     broken = [c for c in verdict.cells if c.enforced and c.outcome == "violated"]
     if not broken:
-        return [*found.warnings]
+        return [*calibration.warnings]
     names = ", ".join(dict.fromkeys(f"{cell.clause} on {cell.slice}" for cell in broken))
     return [
         f"this run's verdict was violated ({names}): the limits are those of a pair that broke "
         "its contract",
-        *found.warnings,
+        *calibration.warnings,
     ]
 
 
@@ -215,14 +200,13 @@ def _row(row: Row) -> list[str]:
     ]
 
 
-def _together(found: Calibration) -> list[str]:
-    if found.power is None:
+def _together(calibration: Calibration) -> list[str]:
+    if calibration.power is None:
         return []
-    short = (
-        "" if found.power >= found.asked else f", less than the {percent(found.asked)} asked for"
-    )
+    power, least = calibration.power, calibration.asked
+    short = "" if power >= least else f", less than the {percent(least)} asked for"
     return [
-        f"power: in {percent(found.power)} of these runs every calibrated clause holds{short}.",
+        f"power: in {percent(power)} of these runs every calibrated clause holds{short}.",
         "It is an estimate from one run.  A pair that drifts more than this one is outside of it.",
     ]
 
@@ -230,12 +214,12 @@ def _together(found: Calibration) -> list[str]:
 def _faults(caught: tuple[Caught, ...]) -> list[str]:
     lines = []
     for met, at in ((False, "the catalogue's strengths"), (True, "the strengths of the field")):
-        found = [one for one in caught if one.met == met]
-        missed = [f"{one.fault} {one.strength}".strip() for one in found if not one.by]
-        if found:
+        faults = [fault for fault in caught if fault.met == met]
+        missed = [f"{fault.fault} {fault.strength}".strip() for fault in faults if not fault.by]
+        if faults:
             names = f"; missed: {', '.join(missed)}" if missed else ""
             lines.append(
-                f"caught: {len(found) - len(missed)} of {len(found)} known faults at {at}, as "
+                f"caught: {len(faults) - len(missed)} of {len(faults)} known faults at {at}, as "
                 f"large as on the shipped model and at the size of this run{names}"
             )
     return lines

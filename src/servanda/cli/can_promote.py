@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -10,15 +9,15 @@ from pathlib import Path
 import click
 
 from servanda.cli.input import contract_at
-from servanda.cli.options import format_option, ledger_option, no_code_option
-from servanda.cli.output import show
+from servanda.cli.options import FILE_OR_DASH, shared
+from servanda.cli.output import show, show_json
 from servanda.cli.promotion_options import opened
 from servanda.promotion.run import report
 from servanda.promotion.run.can_promote import can_promote as answer_of
 
 
 @click.command("can-promote")
-@click.argument("contract", type=click.Path(path_type=Path))
+@click.argument("contract", type=FILE_OR_DASH)
 @click.option("--to", required=True, metavar="STAGE", help="offline, shadow, canary or full.")
 @click.option(
     "--infer-digest",
@@ -27,9 +26,7 @@ from servanda.promotion.run.can_promote import can_promote as answer_of
     help="The digest of infer, or its beginning: which build.",
 )
 @click.option("--train-digest", "train", default="", help="The digest of train, or its beginning.")
-@ledger_option
-@format_option
-@no_code_option
+@shared("--ledger", "--format", "--no-code")
 def can_promote(contract: Path, to: str, infer: str, train: str, where: str, format_: str) -> None:
     """Say whether the ledger lets the build of CONTRACT be at a stage.
 
@@ -39,13 +36,13 @@ def can_promote(contract: Path, to: str, infer: str, train: str, where: str, for
     Exit codes: 0 yes, 1 no: it is rolled back, 2 the text or the call is wrong, 3 no: it was not
     shown, 4 the ledger cannot be read.
     """
-    found = contract_at(contract)
-    with opened(where, reading=True) as store:
-        answer = answer_of(store, found, to, now=time.time(), infer=infer, train=train)
+    build = contract_at(contract)
+    with opened(where, reading=True) as ledger:
+        answer = answer_of(ledger, build, to, now=time.time(), infer=infer, train=train)
         if format_ == "json":
             story = answer.story
             run = report.data(story, now=time.time()) if story is not None else None
-            show(json.dumps({"yes": answer.yes, "why": answer.why, "run": run}, indent=1))
+            show_json({"yes": answer.yes, "why": answer.why, "run": run})
         else:
             show(str(answer))
     sys.exit(answer.exit_code)

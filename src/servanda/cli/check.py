@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from servanda.cli.input import contract_bytes
-from servanda.cli.options import max_time_option, no_code_option, until
-from servanda.cli.output import FORMAT, OUTPUT, by_suffix, chosen, clear, show, write
+from servanda.cli.options import FILE, FILE_OR_DASH, given, shared, until
+from servanda.cli.output import REPORT_OPTIONS, report_places, show, write
 from servanda.cli.progress import watching
 from servanda.engines.foreign_code import code_of, keys_of
 from servanda.report.base import FORMATS
@@ -19,25 +19,14 @@ _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump en
 
 
 @click.command()
-@click.argument("contract", type=click.Path(path_type=Path))
-@click.option(
-    "--run-dir",
-    type=click.Path(path_type=Path),
-    help="Where to measure; a run there is continued.  [default: runs/NAME]",
-)
-@click.option("--fresh", is_flag=True, help="Open a new attempt, judged at a smaller alpha.")
-@FORMAT
-@OUTPUT
-@click.option(
-    "--report",
-    "reports",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="Write this one too; its suffix says the format (.html .json .xml .sarif .md).",
-)
+@click.argument("contract", type=FILE_OR_DASH)
+@shared("--run-dir", help="[default: runs/NAME]")
+@shared("--fresh")
+@REPORT_OPTIONS
+@shared("--report")
 @click.option(
     "--record",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="Keep all that one kernel answers; engine recorded replays it elsewhere.",
 )
 @click.option(
@@ -47,9 +36,7 @@ _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump en
     show_default=True,
     help="Which kernel.",
 )
-@max_time_option
-@click.option("--quiet", is_flag=True, help="No progress.")
-@no_code_option
+@shared("--max-time", "--quiet", "--no-code")
 def check(
     contract: Path,
     run_dir: Path | None,
@@ -71,17 +58,13 @@ def check(
     instead, as by `servanda tools check-dump`.  - reads the contract from standard input.
     """
     if contract.is_dir() or (contract.suffix in _DUMPED and contract.is_file()):
-        _refuse(run_dir=run_dir, fresh=fresh, max_time=max_time)
+        for option in given("run_dir", "fresh", "max_time", "record"):
+            raise click.UsageError(f"{option} is for a contract: a dump was measured already")
         from servanda.cli.check_dump import judged
         from servanda.rl.dumps.judge import DumpOptions
 
         judged(DumpOptions(contract), format_=format_, output=output, reports=reports, quiet=quiet)
-    printed = chosen(format_, output)
-    files = {path: by_suffix(path) for path in reports}
-    if output is not None:
-        files[output] = printed
-    for path in files:
-        clear(path)
+    printed, files = report_places(format_, output, reports)
     deadline = until(max_time)
     data, name, folder = contract_bytes(contract)
     named = load.read(data, name, folder)
@@ -108,19 +91,11 @@ def check(
     for path, name in files.items():
         write(verdict, name, path)
     written = [f"report {path}" for path in files]
-    if output is None:
-        also = written if printed == "text" else []
-        show("\n".join([FORMATS[printed](verdict), *also]))
-        written = [] if also else written
-    if not quiet:
+    if printed == "text":
+        show("\n".join([FORMATS[printed](verdict), *written]))
+    elif printed is not None:
+        show(FORMATS[printed](verdict))
+    if printed != "text" and not quiet:
         for text in written:
             click.echo(text, err=True)
     sys.exit(verdict.exit_code)
-
-
-def _refuse(**given: object) -> None:
-    """Options that speak of measuring, where a dump is read and nothing is measured."""
-    for name, value in given.items():
-        if value:
-            option = name.replace("_", "-")
-            raise click.UsageError(f"--{option} is for a contract: a dump was measured already")

@@ -63,7 +63,12 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
     ),
 }
 # a command whose module is not called as it is
-MODULES = {("gateway", "status"): "gateway_status"}
+MODULES = {
+    ("gateway", "status"): "gateway_status",
+    ("promotion", "approve"): "decisions",
+    ("promotion", "override"): "decisions",
+    ("promotion", "rollback"): "decisions",
+}
 
 # Spellings of 0.1.  They work for two releases, with a line on stderr that gives the new one.
 OLD_NAMES = {"import": ("tools", "check-dump")} | {
@@ -73,7 +78,11 @@ OLD_NAMES = {"import": ("tools", "check-dump")} | {
     if name != "check-dump"
 }
 OLD_OPTIONS = {
-    "serve": {"--infer": "--infer-url", "--stable": "--stable-url"},
+    "calibrate": {"-o": "--save-contract", "--output": "--save-contract"},
+    "diff": {"--side": "--reader"},
+    "promote": {"--served": "--log"},
+    "serve": {"--infer": "--infer-url", "--show": "--show-pool", "--stable": "--stable-url"},
+    "watch": {"--state": "--state-file"},
     "can-promote": {"--infer": "--infer-digest", "--train": "--train-digest"},
     "compare": {"--save": "--save-contract"},
     "check-dump": {"--save": "--save-contract"},

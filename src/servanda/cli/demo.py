@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from servanda.cli.input import contract_at
+from servanda.cli.options import FILE_OR_DASH, shared
 from servanda.cli.output import clear, write
 from servanda.cli.progress import watching
 from servanda.contract import presets
@@ -41,7 +43,7 @@ def _shown(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _told(name: str, what: str, quiet: bool) -> Verdict:
+def _check(name: str, what: str, quiet: bool) -> Verdict:
     path = _example(name)
     click.secho(f"$ servanda check {_shown(path)}", bold=True)
     click.echo(f"  {what}\n")
@@ -52,18 +54,12 @@ def _told(name: str, what: str, quiet: bool) -> Verdict:
 
 
 @click.command()
-@click.option(
-    "--fault",
-    metavar="NAME",
-    help="Inject a fault of the catalogue instead; `list` shows them.",
-)
+@shared("--fault", help="Inject this one of the catalogue instead; `list` shows them.")
 @click.option("--value", help="The fault's value, as JSON.  [default: the catalogue's]")
-@click.option(
-    "--contract",
-    type=click.Path(path_type=Path),
-    help="Whose kernels get the fault.  [default: the shipped tiny-faults]",
+@shared(
+    "--contract", type=FILE_OR_DASH, help="Its kernels get it.  [default: the shipped tiny-faults]"
 )
-@click.option("--quiet", is_flag=True, help="No progress.")
+@shared("--quiet")
 def demo(fault: str | None, value: str | None, contract: Path | None, quiet: bool) -> None:
     """Check a kernel that keeps its contract, and one that breaks it on a hidden slice.
 
@@ -78,20 +74,20 @@ def demo(fault: str | None, value: str | None, contract: Path | None, quiet: boo
     elif fault == "list":
         click.echo(catalogue())
     else:
-        told = _drilled(fault, _value(fault, value), contract or _example(_FAULTS), quiet)
-        sys.exit(told.exit_code)
+        path = contract or _example(_FAULTS)
+        sys.exit(_drill_fault(fault, _value(fault, value), path, quiet).exit_code)
 
 
 def _hidden_slice(quiet: bool) -> None:
     clear(_PAGE)
-    kept = _told(_CONFORMING, "bfloat16 serves what float32 trains.", quiet)
-    broken = _told(
+    conforming = _check(_CONFORMING, "bfloat16 serves what float32 trains.", quiet)
+    broken = _check(
         _FAULTY, "The same kernel, with position ids kept in bfloat16: a real bug.", quiet
     )
     write(broken, "html", _PAGE)
     whole = [c for c in broken.cells if c.slice == "all" and c.outcome == "violated"]
     click.secho("What the second run shows: ", bold=True, nl=False)
-    if whole or broken.outcome != "violated" or kept.outcome != "holds":
+    if whole or broken.outcome != "violated" or conforming.outcome != "holds":
         click.echo("not what this demo expects; see the verdicts above.")
         sys.exit(1)
     bad = sorted({c.slice for c in broken.cells if c.outcome == "violated"})
@@ -102,15 +98,15 @@ def _hidden_slice(quiet: bool) -> None:
     click.echo(f"report {_PAGE}")
 
 
-def averages(told: tuple[Gate, ...]) -> str:
+def averages(thresholds: tuple[Gate, ...]) -> str:
     """What the field's thresholds say of all the traffic, for a run that is red on a slice."""
-    missing = [gate.name for gate in told if gate.passes]
-    seeing = [gate.name for gate in told if gate.passes is False]
+    missing = [gate.name for gate in thresholds if gate.passes]
+    seeing = [gate.name for gate in thresholds if gate.passes is False]
     parts = [f"do not see it ({'; '.join(missing)})"] if missing else []
     parts += [f"see that something is wrong, not where ({'; '.join(seeing)})"] if seeing else []
     counts = [str(len(names)) for names in (missing, seeing) if names]
-    said = " and ".join(f"{n} {part}" for n, part in zip(counts, parts, strict=True))
-    return f"Of the field's {len(told)} thresholds on averages over all traffic, {said}."
+    sentence = " and ".join(f"{n} {part}" for n, part in zip(counts, parts, strict=True))
+    return f"Of the field's {len(thresholds)} thresholds on averages over all traffic, {sentence}."
 
 
 def catalogue() -> str:
@@ -145,29 +141,29 @@ def _value(name: str, text: str | None) -> Any:
     return value
 
 
-def _drilled(name: str, value: Any, path: Path, quiet: bool) -> Drill:
+def _drill_fault(name: str, value: Any, path: Path, quiet: bool) -> Drill:
     fault = FAULTS[name]
     click.secho(f"$ servanda check {_shown(path)}", bold=True)
     injection = f"{fault.side}.fault {{{name}: {json.dumps(value)}}}"
     click.echo(f"  with kernels.{injection}: {fault.summary}\n")
-    contract = run.load(path)
+    contract = contract_at(path)
     with watching(quiet) as watch:
-        told = drill(contract, name, value, watch=watch)
-    click.echo(f"{told.verdict or told.refused}\n")
+        result = drill(contract, name, value, watch=watch)
+    click.echo(f"{result.verdict or result.refused}\n")
     click.secho("With the field's thresholds: ", bold=True, nl=False)
-    click.echo(_in_the_field(told))
-    return told
+    click.echo(_in_the_field(result))
+    return result
 
 
-def _in_the_field(told: Drill) -> str:
+def _in_the_field(result: Drill) -> str:
     """One sentence on what thresholds on averages would have said."""
-    if told.refused is not None:
+    if result.refused is not None:
         return "nothing would have been refused: an average asks for logprobs, not for identity."
-    if not told.gates:
+    if not result.gates:
         return "no token came back, and a mean over none is logged as 0.0."
-    fired = [gate for gate in told.gates if gate.passes is False]
-    tokens = f"on these {told.tokens:,} tokens"
+    fired = [gate for gate in result.gates if gate.passes is False]
+    tokens = f"on these {result.tokens:,} tokens"
     if not fired:
-        return f"none of {len(told.gates)} fires {tokens}."
+        return f"none of {len(result.gates)} fires {tokens}."
     named = "; ".join(f"{gate.name}: {gate.shown}" for gate in fired)
-    return f"{len(fired)} of {len(told.gates)} fire {tokens}: {named}."
+    return f"{len(fired)} of {len(result.gates)} fire {tokens}: {named}."

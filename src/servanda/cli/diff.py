@@ -10,10 +10,11 @@ import click
 from servanda.authoring.diff.difference import Difference
 from servanda.authoring.diff.report import FORMATS
 from servanda.authoring.diff.values import SIDES, Side
-from servanda.cli.input import STDIN, contract_bytes
+from servanda.cli.input import contract_bytes, each
+from servanda.cli.options import DASH, shared
 from servanda.cli.output import show
 from servanda.contract.model import Contract
-from servanda.errors import ContractError, Problem
+from servanda.errors import ContractError
 from servanda.runner import load
 
 _BREAKING = 1
@@ -23,16 +24,14 @@ _BREAKING = 1
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
 @click.option(
-    "--side",
+    "--reader",
     type=click.Choice(SIDES),
     default="consumer",
     show_default=True,
-    help="Who reads it: whoever relies on the promise, or whoever has to keep it.",
+    help="Whoever relies on the promise, or whoever has to keep it.",
 )
-@click.option(
-    "--format", "format_", type=click.Choice([*FORMATS]), default="text", show_default=True
-)
-def diff_command(old: str, new: str, side: Side, format_: str) -> None:
+@shared("--format", type=click.Choice([*FORMATS]))
+def diff_command(old: str, new: str, reader: Side, format_: str) -> None:
     """Say what the contract NEW promises more, less or otherwise than OLD.
 
     For the consumer what is loosened, removed or retargeted breaks; for the producer what is
@@ -42,16 +41,8 @@ def diff_command(old: str, new: str, side: Side, format_: str) -> None:
     Exits 0 where nothing breaks, 1 where something does, 2 where a text is wrong.
     """
     _refuse_same(old, new)
-    found: list[Contract] = []
-    problems: list[Problem] = []
-    for file in (old, new):
-        try:
-            found.append(_read(file))
-        except ContractError as error:
-            problems += error.problems
-    if problems:
-        raise ContractError.all(problems)
-    difference = Difference(found[0], found[1], side)
+    before, after = each(_read, (old, new))
+    difference = Difference(before, after, reader)
     show(FORMATS[format_](difference))
     if not difference.compatible:
         sys.exit(_BREAKING)
@@ -64,7 +55,7 @@ def _read(file: str) -> Contract:
 
 def _refuse_same(old: str, new: str) -> None:
     """Two names of one file: a gate would pass whatever it holds."""
-    if old == STDIN and new == STDIN:
+    if old == new == DASH:
         raise click.UsageError("one of the two may be -, standard input")
     try:
         same = old == new or Path(old).samefile(new)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from servanda.cli.input import STDIN, contract_at
-from servanda.cli.options import no_code_option
-from servanda.cli.output import show
-from servanda.cli.report import read
+from servanda.cli.input import contract_at
+from servanda.cli.options import DASH, shared
+from servanda.cli.output import show, show_json
 from servanda.engines.foreign_code import code_of, keys_of
 from servanda.errors import ContractError, EvidenceError
 from servanda.judgement import plan as planning
@@ -21,7 +19,7 @@ from servanda.report.chain_text import chain_text
 from servanda.report.explain.contract import explain_contract
 from servanda.report.explain.glossary import explain_name, names
 from servanda.runner import load
-from servanda.traces.serialization import to_plain
+from servanda.runner.finished_run import read
 
 
 @click.command()
@@ -31,10 +29,7 @@ from servanda.traces.serialization import to_plain
     is_flag=True,
     help="What its numbers imply: logits, answers, rewards, gradients; of a run, what it showed.",
 )
-@click.option(
-    "--format", "format_", type=click.Choice(["text", "json"]), default="text", help="Of --chain."
-)
-@no_code_option
+@shared("--format", "--no-code")
 def explain(what: str, chain: bool, format_: str) -> None:
     """Say in plain English what a contract promises, and what its answers take.
 
@@ -43,37 +38,41 @@ def explain(what: str, chain: bool, format_: str) -> None:
     - reads a contract from standard input.
     """
     if chain:
-        found = _chain(Path(what))
-        text = chain_text(found) if format_ == "text" else json.dumps(_plain(found), indent=1)
-        show(text)
+        bounds = _chain(Path(what))
+        if format_ == "json":
+            show_json(bounds.to_dict())
+        else:
+            show(chain_text(bounds))
         return
-    if format_ != "text":
-        raise click.UsageError("--format is of --chain: a contract is explained as text")
-    if what != STDIN and not Path(what).exists():
+    if what != DASH and not Path(what).exists():
         text = explain_name(what)
         if text is None:
             raise ContractError(
                 f"{what!r} is neither a file nor a metric, a guard or a slice field",
                 hint=did_you_mean(what, names()),
             )
-        click.echo(text)
+        if format_ == "json":
+            show_json({"name": what, "text": text})
+        else:
+            show(text)
         return
     contract = contract_at(what)
     plan, problems = planning.draft(contract, *load.corpora(contract))
-    click.echo(explain_contract(plan))
-    if code := code_of(contract):
-        click.echo("\nIt runs code (--no-code refuses it):")
-        click.echo("\n".join(f"  {one}" for one in code))
-    if keys := keys_of(contract):
-        click.echo("\nIt sends keys (--no-code refuses it):")
-        click.echo("\n".join(f"  {one}" for one in keys))
-    if problems:
-        click.echo("\nWhat stands against running it:")
-        click.echo("\n".join(map(str, problems)))
-
-
-def _plain(found: Chain) -> object:
-    return to_plain(found.to_dict())
+    text = explain_contract(plan)
+    parts = {
+        "It runs code (--no-code refuses it):": [f"  {code}" for code in code_of(contract)],
+        "It sends keys (--no-code refuses it):": [f"  {key}" for key in keys_of(contract)],
+        "What stands against running it:": [*map(str, problems)],
+    }
+    if format_ == "json":
+        code, keys, against = ([line.strip() for line in lines] for lines in parts.values())
+        name = {"name": contract.metadata.name, "digest": contract.digest, "text": text}
+        show_json({**name, "code": code, "keys": keys, "problems": against})
+        return
+    show(text)
+    for heading, lines in parts.items():
+        if lines:
+            show("\n".join(["", heading, *lines]))
 
 
 def _chain(path: Path) -> Chain:
@@ -83,8 +82,8 @@ def _chain(path: Path) -> Chain:
         ContractError: there is no such file, or it is no contract.
         EvidenceError: a verdict that does not hold the text of its contract.
     """
-    if str(path) == STDIN:
-        return chain_of(contract_at(STDIN))
+    if str(path) == DASH:
+        return chain_of(contract_at(DASH))
     if not path.exists():
         raise ContractError(
             f"there is no {path}",

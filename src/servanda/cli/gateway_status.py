@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from servanda.cli.options import format_option
-from servanda.cli.output import show
-from servanda.cli.pin import asking, gateway_option, key_option
+from servanda.cli.output import show, show_json
+from servanda.cli.pin import admin_client, admin_options
 from servanda.gateway.controller.web import text as slices
-from servanda.traces.serialization import to_plain
 
 
 @click.command("status")
-@gateway_option
-@key_option
-@format_option
+@admin_options
 def gateway_status(gateway: str | None, key_file: Path | None, format_: str) -> None:
     """Show how things stand at the leader of a gateway now, a row a slice.
 
     Exit codes: 0 it answered, 2 the call is wrong, 4 nobody answers there.
     """
-    leader = asking(gateway, key_file)
-    standing = leader.standing()
+    client = admin_client(gateway, key_file)
+    standing = client.standing()
     if format_ == "json":
-        show(json.dumps(to_plain(standing), indent=1))
+        show_json(standing)
     else:
-        show(slices.text(standing, leader.url))
+        show(slices.text(standing, client.url))

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from servanda.authoring.template import name_of, starter
-from servanda.cli.output import STDOUT, write_text
+from servanda.cli.options import DASH, FILE_OR_DASH, shared
+from servanda.cli.output import write_text
 from servanda.contract.model import EXTERNAL
 from servanda.engines import engine_names
 from servanda.errors import ContractError
@@ -17,10 +18,10 @@ _SUFFIX = ".kernelcontract.yaml"
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), default=f"my{_SUFFIX}")
+@click.argument("file", type=FILE_OR_DASH, default=f"my{_SUFFIX}")
 @click.option("--engine", default="transformers", show_default=True, help="Of both kernels.")
 @click.option("--model", default="models/my-model", show_default=True, help="Of both kernels.")
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@shared("--force")
 def init(file: Path, engine: str, model: str, force: bool) -> None:
     """Write a starter contract to FILE, with a word on every part of it.
 
@@ -31,7 +32,7 @@ def init(file: Path, engine: str, model: str, force: bool) -> None:
         if engine == EXTERNAL:
             hint = "a starter contract measures offline; a trainer's is written by hand"
         raise ContractError(f"no engine is named {engine!r}", hint=hint)
-    if str(file) == STDOUT:
+    if str(file) == DASH:
         click.echo(starter(f"my{_SUFFIX}", "my", engine, model), nl=False)
         return
     if file.exists() and not force:

@@ -1,15 +1,22 @@
-# What commands read: contracts, from files or from standard input.
+# What commands read: contracts and verdicts, from files or from standard input.
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
+from servanda.cli.options import DASH
 from servanda.contract.model import Contract
 from servanda.contract.yaml_reader import MAX_BYTES
+from servanda.errors import ContractError, Problem
+from servanda.judgement.verdict import Verdict
 from servanda.runner import load
+from servanda.runner.finished_run import read, verdict_of
 
-STDIN = "-"
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def contract_bytes(file: str | Path) -> tuple[bytes, str, Path]:
@@ -20,7 +27,7 @@ def contract_bytes(file: str | Path) -> tuple[bytes, str, Path]:
     Raises:
         ContractError: it cannot be read.
     """
-    if str(file) == STDIN:
+    if str(file) == DASH:
         return sys.stdin.buffer.read(MAX_BYTES + 1), "stdin", Path()
     path = Path(file)
     return load.bytes_of(path), str(path), path.parent
@@ -33,3 +40,30 @@ def contract_at(file: str | Path) -> Contract:
         ContractError: every problem of the text at once, each with its place.
     """
     return load.read(*contract_bytes(file))
+
+
+def verdict_at(path: Path) -> Verdict:
+    """The verdict of a run directory, of a file, or of standard input.
+
+    Raises:
+        EvidenceError: there is none.
+    """
+    return verdict_of(sys.stdin.buffer.read(), Path("stdin")) if str(path) == DASH else read(path)
+
+
+def each(call: Callable[[S], T], items: Iterable[S]) -> list[T]:
+    """The results for all items.
+
+    Raises:
+        ContractError: the problems of all of them at once; one that several have is there once.
+    """
+    results: list[T] = []
+    problems: list[Problem] = []
+    for item in items:
+        try:
+            results.append(call(item))
+        except ContractError as error:
+            problems += error.problems
+    if problems:
+        raise ContractError.all([*dict.fromkeys(problems)])
+    return results

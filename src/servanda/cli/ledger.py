@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from datetime import datetime, timezone
@@ -10,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.options import format_option, ledger_option
-from servanda.cli.output import OutputPath, clear, show
+from servanda.cli.options import PRINTS, shared
+from servanda.cli.output import clear, show, show_json
 from servanda.cli.promotion_options import ledger_key, opened
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.gateway.controller import ledger_history
@@ -23,7 +22,7 @@ from servanda.promotion.run.history import TOLD, disagreements
 from servanda.report.table import table
 
 _LONGEST = 60  # letters of what an entry says, in a table
-_SAYING = ("why", "text", "reason")  # parts of a body, or of the state in it, that are for people
+_TEXTS = ("why", "text", "reason")  # parts of a body, or of the state in it, that are for people
 _HEAD = ("seq", "time (UTC)", "run", "kind", "actor", "what", "hash")
 
 
@@ -37,16 +36,15 @@ def ledger() -> None:
 
 @ledger.command("show")
 @click.option("--run", metavar="NAME", help="Only entries of this run.")
-@ledger_option
-@format_option
+@shared("--ledger", "--format")
 def show_command(run: str | None, where: str, format_: str) -> None:
     """Print the entries, oldest first.
 
     JSON is one entry a line, as of an export.
     """
-    with opened(where, reading=True) as found:
-        entries = [*found.entries(run)]
-        runs = found.runs()
+    with opened(where, reading=True) as store:
+        entries = [*store.entries(run)]
+        runs = store.runs()
     if run is not None and run not in runs:
         known = ", ".join(runs) or "none"
         raise EvidenceError(f"no run is named {run!r}", hint=f"the ledger has: {known}")
@@ -57,56 +55,51 @@ def show_command(run: str | None, where: str, format_: str) -> None:
 
 
 @ledger.command("verify")
-@ledger_option
-@format_option
+@shared("--ledger", "--format")
 def verify_command(where: str, format_: str) -> None:
     """Name every entry that was changed, or that does not follow from those before it.
 
     Exits 0 where there is none, else 1.
     """
-    found = verify_at(where, key=ledger_key())
-    said = [*map(str, found.problems)]
-    if found.sound:  # what was not changed may still tell what never happened
+    result = verify_at(where, key=ledger_key())
+    problems = [*map(str, result.problems)]
+    if result.sound:  # what was not changed may still tell what never happened
         with opened(where, reading=True) as store:
-            problems = (*disagreements(store), *ledger_history.disagreements(store))
-            said += [problem.message for problem in problems]
+            both = (*disagreements(store), *ledger_history.disagreements(store))
+            problems += [problem.message for problem in both]
     if format_ == "json":
-        data = {"entries": found.entries, "head": found.head, "problems": said}
-        show(json.dumps(data, indent=1))
-        sys.exit(1 if said else 0)
-    for problem in said:
-        show(f"✗ {problem}")
-    entries = "1 entry" if found.entries == 1 else f"{found.entries} entries"
-    if not said:
-        show(f"✓ {entries}, head {found.head}")
-        return
-    problems = "1 problem" if len(said) == 1 else f"{len(said)} problems"
-    show(f"{problems}; {entries} could be read")
-    sys.exit(1)
+        show_json({"entries": result.entries, "head": result.head, "problems": problems})
+    else:
+        for problem in problems:
+            show(f"✗ {problem}")
+        entries = "1 entry" if result.entries == 1 else f"{result.entries} entries"
+        counted = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        show(
+            f"{counted}; {entries} could be read"
+            if problems
+            else f"✓ {entries}, head {result.head}"
+        )
+    if problems:
+        sys.exit(1)
 
 
 @ledger.command("export")
-@ledger_option
-@click.option(
-    "-o",
-    "--output",
-    type=OutputPath(),
-    help="Write to FILE instead of printing; one that ends in .jsonl can be given as --ledger.",
-)
+@shared("--ledger")
+@shared("-o", help=PRINTS)
 def export_command(where: str, output: Path | None) -> None:
     """Write every entry as a line of JSON.
 
-    The file can be verified by itself.
+    The file can be verified by itself: one that ends in .jsonl can be given as --ledger.
     """
-    with opened(where, reading=True) as found:
+    with opened(where, reading=True) as store:
         if output is None:
-            show("\n".join(map(line, found.entries())))
+            show("\n".join(map(line, store.entries())))
             return
         clear(output)
         part = output.with_name(f".{output.name}.{os.getpid()}")
         try:
             with part.open("w", encoding="ascii") as file:
-                count = export(found, file)
+                count = export(store, file)
             part.replace(output)
         except OSError as error:
             message = f"{output} cannot be written: {error.strerror or error}"
@@ -117,8 +110,8 @@ def export_command(where: str, output: Path | None) -> None:
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
-    told = (entry.run, entry.kind, entry.actor, _what(entry), entry.hash[:8])
-    return (str(entry.seq), _time(entry.at), *told)
+    what = (entry.run, entry.kind, entry.actor, _what(entry), entry.hash[:8])
+    return (str(entry.seq), _time(entry.at), *what)
 
 
 def _time(at: float) -> str:
@@ -132,11 +125,11 @@ def _what(entry: Entry) -> str:
     """What an entry says, in one short line."""
     state = entry.body.get("state")
     places = (entry.body, state if isinstance(state, dict) else {})
-    said = (place.get(name) for place in places for name in _SAYING)
+    texts = (place.get(name) for place in places for name in _TEXTS)
     if entry.kind == TOLD:
         effect = str(entry.body.get("key")).removeprefix(f"{entry.run}:")
         left_out = f" ({why})" if (why := entry.body.get("why")) else ""
-        said = (f"{effect} to {entry.body.get('sink')}{left_out}",)
-    text = next((text for text in said if text and isinstance(text, str)), ", ".join(entry.body))
+        texts = (f"{effect} to {entry.body.get('sink')}{left_out}",)
+    text = next((text for text in texts if text and isinstance(text, str)), ", ".join(entry.body))
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

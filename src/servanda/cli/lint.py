@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import click
 
 from servanda.cli.input import contract_bytes
-from servanda.cli.options import format_option, no_code_option
+from servanda.cli.options import shared
+from servanda.cli.output import show, show_json
 from servanda.contract.model import Contract
 from servanda.contract.stages import course_of
 from servanda.engines.foreign_code import code_of, keys_of
@@ -20,7 +20,7 @@ from servanda.runner import load
 
 
 @dataclass(frozen=True)
-class _Read:
+class Linted:
     """One file: its problems, or what it holds."""
 
     file: str
@@ -40,8 +40,8 @@ class _Read:
         counted += f", {self.cells} cells" if self.cells is not None else ""
         note = f" ({self.note})" if self.note else ""
         ok = f"{self.file}: ok, {self.name} {self.digest[:8]}, {counted}{note}"
-        code = (f"  runs code: {one}" for one in self.code)
-        return "\n".join([ok, *code, *(f"  sends a key: {one}" for one in self.keys)])
+        code = (f"  runs code: {code}" for code in self.code)
+        return "\n".join([ok, *code, *(f"  sends a key: {key}" for key in self.keys)])
 
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self)
@@ -52,15 +52,15 @@ class _Read:
         return data
 
 
-def read(file: str) -> _Read:
+def read(file: str) -> Linted:
     """Read a contract as `check` would, and stop before anything is measured."""
     try:
         data, file, folder = contract_bytes(file)
         contract = load.read(data, file, folder)
         cells, note = _cells(contract)
     except ContractError as error:
-        return _Read(file, error.problems)
-    return _Read(
+        return Linted(file, error.problems)
+    return Linted(
         file,
         name=contract.metadata.name,
         digest=contract.digest,
@@ -88,18 +88,16 @@ def _cells(contract: Contract) -> tuple[int | None, str]:
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@format_option
-@no_code_option
+@shared("--format", "--no-code")
 def lint(files: tuple[str, ...], format_: str) -> None:
     """Print every problem of the contracts in FILE...; - reads standard input.
 
     Nothing is measured. Exits 2 where there is a problem, else 0.
     """
-    found = [read(file) for file in files]
+    linted = [read(file) for file in files]
     if format_ == "json":
-        click.echo(json.dumps([one.to_dict() for one in found], indent=1))
+        show_json([file.to_dict() for file in linted])
     else:
-        for one in found:
-            click.echo(str(one))
-    if any(one.problems for one in found):
+        show("\n".join(map(str, linted)))
+    if any(file.problems for file in linted):
         sys.exit(ContractError.exit_code)

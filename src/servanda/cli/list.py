@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 import click
 
 from servanda.authoring.diff.history import Listed, Shelf, Step, shelves
-from servanda.cli.options import format_option
-from servanda.cli.output import show
+from servanda.cli.options import FILE, shared
+from servanda.cli.output import show, show_json
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
 from servanda.report.format import line
@@ -24,27 +23,29 @@ _CLASH = 1
 
 
 @click.command("list")
-@click.argument("folder", type=click.Path(path_type=Path), default=".")
-@format_option
+@click.argument("folder", type=FILE, default=".")
+@shared("--format")
 def list_command(folder: Path, format_: str) -> None:
     """List every *.kernelcontract.yaml under FOLDER by name and version, with what changed.
 
     Exits 0, 1 where two files are one version and say different things, and 2 where a file does
     not read or there is none.
     """
-    files = _files(folder)
-    found: list[Listed] = []
+    listed: list[Listed] = []
     wrong: dict[str, ContractError] = {}
-    for file in files:
+    for file in _files(folder):
         try:
-            found.append(Listed(str(file), load.parse(load.bytes_of(file), str(file))))
+            listed.append(Listed(str(file), load.parse(load.bytes_of(file), str(file))))
         except ContractError as error:
             wrong[str(file)] = error
-    stood = shelves(found)
-    show(_json(stood, wrong) if format_ == "json" else "\n".join(_text(stood, wrong)))
+    by_name = shelves(listed)
+    if format_ == "json":
+        show_json(_data(by_name, wrong))
+    else:
+        show("\n".join(_text(by_name, wrong)))
     if wrong:
         sys.exit(ContractError.exit_code)
-    if any(shelf.clashes for shelf in stood):
+    if any(shelf.clashes for shelf in by_name):
         sys.exit(_CLASH)
 
 
@@ -63,8 +64,8 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def _text(stood: tuple[Shelf, ...], wrong: dict[str, ContractError]) -> Iterator[str]:
-    for shelf in stood:
+def _text(by_name: tuple[Shelf, ...], wrong: dict[str, ContractError]) -> Iterator[str]:
+    for shelf in by_name:
         yield f"{line(shelf.name)}: {_kernels(shelf.versions[0].contract)}"
         rows = table([_row(listed) for listed in shelf.versions])
         steps: list[Step | None] = [None, *shelf.steps]
@@ -103,8 +104,8 @@ def _kernels(contract: Contract) -> str:
     return line(f"{contract.kernels.infer} against {contract.kernels.train}")
 
 
-def _json(stood: tuple[Shelf, ...], wrong: dict[str, ContractError]) -> str:
-    data = {
+def _data(by_name: tuple[Shelf, ...], wrong: dict[str, ContractError]) -> dict[str, Any]:
+    return {
         "contracts": [
             {
                 "name": shelf.name,
@@ -112,14 +113,13 @@ def _json(stood: tuple[Shelf, ...], wrong: dict[str, ContractError]) -> str:
                 "steps": [_step(step) for step in shelf.steps],
                 "problems": shelf.clashes,
             }
-            for shelf in stood
+            for shelf in by_name
         ],
         "unread": [
             {"file": file, "problems": [str(p) for p in error.problems]}
             for file, error in wrong.items()
         ],
     }
-    return json.dumps(data, indent=1)
 
 
 def _version(listed: Listed) -> dict[str, Any]:

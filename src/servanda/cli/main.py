@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -53,9 +54,19 @@ class _Section(_Commands):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         if cmd_name not in self.lines:
-            hint = did_you_mean(cmd_name, [*self.lines])
-            raise click.UsageError(f"there is no command {cmd_name!r}\n  hint: {hint}", ctx)
+            raise _no_command(cmd_name, self.lines, ctx)
         return _load(str(self.name), cmd_name)
+
+
+def _no_command(name: str, here: Mapping[str, str], ctx: click.Context) -> click.UsageError:
+    """The error of a name that is none, with the nearest one, here or in another group."""
+    places = {command: command for command in FIRST}
+    places |= {old: " ".join(now) for old, now in OLD_NAMES.items()}
+    near = get_close_matches(name, [*here, *places], n=1)
+    hint = REMOVED.get(name) or did_you_mean(name, [*here])
+    if near and near[0] not in here:
+        hint = f"did you mean `servanda {places[near[0]]}`?"
+    return click.UsageError(f"there is no command {name!r}\n  hint: {hint}", ctx)
 
 
 def _load(group: str, name: str) -> click.Command:
@@ -84,7 +95,7 @@ class _Servanda(_Commands):
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except SystemExit as stop:
-            if _by_a_verb(stop):
+            if _by_a_command(stop):
                 raise
             # 0 would say "holds", and no verdict was reached
             click.echo(f"servanda failed: something exited with {stop.code!r}", err=True)
@@ -105,35 +116,42 @@ class _Servanda(_Commands):
             return _load("", cmd_name)
         if cmd_name in GROUPS:
             return _Section(cmd_name)
-        hint = REMOVED.get(cmd_name) or did_you_mean(cmd_name, [*self.lines, *OLD_NAMES])
-        raise click.UsageError(f"there is no command {cmd_name!r}\n  hint: {hint}", ctx)
+        raise _no_command(cmd_name, self.lines, ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _as_now(args))
+        return super().parse_args(ctx, _current(args, say=not ctx.resilient_parsing))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         _section(formatter, "Commands", FIRST)
         _section(formatter, "More, in groups (`servanda GROUP --help`)", _SUMMARIES)
 
 
-def _as_now(args: list[str]) -> list[str]:
-    """The words of a call with spellings of before replaced; what was replaced is told."""
+def _current(args: list[str], say: bool) -> list[str]:
+    """The words of a call in today's spelling.
+
+    Args:
+        say: whether a line on stderr gives it; not while a shell completes.
+    """
     if not args:
         return args
-    if args[0] in OLD_NAMES:
-        now = _old_status(args) or OLD_NAMES[args[0]]
-        click.echo(f"`servanda {args[0]}` is now `servanda {' '.join(now)}`", err=True)
-        args = [*now, *args[1:]]
-    depth = 2 if args[0] in GROUPS else 1
-    renamed = OLD_OPTIONS.get(" ".join(args[depth - 1 : depth]), {})
-    words = []
-    for word in args[depth:]:
-        name, equals, value = word.partition("=")
+    command = _old_status(args) or OLD_NAMES.get(args[0])
+    words = [*(command or args[:1]), *args[1:]]
+    changed = []
+    if command:
+        changed.append(f"`servanda {args[0]}` is now `servanda {' '.join(command)}`")
+    depth = 2 if words[0] in GROUPS else 1
+    renamed = OLD_OPTIONS.get(" ".join(words[depth - 1 : depth]), {})
+    end = words.index("--") if "--" in words else len(words)
+    for i, word in enumerate(words[depth:end], depth):
+        name = word.partition("=")[0] if word.startswith("--") else word[:2]
         if name in renamed:
-            click.echo(f"{name} is now {renamed[name]}", err=True)
-            word = f"{renamed[name]}{equals}{value}"
-        words.append(word)
-    return [*args[:depth], *words]
+            value = word[len(name) :]
+            equals = "=" if value and not value.startswith("=") else ""  # of -oFILE
+            words[i] = f"{renamed[name]}{equals}{value}"
+            changed.append(f"{name} is now {renamed[name]}")
+    if changed and say:
+        click.echo(", ".join(dict.fromkeys(changed)), err=True)
+    return words
 
 
 def _old_status(args: list[str]) -> tuple[str, ...]:
@@ -142,8 +160,8 @@ def _old_status(args: list[str]) -> tuple[str, ...]:
     return ("gateway", "status") if args[0] == "status" and of_a_gateway else ()
 
 
-def _by_a_verb(stop: SystemExit) -> bool:
-    """Whether a verb ended itself; code that it called must not, for exit codes are answers."""
+def _by_a_command(stop: SystemExit) -> bool:
+    """Whether a command ended itself; code that it called must not, for exit codes are answers."""
     *_, (frame, _) = traceback.walk_tb(stop.__traceback__)
     return frame.f_globals.get("__name__", "").startswith("servanda.cli.")
 

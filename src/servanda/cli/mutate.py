@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from servanda.authoring.contract_test.files import Prepared
 from servanda.authoring.mutation.result import Mutation
 from servanda.authoring.mutation.run import mutate, never, unsaid
-from servanda.cli.options import DurationType, until
-from servanda.cli.output import show
+from servanda.cli.options import shared, together, until
+from servanda.cli.output import show, show_json
 from servanda.cli.progress import watching
 from servanda.engines.faults import FAULTS
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 _WORST = (130, 1, 3, 0)  # of the exit codes of several contracts, the first that is there
 
-
-_OPTIONS = (
+mutate_options = together(
     click.option(
         "--mutate",
         is_flag=True,
@@ -32,32 +30,19 @@ _OPTIONS = (
         type=click.Choice(["limits", "faults"]),
         help="With --mutate: one of the two.  Moving limits runs no kernel.",
     ),
-    click.option(
+    shared(
         "--fault",
-        "faults",
+        name="faults",
         multiple=True,
-        metavar="NAME",
-        help="With --mutate: inject this fault; may be given again.  [default: the catalogue]",
+        help="Inject this one of the catalogue, with --mutate; may be given again.  [default: all]",
     ),
     click.option(
         "--at-least",
         type=click.FloatRange(0, 1),
         help="With --mutate: exit 1 where the score is lower, such as 0.8.",
     ),
-    click.option(
-        "--max-time",
-        type=DurationType(),
-        help="With --mutate: begin nothing after this time, such as 10m; the rest stays open.",
-    ),
-    click.option("--quiet", is_flag=True, help="With --mutate: no progress."),
+    shared("--max-time", "--quiet"),
 )
-
-
-def mutate_options(command: Command) -> Command:
-    """Give a verb the options of --mutate, which `run_mutations` takes."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def refuse_without(mutate: bool, format_: str, **given: object) -> None:
@@ -67,7 +52,7 @@ def refuse_without(mutate: bool, format_: str, **given: object) -> None:
         click.UsageError: one is given without it, or goes with no other.
     """
     for name, value in given.items():
-        if not mutate and value not in (None, (), False):
+        if not mutate and name != "quiet" and value not in (None, ()):
             option = {"faults": "fault"}.get(name, name.replace("_", "-"))
             raise click.UsageError(f"--{option} goes with --mutate")
     if mutate and format_ not in ("text", "json"):
@@ -104,7 +89,7 @@ def run_mutations(
         ContractError, MeasurementError: as `mutation.mutate` does.
     """
     deadline = until(max_time) or never
-    found: list[Mutation] = []
+    mutations: list[Mutation] = []
     for own in _by_contract(tests):
         with watching(quiet) as watch:
             result = mutate(
@@ -114,28 +99,24 @@ def run_mutations(
                 faults=faults,
                 watch=watch,
                 deadline=deadline,
-                say=unsaid if quiet else _on_stderr,
+                say=unsaid if quiet else partial(click.echo, err=True),
             )
-        found.append(result)
+        mutations.append(result)
         if format_ == "text":
             show(f"{result}{_wanted(result, at_least)}")
         if result.stopped == "interrupted":
             break
     if format_ == "json":
-        show(json.dumps([result.to_dict(at_least) for result in found], indent=1))
-    codes = {result.exit_code(at_least) for result in found}
+        show_json([result.to_dict(at_least) for result in mutations])
+    codes = {result.exit_code(at_least) for result in mutations}
     return next((code for code in _WORST if code in codes), 0)
 
 
 def _by_contract(tests: Sequence[Prepared]) -> list[list[Prepared]]:
-    found: dict[Path, list[Prepared]] = {}
+    by_path: dict[Path, list[Prepared]] = {}
     for test in tests:
-        found.setdefault(test.path.resolve(), []).append(test)
-    return [*found.values()]
-
-
-def _on_stderr(text: str) -> None:
-    click.echo(text, err=True)
+        by_path.setdefault(test.path.resolve(), []).append(test)
+    return [*by_path.values()]
 
 
 def _wanted(result: Mutation, at_least: float | None) -> str:

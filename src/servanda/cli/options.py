@@ -1,37 +1,57 @@
-# Options that several verbs share.
+# Types of parameters, and the options of several commands: one name means one thing everywhere.
 
 from __future__ import annotations
 
-import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from servanda.contract.fields import seconds
 from servanda.engines.foreign_code import NO_CODE
 
-R = TypeVar("R")
+Command = TypeVar("Command", bound=Callable[..., Any])
+DASH = "-"  # standard input or output
 
 
-class DurationType(click.ParamType):
+def duration(text: str | float) -> float:
     """10m, 30s, 1h: in seconds."""
+    try:
+        return text if isinstance(text, float) else float(str(seconds(text)))
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: {error}") from None
 
-    name = "duration"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        if isinstance(value, float):
-            return value
-        try:
-            found = seconds(value)
-        except ValueError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
-        assert isinstance(found, float)
-        return found
+class FileType(click.Path):
+    """A file or folder by its path.
+
+    Args:
+        dash: - is standard input or output, as the command says.
+    """
+
+    def __init__(self, *, dash: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self.name, self.dash = "file", dash
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if str(value) == DASH and not self.dash:
+            self.fail("- is standard input or output, and this has to be a path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class OutputPath(FileType):
+    """A file to write to; None for -, standard output, where a command prints without it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return None if str(value) == DASH else super().convert(value, param, ctx)
+
+
+FILE, FILE_OR_DASH = FileType(), FileType(dash=True)
 
 
 def until(max_time: float | None) -> Callable[[], bool] | None:
@@ -42,52 +62,193 @@ def until(max_time: float | None) -> Callable[[], bool] | None:
     return lambda: time.monotonic() >= end
 
 
-def no_code_option(verb: Callable[..., R]) -> Callable[..., R]:
-    """--no-code of a verb: code that a contract names is refused while the verb runs."""
+def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Several options as one decorator."""
 
-    @click.option(
-        "--no-code",
-        is_flag=True,
-        help="Refuse contracts and kernels that run code of their own, or send a key.  "
-        "[env var: SERVANDA_NO_CODE]",
-    )
-    @functools.wraps(verb)
-    def refusing(*args: Any, no_code: bool, **options: Any) -> R:
-        if not no_code:
-            return verb(*args, **options)
-        before = os.environ.get(NO_CODE)
-        os.environ[NO_CODE] = "1"  # of child processes too
-        try:
-            return verb(*args, **options)
-        finally:
-            os.environ.pop(NO_CODE)
-            os.environ.update({} if before is None else {NO_CODE: before})
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
 
-    return refusing
+    return add
 
 
-format_option = click.option(
+def given(*names: str) -> list[str]:
+    """The options of the command line, by the names of their parameters, that are there.
+
+    One from the environment is not: it is meant for other commands too.
+    """
+    context = click.get_current_context()
+    options = {param.name: param.opts[0] for param in context.command.params}
+    line = ParameterSource.COMMANDLINE
+    return [options[name] for name in names if context.get_parameter_source(name) is line]
+
+
+def refuse_given(names: tuple[str, ...], why: str) -> None:
+    """Refuse options that would say nothing.
+
+    Raises:
+        click.UsageError: one of them is given.
+    """
+    if options := given(*names):
+        raise click.UsageError(f"{why}: leave out {', '.join(options)}")
+
+
+def _ledger_place(text: str) -> str:
+    if text == DASH:
+        raise click.BadParameter("- is standard input or output, and a ledger is neither")
+    return text
+
+
+@contextmanager
+def _code_refused() -> Iterator[None]:
+    before = os.environ.get(NO_CODE)
+    os.environ[NO_CODE] = "1"  # of child processes too
+    try:
+        yield
+    finally:
+        os.environ.pop(NO_CODE)
+        os.environ.update({} if before is None else {NO_CODE: before})
+
+
+def _refuse_code(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    """Refuse code that a contract names while the command runs."""
+    if value:
+        ctx.with_resource(_code_refused())
+
+
+LOG_ROWS = "A file of rows, or a folder of .jsonl files; may be given again."
+PRINTS = "Without it, or with -: print."
+_SHARED: dict[str, dict[str, Any]] = {}
+
+
+def _share(option: str, help: str, **attributes: Any) -> None:
+    """An option of several commands; `name` is that of its parameter, where it is another one.
+
+    A command may add its own default and more help; tests hold what is the same everywhere.
+    """
+    _SHARED[option] = {"show_default": True, "help": help, **attributes}
+
+
+_share(
+    "--as",
+    "The dump's format, such as verl.  [default: it is found out]",
+    name="as_",
+    metavar="NAME",
+)
+_share("--bitwise", "Both sides compute the same bits, I declare.", is_flag=True)
+_share(
+    "--claim",
+    "Of the tokens measured, or of all that such prompts bring forth.",
+    type=click.Choice(["realised", "population"]),
+)
+_share(
+    "--command",
+    "Run a program for what is decided, with the JSON on its input; may be given again.",
+    metavar="COMMAND",
+    multiple=True,
+)
+_share("--contract", "A contract.", type=FILE)
+_share("--every", "Keep looking, with this pause, such as 30s.", type=duration)
+_share("--fault", "A fault.", metavar="NAME")
+_share("--force", "Write over a file that is there.", is_flag=True)
+_share(
     "--format",
-    "format_",
+    "Of what is printed.",
+    name="format_",
     type=click.Choice(["text", "json"]),
     default="text",
-    show_default=True,
-    help="Of what is printed.",
 )
-
-ledger_option = click.option(
+_share("--fresh", "Open a new attempt, judged at a smaller alpha.", is_flag=True)
+_share("--golden", "Fixed texts, for the drift of logits.", type=FILE)
+_share("--host", "Where users ask.", default="127.0.0.1")
+_share(
     "--ledger",
-    "where",
+    "A file for SQLite, or postgresql://USER@HOST/DATABASE.",
+    name="where",
     metavar="WHERE",
+    type=_ledger_place,
     envvar="SERVANDA_LEDGER",
     default="runs/ledger.db",
-    show_default=True,
     show_envvar=True,
-    help="A file for SQLite, or postgresql://USER@HOST/DATABASE.",
 )
-
-max_time_option = click.option(
+_share("--log", "The log of served requests.", name="logs", type=FILE, multiple=True)
+_share("--max-new-tokens", "New tokens of an answer at most.", type=click.IntRange(1, 1_000_000))
+_share(
     "--max-time",
-    type=DurationType(),
-    help="Start no new round after this time, such as 30s or 10m; what is open stays inconclusive.",
+    "Start nothing new after this time, such as 30s or 10m; what is open stays inconclusive.",
+    type=duration,
 )
+_share(
+    "--no-code",
+    "Refuse contracts and kernels that run code of their own, or send a key.  "
+    "[env var: SERVANDA_NO_CODE]",
+    is_flag=True,
+    expose_value=False,
+    callback=_refuse_code,
+)
+_share("--port", "Its port; 0 takes a free one.", type=click.IntRange(0, 65535))
+_share(
+    "--preset",
+    "Limits; `servanda contract presets` lists them.  [default: those that fit]",
+    metavar="NAME",
+)
+_share("--prompts", "Lines of prompts.", type=FILE)
+_share("--quiet", "Only the result, and no progress.", is_flag=True)
+_share("--reason", "Why: the ledger keeps it.", required=True)
+_share("--referee", "Re-scores the tokens of both sides.", metavar="KERNEL")
+_share(
+    "--report",
+    "Write this one too; its suffix says the format (.html .json .xml .sarif .md).  With -o, - "
+    "prints as well.",
+    name="reports",
+    type=FILE_OR_DASH,
+    multiple=True,
+)
+_share("--run-dir", "Where to measure; a run there is continued.", metavar="FOLDER", type=FILE)
+_share(
+    "--save-contract",
+    "Write the contract to FILE, too; - prints it, and all else goes to stderr.",
+    name="save",
+    type=FILE_OR_DASH,
+)
+_share("--sequences", "Prompt groups at most, such as 512.", type=click.IntRange(1))
+_share(
+    "--slack",
+    "POST what changed to an incoming webhook of Slack; may be given again.",
+    metavar="URL",
+    multiple=True,
+    envvar="SERVANDA_SLACK",
+    show_envvar=True,
+)
+_share("--state", "Keeps what was scored and decided.", metavar="FOLDER", type=FILE)
+_share("--temperature", "Of sampling, such as 1.", type=click.FloatRange(0, 100, min_open=True))
+_share("--top-p", "Of sampling, such as 0.95.", type=click.FloatRange(0, 1, min_open=True))
+_share("--ttl", "How long, such as 24h.", type=duration)
+_share("--unsafe-pickles", "Read pickles, which can run any code.", is_flag=True)
+_share(
+    "--webhook",
+    "POST what is decided to URL, as JSON; may be given again.",
+    metavar="URL",
+    multiple=True,
+    envvar="SERVANDA_WEBHOOK",
+    show_envvar=True,
+)
+_share("-o", "Write to FILE.", name="--output", type=OutputPath())
+
+
+def shared(*names: str, help: str = "", **changes: Any) -> Callable[[Command], Command]:
+    """Options by their names, as every command has them.
+
+    Args:
+        help: after what the option says everywhere.
+        changes: further attributes, such as a default.
+    """
+    return together(*(_option(name, help, changes) for name in names))
+
+
+def _option(name: str, more: str, changes: dict[str, Any]) -> Callable[[Any], Any]:
+    attributes = {**_SHARED[name], **changes}
+    attributes["help"] = f"{attributes['help']}  {more}".strip()
+    names = (name, *filter(None, [attributes.pop("name", None)]))
+    return click.option(*names, **attributes)

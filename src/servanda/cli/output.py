@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -9,31 +10,21 @@ from typing import Any
 
 import click
 
+from servanda.cli.options import DASH, PRINTS, shared, together
 from servanda.errors import ContractError, MeasurementError
 from servanda.judgement.verdict import Verdict
 from servanda.report.base import FORMATS, SUFFIXES, format_of
+from servanda.traces.serialization import to_plain
 
-FORMAT = click.option(
-    "--format",
-    "format_",
-    type=click.Choice(sorted(FORMATS)),
-    help="Of what is printed, or written to -o.  [default: by the suffix of -o, else text]",
-)
-STDOUT = "-"
-
-
-class OutputPath(click.Path):
-    """A file to write to; None for -, standard output, where a command prints without it."""
-
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return None if str(value) == STDOUT else super().convert(value, param, ctx)
-
-
-OUTPUT = click.option(
-    "-o", "--output", type=OutputPath(), help="Write to FILE instead of printing; - prints."
+# of commands that print a verdict
+REPORT_OPTIONS = together(
+    shared(
+        "--format",
+        type=click.Choice(sorted(FORMATS)),
+        default=None,
+        help="With -o, of FILE.  [default: by the suffix of -o, else text]",
+    ),
+    shared("-o", help=PRINTS),
 )
 
 
@@ -42,17 +33,34 @@ def chosen(format_: str | None, output: Path | None) -> str:
     return format_ or (format_of(output.name) if output else None) or "text"
 
 
+def report_places(
+    format_: str | None, output: Path | None, reports: tuple[Path, ...]
+) -> tuple[str | None, dict[Path, str]]:
+    """The format to print in, if anything is printed, and that of every file; old ones go.
+
+    Raises:
+        click.BadParameter: a file has no known suffix, or cannot be written.
+    """
+    files = {path: by_suffix(path) for path in reports if str(path) != DASH}
+    prints = output is None or len(files) < len(reports)
+    if output is not None:
+        files[output] = chosen(format_, output)
+    for path in files:
+        clear(path)
+    return ((format_ or "text") if prints else None), files
+
+
 def by_suffix(path: Path) -> str:
     """The format that a report's file name asks for.
 
     Raises:
         click.BadParameter: none has this suffix.
     """
-    found = format_of(path.name)
-    if found is None:
+    format_ = format_of(path.name)
+    if format_ is None:
         known = ", ".join(SUFFIXES)
         raise click.BadParameter(f"{path}: the suffix says the format; known: {known}")
-    return found
+    return format_
 
 
 def refuse_place(output: Path | None, force: bool | None) -> None:
@@ -61,7 +69,7 @@ def refuse_place(output: Path | None, force: bool | None) -> None:
     Args:
         force: whether one that is there is replaced; None: the command has no such option.
     """
-    if output is None or str(output) == STDOUT:
+    if output is None or str(output) == DASH:
         return
     _refuse_folder(output)
     if output.exists() and not force:
@@ -81,7 +89,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         MeasurementError: it cannot be written.
     """
-    if str(path) == STDOUT:
+    if str(path) == DASH:
         show(text.rstrip("\n"))
         return
     try:
@@ -122,3 +130,8 @@ def show(text: str, *, err: bool = False) -> None:
         click.echo(text, err=err)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def show_json(data: Any, *, err: bool = False) -> None:
+    """Print data; a number that does not exist is null, an infinite one a text."""
+    show(json.dumps(to_plain(data), indent=1), err=err)

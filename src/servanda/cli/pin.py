@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from servanda.cli.options import DurationType, format_option
-from servanda.cli.output import show
+from servanda.cli.options import FILE, shared, together
+from servanda.cli.output import show, show_json
 from servanda.errors import ContractError
 from servanda.report.format import line
 
 _LONGEST_S = 30 * 86_400.0
 
-gateway_option = click.option(
-    "--gateway",
-    metavar="URL",
-    help="The admin listener of `servanda serve`, such as http://127.0.0.1:8081.",
-)
-key_option = click.option(
-    "--key-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Holds the key to ask with.  [default: $SERVANDA_ADMIN_KEY]",
+admin_options = together(
+    click.option(
+        "--gateway",
+        metavar="URL",
+        help="The admin listener of `servanda serve`, such as http://127.0.0.1:8081.",
+    ),
+    click.option(
+        "--key-file",
+        type=FILE,
+        help="Holds the key to ask with.  [default: $SERVANDA_ADMIN_KEY]",
+    ),
+    shared("--format"),
 )
 
 
@@ -36,12 +37,10 @@ key_option = click.option(
     type=click.Choice(["stable", "infer", "enforce", "observe"]),
     help="Who serves it; or whether what is decided of it is acted on.",
 )
-@click.option("--ttl", type=DurationType(), help="How long, such as 24h; 30d at most.")
+@shared("--ttl")
 @click.option("--release", is_flag=True, help="End its pin instead.")
-@click.option("--reason", required=True, help="Why: the ledger keeps it.")
-@gateway_option
-@key_option
-@format_option
+@shared("--reason")
+@admin_options
 def pin(
     slice_: str,
     to: str | None,
@@ -55,7 +54,8 @@ def pin(
     """Say who serves SLICE until a time is over, whatever was decided of it.
 
     stable or infer: who serves it.  enforce or observe: decisions about it are acted on, or are
-    only told, whatever the mode of the contract.  The ledger keeps who holds the key, and why.
+    only told, whatever the mode of the contract.  A pin holds for 30 days at most.  The ledger
+    keeps who holds the key, and why.
 
     Exit codes: 0 done, 2 the call is wrong, 4 it was refused, or nobody answers there.
     """
@@ -66,19 +66,23 @@ def pin(
             "--ttl: a pin holds for 30 days at most, and longer than 0 s",
             hint="pin again when it ends, or change the contract",
         )
-    leader = asking(gateway, key_file)
+    client = admin_client(gateway, key_file)
     if to is not None and ttl is not None:
-        moved = leader.pin(slice_, to, ttl, reason)
+        moves = client.pin(slice_, to, ttl, reason)
     else:
-        moved = leader.unpin(slice_, reason)
+        moves = client.unpin(slice_, reason)
     if format_ == "json":
-        show(json.dumps(moved, indent=1))
+        show_json(moves)
         return
-    for one in moved or [{}]:
-        show(_told(one, slice_))
+    if not moves:
+        show(f"{line(slice_, 80)}: as it was")
+    for move in moves:
+        keys = ("slice", "before", "after", "actor", "reason")
+        name, before, after, actor, why = (line(str(move.get(key, "")), 200) for key in keys)
+        show(f"{name}: {before} → {after} ({actor}: {why})")
 
 
-def asking(gateway: str | None, key_file: Path | None) -> Any:
+def admin_client(gateway: str | None, key_file: Path | None) -> Any:
     """The leader that --gateway names.
 
     Raises:
@@ -89,11 +93,3 @@ def asking(gateway: str | None, key_file: Path | None) -> Any:
     from servanda.gateway.controller.web.client import Asking, key_from
 
     return Asking(gateway, key_from(key_file, os.environ))
-
-
-def _told(one: dict[str, Any], slice_: str) -> str:
-    if not one:
-        return f"{line(slice_, 80)}: as it was"
-    keys = ("slice", "before", "after", "actor", "reason")
-    name, before, after, actor, reason = (line(str(one.get(key, "")), 200) for key in keys)
-    return f"{name}: {before} → {after} ({actor}: {reason})"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from servanda.cli.options import format_option
-from servanda.cli.output import show
+from servanda.cli.options import FILE, duration, shared
+from servanda.cli.output import show, show_json
 from servanda.cli.progress import watching
 from servanda.rl.sync_drill.signals import TIMEOUT_S
 
@@ -22,39 +22,43 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def _timeout(text: str | float) -> float:
+    """A duration; a number without a unit is seconds."""
+    return duration(f"{text}s" if str(text)[-1:].isdigit() else text)
+
+
 @click.command("preflight")
 @click.argument("words", metavar="FILE.py:NAME | --trl SCRIPT [-- ARGS]", nargs=-1)
 @click.option(
     "--trl",
     "script",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="SCRIPT",
     help="Run this script with GRPOTrainer.train replaced by the drill; ARGS are the script's own.",
 )
 @click.option(
     "--journal",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="Keep the weights in FILE until they are back, for a process that may be killed.",
 )
 @click.option(
     "--restore",
     "left",
     metavar="JOURNAL",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="Put back the weights that a killed drill left in its journal, and sync.",
 )
 @click.option(
     "--timeout",
     "timeout_s",
-    metavar="SECONDS",
-    type=click.FloatRange(min=0),
+    type=_timeout,
+    metavar="DURATION",
     default=TIMEOUT_S,
-    show_default=True,
-    help="How long one sync or score may take; 0 for ever.",
+    show_default="10m",
+    help="How long one sync or score may take; without a unit: in seconds; 0 for ever.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of tokens and noise.")
-@format_option
-@click.option("--quiet", is_flag=True, help="No progress.")
+@shared("--format", "--quiet")
 def preflight_command(
     words: tuple[str, ...],
     script: Path | None,
@@ -104,10 +108,20 @@ def preflight_command(
 
         return call(trainee_of(opened(words[0])))
 
+    # what the trainer prints is no part of the data
+    stdout = redirect_stdout(sys.stderr) if format_ == "json" else nullcontext()
     if left is not None:
-        called(restored)
-        click.echo(f"weights restored bit for bit and synced; {left} removed")
+        with stdout:
+            called(restored)
+        if format_ == "json":
+            show_json({"restored": str(left)})
+        else:
+            show(f"weights restored bit for bit and synced; {left} removed")
         return
-    result = called(drilled)
-    show(json.dumps(result.to_json(), indent=2) if format_ == "json" else str(result))
+    with stdout:
+        result = called(drilled)
+    if format_ == "json":
+        show_json(result.to_json())
+    else:
+        show(str(result))
     sys.exit(result.exit_code)

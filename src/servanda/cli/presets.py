@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from servanda.cli.options import format_option
+from servanda.cli.options import shared
+from servanda.cli.output import show_json
 from servanda.contract.presets import PRESETS, preset_text, title
 
 
 @click.command("presets")
 @click.option("--show", metavar="NAME", help="Print one as YAML, with its reasons.")
-@format_option
+@shared("--format")
 def presets_command(show: str | None, format_: str) -> None:
-    """List the presets of `compare` and `import`, or print one."""
+    """List the presets of `compare` and `tools check-dump`, or print one."""
     if show is not None:
-        click.echo(preset_text(show), nl=False)
+        text = preset_text(show)
+        if format_ == "json":
+            show_json({"name": show, "of": PRESETS[show], "title": title(show), "text": text})
+        else:
+            click.echo(text, nl=False)
         return
     if format_ == "json":
         rows = [{"name": name, "of": of, "title": title(name)} for name, of in PRESETS.items()]
-        click.echo(json.dumps(rows, indent=1))
+        show_json(rows)
         return
     width = max(map(len, PRESETS))
     for kind in dict.fromkeys(PRESETS.values()):

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from servanda.cli.options import (
-    DurationType,
-    format_option,
-    ledger_option,
-    max_time_option,
-    no_code_option,
-    until,
-)
+from servanda.cli.options import FILE, LOG_ROWS, shared, until
 from servanda.cli.progress import watching
 from servanda.cli.promotion_options import (
     actor_option,
     code_of,
-    effect_options,
+    notify,
+    notify_late,
     opened,
     print_story,
-    told,
-    told_late,
 )
-from servanda.contract.model import STAGES
+from servanda.contract.clause import STAGES
 from servanda.promotion.ledger.entry import Outrun
-from servanda.promotion.notify.base import Sink
+from servanda.promotion.notify.sinks import sinks_of
 from servanda.promotion.run import report
 from servanda.promotion.run.history import Story
 from servanda.promotion.run.promoter import Build, Step
@@ -38,53 +30,44 @@ from servanda.promotion.run.request_log_files import absent
 from servanda.runner.load import load
 from servanda.runner.run_directory import Occupied
 
-_FILE = click.Path(path_type=Path)
 _THROUGH = "completed"
 
 
 @click.command()
-@click.argument("contract", type=_FILE)
-@click.option(
-    "--served",
-    type=_FILE,
-    multiple=True,
-    help="The log of what infer served, or a folder of such; see docs/how-to/traffic.md.",
-)
-@click.option("--run-dir", type=_FILE, help="Where to measure.  [default: runs/NAME]")
-@click.option("--fresh", is_flag=True, help="Begin another attempt, judged at a smaller alpha.")
+@click.argument("contract", type=FILE)
+@shared("--log", help=LOG_ROWS)
+@shared("--run-dir", help="[default: runs/NAME]")
+@shared("--fresh")
 @click.option(
     "--until",
-    "until_",
+    "stage",
     type=click.Choice([*STAGES, _THROUGH]),
     help="End, with 0, once this is reached.",
 )
-@click.option("--every", type=DurationType(), help="Keep looking, with this pause.")
-@ledger_option
-@effect_options
+@shared("--every", "--ledger")
+@shared("--webhook", "--slack", "--command")
 @actor_option
-@max_time_option
-@format_option
-@click.option("--quiet", is_flag=True, help="No progress.")
-@no_code_option
+@shared("--max-time", "--format", "--quiet", "--no-code")
 def promote(
     contract: Path,
-    served: tuple[Path, ...],
+    logs: tuple[Path, ...],
     run_dir: Path | None,
     fresh: bool,
-    until_: str | None,
+    stage: str | None,
     every: float | None,
     where: str,
-    sinks: Sequence[Sink],
     actor: str,
     max_time: float | None,
     format_: str,
     quiet: bool,
+    **receivers: Any,
 ) -> None:
     """Take the build of CONTRACT from offline through shadow and canary to full.
 
-    Each call continues the run: it measures what is there, moves on what it shows, writes that
-    to the ledger, and then tells it.  Nothing goes forward without evidence; a violation gives
-    all traffic back to stable.
+    Each call continues the run: it measures what is there, and what --log says of live requests
+    (see docs/how-to/traffic.md), moves on what it shows, writes that to the ledger, and then tells
+    it.  Nothing goes forward without evidence; a violation gives all traffic back to stable.
+    Without --every a call looks once.
 
     Exit codes: 0 completed, or --until is reached; 1 rolled back; 2 the text or the call is wrong;
     3 it waits for evidence, for time or for a person; 4 measuring failed, the evidence expired, or
@@ -92,37 +75,37 @@ def promote(
     """
     name = load(contract).metadata.name  # a contract that is wrong begins no ledger
     deadline = until(max_time)
-    stage = until_ if until_ in STAGES else None
+    sinks = sinks_of(**receivers)
     latest: list[Story] = []
     missing: list[str] = []
 
     def above() -> str:
-        table = [report.text(one, now=time.time()) for one in latest]
+        table = [report.text(story, now=time.time()) for story in latest]
         return "\n".join([*table, *missing])
 
-    with opened(where) as store, watching(quiet, above) as watch:
+    with opened(where) as ledger, watching(quiet, above) as watch:
 
         def stepped(step: Step) -> None:
-            latest[:] = [told(store, step.story, sinks)]
-            missing[:] = _missing(step, served)
+            latest[:] = [notify(ledger, step.story, sinks)]
+            missing[:] = _missing(step, logs)
             if step.error:
                 click.echo(step.error, err=True)
             if not quiet and not sys.stderr.isatty():
                 leg = step.story.looks[-1].leg.name if step.story.looks else step.story.leg.name
                 click.echo(f"{leg}: {step.story.state.why}", err=True)
-                for what in missing if every is not None else ():
-                    click.echo(f"  {what}", err=True)
+                for line in missing if every is not None else ():
+                    click.echo(f"  {line}", err=True)
 
-        told_late(store, name, sinks)
-        build = Build(contract, run_dir, served, fresh)
+        notify_late(ledger, name, sinks)
+        build = Build(contract, run_dir, logs, fresh)
         while True:
             try:
                 story = promote_build(
                     build,
-                    store,
+                    ledger,
                     actor=actor,
                     clock=time.time,
-                    until=stage,
+                    until=None if stage == _THROUGH else stage,
                     watch=watch,
                     deadline=deadline,
                     stepped=stepped,
@@ -133,30 +116,30 @@ def promote(
                 click.echo(str(error), err=True)
                 time.sleep(every)
                 continue
-            story = told(store, story, sinks)
-            build = Build(contract, run_dir, served)
-            over = story.state.ended or _reached(story, until_)
+            story = notify(ledger, story, sinks)
+            build = Build(contract, run_dir, logs)
+            over = story.state.ended or _reached(story, stage)
             if every is None or over or (deadline is not None and deadline()):
                 break
             time.sleep(every)
     print_story(story, format_)
-    for what in missing if not story.state.ended else ():
-        click.echo(f"  {what}", err=True)
-    sys.exit(0 if _reached(story, until_) else code_of(story))
+    for line in missing if not story.state.ended else ():
+        click.echo(f"  {line}", err=True)
+    sys.exit(0 if _reached(story, stage) else code_of(story))
 
 
-def _missing(step: Step, served: tuple[Path, ...]) -> list[str]:
+def _missing(step: Step, logs: tuple[Path, ...]) -> list[str]:
     """What a live leg waits for, and which of its requests are no evidence."""
     looked = step.looked
     if looked is None or looked.plan.traffic is None:
         return []
     ended = step.story.state.ended  # it waits for nothing
-    waits = [] if ended else [*absent(served), *filter(None, [looked.waiting])]
+    waits = [] if ended else [*absent(logs), *filter(None, [looked.waiting])]
     outside = [f"{n:,} requests are no evidence: {why}" for why, n in looked.outside.items()]
     return [*(f"waiting: {what}" for what in waits), *outside]
 
 
-def _reached(story: Story, until_: str | None) -> bool:
-    if until_ == _THROUGH:
+def _reached(story: Story, stage: str | None) -> bool:
+    if stage == _THROUGH:
         return story.state.status == _THROUGH
-    return until_ is not None and story.reached(until_)
+    return stage is not None and story.reached(stage)

@@ -1,19 +1,18 @@
-# Runs of a promotion, as the verbs share them: which one is meant, and telling what follows.
+# Runs of a promotion, as several commands share them: which one is meant, and who is notified.
 
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any
 
 import click
 
-from servanda.cli.output import show
+from servanda.cli.options import shared, together
+from servanda.cli.output import show, show_json
 from servanda.errors import EvidenceError
 from servanda.promotion.ledger.entry import Ledger
 from servanda.promotion.ledger.ledger import ChainedLedger
@@ -44,51 +43,14 @@ actor_option = click.option(
     show_default="$SERVANDA_ACTOR, or the user's name",
     help="Who decides: the ledger keeps it.",
 )
-reason_option = click.option("--reason", required=True, help="Why: the ledger keeps it.")
 
 
-def effect_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Who is told what a promotion decides: the command gets them as `sinks`.
-
-    A variable of the environment may hold several URLs, with spaces between; the option, where
-    it is given, takes its place.
-    """
-
-    @wraps(command)
-    def with_sinks(
-        webhook: tuple[str, ...], slack: tuple[str, ...], command: tuple[str, ...], **others: Any
-    ) -> Any:
-        return told_to(sinks=sinks_of(webhook, slack, command), **others)
-
-    told_to, found = command, with_sinks
-    for option in reversed(
-        (
-            click.option(
-                "--webhook",
-                metavar="URL",
-                multiple=True,
-                envvar="SERVANDA_WEBHOOK",
-                show_envvar=True,
-                help="POST every effect to URL, as JSON; may be given more than once.",
-            ),
-            click.option(
-                "--slack",
-                metavar="URL",
-                multiple=True,
-                envvar="SERVANDA_SLACK",
-                show_envvar=True,
-                help="POST what changed to an incoming webhook of Slack; so may this.",
-            ),
-            click.option(
-                "--command",
-                metavar="COMMAND",
-                multiple=True,
-                help="Run a program for every effect, with the JSON on its input; so may this.",
-            ),
-        )
-    ):
-        found = option(found)
-    return found
+decision_options = together(
+    click.argument("run"),
+    shared("--reason"),
+    actor_option,
+    shared("--ledger", "--webhook", "--slack", "--command", "--format"),
+)
 
 
 def opened(where: str, *, reading: bool = False) -> ChainedLedger:
@@ -104,7 +66,7 @@ def ledger_key() -> bytes:
 def print_story(story: Story, format_: str) -> None:
     now = time.time()
     if format_ == "json":
-        show(json.dumps(report.data(story, now=now), indent=1))
+        show_json(report.data(story, now=now))
     else:
         show(report.text(story, now=now))
 
@@ -116,38 +78,41 @@ def code_of(story: Story) -> int:
     return _CODES.get(story.state.status, _WAITS)
 
 
-def told(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> Story:
+def notify(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> Story:
     """Deliver what is to be told of a run; what cannot be delivered is said, and kept."""
     _missed(ledger, story, sinks)
     return refreshed(ledger, story)
 
 
-def told_late(ledger: Ledger, name: str, sinks: Sequence[Sink]) -> None:
+def notify_late(ledger: Ledger, name: str, sinks: Sequence[Sink]) -> None:
     """The same of all that was decided of a contract, by its name, before whoever did it was
     killed.
     """
-    _complain(tell_late(ledger, name, sinks, now=time.time, wait=time.sleep))
+    _print_problems(tell_late(ledger, name, sinks, now=time.time, wait=time.sleep))
 
 
-def acting(
+def act(
+    decide: Callable[[Ledger, Story, float], Story],
+    *,
     where: str,
     run: str,
-    act: Callable[[Ledger, Story, float], Story],
-    sinks: Sequence[Sink],
     format_: str,
+    **receivers: Any,
 ) -> None:
-    """Do what a person asks of a run, tell the world, and show where the run stands then.
+    """Do what a person asks of a run, notify the sinks, and show where the run stands then.
 
-    Ends with 0, or with 4 where a receiver was not told.  An act that is refused leaves what was
-    not told before to be told.
+    Ends with 0, or with 4 where a receiver was not told.  A decision that is refused leaves what
+    was not told before to be told.
 
     Args:
-        act: on the ledger and the run as it stood, at a time in unix seconds.
+        decide: on the ledger and the run as it stood, at a time in unix seconds.
+        receivers: as `sinks_of` takes them.
     """
+    sinks = sinks_of(**receivers)
     with opened(where) as ledger:
         story = named(ledger, run)
         try:
-            story = act(ledger, story, time.time())
+            story = decide(ledger, story, time.time())
         except EvidenceError:
             _missed(ledger, story, sinks)
             raise
@@ -163,11 +128,11 @@ def acting(
 
 def _missed(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> bool:
     """Whether a receiver could not be told; which one is said."""
-    return _complain(tell(ledger, story.run, sinks, now=time.time, wait=time.sleep))
+    return _print_problems(tell(ledger, story.run, sinks, now=time.time, wait=time.sleep))
 
 
-def _complain(tried: Sequence[Told]) -> bool:
-    problems = [one for one in tried if one.problem]
-    for one in problems:
-        click.echo(f"{one.sink} was not told: {one.problem}", err=True)
+def _print_problems(deliveries: Sequence[Told]) -> bool:
+    problems = [delivery for delivery in deliveries if delivery.problem]
+    for delivery in problems:
+        click.echo(f"{delivery.sink} was not told: {delivery.problem}", err=True)
     return bool(problems)

@@ -6,24 +6,23 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.output import FORMAT, OUTPUT, chosen, clear, show, write
+from servanda.cli.input import verdict_at
+from servanda.cli.options import FILE_OR_DASH
+from servanda.cli.output import REPORT_OPTIONS, chosen, clear, show, write
 from servanda.report.base import FORMATS
-from servanda.runner.finished_run import read
-
-__all__ = ["read", "report"]
 
 
 @click.command()
-@click.argument("path", metavar="RUN_DIR|VERDICT.json", type=click.Path(path_type=Path))
-@FORMAT
-@OUTPUT
+@click.argument("path", metavar="RUN_DIR|VERDICT.json", type=FILE_OR_DASH)
+@REPORT_OPTIONS
 def report(path: Path, format_: str | None, output: Path | None) -> None:
     """Render the verdict of RUN_DIR again, in any format.
 
     Of a run directory the latest attempt that reached a verdict is taken; a file is what
-    `check --format json` printed.  Exits 0 once it is rendered: it is `check` that gates.
+    `check --format json` printed, and - reads that from standard input.  Exits 0 once it is
+    rendered: it is `check` that gates.
     """
-    verdict = read(path)
+    verdict = verdict_at(path)
     format_ = chosen(format_, output)
     if output is None:
         show(FORMATS[format_](verdict))

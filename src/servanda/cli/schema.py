@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from servanda.authoring.schema import json_schema, schema_of_tests
+from servanda.cli.output import show_json
 from servanda.engines import engine_names
 from servanda.engines.faults import FAULTS
 
@@ -25,5 +24,5 @@ def schema(kind: str) -> None:
     Editors complete and check contracts by it: save it as kernelcontract.schema.json, and
     begin a contract with "# yaml-language-server: $schema=./kernelcontract.schema.json".
     """
-    found = schema_of_tests() if kind == "ContractTest" else json_schema(engine_names(), [*FAULTS])
-    click.echo(json.dumps(found, indent=1))
+    tests = kind == "ContractTest"
+    show_json(schema_of_tests() if tests else json_schema(engine_names(), [*FAULTS]))

@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
-from servanda.cli.options import format_option, no_code_option
+from servanda.cli.options import shared
+from servanda.cli.output import show_json
 from servanda.cli.progress import watching
 from servanda.runner.compare.selftest import SEQUENCES, Row, selftest
 
 
 @click.command("selftest")
 @click.argument("url", metavar="URL")
-@click.option("--referee", metavar="KERNEL", help="Re-scores, where the server cannot.")
-@click.option("--prompts", type=click.Path(path_type=Path), help="Lines of prompts.")
-@click.option(
-    "--sequences",
-    type=click.IntRange(1),
-    default=SEQUENCES,
-    show_default=True,
-    help="Prompt groups of a case at most.",
-)
-@click.option("--max-new-tokens", type=click.IntRange(1), default=32, show_default=True)
-@click.option("--quiet", is_flag=True, help="No progress.")
-@format_option
-@no_code_option
+@shared("--referee")
+@shared("--prompts", help="[default: the shipped ones]")
+@shared("--sequences", default=SEQUENCES)
+@shared("--max-new-tokens", default=32)
+@shared("--quiet", "--format", "--no-code")
 def selftest_command(
-    url: str,
-    referee: str | None,
-    prompts: Path | None,
-    sequences: int,
-    max_new_tokens: int,
-    quiet: bool,
-    format_: str,
+    url: str, referee: str | None, quiet: bool, format_: str, **options: Any
 ) -> None:
     """Compare the server at URL with itself, then with faults that are asked of it.
 
@@ -55,40 +42,29 @@ def selftest_command(
         tempfile.TemporaryDirectory(prefix="servanda-selftest-") as place,
         watching(quiet) as watch,
     ):
-        found = selftest(
-            url,
-            Path(place),
-            referee=referee,
-            prompts=prompts,
-            max_new_tokens=max_new_tokens,
-            sequences=sequences,
-            watch=watch,
-        )
-        for row in found:
+        for row in selftest(url, Path(place), referee=referee, watch=watch, **options):
             rows.append(row)
             say(_line(row))
     if aside:
-        data = [
-            {"case": r.case, "passed": r.passed, "by": r.by, "tokens": r.verdict.tokens}
-            for r in rows
-        ]
-        click.echo(json.dumps(data, indent=1))
+        show_json(
+            [
+                {"case": row.case, "passed": row.passed, "by": row.by, "tokens": row.verdict.tokens}
+                for row in rows
+            ]
+        )
     if not rows[0].passed:
-        said = rows[0].verdict.outcome
-        say(f"the server against itself: {said}. A gate on it would be red by itself")
+        outcome = rows[0].verdict.outcome
+        say(f"the server against itself: {outcome}. A gate on it would be red by itself")
         sys.exit(rows[0].verdict.exit_code)
     missed = [row.case for row in rows if not row.passed]
     if missed:
         say(f"not found at this size: {'; '.join(missed)}. Try more: --sequences")
         sys.exit(3)
-    click.echo(
-        "a gate on this server holds when nothing is wrong, and sees an undisclosed sampler",
-        err=aside,
-    )
+    say("a gate on this server holds when nothing is wrong, and sees an undisclosed sampler")
 
 
 def _line(row: Row) -> str:
     verdict = row.verdict
     by = f"by {', '.join(row.by)}" if row.by else ""
-    told = f"{verdict.outcome} {by}".strip()
-    return f"{'✓' if row.passed else '✗'} {row.case:<30} {told}, {verdict.tokens:,} tokens"
+    outcome = f"{verdict.outcome} {by}".strip()
+    return f"{'✓' if row.passed else '✗'} {row.case:<30} {outcome}, {verdict.tokens:,} tokens"

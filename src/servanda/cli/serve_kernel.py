@@ -6,6 +6,7 @@ from pathlib import PurePath
 
 import click
 
+from servanda.cli.options import shared
 from servanda.contract.kernel_string import parse_kernel
 from servanda.contract.model import Kernel
 from servanda.engines import engine_names, open_engine
@@ -18,8 +19,8 @@ _OWN = ("127.0.0.1", "localhost", "::1")
 
 @click.command("serve-kernel")
 @click.argument("kernel", metavar="KERNEL")
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@shared("--host")
+@shared("--port", default=8000)
 @click.option("--served", metavar="NAME", help="Of the model.  [default: that of its file]")
 @click.option(
     "--max-batch",
@@ -48,9 +49,9 @@ def serve_kernel_command(
     KERNEL is a kernel string, such as transformers:models/tiny-lm@bfloat16.  It needs
     pip install 'servanda[serve]'.  Ctrl-C ends it.
     """
-    found = parse_kernel(kernel, engines=engine_names())
-    refuse_missing(found, kernel, "kernel")
-    _refuse_elsewhere(found, kernel)
+    spec = parse_kernel(kernel, engines=engine_names())
+    refuse_missing(spec, kernel, "kernel")
+    _refuse_elsewhere(spec, kernel)
     try:
         from servanda.engines.server.app import Limits
         from servanda.engines.server.process import serve
@@ -60,20 +61,20 @@ def serve_kernel_command(
             f"a server needs {error.name}, which is not installed",
             hint="pip install 'servanda[serve]'",
         ) from None
-    name = served or PurePath(found.model or "").name
-    together = max_batch or found.batch_size
+    name = served or PurePath(spec.model or "").name
+    together = max_batch or spec.batch_size
     with bound(host, port) as taken:
         at = f"http://{address(host, taken.getsockname()[1])}"
-        if found.fault is not None:
-            click.echo(f"it is wrong on purpose: fault={', '.join(found.fault)}", err=True)
+        if spec.fault is not None:
+            click.echo(f"it is wrong on purpose: fault={', '.join(spec.fault)}", err=True)
         if host not in _OWN:
             click.echo(
                 f"{host} is for all who can reach this machine: there is no key and no limit of "
                 "clients" + (", and anybody may misbehave it" if test_mode else ""),
                 err=True,
             )
-        found = found.model_copy(update={"batch_size": together})
-        engine = open_engine(found)
+        spec = spec.model_copy(update={"batch_size": together})
+        engine = open_engine(spec)
         try:
             serve(
                 engine,
@@ -83,7 +84,7 @@ def serve_kernel_command(
                 test_mode=test_mode,
                 ready=lambda: click.echo(f"{name} at {at}  (Ctrl-C ends it)"),
                 faulty=lambda fault: open_engine(
-                    found.model_copy(update={"fault": {**(found.fault or {}), **fault}})
+                    spec.model_copy(update={"fault": {**(spec.fault or {}), **fault}})
                 ),
             )
         finally:

@@ -7,7 +7,7 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,7 @@ def lead(settings: Settings, made: Made) -> None:
     leading = Leading(
         settings, say=_say, bound_at=lambda url: _say_leader(settings, url), ready=ready
     )
-    with _reloading(leading.reload):
+    with handled(signal.SIGHUP, lambda *_: leading.reload()):
         leading.run()
 
 
@@ -111,7 +111,7 @@ def serve(
             else:
                 _say(f"{leader} reads the contract")
 
-        ending.enter_context(_reloading(reload))
+        ending.enter_context(handled(signal.SIGHUP, lambda *_: reload()))
         own = app(replace(config, leader=followed))
 
         def drain() -> None:
@@ -185,23 +185,9 @@ def _say_users(config: Config, url: str, host: str, urls: dict[str, str], leads:
 
 
 @contextlib.contextmanager
-def _reloading(reload: Any) -> Iterator[None]:
-    """SIGHUP lets a contract be read again."""
-    before = signal.signal(signal.SIGHUP, lambda *_: reload())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-@contextlib.contextmanager
-def ended_by(number: signal.Signals) -> Iterator[None]:
-    """The signal is as Ctrl-C, also while nothing is served yet."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(number, stop)
+def handled(number: signal.Signals, handler: Callable[..., object]) -> Iterator[None]:
+    """A signal is handled so meanwhile."""
+    before = signal.signal(number, handler)
     try:
         yield
     finally:

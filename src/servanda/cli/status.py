@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import click
 
-from servanda.cli.options import format_option, ledger_option
-from servanda.cli.output import show
+from servanda.cli.options import shared
+from servanda.cli.output import show, show_json
 from servanda.cli.promotion_options import opened, print_story
 from servanda.gateway.controller.ledger_status import recalled, text
 from servanda.promotion.run import report
@@ -19,26 +18,24 @@ from servanda.traces.serialization import to_plain
 
 @click.command()
 @click.argument("run", required=False)
-@ledger_option
-@format_option
+@shared("--ledger", "--format")
 def status(run: str | None, where: str, format_: str) -> None:
     """Show where RUN stands; without a name, every run that has not ended.
 
     Of a run of `servanda serve` or `gateway audit` it is a line, from what the ledger holds;
     `servanda gateway status` asks the gateway itself.
     """
-    with opened(where, reading=True) as store:
-        gateways = [one for one in recalled(store) if run in (None, one.run)]
+    with opened(where, reading=True) as ledger:
+        gateways = [gateway for gateway in recalled(ledger) if run in (None, gateway.run)]
         if run is not None and not gateways:
-            print_story(named(store, run), format_)
+            print_story(named(ledger, run), format_)
             return
-        found = [story for story in stories(store) if run is None and not story.state.ended]
+        under_way = [story for story in stories(ledger) if run is None and not story.state.ended]
     now = time.time()
     if format_ == "json":
-        data = [report.data(story, now=now) for story in found]
-        data += [{"status": "routing", **to_plain(one)} for one in gateways]
-        show(json.dumps(data, indent=1))
+        data = [report.data(story, now=now) for story in under_way]
+        show_json([*data, *({"status": "routing", **to_plain(g)} for g in gateways)])
         return
-    told = [report.text(story, now=now) for story in found]
-    told += ["\n".join(map(text, gateways))] if gateways else []
-    show("\n\n".join(told) or "no run is under way")
+    parts = [report.text(story, now=now) for story in under_way]
+    parts += ["\n".join(map(text, gateways))] if gateways else []
+    show("\n\n".join(parts) or "no run is under way")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 
 from servanda.contract.kernel_string import parse_kernel
-from servanda.contract.model import Kernel
 from servanda.engines import engine_names
 from servanda.engines.http import HTTPEngine
 from servanda.runner.compare.contract import Asked
@@ -30,25 +30,18 @@ def looked(asked: Asked, say: Callable[..., None]) -> tuple[Finding, ...]:
     }
     if any(kernel.url is None for kernel in kernels.values()):
         return ()
-    return _looked(kernels, plain_texts(asked.prompts)[:_TEXTS], say)
-
-
-def _looked(
-    kernels: dict[str, Kernel], texts: list[str], say: Callable[..., None]
-) -> tuple[Finding, ...]:
-    found: list[Finding] = []
-    engines: list[HTTPEngine] = []
-    try:
-        engines.extend(map(HTTPEngine, kernels.values()))
-        a, b = (Door(name, engine) for name, engine in zip(kernels, engines, strict=True))
+    texts = plain_texts(asked.prompts)[:_TEXTS]
+    findings: list[Finding] = []
+    with ExitStack() as opened:
+        a, b = (
+            Door(name, opened.enter_context(closing(HTTPEngine(kernel))))
+            for name, kernel in kernels.items()
+        )
         for finding in look(a, b, texts):
-            found.append(finding)
+            findings.append(finding)
             say(*lines(finding))
             if finding.layer == "tokenizer" and finding.outcome == "differs":
                 break
-    finally:
-        for engine in engines:
-            engine.close()
-    odd = differs(found)
+    odd = differs(findings)
     say(*([f"surface   ✗ {conclusion(odd)}"] if odd else []), "")
     return odd

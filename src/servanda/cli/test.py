@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,27 +12,19 @@ import click
 from servanda.authoring.contract_test.files import Prepared, files_of, prepared
 from servanda.authoring.contract_test.report import junit, told
 from servanda.authoring.contract_test.results import Rehearsal
+from servanda.cli.input import each
 from servanda.cli.mutate import mutate_options, refuse_without, run_mutations
-from servanda.cli.options import no_code_option
-from servanda.cli.output import show
-from servanda.errors import ContractError, Problem
+from servanda.cli.options import FILE, shared
+from servanda.cli.output import show, show_json
 
 _FAILED = 1
 
 
 @click.command()
-@click.argument(
-    "paths", nargs=-1, required=True, metavar="FILE|FOLDER...", type=click.Path(path_type=Path)
-)
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["text", "json", "junit"]),
-    default="text",
-    show_default=True,
-)
+@click.argument("paths", nargs=-1, required=True, metavar="FILE|FOLDER...", type=FILE)
+@shared("--format", type=click.Choice(["text", "json", "junit"]))
 @mutate_options
-@no_code_option
+@shared("--no-code")
 def test(paths: tuple[Path, ...], format_: str, mutate: bool, **mutating: Any) -> None:
     """Hold contracts to the cases of ContractTest documents; no kernel is run.
 
@@ -48,47 +39,17 @@ def test(paths: tuple[Path, ...], format_: str, mutate: bool, **mutating: Any) -
     over before that was known, 4 where measuring failed.
     """
     refuse_without(mutate, format_, **mutating)
-    tests = _prepared(files_of(paths))
-    found = _rehearsed(tests)
-    if mutate and _passed(found):
+    tests = [test for tests in each(prepared, files_of(paths)) for test in tests]
+    results = each(Prepared.rehearse, tests)
+    if mutate and _passed(results):
         sys.exit(run_mutations(tests, format_=format_, **mutating))
     if format_ == "json":
-        data = {"passed": _passed(found), "tests": [one.to_dict() for one in found]}
-        show(json.dumps(data, indent=1))
+        show_json({"passed": _passed(results), "tests": [test.to_dict() for test in results]})
     else:
-        show((junit if format_ == "junit" else told)(found).rstrip("\n"))
-    if not _passed(found):
+        show((junit if format_ == "junit" else told)(results).rstrip("\n"))
+    if not _passed(results):
         sys.exit(_FAILED)
 
 
-def _passed(found: Sequence[Rehearsal]) -> bool:
-    return all(one.passed for one in found)
-
-
-def _prepared(files: Sequence[Path]) -> list[Prepared]:
-    """The tests of all files; what is wrong with any of them is said at once."""
-    tests, problems = [], []
-    for file in files:
-        try:
-            tests += prepared(file)
-        except ContractError as error:
-            problems += error.problems
-    _refuse(problems)
-    return tests
-
-
-def _rehearsed(tests: Sequence[Prepared]) -> list[Rehearsal]:
-    found, problems = [], []
-    for test in tests:
-        try:
-            found.append(test.rehearse())
-        except ContractError as error:
-            problems += error.problems
-    _refuse(problems)
-    return found
-
-
-def _refuse(problems: Sequence[Problem]) -> None:
-    # two tests of one broken contract find the same
-    if problems:
-        raise ContractError.all([*dict.fromkeys(problems)])
+def _passed(results: Sequence[Rehearsal]) -> bool:
+    return all(result.passed for result in results)

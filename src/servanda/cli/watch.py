@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from servanda.cli.check_dump import refuse_run
-from servanda.cli.options import DurationType
+from servanda.cli.options import FILE, shared, together
 from servanda.cli.output import show
 from servanda.judgement.verdict import EXIT_CODES
 from servanda.rl.watch.contract import WatchOptions
@@ -20,34 +18,35 @@ from servanda.rl.watch.open import DetectedSource
 from servanda.rl.watch.sinks import SINKS, GuardedSink
 from servanda.rl.watch.state_file import StateFile, locked
 
-_FILE = click.Path(path_type=Path)
-
-
-def _sinks(command: Callable[..., Any]) -> Callable[..., Any]:
-    """An option for each sink."""
-    for name, sink in reversed([*SINKS.items()]):
-        command = click.option(f"--{name}", metavar=sink.takes, help=sink.summary)(command)
-    return command
+_sink_options = together(
+    *(
+        click.option(
+            f"--{name}",
+            metavar=sink.takes,
+            type=FILE if sink.takes in ("FILE", "DIR") else str,
+            help=sink.summary,
+        )
+        for name, sink in SINKS.items()
+    )
+)
 
 
 @click.command()
-@click.argument("path", type=_FILE)
+@click.argument("path", type=FILE)
 @click.option("--once", is_flag=True, help="Judge what is there, and end.")
 @click.option("--until-step", type=int, metavar="N", help="End after this step.")
+@shared("--every", default=10.0, show_default="10s")
+@shared("--as", "--preset")
+@shared("--contract", help="Its limits and slices; see `tools check-dump --save-contract`.")
+@shared("--unsafe-pickles")
 @click.option(
-    "--every", type=DurationType(), default=10.0, show_default="10s", help="Between two looks."
+    "--state-file",
+    "state",
+    type=FILE,
+    help="Keep here what was told, so that it is told once.",
 )
-@click.option("--as", "as_", metavar="NAME", help="The dump's format.  [default: it is found out]")
-@click.option("--preset", metavar="NAME", help="Limits.  [default: those of the trainer]")
-@click.option(
-    "--contract",
-    type=_FILE,
-    help="Limits and slices: of `servanda tools check-dump --save-contract`.",
-)
-@click.option("--unsafe-pickles", is_flag=True, help="Read pickles, which can run any code.")
-@click.option("--state", type=_FILE, help="Keep here what was told, so that it is told once.")
-@click.option("--stop-file", type=_FILE, help="Write this file where the run would be stopped.")
-@_sinks
+@click.option("--stop-file", type=FILE, help="Write this file where the run would be stopped.")
+@_sink_options
 def watch(
     path: Path,
     once: bool,
@@ -59,7 +58,7 @@ def watch(
     unsafe_pickles: bool,
     state: Path | None,
     stop_file: Path | None,
-    **wheres: str | None,
+    **wheres: str | Path | None,
 ) -> None:
     """Follow PATH while a run goes on: a trainer's dump, or the state of a monitor.
 
@@ -80,7 +79,7 @@ def watch(
     source = DetectedSource(WatchOptions(path, as_, preset, contract, unsafe_pickles))
     with locked(state):
         sinks = [
-            GuardedSink(name, SINKS[name](where, time.sleep), _say)
+            GuardedSink(name, SINKS[name](str(where), time.sleep), _say)
             for name, where in wheres.items()
             if where is not None
         ]

@@ -195,20 +195,30 @@ def read(path: Path) -> Verdict:
     """
     file = _latest(path) if path.is_dir() else path
     try:
-        data = json.loads(content(file, _LARGEST).decode())
-        if not isinstance(data, dict):
-            raise ValueError("it is not an object")
+        data = content(file, _LARGEST)
     except OSError as error:
-        raise EvidenceError(
-            f"{file} cannot be read: {error.strerror or error}", hint=_GIVE
-        ) from None
+        message = f"{file} cannot be read: {error.strerror or error}"
+        raise EvidenceError(message, hint=_GIVE) from None
+    return verdict_of(data, file)
+
+
+def verdict_of(data: bytes, file: Path) -> Verdict:
+    """The verdict that a file holds, or standard input.
+
+    Raises:
+        EvidenceError: it is not a verdict of this version.
+    """
+    try:
+        fields = json.loads(data.decode())
+        if not isinstance(fields, dict):
+            raise ValueError("it is not an object")
     except ValueError as error:
         hint = _GIVE
         if file.name == _FILE:
             hint = "the same `servanda check` writes it again, from what was measured"
         raise EvidenceError(f"{file} is not JSON of a verdict: {error}", hint=hint) from None
     try:
-        return Verdict.from_dict(data)
+        return Verdict.from_dict(fields)
     except EvidenceError as error:
         problem = error.problems[0]
         raise EvidenceError(f"{file}: {problem.message}", hint=problem.hint) from None

@@ -73,7 +73,9 @@ def test_a_new_major_version_may_break(folder):
     ],
 )
 def test_who_reads_it_decides_what_breaks(folder, edit, side, code):
-    done = servanda("contract", "diff", write("old.yaml"), write("new.yaml", edit), "--side", side)
+    done = servanda(
+        "contract", "diff", write("old.yaml"), write("new.yaml", edit), "--reader", side
+    )
 
     assert done.exit_code == code
     word = "compatible" if code == 0 else "BREAKING"

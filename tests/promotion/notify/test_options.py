@@ -4,14 +4,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from servanda.cli.promotion_options import effect_options
+from servanda.cli.options import shared
+from servanda.promotion.notify.sinks import sinks_of
 
 
 @click.command()
-@effect_options
-def verb(sinks):
+@shared("--webhook", "--slack", "--command")
+def verb(**receivers):
     """Tell."""
-    for sink in sinks:
+    for sink in sinks_of(**receivers):
         click.echo(sink.name.rpartition(":")[0])
 
 

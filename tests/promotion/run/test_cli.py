@@ -42,16 +42,16 @@ def test_a_log_that_is_not_there_is_named_with_every_wait(build, call):
     code, _, err = call("promote", build, "--quiet")
     assert code == 3
     assert err.splitlines()[0] == (
-        "  waiting: no log of what infer served is given: name it with --served"
+        "  waiting: no log of what infer served is given: name it with --log"
     )
 
     (build.parent / "logs").mkdir()
-    code, _, err = call("promote", build, "--quiet", "--served", "log.jsonl", "--served", "logs")
+    code, _, err = call("promote", build, "--quiet", "--log", "log.jsonl", "--log", "logs")
 
     assert code == 3
     assert err.splitlines()[:2] == [
-        "  waiting: --served log.jsonl: nothing is there yet",
-        "  waiting: --served logs: no .jsonl file is in it yet",
+        "  waiting: --log log.jsonl: nothing is there yet",
+        "  waiting: --log logs: no .jsonl file is in it yet",
     ]
 
 
@@ -62,7 +62,7 @@ def test_a_log_of_another_run_is_said_to_be_one(build, call):
         run = next(stories(ledger)).run
     serving.log(build.parent, serving.rows(build, "shadow", 4, run="another"))
 
-    code, _, err = call("promote", build, "--quiet", "--served", "served.jsonl")
+    code, _, err = call("promote", build, "--quiet", "--log", "served.jsonl")
 
     assert (code, err) == (
         3,

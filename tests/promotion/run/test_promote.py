@@ -22,7 +22,7 @@ def site(tmp_path):
 def promote(site, *options):
     """The verb, with kernels in processes of their own."""
     line = ["promote", str(site.path), "--ledger", str(site.folder / "ledger.db")]
-    line += ["--run-dir", str(site.folder / "run"), "--served", str(site.folder / "served.jsonl")]
+    line += ["--run-dir", str(site.folder / "run"), "--log", str(site.folder / "served.jsonl")]
     return CliRunner().invoke(main, [*line, *options])
 
 

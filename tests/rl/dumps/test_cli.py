@@ -56,6 +56,7 @@ def test_reports_are_written_and_named(healthy, tmp_path):
 def test_every_format_takes_the_verdict_of_a_dump(bad, name):
     done = servanda("tools", "check-dump", bad, "--quiet", "--format", name)
     assert done.exit_code == 1 and done.stdout
+    assert name != "json" or json.loads(done.stdout)["outcome"] == "violated"
 
 
 def test_the_saved_contract_lints(healthy, tmp_path):

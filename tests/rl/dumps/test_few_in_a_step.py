@@ -94,7 +94,7 @@ def test_what_a_watch_added_up_is_kept_over_its_next_start(tmp_path):
             "watch",
             str(tmp_path / "dump"),
             "--once",
-            "--state",
+            "--state-file",
             str(tmp_path / "state"),
         ]
         codes.append(CliRunner().invoke(main, asked).exit_code)
@@ -102,7 +102,7 @@ def test_what_a_watch_added_up_is_kept_over_its_next_start(tmp_path):
 
 
 def test_a_step_that_is_written_anew_with_what_another_has_is_not_sound(tmp_path):
-    folder, state = tmp_path / "dump", ["--once", "--state", str(tmp_path / "state")]
+    folder, state = tmp_path / "dump", ["--once", "--state-file", str(tmp_path / "state")]
 
     def write(step, as_step):
         ids, mask, train, infer = made(as_step)

@@ -62,7 +62,7 @@ def test_a_dump_is_watched_as_it_is_checked(tmp_path):
 def test_the_stop_file_and_the_state_are_where_they_were_asked_for(path, tmp_path):
     path.write_text(state_line(1, "violated", tv=0.05))
     stop, state = tmp_path / "STOP", tmp_path / "state"
-    done = servanda("watch", path, "--once", "--stop-file", stop, "--state", state)
+    done = servanda("watch", path, "--once", "--stop-file", stop, "--state-file", state)
     assert json.loads(stop.read_text())["step"] == 1
     assert json.loads(state.read_text())["memory"]["stop"] == 1
     assert "would have stopped at step 1" in done.stdout
@@ -70,9 +70,9 @@ def test_the_stop_file_and_the_state_are_where_they_were_asked_for(path, tmp_pat
 
 def test_a_second_watch_on_one_state_is_refused(path, tmp_path):
     with locked(tmp_path / "state"):
-        done = servanda("watch", path, "--once", "--state", tmp_path / "state")
+        done = servanda("watch", path, "--once", "--state-file", tmp_path / "state")
     assert done.exit_code == 4
-    assert "hint: stop it, or give this one a --state of its own" in done.output
+    assert "hint: stop it, or give this one a --state-file of its own" in done.output
 
 
 def test_ctrl_c_prints_the_last_line_and_exits_as_ever(path, monkeypatch):
@@ -99,7 +99,7 @@ def test_ctrl_c_prints_the_last_line_and_exits_as_ever(path, monkeypatch):
             "--preset and --contract both say the limits: give one",
         ),
         (["{tmp}", "--stop-file", "{tmp}/no/STOP"], 2, "--stop-file: there is no folder"),
-        (["{tmp}", "--state", "{tmp}/no/state"], 4, "cannot be written: No such file"),
+        (["{tmp}", "--state-file", "{tmp}/no/state"], 4, "cannot be written: No such file"),
         (["{tmp}", "--slack", "hooks.slack.com/x"], 2, "--slack takes a URL that begins with"),
     ],
 )

@@ -18,7 +18,7 @@ def sinks_of(
     command: Iterable[str] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[Sink, ...]:
-    """The receivers that were asked for, as `effect_options` of the command line gives them.
+    """The receivers that were asked for, as options of the command line name them.
 
     Args:
         environ: where the secret is that webhooks are signed with.

@@ -20,7 +20,7 @@ from servanda.contract.stages import Leg
 from servanda.engines.base import Engine
 from servanda.engines.traffic_replay import TrafficReplayEngine
 from servanda.engines.worker import spawn
-from servanda.judgement.clauses.coverage import Coverage
+from servanda.judgement.clauses.guards import Coverage
 from servanda.judgement.evidence import Evidence, weigh_once
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Arrivals

@@ -76,9 +76,9 @@ def _requests(path: Path) -> tuple[Request, ...]:
 def absent(served: Sequence[Path]) -> tuple[str, ...]:
     """What of a log is not there, as sentences; a new leg may well have none yet."""
     if not served:
-        return ("no log of what infer served is given: name it with --served",)
+        return ("no log of what infer served is given: name it with --log",)
     return tuple(
-        f"--served {path}: {'no .jsonl file is in it' if path.is_dir() else 'nothing is there'} yet"
+        f"--log {path}: {'no .jsonl file is in it' if path.is_dir() else 'nothing is there'} yet"
         for path in served
         if not files_of([path])
     )

@@ -39,7 +39,7 @@ class StateFile:
         """
         if self.path is None or not self.path.exists() or not self.path.stat().st_size:
             return WatchState()
-        hint = "name another --state, or remove the file to begin anew"
+        hint = "name another --state-file, or remove the file to begin anew"
         try:
             data = json.loads(self.path.read_bytes())
             schema = data["schema"] if data["servanda"] == "watch" else None
@@ -107,11 +107,11 @@ def locked(path: Path | None) -> Iterator[None]:
         except BlockingIOError:
             raise MeasurementError(
                 f"another watch keeps its state in {path}",
-                hint="stop it, or give this one a --state of its own",
+                hint="stop it, or give this one a --state-file of its own",
             ) from None
         yield
 
 
 def _unwritable(path: Path, error: OSError) -> MeasurementError:
     message = f"{path} cannot be written: {error.strerror or error}"
-    return MeasurementError(message, hint="name another --state")
+    return MeasurementError(message, hint="name another --state-file")

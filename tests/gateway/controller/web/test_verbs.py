@@ -225,6 +225,12 @@ def test_status_shows_a_row_a_slice(server):
     ]
 
 
+def test_a_pin_as_json_is_what_moved(server):
+    done = pin(server[0], "long", "--to", "stable", "--ttl", "1h", "--format", "json")
+    (move,) = json.loads(done.stdout)
+    assert (move["slice"], move["actor"]) == ("long", "a-operator")
+
+
 def test_status_as_json_is_the_standing(server):
     url, leader = server
     done = servanda("gateway", "status", "--gateway", url, "--format", "json")

@@ -1,0 +1,500 @@
+# The whole command line, command by command: old spellings, options, JSON, - and completion.
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from servanda.cli.commands import FIRST, GROUPS, OLD_NAMES, OLD_OPTIONS, REMOVED
+from servanda.cli.main import main
+from servanda.cli.options import DASH, FileType, OutputPath
+from servanda.engines import faults
+from servanda.promotion.run import record
+from servanda.report.base import FORMATS
+from servanda.runner.compare import selftest
+from tests import kit
+from tests.report import made
+
+OLD = json.loads((Path(__file__).parent / "data" / "of_0_1" / "commands.json").read_text())
+
+
+def servanda(*arguments, stdin=None, env=None):
+    words = [*map(str, arguments)]
+    return CliRunner().invoke(main, words, input=stdin, env=env, catch_exceptions=False)
+
+
+def commands():
+    """Every command that does something, by its words."""
+
+    def within(command, context, words):
+        if not isinstance(command, click.Group):
+            yield " ".join(words), command
+            return
+        inner = click.Context(command, info_name=command.name, parent=context)
+        for name in command.list_commands(inner):
+            yield from within(command.get_command(inner, name), inner, (*words, name))
+
+    return dict(within(main, None, ()))
+
+
+COMMANDS = commands()
+
+
+def options():
+    """(command, option) of every option."""
+    for name, command in COMMANDS.items():
+        for param in command.params:
+            if isinstance(param, click.Option):
+                yield name, param
+
+
+def now(old):
+    """An old command's words of today."""
+    first, *more = old.split()
+    return [*OLD_NAMES.get(first, (first,)), *more]
+
+
+# old spellings
+
+
+def test_every_old_command_is_there_or_says_where_it_went():
+    for old in OLD:
+        if old in REMOVED:
+            assert servanda(old).exit_code == 2 and REMOVED[old] in servanda(old).stderr
+        else:
+            assert " ".join(now(old)) in COMMANDS
+    assert {old.split()[0] for old in OLD} >= {*OLD_NAMES}
+
+
+# what each is called with: it ends at once, and prints more than a usage line where it can
+CALLS = {
+    "import": ["none"],
+    "init": ["-"],
+    "lint": ["toy.kernelcontract.yaml"],
+    "explain": ["tv"],
+    "schema": [],
+    "plan": ["toy.kernelcontract.yaml", "--no-probe", "--quiet"],
+    "derive": ["--train", "table:p.json"],
+    "calibrate": ["none"],
+    "presets": ["--format", "json"],
+    "diff": ["toy.kernelcontract.yaml", "other.kernelcontract.yaml", "--format", "json"],
+    "list": ["."],
+    "test": ["none"],
+    "can-promote": ["toy.kernelcontract.yaml", "--to", "canary", "--ledger", "none.db"],
+    "approve": ["toy", "--reason", "x", "--ledger", "none.db"],
+    "override": ["toy", "--reason", "x", "--clause", "tv", "--ttl", "1h", "--ledger", "none.db"],
+    "rollback": ["toy", "--reason", "x", "--ledger", "none.db"],
+    "status": ["--ledger", "none.db", "--format", "json"],
+    "ledger": ["show", "--ledger", "none.db", "--format", "json"],
+    "audit": ["toy.kernelcontract.yaml", "--log", "none"],
+    "pin": ["all", "--reason", "x", "--release"],
+    "measure": ["toy.kernelcontract.yaml", "--side", "infer", "-o", "x.pack", "--quiet"],
+    "report": ["verdict.json", "--format", "json"],
+    "selftest": ["--format", "json"],
+    "serve-kernel": ["http://127.0.0.1:9"],
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, _ = kit.write(tmp_path)
+    (tmp_path / "other.kernelcontract.yaml").write_text(path.read_text().replace("0.05", "0.06"))
+    (tmp_path / "verdict.json").write_text(FORMATS["json"](made.VERDICTS["holds"]))
+    return tmp_path
+
+
+def test_every_old_name_is_called():
+    assert CALLS.keys() == OLD_NAMES.keys()
+
+
+@pytest.mark.parametrize("old", CALLS)
+def test_an_old_spelling_does_the_same_and_says_one_line_on_stderr(folder, old):
+    words = CALLS[old]
+    before, after = servanda(old, *words), servanda(*OLD_NAMES[old], *words)
+    line = f"`servanda {old}` is now `servanda {' '.join(OLD_NAMES[old])}`\n"
+    assert before.stderr == line + after.stderr
+    assert (before.exit_code, before.stdout) == (after.exit_code, after.stdout)
+    assert before.exit_code in (0, 1, 2, 3, 4) and before.stdout + after.stderr
+
+
+@pytest.mark.parametrize("old", [old for old in OLD if old not in REMOVED])
+def test_every_old_option_is_still_read(old):
+    known = {name for param in COMMANDS[" ".join(now(old))].params for name in param.opts}
+    renamed = OLD_OPTIONS.get(now(old)[-1], {})
+    of_gateways = {"--gateway", "--key-file"} if old == "status" else set()
+    assert {*OLD[old].split()} <= known | {*renamed} | of_gateways
+    assert {*renamed.values()} <= known
+
+
+def test_a_name_and_an_option_that_changed_are_one_line():
+    done = servanda("calibrate", "none", "-onew.yaml", "--format=json")
+    assert done.stderr.split("\n")[0] == (
+        "`servanda calibrate` is now `servanda contract calibrate`, -o is now --save-contract"
+    )
+    assert "is now" not in "".join(done.stderr.split("\n")[1:])
+    assert "none is no run directory" in done.stderr
+
+
+def test_what_follows_two_hyphens_is_left_alone():
+    done = servanda("serve", "--", "--show")
+    assert "is now" not in done.stderr and "--show cannot be read" in done.stderr
+
+
+# one option, one meaning
+
+# (option, what differs) -> why
+DIFFERS = {
+    ("--format", "type"): "what a command can print: verdicts and diffs have reports of their own",
+    ("--contract", "type"): "a run and a watch read their contract again; a demo reads it once",
+    ("--fault", "multiple"): "a test injects as many as are named, a demo one",
+    ("--log", "metavar"): "`serve` writes one log; the others read files as well",
+    ("--log", "multiple"): "`serve` writes one log; the others read as many as there are",
+    ("--ledger", "envvar"): "an audit writes a ledger only where its own call names one",
+    ("-o", "type"): "a pack is no text, so it cannot be printed",
+    ("--webhook", "help"): "a watch tells alerts and the others decisions",
+    ("--webhook", "multiple"): "a watch takes one",
+    ("--webhook", "envvar"): "SERVANDA_WEBHOOK is for who decides, and a watch does not",
+    ("--slack", "help"): "a watch tells alerts and the others decisions",
+    ("--slack", "multiple"): "a watch takes one",
+    ("--slack", "envvar"): "SERVANDA_SLACK is for who decides, and a watch does not",
+    ("--timeout", "help"): "of what one waits for: a sync of the drill, a request of the gateway",
+    ("--timeout", "type"): "preflight took a number of seconds, and still does",
+    ("--to", "help"): "where it goes: a build to a stage, a slice to a pool",
+    ("--to", "type"): "where it goes: a build to a stage, a slice to a pool",
+    ("--to", "metavar"): "where it goes: a build to a stage, a slice to a pool",
+}
+
+
+def described(param):
+    kind = param.type
+    values = {click.Choice: "choices", FileType: "dash"}.get(type(kind), "min")
+    return {
+        "type": (type(kind).__name__, kind.name, str(getattr(kind, values, ""))),
+        "metavar": param.metavar,
+        "help": (param.help or "").split(".  ")[0].rstrip("."),
+        "multiple": param.multiple,
+        "envvar": param.envvar,
+        "opts": tuple(param.opts),
+    }
+
+
+def test_an_option_means_the_same_on_every_command():
+    places = {}
+    for command, param in options():
+        places.setdefault(param.opts[0], {})[command] = described(param)
+    differs = {}
+    for name, found in places.items():
+        for part in next(iter(found.values())):
+            values = {command: description[part] for command, description in found.items()}
+            if len({*values.values()}) > 1:
+                differs[name, part] = values
+    assert differs.keys() - DIFFERS.keys() == set(), differs
+    assert DIFFERS.keys() - differs.keys() == set(), "an exception that is none any more"
+
+
+def test_every_option_says_what_it_is():
+    assert [(command, param.opts) for command, param in options() if not param.help] == []
+
+
+# JSON
+
+# command -> a call whose result it prints
+PRINTS = {
+    "check": ["toy.kernelcontract.yaml"],
+    "compare": ["table:p.json", "table:q.json", "--prompts", "prompts.jsonl", "--sequences", 300],
+    "promote": ["toy.kernelcontract.yaml", "--quiet"],
+    "contract lint": ["toy.kernelcontract.yaml"],
+    "contract explain": ["toy.kernelcontract.yaml"],
+    "contract plan": ["toy.kernelcontract.yaml"],
+    "contract presets": [],
+    "contract diff": ["toy.kernelcontract.yaml", "other.kernelcontract.yaml"],
+    "contract list": ["."],
+    "promotion status": ["--ledger", "new.jsonl"],
+    "promotion can-promote": ["toy.kernelcontract.yaml", "--to", "canary"],
+    "promotion ledger verify": [],
+    "tools measure": ["toy.kernelcontract.yaml", "--side", "infer", "-o", "x.pack"],
+    "tools report": ["verdict.json"],
+}
+# command -> where its JSON is read
+PRINTS_ELSEWHERE = {
+    "contract calibrate": "authoring/test_calibrate.py",
+    "contract test": "authoring/contract_test/test_cli.py",
+    "preflight": "rl/sync_drill/test_cli.py",
+    "promotion approve": "test_command_line.py",
+    "promotion override": "test_command_line.py",
+    "promotion rollback": "test_command_line.py",
+    "promotion ledger show": "promotion/ledger/test_cli.py",
+    "gateway status": "gateway/controller/web/test_verbs.py",
+    "gateway pin": "gateway/controller/web/test_verbs.py",
+    "gateway audit": "gateway/controller/test_auditing.py",
+    "tools check-dump": "rl/dumps/test_cli.py",
+    "tools selftest": "test_command_line.py",
+}
+PRINTS_NONE = {
+    "watch": "a line a step, as long as it follows; --series has the numbers as JSON lines",
+    "serve": "it serves; its status and metrics are on its page",
+    "demo": "a tour for people; `check --format json` judges the same contracts",
+    "contract init": "it writes a contract",
+    "contract derive": "it writes a contract",
+    "contract schema": "it is JSON",
+    "promotion ledger export": "it is JSON, an entry a line",
+    "tools serve-kernel": "it serves",
+}
+
+
+def test_every_command_that_prints_a_result_prints_json():
+    having = {command for command, param in options() if "--format" in param.opts}
+    assert having == {*PRINTS, *PRINTS_ELSEWHERE}
+    assert COMMANDS.keys() - having == PRINTS_NONE.keys()
+    for file in PRINTS_ELSEWHERE.values():
+        text = (Path(__file__).parent / file).read_text(encoding="utf-8")
+        assert "json.loads(" in text and "json" in text
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ledger")
+    path, _ = kit.write(folder)
+    where = folder / "ledger.db"
+    servanda("promote", path, "--run-dir", folder / "run", "--ledger", where, "--quiet")
+    return where
+
+
+@pytest.mark.parametrize("command", PRINTS)
+def test_json_alone_is_on_stdout(folder, ledger, command):
+    words = [ledger if word == "new.jsonl" else word for word in PRINTS[command]]
+    if "ledger" in command or command.startswith("promotion can"):
+        words += ["--ledger", ledger]
+    done = servanda(*command.split(), *words, "--format", "json")
+    assert done.exit_code in (0, 1, 3), done.stderr
+
+    def refused(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    assert json.loads(done.stdout, parse_constant=refused)
+
+
+def test_decisions_are_printed_as_json(folder, ledger, monkeypatch):
+    monkeypatch.setattr(record, "say_yes", lambda _, story, **__: story)  # none is awaited
+    cell = ["--clause", "tv", "--ttl", "1h"]
+    for name, words in (("approve", []), ("override", cell), ("rollback", [])):
+        given = ["toy", "--reason", "x", "--ledger", ledger, *words, "--format", "json"]
+        done = servanda("promotion", name, *given)
+        assert done.exit_code == 0 and json.loads(done.stdout)["run"], done.stderr
+
+
+def test_a_selftest_is_printed_as_json(monkeypatch):
+    rows = [selftest.Row("itself", True, made.VERDICTS["holds"])]
+    monkeypatch.setattr("servanda.cli.selftest.selftest", lambda *_, **__: iter(rows))
+    done = servanda("tools", "selftest", "http://127.0.0.1:9", "--format", "json")
+    assert [row["case"] for row in json.loads(done.stdout)] == ["itself"]
+
+
+def test_the_json_of_a_mistake_is_no_json_and_no_text_either(folder):
+    for command in PRINTS:
+        done = servanda(*command.split(), "--nonsense", "--format", "json")
+        assert (done.exit_code, done.stdout) == (2, "")
+
+
+def test_variants_print_json_too(folder):
+    preset = servanda("contract", "presets", "--show", "fp8", "--format", "json")
+    assert json.loads(preset.stdout)["name"] == "fp8"
+    chain = servanda("contract", "explain", "toy.kernelcontract.yaml", "--chain", "--format=json")
+    assert json.loads(chain.stdout)
+    name = servanda("contract", "explain", "tv", "--format", "json")
+    assert json.loads(name.stdout)["text"].startswith("tv: ")
+    sides = ["compare", "table:p.json", "table:q.json", "--prompts", "prompts.jsonl", "--plan"]
+    plan = servanda(*sides, "--sequences", 300, "--format", "json")
+    assert json.loads(plan.stdout)["cells"]
+    assert servanda(*sides, "--format", "html").exit_code == 2
+
+
+# - is standard input and output
+
+
+def paths():
+    """(command, parameter) of every file or folder."""
+    for name, command in COMMANDS.items():
+        for param in command.params:
+            if isinstance(param.type, click.Path):
+                yield name, param
+
+
+# parameters for which - is standard input or output; each is called so below
+DASHES = {
+    ("check", "contract"),
+    ("check", "output"),
+    ("check", "reports"),
+    ("compare", "save"),
+    ("contract calibrate", "save"),
+    ("contract derive", "output"),
+    ("contract explain", "what"),
+    ("contract init", "file"),
+    ("contract plan", "contract"),
+    ("demo", "contract"),
+    ("promotion can-promote", "contract"),
+    ("promotion ledger export", "output"),
+    ("tools check-dump", "output"),
+    ("tools check-dump", "reports"),
+    ("tools check-dump", "save"),
+    ("tools measure", "output"),  # refused, with a reason of its own
+    ("tools report", "path"),
+    ("tools report", "output"),
+}
+
+
+def test_a_hyphen_is_a_stream_or_refused_and_never_a_file(folder):
+    takes = set()
+    for name, param in paths():
+        assert isinstance(param.type, FileType), (name, param.name)
+        if param.type.dash or isinstance(param.type, OutputPath):
+            takes.add((name, param.name))
+            continue
+        with pytest.raises(click.BadParameter, match="this has to be a path"):
+            param.type.convert(DASH, param, None)
+    assert takes == DASHES - {("contract explain", "what")}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["promote", "-"],
+        ["serve", "-"],
+        ["gateway", "audit", "-", "--log", "x"],
+        ["gateway", "audit", "toy.kernelcontract.yaml", "--log", "-"],
+        ["promotion", "status", "--ledger", "-"],
+        ["promote", "toy.kernelcontract.yaml", "--ledger", "-"],
+        ["watch", "run", "--series", "-"],
+        ["check", "toy.kernelcontract.yaml", "--record", "-"],
+        ["tools", "check-dump", "-"],
+        ["contract", "list", "-"],
+        ["contract", "test", "-"],
+    ],
+)
+def test_what_cannot_be_a_stream_says_so(folder, words):
+    done = servanda(*words)
+    assert done.exit_code == 2 and "- is standard input or output" in done.stderr
+    assert not (folder / DASH).exists()
+
+
+def test_reports_go_to_a_file_and_to_standard_output(folder):
+    check = ["check", "toy.kernelcontract.yaml", "--quiet"]
+    both = servanda(*check, "-o", "a.html", "--report", "-", "--report", "b.json")
+    assert both.stdout.rstrip().endswith("exit 0\nreport b.json\nreport a.html"), both.stdout
+    assert (folder / "a.html").exists() and (folder / "b.json").exists()
+    piped = servanda("tools", "report", "-", "--format", "markdown", "-o", DASH, stdin="{")
+    assert piped.exit_code == 4 and "stdin is not JSON of a verdict" in piped.stderr
+    text = (folder / "b.json").read_text()
+    piped = servanda("tools", "report", "-", "--format", "markdown", stdin=text)
+    assert piped.stdout.startswith("> [!TIP]")
+    assert not (folder / DASH).exists()
+
+
+def test_a_saved_contract_goes_to_standard_output_alone(folder):
+    sides = ["compare", "table:p.json", "table:q.json", "--prompts", "prompts.jsonl"]
+    for more in (["--plan"], ["--quiet"], ["--format", "json"]):
+        done = servanda(*sides, "--sequences", 300, *more, "--save-contract", DASH)
+        linted = servanda("contract", "lint", DASH, stdin=done.stdout)
+        assert linted.stdout.startswith("stdin: ok"), (more, done.stdout, linted.output)
+    derive = ["contract", "derive", "--train", "table:p.json", "--infer", "table:q.json"]
+    budget = ["--prompts", "prompts.jsonl", "--max-new-tokens", 6, "--reward-drift", 0.5]
+    derived = servanda(*derive, *budget, "-o", DASH)
+    assert servanda("contract", "lint", DASH, stdin=derived.stdout).exit_code == 0
+    assert not (folder / DASH).exists()
+
+
+def test_a_demo_reads_its_contract_from_standard_input(folder):
+    text = (folder / "toy.kernelcontract.yaml").read_text()
+    done = servanda("demo", "--fault", "renamed", "--contract", DASH, "--quiet", stdin=text)
+    assert done.exit_code == 2 and "there is no fault" in done.stderr
+    fault = next(name for name in faults.FAULTS if name == "permuted_ids")
+    done = servanda("demo", "--fault", fault, "--contract", DASH, "--quiet", stdin=text)
+    assert done.exit_code == 4 and "With the field's thresholds" in done.stdout
+
+
+# shells
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_script(shell):
+    env = {"_SERVANDA_COMPLETE": f"{shell}_source"}
+    done = CliRunner().invoke(main, [], prog_name="servanda", env=env)
+    assert "_SERVANDA_COMPLETE" in done.output and "servanda" in done.output
+    page = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
+    assert f"_SERVANDA_COMPLETE={shell}_source servanda" in page.read_text(encoding="utf-8")
+
+
+def completed(shell, *words):
+    """What a shell is offered, and which parts of the command line were loaded for it."""
+    line = " ".join(["servanda", *words])
+    env = {"bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words))}}.get(
+        shell, {"COMP_WORDS": line, "COMP_CWORD": words[-1] if shell == "fish" else str(len(words))}
+    )
+    code = (
+        "import sys; from servanda.cli.main import main\n"
+        "try:\n    main([], prog_name='servanda')\n"
+        "finally:\n"
+        "    loaded = sorted(n for n in sys.modules if n.startswith('servanda.cli.'))\n"
+        "    print(*loaded, sep=' ', file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"_SERVANDA_COMPLETE": f"{shell}_complete", "PYTHONPATH": ":".join(sys.path), **env},
+    )
+    return done.stdout, done.stderr.split("\n")[-2].split()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_names_of_groups_complete_and_load_no_command(shell):
+    known = ["servanda.cli.commands", "servanda.cli.main"]
+    for words, offered, not_offered in (
+        ([""], "contract", "lint"),
+        (["contract", ""], "lint", "approve"),
+        (["promotion", "ap"], "approve", "status"),
+        (["tools", ""], "check-dump", "lint"),
+    ):
+        text, loaded = completed(shell, *words)
+        assert offered in text and not_offered not in text.split(), (words, text)
+        assert loaded == known, words
+
+
+def test_options_and_old_spellings_complete_too():
+    assert "--save-contract" in completed("bash", "compare", "--sa")[0]
+    assert "verify" in completed("bash", "promotion", "ledger", "")[0]
+    text, said = completed("bash", "lint", "--for")
+    assert "--format" in text and not any("now" in word for word in said)
+
+
+# mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["lnt", "x"], "did you mean `servanda contract lint`?"),
+        (["reprot"], "did you mean `servanda tools report`?"),
+        (["contract", "report"], "did you mean `servanda tools report`?"),
+        (["contract", "check"], "did you mean `servanda check`?"),
+        (["tools", "import"], "did you mean `servanda tools check-dump`?"),
+        (["gateway", "approve"], "did you mean `servanda promotion approve`?"),
+        (["promotion", "promote"], "did you mean `servanda promote`?"),
+        (["contract", "zzz"], "known: calibrate, derive"),
+    ],
+)
+def test_a_command_in_another_group_is_named_with_its_group(words, hint):
+    done = servanda(*words)
+    assert done.exit_code == 2 and f"  hint: {hint}" in done.stderr
+
+
+def test_the_first_page_names_every_command_once():
+    names = [*FIRST, *(name for _, lines in GROUPS.values() for name in lines)]
+    assert sorted({*names} - {"status"}) == sorted(name for name in names if name != "status")
