@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from servanda.contract.model import Clause, Relative
+from servanda.contract.clause import Relative
+from servanda.contract.model import Clause
 from servanda.judgement.clauses.base import GUARDS, Cell
 from servanda.judgement.clauses.chain_certificate import ChainCertificate
 from servanda.judgement.clauses.chain_metrics import CHAIN
