@@ -19,8 +19,8 @@ def gateway_status(gateway: str | None, key_file: Path | None, format_: str) -> 
     Exit codes: 0 it answered, 2 the call is wrong, 4 nobody answers there.
     """
     client = admin_client(gateway, key_file)
-    standing = client.standing()
+    status = client.status()
     if format_ == "json":
-        show_json(standing)
+        show_json(status)
     else:
-        show(slices.text(standing, client.url))
+        show(slices.text(status, client.url))

@@ -90,6 +90,6 @@ def admin_client(gateway: str | None, key_file: Path | None) -> Any:
     """
     if gateway is None:
         raise click.UsageError("--gateway is missing\n  hint: --gateway http://127.0.0.1:8081")
-    from servanda.gateway.controller.web.client import Asking, key_from
+    from servanda.gateway.controller.web.client import ControllerClient, key_from
 
-    return Asking(gateway, key_from(key_file, os.environ))
+    return ControllerClient(gateway, key_from(key_file, os.environ))

@@ -16,7 +16,7 @@ from servanda.contract.identity import Description, EvidenceKey
 from servanda.contract.model import Contract, Kernel
 from servanda.contract.stages import Leg
 from servanda.engines.base import Engine
-from servanda.engines.traffic_replay import ServedEngine
+from servanda.engines.traffic_replay import TrafficReplayEngine
 from servanda.engines.worker import spawn
 from servanda.judgement.clauses.guards import Coverage
 from servanda.judgement.evidence import Evidence, weigh_once
@@ -101,7 +101,7 @@ def evaluate_leg(
         fingerprint=described.fingerprint.get("system_fingerprint", ""),
     )
     plan = compile(contract, attempt=attempt, leg=leg, traffic=traffic)
-    infer = ServedEngine(contract.kernels.infer, described, traffic.requests)
+    infer = TrafficReplayEngine(contract.kernels.infer, described, traffic.requests)
 
     def opening(kernel: Kernel, side: str) -> Engine:
         return infer if side == "infer" else open(kernel, side)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from servanda.rl.sync_drill.result import NEAR, AsFound, Part, Poisoned, Response
+from servanda.rl.sync_drill.result import NEAR, Baseline, Part, PoisonResult, Response
 
 # cause -> what it means, and where to look
 CAUSES: dict[str, str] = {
@@ -39,8 +39,8 @@ CAUSES: dict[str, str] = {
 
 
 def cause_of(
-    found: AsFound,
-    poison: Poisoned,
+    baseline: Baseline,
+    poison: PoisonResult,
     groups: Sequence[Response],
     *,
     adapted: bool,
@@ -52,64 +52,63 @@ def cause_of(
         adapted: the module has adapters that are trained.
         layers: how many layers were drilled.
     """
-    seen = [group for group in groups if group.mark != "unseen"]
-    wrong = [group for group in seen if group.mark == "violated"]
-    if wrong or found.mixed or poison.mark == "violated":
-        by_deafness = _of_the_sync(found, poison, seen, wrong) or _by_the_deaf(
-            seen, [group for group in wrong if not group.late], poison, adapted, layers
+    visible = [group for group in groups if group.mark != "unseen"]
+    wrong = [group for group in visible if group.mark == "violated"]
+    if wrong or baseline.mixed or poison.mark == "violated":
+        cause = _of_the_sync(baseline, poison, visible, wrong) or _by_the_deaf(
+            visible, [group for group in wrong if not group.late], poison, adapted, layers
         )
-        if by_deafness:
-            return by_deafness
-    if found.cast:
+        if cause:
+            return cause
+    if baseline.cast:
         return "wrong_cast"
-    if found.scale or (wrong and all(group.scale for group in wrong) and not found.damaged):
+    if baseline.scale or (wrong and all(group.scale for group in wrong) and not baseline.damaged):
         return "scaled"
-    if found.damaged:
+    if baseline.damaged:
         return "sync_moves"
     return "unfaithful" if wrong else ""
 
 
 def _of_the_sync(
-    found: AsFound, poison: Poisoned, seen: Sequence[Response], wrong: Sequence[Response]
+    baseline: Baseline, poison: PoisonResult, visible: Sequence[Response], wrong: Sequence[Response]
 ) -> str:
     """What is wrong with all of a sync, or with when it arrives."""
-    if found.mixed or poison.mixed or any(group.mixed for group in wrong):
+    if baseline.mixed or poison.mixed or any(group.mixed for group in wrong):
         return "stale_replicas"
     if poison.cached:
         return "stale_cache"
     late = [group for group in wrong if group.late]
     if late and len(late) == len(wrong):
-        return "dropped" if len(late) < len(seen) else "late"
+        return "dropped" if len(late) < len(visible) else "late"
     if poison.late and not wrong:
         return "dropped"
     return "stopped" if wrong and all(group.stopped for group in wrong) else ""
 
 
 def _by_the_deaf(
-    seen: Sequence[Response],
+    visible: Sequence[Response],
     wrong: Sequence[Response],
-    poison: Poisoned,
+    poison: PoisonResult,
     adapted: bool,
     layers: int,
 ) -> str:
     deaf = [group for group in wrong if _is_lost(group)]
-    adapters = [group for group in seen if group.kind == "adapter"]
-    adapters_only = adapted and len(adapters) == len(seen)
+    adapters = [group for group in visible if group.kind == "adapter"]
+    adapters_only = adapted and len(adapters) == len(visible)
     if adapted and adapters and all(g in deaf for g in adapters) and len(wrong) == len(adapters):
         return "adapter_ignored"
-    if len(deaf) == len(seen) and (seen or poison.follow < NEAR):
+    if len(deaf) == len(visible) and (visible or poison.follow < NEAR):
         return "adapter_ignored" if adapters_only else "never_synced"
     if any(not _is_lost(group) and not group.lost for group in wrong):
         return ""  # something else is wrong as well, and no name explains all
-    stale = _stale_use(wrong)
-    if stale:
+    if stale := _stale_use(wrong):
         return stale
     if deaf and all(group.kind == "norms" for group in wrong) and len(deaf) == len(wrong):
         return "norms_stale"
     lost = {group.layer for group in deaf if group.layer is not None}
     if len(lost) == 1 and layers > 1 and _all_within(wrong, lost):
         kinds = {group.kind for group in deaf}
-        here = {group.kind for group in seen if group.layer in lost}
+        here = {group.kind for group in visible if group.layer in lost}
         if kinds >= here and (len(here) > 1 or here == {"adapter"}):
             return "one_layer"
         if kinds == {"mlp"}:
@@ -128,7 +127,6 @@ def _is_lost(group: Response) -> bool:
 
 
 def is_rows(name: str) -> bool:
-    """Whether a part is of rows of the vocabulary."""
     return name.startswith(("row ", "rows "))
 
 
