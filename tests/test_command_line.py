@@ -177,7 +177,7 @@ def described(param):
     values = {click.Choice: "choices", FileType: "dash"}.get(type(kind), "min")
     return {
         "type": (type(kind).__name__, kind.name, str(getattr(kind, values, ""))),
-        "metavar": param.metavar,
+        "metavar": param.metavar or kind.name.upper(),
         "help": (param.help or "").split(".  ")[0].rstrip("."),
         "multiple": param.multiple,
         "envvar": param.envvar,
