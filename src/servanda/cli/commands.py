@@ -64,7 +64,8 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
 }
 # a command whose module is not called as it is
 MODULES = {
-    ("gateway", "status"): "gateway_status",
+    ("gateway", "pin"): "slice_routes",
+    ("gateway", "status"): "slice_routes",
     ("promotion", "approve"): "decisions",
     ("promotion", "override"): "decisions",
     ("promotion", "rollback"): "decisions",
