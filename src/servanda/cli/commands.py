@@ -88,4 +88,11 @@ OLD_OPTIONS = {
     "compare": {"--save": "--save-contract"},
     "check-dump": {"--save": "--save-contract"},
 }
-REMOVED = {"bench": "in a clone of the repository: python -m benchmarks.theory"}
+# what people look for that is no command -> where it is
+HINTS = {
+    "bench": "in a clone of the repository: python -m benchmarks.theory",
+    "export": "`servanda promotion ledger export`",
+    "help": "`servanda --help`, `servanda GROUP --help`, `servanda COMMAND --help`",
+    "verify": "`servanda promotion ledger verify`",
+    "version": "`servanda --version`",
+}

@@ -102,6 +102,8 @@ def act(
         receivers: as `sinks_of` takes them.
     """
     sinks = sinks_of(**receivers)
+    with opened(where, reading=True) as ledger:
+        named(ledger, run)  # a run that is none begins no ledger
     with opened(where) as ledger:
         story = named(ledger, run)
         try:
