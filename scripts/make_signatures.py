@@ -17,11 +17,15 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
+from servanda.engines.arrow import to_parquet
 from servanda.engines.faults import FAULTS, injected, signatures
+from servanda.engines.faults.signatures import ABOUT, KEPT
 from servanda.errors import IdentityError
 from servanda.judgement.power import Signature
 from servanda.runner import run
@@ -67,6 +71,36 @@ def measured(contract, folder):
     return joined([r.pair for r in rounds]), golden
 
 
+def to_bytes(signatures: Sequence[Signature]) -> bytes:
+    """The file's content."""
+    tables = [_table(s.fault, s.pair) for s in signatures if s.pair is not None]
+    about = [
+        {
+            "fault": s.fault,
+            "summary": s.summary,
+            "golden": {name: list(values) for name, values in s.golden.items()},
+            "strength": s.strength,
+        }
+        for s in signatures
+    ]
+    table = pa.concat_tables(tables).replace_schema_metadata({ABOUT: json.dumps(about).encode()})
+    return to_parquet(table, compression_level=19, use_dictionary=True)
+
+
+def _table(fault: str, pair: TracePair) -> pa.Table:
+    infer = pair.infer
+    offsets = pa.array(np.concatenate([[0], np.cumsum(infer.length_S)]).astype(np.int32))
+    columns = {
+        "fault": pa.array([fault] * len(infer.sequence_S)),
+        "lost": pa.array(infer.lost_S),
+        "prompt_tokens": pa.array(infer.prompt_tokens_S.astype(np.int32)),
+    }
+    for (side, name), kept in KEPT.items():
+        values = pa.array(getattr(pair, side).columns[name].astype(kept), from_pandas=False)
+        columns[f"{side}.{name}"] = pa.ListArray.from_arrays(offsets, values)
+    return pa.table(columns)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=160)
@@ -90,7 +124,7 @@ def main():
                 pair, golden = None, {}
             found.append(Signature(name, fault.summary, pair, golden, json.dumps(value)))
             print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-    data = signatures.to_bytes(found)
+    data = to_bytes(found)
     file = signatures.FIELD_FILE if options.field else signatures.FILE
     out = ROOT / "src" / "servanda" / "engines" / "faults" / file
     out.write_bytes(data)

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from servanda.contract import parser
-from servanda.engines.exact_table import Table
+from servanda.engines.table import Table
 from servanda.judgement.lint import linter
 from tests.table_pair import TablePair
 

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.engines.exact_table import Table
+from servanda.engines.table import Table
 from servanda.theory.bounds.gradient import Loss
 from servanda.theory.sampling import Sampling, processed_logprobs
 

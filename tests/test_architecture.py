@@ -53,7 +53,6 @@ ROOT, FOLDER, SPACIOUS = 18, 25, {"cli", "engines"}  # entries: cli has a file f
 SHARED = {
     "app": "the routes of an HTTP server",
     "base": "what each thing of a registry is",
-    "calibration": "of probabilities: what a kernel's confidence is worth",
     "compare": "two things, part by part",
     "contract": "the contract that something here is held to",
     "format": "values as people read them",

@@ -14,7 +14,8 @@ from servanda.authoring.derive.budget import Asked
 from servanda.authoring.derive.derivation import derive
 from servanda.authoring.derive.sizes import Held
 from servanda.cli.main import main
-from servanda.contract.model import GroupAdvantage, Kernel, Weighting
+from servanda.contract.model import Kernel
+from servanda.contract.objective import GroupAdvantage, Weighting
 from servanda.errors import ContractError
 from servanda.judgement import plan as planning
 from servanda.judgement.bound_chain.chain import chain

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.contract.model import Relative
+from servanda.contract.clause import Relative
 from servanda.contract.parser import Marks
 from servanda.errors import ContractError
 from tests.kit import parse

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from servanda.contract.model import Contract, Load, Relative, Weighting
+from servanda.contract.clause import Load, Relative
+from servanda.contract.model import Contract
+from servanda.contract.objective import Weighting
 from servanda.errors import ContractError
 from servanda.judgement.clauses.gradient import advantage_bound
 from servanda.judgement.clauses.scope import known_by_name, slices_of

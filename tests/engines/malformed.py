@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from servanda.engines.http.dialects import DIALECTS, Server
-from servanda.engines.http.dialects.base import Asked
+from servanda.engines.http.dialects.base import SequenceRequest
 from servanda.engines.http.engine import trace_of
 from servanda.engines.http.responses import Part
 from servanda.errors import MeasurementError
@@ -34,7 +34,7 @@ class Case:
 
     dialect: str
     verb: str
-    asked: Asked
+    asked: SequenceRequest
     text: str
 
 
@@ -52,12 +52,14 @@ def cases():
         if body.get("prompt_logprobs") is not None:
             # the first token as the prompt: every other row is read
             prompt, given = body["prompt"][:1], body["prompt"][1:]
-            asked = Asked(tuple(prompt), 1, sampling, 0, tuple(given), best=body["prompt_logprobs"])
+            asked = SequenceRequest(
+                tuple(prompt), 1, sampling, 0, tuple(given), best=body["prompt_logprobs"]
+            )
             found.append(Case("vllm", "score", asked, _plain(reply)))
             continue
         width = body.get("max_tokens", body.get("n_predict"))
         best = body.get("logprobs", body.get("n_probs"))
-        asked = Asked(tuple(body["prompt"]), width, sampling, body["seed"], best=best)
+        asked = SequenceRequest(tuple(body["prompt"]), width, sampling, body["seed"], best=best)
         dialect = "llamacpp" if "n_probs" in body else "vllm"
         found.append(Case(dialect, "draw", asked, _plain(reply)))
     return found

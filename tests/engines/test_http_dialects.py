@@ -11,7 +11,7 @@ import pytest
 
 from servanda.contract.model import Kernel
 from servanda.engines.http.dialects import DIALECTS, Server
-from servanda.engines.http.dialects.base import NEUTRAL, Asked
+from servanda.engines.http.dialects.base import NEUTRAL, SequenceRequest
 from servanda.engines.http.engine import HTTPEngine
 from servanda.engines.http.responses import Part
 from servanda.engines.http.transport import Limits
@@ -32,7 +32,7 @@ def part(value):
 
 def asked(**fields):
     given = {"prompt": (5, 6), "width": 3, "sampling": NEUTRAL, "seed": 1, "best": 2}
-    return Asked(**{**given, **fields})
+    return SequenceRequest(**{**given, **fields})
 
 
 def sglang():

@@ -6,7 +6,7 @@ import pytest
 from servanda.engines.http.dialects import DIALECTS, Server
 from servanda.engines.http.dialects.llamacpp import LlamaCpp
 from servanda.engines.http.responses import Part
-from servanda.engines.http.transport import Refused
+from servanda.engines.http.transport import StatusError
 
 MODELS = {"data": [{"id": "m", "max_model_len": 64, "meta": {"n_vocab": 9}}]}
 
@@ -24,13 +24,13 @@ class Told:
         answer = self.answers.get(endpoint.strip("/").replace("/", "_"))
         found = answer(body) if callable(answer) else answer
         if found is None:
-            raise Refused("refused", status=400, text="no", hint="")
+            raise StatusError("refused", status=400, text="no", hint="")
         return Part(found, "", self.url, endpoint)
 
     def maybe(self, endpoint):
         try:
             return self.ask(endpoint)
-        except Refused:
+        except StatusError:
             return None
 
 

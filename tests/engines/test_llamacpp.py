@@ -6,8 +6,8 @@ import pytest
 
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
-from servanda.engines.gguf_kinds import KIND_OF, QUANTIZED, kind_of, refuse_other_kind
-from servanda.engines.llama_library import llama
+from servanda.engines.llama_model import llama
+from servanda.engines.llamacpp import KIND_OF, QUANTIZED, kind_of, refuse_other_kind
 from servanda.errors import MeasurementError
 from tests.engines.checkpoints import write_checkpoint
 

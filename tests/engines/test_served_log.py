@@ -8,7 +8,7 @@ import pytest
 
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel
-from servanda.engines.traffic_replay import ServedEngine
+from servanda.engines.traffic_replay import TrafficReplayEngine
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling
 from servanda.traces.request_log import read_served
@@ -40,7 +40,7 @@ def answer(tokens, logp, finish="stop", **more):
 
 
 def engine(*rows, kernel=None):
-    return ServedEngine(kernel or Kernel(engine="x"), INFER, requests(*rows))
+    return TrafficReplayEngine(kernel or Kernel(engine="x"), INFER, requests(*rows))
 
 
 def drawn(engine, *sequences, sampling=PLAIN):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.engines.exact_table import Table
+from servanda.engines.table import Table
 from servanda.errors import MeasurementError
 from tests import oracles
 from tests.table_pair import TablePair

@@ -367,8 +367,8 @@ class Ends(TableEngine):
 
 
 class Trips(TableEngine):
-    def _refuse_misfits(self, batch):
-        pass
+    def _chunks(self, batch):
+        return [batch]
 
 
 class Once(TableEngine):

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 from benchmarks import faults_page, truth_table
+from scripts.make_signatures import to_bytes
 
 from servanda.contract.identity import EvidenceKey
 from servanda.engines.faults import FAULTS, signatures
@@ -262,7 +263,7 @@ def test_the_columns_of_the_shipped_signatures_are_whole():
 def test_signatures_come_back_from_bytes_as_they_were():
     made = [signature(0.25, golden=(0.5, 0.25)), Signature("none", "Nothing.", None, {})]
 
-    tokens, refused = signatures.from_bytes(signatures.to_bytes(made))
+    tokens, refused = signatures.from_bytes(to_bytes(made))
 
     assert refused == made[1]
     assert (tokens.fault, tokens.summary, tokens.golden) == (

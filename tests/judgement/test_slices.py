@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from servanda.contract.model import SliceRule, Workload
+from servanda.contract.clause import SliceRule
+from servanda.contract.workload import Workload
 from servanda.judgement.schedule import Schedule
 from servanda.judgement.slices.rules import Cut, Term, column, cuts_of, known
 from servanda.traces.corpus import Corpus

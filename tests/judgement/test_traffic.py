@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel
-from servanda.engines.traffic_replay import ServedEngine
+from servanda.engines.traffic_replay import TrafficReplayEngine
 from servanda.errors import EvidenceError
 from servanda.judgement import traffic as reasons
 from servanda.judgement.traffic import traffic_of
@@ -214,7 +214,7 @@ def test_an_end_beyond_what_is_looked_at_is_no_token_that_a_log_left_out(contrac
     asked = {"sampling": {"max_new_tokens": 20}}
     requests = read(contract, [row(0, **end, **asked), row(1, **asked)]).requests
     infer = Description({"engine": "x"}, {"w": "d"}, "t", 8, (END,))
-    drew = ServedEngine(Kernel(engine="x"), infer, requests)
+    drew = TrafficReplayEngine(Kernel(engine="x"), infer, requests)
 
     found = drew.generate(Batch((0, 1), ((0,), (0,)), 6), Sampling(), 0)
 

@@ -13,7 +13,7 @@ import xmlschema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servanda.contract.model import Claim, Section
+from servanda.contract.clause import Claim, Section
 from servanda.judgement.clauses.base import CellVerdict, Outcome, worst
 from servanda.judgement.verdict import BlindSpot, Verdict
 from servanda.report import format

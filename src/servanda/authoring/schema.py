@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from servanda.authoring.contract_test.model import ContractTest
-from servanda.contract.model import EXTERNAL, QUANTIZATIONS, SECTIONS, Contract
+from servanda.contract.clause import SECTIONS
+from servanda.contract.model import EXTERNAL, QUANTIZATIONS, Contract
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.scope import OUTCOME_METRICS

@@ -19,7 +19,8 @@ from servanda.authoring.template import name_of
 from servanda.cli.options import PRINTS, given, shared
 from servanda.cli.output import refuse_place, show, write_text
 from servanda.contract.kernel_string import parse_kernel
-from servanda.contract.model import GroupAdvantage, Kernel, Weighting
+from servanda.contract.model import Kernel
+from servanda.contract.objective import GroupAdvantage, Weighting
 from servanda.engines import engine_names
 from servanda.engines.table import TableEngine
 from servanda.errors import ContractError, Problem

@@ -222,14 +222,14 @@ def _described(bare: Upstream, kernel: Kernel, url: str, key: Key) -> Upstream:
     Raises:
         MeasurementError: it does not answer.
     """
-    from servanda.engines.http.dialects import found_out
+    from servanda.engines.http.dialects import detect
     from servanda.engines.http.transport import Limits, Transport
     from servanda.engines.http_policy import RetryPolicy
 
     limits = Limits(connect_s=2.0, read_s=5.0, retry=RetryPolicy(tries=1))
     transport = Transport(url, 1, limits, key=key)
     try:
-        speaker, server = found_out(transport, kernel.dialect, kernel.served)
+        speaker, server = detect(transport, kernel.dialect, kernel.served)
         serving = speaker.serving(transport, server)
     finally:
         transport.close()

@@ -19,7 +19,7 @@ from servanda.cli.promotion_options import (
     print_problems,
     print_story,
 )
-from servanda.contract.model import STAGES
+from servanda.contract.clause import STAGES
 from servanda.promotion.ledger.entry import Outrun
 from servanda.promotion.notify.sinks import sinks_of
 from servanda.promotion.run import report

@@ -27,7 +27,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from servanda.contract.fields import VARIABLE
-from servanda.contract.model import QUANTIZATIONS, Kernel
+from servanda.contract.model import QUANTIZATIONS, Kernel, quantization_hint
 from servanda.errors import ContractError, Where
 from servanda.registry import did_you_mean
 
@@ -121,14 +121,6 @@ def _written(value: str, marks: str = ",") -> str:
 
 def _json(setting: object) -> str:
     return _written(json.dumps(setting))
-
-
-def _quantization_hint(name: str) -> str:
-    """Names are exact: two that begin alike are two kernels."""
-    alike = [q for q in QUANTIZATIONS if name and q.startswith(name)]
-    if len(alike) > 1:
-        return f"which one: {' or '.join(alike)}? They are different kernels"
-    return did_you_mean(name, QUANTIZATIONS)
 
 
 class _Reader:
@@ -241,7 +233,7 @@ class _Reader:
         if plus:
             if quantization not in QUANTIZATIONS:
                 message = f"no quantization is named {quantization!r}"
-                raise self.wrong(at + len(dtype) + 1, message, _quantization_hint(quantization))
+                raise self.wrong(at + len(dtype) + 1, message, quantization_hint(quantization))
             found["quantization"] = quantization
 
     def _option(

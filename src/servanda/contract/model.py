@@ -16,32 +16,25 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr
 
 from servanda.contract.clause import (
-    SECTIONS,
-    STAGES,
     WHOLE,
     Claim,
     Clause,
-    Load,
     Place,
-    Relative,
     Section,
-    Severity,
     SliceRule,
-    Stage,
 )
 from servanda.contract.fields import Name, Number, Range, Value, Whole
-from servanda.contract.objective import Gradient, GroupAdvantage, Reward, Weighting
-from servanda.contract.policy import Escalation, Promotion, Routing, StageRule
+from servanda.contract.objective import Gradient, Reward
+from servanda.contract.policy import Escalation, Promotion, Routing
 from servanda.contract.workload import (
     Golden,
     LabelSource,
-    NamedWorkload,
     Path,
     Workload,
     Workloads,
-    WorkloadSampling,
 )
 from servanda.errors import Where
+from servanda.registry import nearest
 from servanda.theory.sampling import Sampling
 
 __all__ = [
@@ -51,40 +44,18 @@ __all__ = [
     "PACK",
     "QUANTIZATIONS",
     "RECORDS",
-    "SECTIONS",
-    "STAGES",
     "WHOLE",
-    "Claim",
     "Clause",
     "Contract",
     "Envelope",
-    "Escalation",
-    "Golden",
-    "Gradient",
-    "GroupAdvantage",
     "Kernel",
     "Kernels",
-    "LabelSource",
-    "Load",
     "Metadata",
-    "NamedWorkload",
     "Observability",
     "Path",
     "Place",
-    "Promotion",
-    "Relative",
-    "Reward",
-    "Routing",
     "Runtime",
-    "Section",
-    "Severity",
-    "SliceRule",
-    "Stage",
-    "StageRule",
-    "Weighting",
     "Weights",
-    "Workload",
-    "WorkloadSampling",
 ]
 
 API_VERSION = "servanda.dev/v1alpha1"
@@ -110,6 +81,14 @@ class Metadata(Value):
     title: str = ""
     description: str = ""
     annotations: dict[str, Any] = Field(default_factory=dict, description="Free.")
+
+
+def quantization_hint(name: str) -> str:
+    """Names are exact: two that begin alike are two kernels."""
+    alike = [q for q in QUANTIZATIONS if name and q.startswith(name)]
+    if len(alike) > 1:
+        return f"which one: {' or '.join(alike)}? They are different kernels"
+    return nearest(name, QUANTIZATIONS)
 
 
 def base_of(url: str) -> str:

@@ -118,11 +118,12 @@ def verb_of(engine: Any, verb: str) -> Callable[..., Any]:
     Raises:
         MeasurementError: it does.
     """
-    found = getattr(engine, verb, None)
-    if found is None:
+    method = getattr(engine, verb, None)
+    if method is None:
         name = type(engine).__name__
-        raise MeasurementError(f"the engine {name} has no verb {verb!r}", hint=_WITHOUT[verb])
-    return found
+        hint = _WITHOUT.get(verb, "an engine has the verbs of servanda.engines.base.Engine")
+        raise MeasurementError(f"the engine {name} has no verb {verb!r}", hint=hint)
+    return method
 
 
 def streams(engine: Any) -> bool:
@@ -149,6 +150,38 @@ BUILTIN = MappingProxyType(
         "vllm": "servanda.engines.vllm",
     }
 )
+
+
+def refuse_misfits(batch: Batch, model: Description) -> None:
+    """Let a batch pass whose sequences all fit the model, as far as its sizes are known.
+
+    Raises:
+        MeasurementError: an empty prompt, an id that the model does not have, a continuation
+            wider than the batch, or a sequence longer than the model's context.
+    """
+    context, size = model.context, model.vocab_size
+    continuations = batch.continuations or ((),) * len(batch)
+    for sequence, prompt, given in zip(batch.sequence_S, batch.prompts, continuations, strict=True):
+        odd = [token for token in (*prompt, *given) if token < 0 or token >= (size or token + 1)]
+        if not prompt:
+            problem = "has an empty prompt"
+            hint = "give its first token as the prompt"
+        elif odd:
+            end = f"end at {size - 1}" if size else "begin at 0"
+            problem = f"has the token id {odd[0]}, and the model's ids {end}"
+            hint = "encode prompts with the tokenizer of this model"
+        elif len(given) > batch.width:
+            problem = f"has {len(given)} tokens to score in a batch of width {batch.width}"
+            hint = "the width of a batch is its longest continuation, or more"
+        elif context is not None and len(prompt) + batch.width > context:
+            problem = (
+                f"needs {len(prompt) + batch.width} tokens ({len(prompt)} of prompt and "
+                f"{batch.width} new), and the model's context is {context}"
+            )
+            hint = "shorten the prompt, or lower max_new_tokens"
+        else:
+            continue
+        raise MeasurementError(f"sequence {sequence} {problem}", hint=hint)
 
 
 def about_of(batch: Batch, kernel: Kernel, path: Path, sampling: Sampling) -> dict[str, str]:

@@ -26,6 +26,22 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
+def read_config(folder: Path) -> Any:
+    """The config of a checkpoint as Transformers reads it; no code of the folder is run."""
+    from transformers import AutoConfig
+
+    with quiet(), reading(folder / "config.json"):
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """Its tokenizer, likewise."""
+    from transformers import AutoTokenizer
+
+    with quiet(), reading(folder / "tokenizer.json"):
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
 def build_model(
     folder: Path, config: Any, state: Mapping[str, torch.Tensor], kernel: Kernel
 ) -> Any:
@@ -39,7 +55,7 @@ def build_model(
     hint = f"transformers {__version__} may not have this architecture, or not {kernel.attention}"
     with reading(folder, hint):
         architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        model, found = architecture.from_pretrained(
+        model, report = architecture.from_pretrained(
             None,
             config=config,
             state_dict=dict(state),
@@ -53,10 +69,10 @@ def build_model(
         ("unexpected_keys", "has a tensor that config.json does not know,"),
         ("mismatched_keys", "has another shape than config.json for"),
     ):
-        if found[kind]:
-            first = min(key if isinstance(key, str) else key[0] for key in found[kind])
+        if report[kind]:
+            first = min(key if isinstance(key, str) else key[0] for key in report[kind])
             raise MeasurementError(
-                f"the checkpoint {str(folder)!r} {says} {first!r} ({len(found[kind])} such)",
+                f"the checkpoint {str(folder)!r} {says} {first!r} ({len(report[kind])} such)",
                 hint="config.json and weights must come from one save_pretrained",
             )
     if kernel.attention == "eager" and kernel.dtype in ("float16", "float64"):

@@ -38,9 +38,9 @@ def checkpoint_folder(model: str | None) -> Path:
         )
     folder = Path(model)
     if not folder.is_dir():
-        found = "is a file" if folder.exists() else "does not exist"
+        state = "is a file" if folder.exists() else "does not exist"
         raise MeasurementError(
-            f"the model folder {str(folder)!r} {found}",
+            f"the model folder {str(folder)!r} {state}",
             hint=_nearest(folder) or "only local folders are read, nothing is downloaded",
         )
     for name in ("config.json", "tokenizer.json"):
@@ -104,18 +104,18 @@ def reading(file: Path, hint: str = SAVED_ANEW) -> Iterator[None]:
     except MeasurementError:
         raise
     except Exception as error:  # the readers raise anything, bare Exception included
-        said = str(error).strip() or type(error).__name__
+        reason = str(error).strip() or type(error).__name__
         raise MeasurementError(
-            f"{str(file)!r} cannot be read: {said.splitlines()[0]}", hint=hint
+            f"{str(file)!r} cannot be read: {reason.splitlines()[0]}", hint=hint
         ) from error
 
 
 def end_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     """Ids that end a sequence: generation_config.json first, then config.json."""
     file = folder / "generation_config.json"
-    said = read_json(file).get("eos_token_id") if file.is_file() else None
-    said = config.get("eos_token_id") if said is None else said
-    return () if said is None else tuple(said) if isinstance(said, list) else (said,)
+    eos = read_json(file).get("eos_token_id") if file.is_file() else None
+    eos = config.get("eos_token_id") if eos is None else eos
+    return () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
 
 
 # of a config.json, what changes no number: who wrote it, and how the weights lie on disk
@@ -131,15 +131,15 @@ def config_values(config: Mapping[str, Any], place: str = "") -> dict[str, str]:
     >>> config_values({"rope_parameters": {"rope_theta": 1e4}, "dtype": "bfloat16"})
     {'rope_parameters.rope_theta': '10000.0'}
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for key, value in config.items():
         if key in _NO_NUMBER:
             continue
         if isinstance(value, Mapping):
-            found |= config_values(value, f"{place}{key}.")
+            values |= config_values(value, f"{place}{key}.")
         else:
-            found[f"{place}{key}"] = json.dumps(value)
-    return found
+            values[f"{place}{key}"] = json.dumps(value)
+    return values
 
 
 # of a generation_config.json, what a server takes for a request that names nothing else
@@ -156,8 +156,8 @@ def sampling_defaults(folder: Path) -> dict[str, str]:
     not, and are then answered with these defaults.
     """
     file = folder / "generation_config.json"
-    said = read_json(file) if file.is_file() else {}
-    return {f"{DEFAULT}{key}": json.dumps(said[key]) for key in _DEFAULTS if key in said}
+    config = read_json(file) if file.is_file() else {}
+    return {f"{DEFAULT}{key}": json.dumps(config[key]) for key in _DEFAULTS if key in config}
 
 
 def file_digest(file: Path) -> str:

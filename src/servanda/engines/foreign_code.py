@@ -40,16 +40,18 @@ class Code:
 
 def code_of(contract: Contract) -> tuple[Code, ...]:
     """Everything that measuring a contract would run of others' code."""
-    found = [code for place, kernel in _kernels(contract) for code in code_of_kernel(kernel, place)]
-    of = (contract.reward and contract.reward.of) or ""
-    if parts := file_and_function(of):
-        found.append(Code(("reward", "of"), f"runs {parts[1]} of {parts[0]}"))
-    return tuple(found)
+    codes = [code for place, kernel in _kernels(contract) for code in code_of_kernel(kernel, place)]
+    reward = (contract.reward and contract.reward.of) or ""
+    if parts := file_and_function(reward):
+        codes.append(Code(("reward", "of"), f"runs {parts[1]} of {parts[0]}"))
+    return tuple(codes)
 
 
 def keys_of(contract: Contract) -> tuple[Code, ...]:
     """Every key of this machine's environment that measuring a contract would send."""
-    return tuple(key for place, one in _kernels(contract) for key in key_of_kernel(one, place))
+    return tuple(
+        key for place, kernel in _kernels(contract) for key in key_of_kernel(kernel, place)
+    )
 
 
 def _kernels(contract: Contract) -> Iterator[tuple[Place, Kernel]]:
@@ -96,12 +98,12 @@ def refuse_code_of_kernel(kernel: Kernel, name: str) -> None:
     _refuse((*code_of_kernel(kernel, (name,)), *key_of_kernel(kernel, (name,))), None)
 
 
-def _refuse(found: tuple[Code, ...], contract: Contract | None) -> None:
+def _refuse(codes: tuple[Code, ...], contract: Contract | None) -> None:
     problems = [
         Problem(
             f"{code}, and --no-code refuses it", contract and contract.where(*code.place), _HINT
         )
-        for code in found
+        for code in codes
     ]
     if problems and code_is_refused():
         raise ContractError.all(problems)

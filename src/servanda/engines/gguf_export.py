@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from servanda.contract.identity import digest_of
@@ -29,10 +30,10 @@ from servanda.engines.folder import (
     read_json,
     token_digest,
 )
-from servanda.engines.gguf_layout import Place, layout, rope_theta
+from servanda.engines.gguf_layout import TensorLayout, layout, rope_theta
 from servanda.engines.gguf_tokens import token_ids, write_tokenizer
-from servanda.engines.llama_library import last_error, llama
-from servanda.engines.safetensors import Stored, read_stored, weights_digest
+from servanda.engines.llama_model import last_error, llama
+from servanda.engines.safetensors import StoredTensor, read_stored, weights_digest
 from servanda.errors import MeasurementError, ServandaError
 
 CONVERTER = "servanda-gguf 1"  # raised when the same checkpoint makes another file
@@ -119,9 +120,13 @@ def _whole(path: Path) -> Iterator[Path]:
 
 
 def _write(
-    folder: Path, config: Mapping[str, Any], stored: Mapping[str, Stored], path: Path, kind: str
+    folder: Path,
+    config: Mapping[str, Any],
+    stored: Mapping[str, StoredTensor],
+    path: Path,
+    kind: str,
 ) -> None:
-    places = layout(folder, config, stored)
+    layouts = layout(folder, config, stored)
     tokenizer, eos = read_json(folder / "tokenizer.json"), end_tokens(folder, config)
     with closing(GGUFWriter(path, config["model_type"])) as writer:
         writer.add_name(folder.resolve().name)
@@ -132,7 +137,7 @@ def _write(
         writer.add_string("servanda.eos", json.dumps(eos))  # llama.cpp does not tell arrays
         _add_shape(writer, config)
         write_tokenizer(writer, tokenizer, config, eos)
-        for place in places.values():
+        for place in layouts.values():
             flat = _kind_of(place, kind)
             bits = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[flat]
             size = int(np.prod(place.shape)) * np.dtype(bits).itemsize
@@ -140,12 +145,12 @@ def _write(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for name, place in places.items():
+        for name, place in layouts.items():
             values = place.arranged(stored[name].float32())
             writer.write_tensor_data(rounded(values, _kind_of(place, kind), name))
 
 
-def _kind_of(place: Place, kind: str) -> str:
+def _kind_of(place: TensorLayout, kind: str) -> str:
     return kind if len(place.shape) > 1 else "f32"
 
 
@@ -155,24 +160,15 @@ def rounded(values: NDArray[np.float32], kind: str, name: str) -> NDArray[Any]:
     Raises:
         MeasurementError: a finite value is beyond the format's range.
     """
-    if kind == "f32":
-        return values
     with np.errstate(over="ignore"):
-        half = values.astype(np.float16) if kind == "f16" else _bfloat16(values)
-    back = half if kind == "f16" else (half.astype(np.uint32) << 16).view(np.float32)
+        half = quantize(values, _WRITTEN[kind])
+    back = dequantize(half, _WRITTEN[kind])
     if (np.isinf(back) & np.isfinite(values)).any():
         raise MeasurementError(
             f"the tensor {name!r} holds a value beyond the range of {kind}",
             hint="use float32 for this checkpoint, or bfloat16",
         )
-    return half
-
-
-def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    # adding to a NaN could carry it into infinity: it keeps its sign, and a bit that is set
-    return np.where(np.isnan(values), (bits >> 16) | 0x40, nearest).astype(np.uint16)
+    return half.view(np.uint16) if kind == "bf16" else half
 
 
 def _add_shape(writer: GGUFWriter, config: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.engines.safetensors import Stored
+from servanda.engines.safetensors import StoredTensor
 from servanda.errors import MeasurementError
 
 ARCHITECTURES = ("llama", "qwen3")
@@ -24,7 +24,7 @@ _ELSE = "use engine 'transformers' or 'vllm', or name a .gguf file that was conv
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorLayout:
     """One tensor in GGUF: its name, its shape, and the heads whose rows are permuted, if any."""
 
     name: str
@@ -40,8 +40,8 @@ class Place:
 
 
 def layout(
-    folder: Path, config: Mapping[str, Any], stored: Mapping[str, Stored]
-) -> dict[str, Place]:
+    folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> dict[str, TensorLayout]:
     """The place of each tensor of a checkpoint, in the order in which they are written.
 
     Raises:
@@ -68,32 +68,32 @@ def layout(
     ):
         if found != wanted:
             raise _unwritten(folder, f"{name} {found!r}", f"{wanted!r} is")
-    places = _places(kind, config)
+    layouts = _layouts(kind, config)
     says = f"the checkpoint {str(folder)!r}"
     hint = "config.json and weights must come from one save_pretrained"
     spare: set[str] = set()
     if config.get("tie_word_embeddings"):
         spare = {"lm_head.weight"}
-        del places["lm_head.weight"]
-    for name in sorted(places.keys() - stored.keys()):
+        del layouts["lm_head.weight"]
+    for name in sorted(layouts.keys() - stored.keys()):
         raise MeasurementError(f"{says} lacks the tensor {name!r}", hint=hint)
-    for name in sorted(stored.keys() - places.keys() - spare):
+    for name in sorted(stored.keys() - layouts.keys() - spare):
         raise MeasurementError(
             f"{says} has a tensor that is not written to GGUF, {name!r}", hint=_ELSE
         )
-    for name, place in places.items():
+    for name, place in layouts.items():
         if stored[name].shape != place.shape:
             raise MeasurementError(
                 f"{says} has another shape than config.json for {name!r}: "
                 f"{list(stored[name].shape)}, not {list(place.shape)}",
                 hint=hint,
             )
-    return places
+    return layouts
 
 
-def _unwritten(folder: Path, found: str, written: str) -> MeasurementError:
+def _unwritten(folder: Path, part: str, written: str) -> MeasurementError:
     return MeasurementError(
-        f"the model {str(folder)!r} has {found}, which is not written to GGUF ({written})",
+        f"the model {str(folder)!r} has {part}, which is not written to GGUF ({written})",
         hint=_ELSE,
     )
 
@@ -104,7 +104,7 @@ def rope_theta(config: Mapping[str, Any]) -> float:
     return float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
 
 
-def _places(kind: str, config: Mapping[str, Any]) -> dict[str, Place]:
+def _layouts(kind: str, config: Mapping[str, Any]) -> dict[str, TensorLayout]:
     hidden, wide = config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"]
     keys = config.get("num_key_value_heads") or heads
@@ -125,12 +125,12 @@ def _places(kind: str, config: Mapping[str, Any]) -> dict[str, Place]:
         of_layer["self_attn.q_norm"] = ("attn_q_norm", (head_dim,))
         of_layer["self_attn.k_norm"] = ("attn_k_norm", (head_dim,))
     embedding = (config["vocab_size"], hidden)
-    places = {"model.embed_tokens.weight": Place("token_embd.weight", embedding)}
+    layouts = {"model.embed_tokens.weight": TensorLayout("token_embd.weight", embedding)}
     for layer in range(config["num_hidden_layers"]):
         for theirs, (ours, shape, *permuted) in of_layer.items():
-            places[f"model.layers.{layer}.{theirs}.weight"] = Place(
+            layouts[f"model.layers.{layer}.{theirs}.weight"] = TensorLayout(
                 f"blk.{layer}.{ours}.weight", shape, permuted[0] if permuted and turned else None
             )
-    places["model.norm.weight"] = Place("output_norm.weight", (hidden,))
-    places["lm_head.weight"] = Place("output.weight", embedding)
-    return places
+    layouts["model.norm.weight"] = TensorLayout("output_norm.weight", (hidden,))
+    layouts["lm_head.weight"] = TensorLayout("output.weight", embedding)
+    return layouts

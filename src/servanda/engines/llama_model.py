@@ -1,29 +1,89 @@
-# One model of llama.cpp in memory, by its C functions: metadata, tokens, and logits of what is
-# fed to it.
+# llama.cpp by the low-level bindings of llama-cpp-python: the library, and one model in memory
+# with its metadata, its tokens, and the logits of what is fed to it.
 #
 # Axes: R rows of logits, S sequences, V vocabulary.
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
+import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.engines.llama_library import last_error, llama
 from servanda.errors import MeasurementError
 
+_PLACE = "LLAMA_CPP_LIB_PATH"  # read by llama-cpp-python when it is imported
+_ERROR, _CONTINUED = 4, 5  # levels of ggml's log
+
+_errors: deque[str] = deque(maxlen=20)
+_log = SimpleNamespace(callback=None, level=0)
 # tokens that one call and one graph take: what llama-server cuts a prompt into by default
 TOKENS_AT_ONCE = 512
 _MAGIC = b"GGUF"
 
 
-class Fed(NamedTuple):
+@cache
+def llama() -> Any:
+    """The bindings, `llama_cpp.llama_cpp`, with the library loaded and its chatter off.
+
+    The library is looked for where LLAMA_CPP_LIB_PATH says, or else in `llama.cpp/bin` of the
+    virtual environment, or else in llama-cpp-python itself.
+
+    Raises:
+        MeasurementError: it is not installed, or its library cannot be loaded.
+    """
+    own = Path(sys.prefix) / "llama.cpp" / "bin"
+    if _PLACE not in os.environ and any(own.glob("libllama.*")):
+        os.environ[_PLACE] = str(own)
+    try:
+        bindings = importlib.import_module("llama_cpp.llama_cpp")
+    except ImportError as error:
+        raise MeasurementError(
+            f"engine 'llamacpp' cannot import llama-cpp-python: {error}",
+            hint="pip install 'servanda[llamacpp]' into the environment that runs it, and name "
+            "it as kernels.*.python",
+        ) from error
+    except (OSError, RuntimeError) as error:
+        place = os.environ.get(_PLACE)
+        raise MeasurementError(
+            f"the library of llama.cpp cannot be loaded: {error}"
+            + (f" ({_PLACE} is {place!r})" if place else ""),
+            hint=f"let {_PLACE} name the folder of libllama, or install llama-cpp-python with its "
+            "library: pip install --no-binary llama-cpp-python llama-cpp-python",
+        ) from error
+    _log.callback = bindings.llama_log_callback(_on_log)
+    bindings.llama_log_set(_log.callback, None)
+    bindings.llama_backend_init()
+    return bindings
+
+
+def _on_log(level: int, text: bytes, _data: Any) -> None:
+    """Errors are kept for messages and printed; the rest is how llama.cpp thinks aloud."""
+    _log.level = _log.level if level == _CONTINUED else level
+    if _log.level == _ERROR:
+        words = text.decode(errors="replace")
+        _errors.append(words.strip())
+        print(words, end="", file=sys.stderr, flush=True)
+
+
+def last_error() -> str:
+    """What llama.cpp said first of what went wrong last; forgotten once it is told."""
+    metadata = next((line for line in _errors if line), "it does not say why")
+    _errors.clear()
+    return metadata
+
+
+class TokenInput(NamedTuple):
     """A token for the model: its id, place and sequence, and whether its logits are wanted."""
 
     token: int
@@ -72,7 +132,7 @@ class LlamaModel:
         self.kind: int = self.lib.llama_model_ftype(self._model)
         self.most_sequences: int = self.lib.llama_max_parallel_sequences()
 
-    def said(self, key: str) -> str:
+    def metadata(self, key: str) -> str:
         """A value of the file's metadata as text; "" where it has none."""
         size = 256
         while True:
@@ -87,9 +147,9 @@ class LlamaModel:
     @property
     def ends(self) -> tuple[int, ...]:
         """Ids that end a sequence: as the converter said, or else as llama.cpp has it."""
-        said = self.said("servanda.eos")
-        if said:
-            return tuple(json.loads(said))
+        metadata = self.metadata("servanda.eos")
+        if metadata:
+            return tuple(json.loads(metadata))
         ids = range(self.vocab_size)
         return tuple(i for i in ids if self.lib.llama_vocab_is_eog(self._vocab, i))
 
@@ -145,7 +205,7 @@ class LlamaModel:
             )
         self._room = (sequences, cells)
 
-    def feed(self, tokens: Sequence[Fed]) -> Iterator[NDArray[np.float32]]:
+    def feed(self, tokens: Sequence[TokenInput]) -> Iterator[NDArray[np.float32]]:
         """Logits [R, V] of the tokens that want them, in the order fed, a piece for each call."""
         for start in range(0, len(tokens), TOKENS_AT_ONCE):
             piece = tokens[start : start + TOKENS_AT_ONCE]
@@ -161,12 +221,10 @@ class LlamaModel:
                     f"llama.cpp cannot run {len(piece)} tokens (code {code}): {last_error()}",
                     hint="lower kernels.*.batch_size",
                 )
-            rows = [self._logits(i) for i, fed in enumerate(piece) if fed.wanted]
+            wanted = [i for i, fed in enumerate(piece) if fed.wanted]
+            pointers = [self.lib.llama_get_logits_ith(self._context, i) for i in wanted]
+            rows = [np.ctypeslib.as_array(p, shape=(self.vocab_size,)) for p in pointers]
             yield np.stack(rows) if rows else np.zeros((0, self.vocab_size), np.float32)
-
-    def _logits(self, i: int) -> NDArray[np.float32]:
-        row = self.lib.llama_get_logits_ith(self._context, i)
-        return np.ctypeslib.as_array(row, shape=(self.vocab_size,))
 
     def close(self) -> None:
         if self._model:

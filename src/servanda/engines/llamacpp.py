@@ -24,20 +24,21 @@ from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel
 from servanda.engines import folder
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
-from servanda.engines.gguf_kinds import kind_of, name_of_kind, refuse_other_kind
-from servanda.engines.llama_library import llama
-from servanda.engines.llama_model import TOKENS_AT_ONCE, Fed, LlamaModel
-from servanda.engines.local_engine import DecodingEngine
+from servanda.engines.llama_model import TOKENS_AT_ONCE, LlamaModel, TokenInput, llama
+from servanda.engines.local_engine import LocalEngine
 from servanda.engines.safetensors import read_stored, weights_digest
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints
 from servanda.traces.trace import Batch
 
+# what a GGUF file holds, by the names of contracts
+KIND_OF = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+QUANTIZED = ("q8_0", "q4_0", "q4_k_m")
 _INSTALL = "pip install 'servanda[llamacpp]' into the environment that runs it"
 
 
 @ENGINES.register("llamacpp")
-class LlamaCppEngine(DecodingEngine):
+class LlamaCppEngine(LocalEngine):
     """A folder's own tensors as GGUF, or a .gguf file: up to kernel.batch_size sequences a call."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -65,15 +66,15 @@ class LlamaCppEngine(DecodingEngine):
             "flash_attention": "on" if flash else "off",
             "threads": "1",
             "tokens_at_once": str(TOKENS_AT_ONCE),
-            "architecture": self.model.said("general.architecture"),
-            "converter": self.model.said("servanda.converter") or "unknown",
+            "architecture": self.model.metadata("general.architecture"),
+            "converter": self.model.metadata("servanda.converter") or "unknown",
         }
-        own = self.model.said("servanda.tokenizes") != "false"
+        own = self.model.metadata("servanda.tokenizes") != "false"
         tokenizes = self._tokenizer is not None or own
         self._description = Description(
             fingerprint={**fingerprint, **identity},
             tensors={},
-            tokens=self.model.said("servanda.tokens"),
+            tokens=self.model.metadata("servanda.tokens"),
             vocab_size=self.model.vocab_size,
             eos=self.model.ends,
             context=config.get("max_position_embeddings", self.model.context),
@@ -136,15 +137,15 @@ class LlamaCppEngine(DecodingEngine):
             return {"file": folder.file_digest(file)}
 
     def _weights_from(self, bare: bool) -> str:
-        said = self.model.said("servanda.weights_from") if bare else self._weights
+        stated = self.model.metadata("servanda.weights_from") if bare else self._weights
         declared = self.kernel.weights_from or ""
-        if said and declared and said != declared:
+        if stated and declared and stated != declared:
             raise MeasurementError(
-                f"{self.kernel.model!r} was made from weights {said[:8]}, and weights_from says "
+                f"{self.kernel.model!r} was made from weights {stated[:8]}, and weights_from says "
                 f"{declared[:8]}",
                 hint="leave weights_from out, or name the file of those weights",
             )
-        return said or declared
+        return stated or declared
 
     # running
 
@@ -164,7 +165,7 @@ class LlamaCppEngine(DecodingEngine):
     def _decode(self, chunk: Batch) -> Generator[NDArray[np.float32], Ints | None, None]:
         self._begin(chunk)
         fed = [
-            Fed(token, at, row, at == len(prompt) - 1)
+            TokenInput(token, at, row, at == len(prompt) - 1)
             for row, prompt in enumerate(chunk.prompts)
             for at, token in enumerate(prompt)
         ]
@@ -172,13 +173,13 @@ class LlamaCppEngine(DecodingEngine):
         while True:
             token_S = yield np.concatenate(list(self.model.feed(fed)))
             assert token_S is not None  # whoever goes on sends what was drawn
-            fed = [Fed(int(t), at_S[row], row, True) for row, t in enumerate(token_S)]
+            fed = [TokenInput(int(t), at_S[row], row, True) for row, t in enumerate(token_S)]
             at_S = [at + 1 for at in at_S]
 
     def _prefill(self, chunk: Batch) -> Iterator[NDArray[np.float32]]:
         self._begin(chunk)
         fed = [
-            Fed(token, at, row, at >= len(prompt) - 1)
+            TokenInput(token, at, row, at >= len(prompt) - 1)
             for row, (prompt, given) in enumerate(
                 zip(chunk.prompts, chunk.continuations, strict=True)
             )
@@ -199,3 +200,52 @@ class LlamaCppEngine(DecodingEngine):
                 f"{self.kernel.model!r} holds a tokenizer that llama.cpp does not have",
                 hint="name the checkpoint's folder, or let the other side be one that has it",
             )
+
+
+def kind_of(kernel: Kernel) -> str:
+    """The kind of file that a kernel runs: its quantization, or else its dtype.
+
+    Raises:
+        MeasurementError: GGUF, or this engine, does not have it.
+    """
+    if kernel.quantization is not None:
+        if kernel.quantization not in QUANTIZED:
+            raise MeasurementError(
+                f"engine 'llamacpp' has no quantization {kernel.quantization!r}",
+                hint=f"it has {', '.join(QUANTIZED)}; leave the key out for none",
+            )
+        return kernel.quantization
+    if kernel.dtype not in KIND_OF:
+        raise MeasurementError(
+            f"engine 'llamacpp' has no dtype {kernel.dtype!r}", hint=f"it has {', '.join(KIND_OF)}"
+        )
+    return KIND_OF[kernel.dtype]
+
+
+def name_of_kind(file_type: str) -> str:
+    """`q4_k_m` of what llama.cpp calls 'Q4_K - Medium', `f32` of 'all F32'.
+
+    >>> name_of_kind("Q4_K - Medium"), name_of_kind("all F32"), name_of_kind("Q8_0")
+    ('q4_k_m', 'f32', 'q8_0')
+    """
+    kind, _, size = file_type.removeprefix("all ").partition(" - ")
+    return (kind + (f"_{size[0]}" if size else "")).lower()
+
+
+def refuse_other_kind(file: FilePath, held: str, kind: str) -> None:
+    """A file that holds something else than its kernel says.
+
+    Raises:
+        MeasurementError: with what to write for this file.
+    """
+    if held == kind:
+        return
+    right = {k: f"dtype: {dtype}" for dtype, k in KIND_OF.items()}
+    right |= {k: f"quantization: {k}" for k in QUANTIZED}
+    key = "quantization" if kind in QUANTIZED else "dtype"
+    raise MeasurementError(
+        f"{str(file)!r} holds {held or 'an unknown kind'}, and the kernel's {key} says {kind}",
+        hint=f"write {right[held]} for this file, or name one that holds {kind}"
+        if held in right
+        else f"engine 'llamacpp' runs files of {', '.join(right)}",
+    )

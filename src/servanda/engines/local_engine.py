@@ -7,13 +7,14 @@
 # Prefill of padded rows pads on the right, to the longest prompt plus batch.width; its last
 # column is always padding, since nothing follows a sequence's last token.
 # Axes: S rows of a chunk, T columns that are fed, W new tokens, N tokens of all sequences
-# one after another, R rows of logits, V vocabulary.
+# one after another, R rows of logits, V vocabulary, K best.
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,94 @@ from numpy.typing import NDArray
 
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path
-from servanda.engines.base import CHUNK_ELEMENTS, about_of
-from servanda.engines.decode_loop import Step, decoded, stacked
-from servanda.engines.limits import refuse_misfits
-from servanda.theory.sampling import Floats, Ints, Sampling, columns_of, draw, processed_logprobs
+from servanda.engines.base import CHUNK_ELEMENTS, about_of, refuse_misfits
+from servanda.theory.sampling import (
+    Floats,
+    Ints,
+    Sampling,
+    columns_of,
+    draw,
+    likeliest,
+    processed_logprobs,
+    uniforms,
+)
 from servanda.traces.latency import Timing
 from servanda.traces.trace import Array, Batch, Trace
 
+Record = tuple[Array, Array, Mapping[str, Array]]  # length_S, token_N, columns
 
-class DecodingEngine(ABC):
+
+@dataclass(frozen=True)
+class Step:
+    """One token of each row.
+
+    Args:
+        token_S: what was drawn, of ended rows too.
+        open_S: whether a row had not ended before this step.
+        columns: the record of each token, [S].
+    """
+
+    token_S: Ints
+    open_S: Array
+    columns: Mapping[str, Array]
+
+    @property
+    def record(self) -> Record:
+        """As a trace has it: rows that had ended have no token."""
+        columns = {name: values_S[self.open_S] for name, values_S in self.columns.items()}
+        return self.open_S.astype(np.int64), self.token_S[self.open_S], columns
+
+
+def decoded(
+    logp_after: Callable[[Ints | None], Floats],
+    draw: Callable[[Floats, Floats, Sequence[Sequence[int]]], Ints],
+    chunk: Batch,
+    seed: int,
+    ends: Iterable[int],
+    pad: int,
+    *,
+    record: bool = True,
+    best: int = 0,
+) -> Iterator[Step]:
+    """Draws a chunk; a step is handed on once all of it is known, and recorded.
+
+    Args:
+        logp_after: processed logprobs of the next token, [S, V], after the tokens that each
+            row is fed; None before the first.
+        draw: the next token of each row, [S], from its logprobs, its uniform and its text so far.
+        ends: ids that end a row.
+        pad: what ended rows are fed.
+        best: how many of the likeliest tokens are recorded as well.
+    """
+    uniform_SW = np.stack([uniforms(seed, "draw", s, chunk.width) for s in chunk.sequence_S])
+    ends, fed_S, texts = [*ends], None, [[*prompt] for prompt in chunk.prompts]
+    open_S = np.ones(len(chunk), dtype=bool)
+    for t in range(chunk.width):
+        logp_SV = logp_after(fed_S)
+        token_S = draw(logp_SV, uniform_SW[:, t], texts)
+        columns = columns_of(logp_SV, token_S) if record else {}
+        yield Step(token_S, open_S, columns | likeliest(logp_SV, best))
+        fed_S = np.where(open_S, token_S, pad)
+        for text, token in zip(texts, fed_S.tolist(), strict=True):
+            text.append(token)
+        open_S = open_S & ~np.isin(token_S, ends)
+        if not open_S.any():
+            return
+
+
+def stacked(steps: Iterable[Step]) -> Record:
+    """The record of a whole chunk, row after row."""
+    step_T = [*steps]
+    open_ST = np.stack([step.open_S for step in step_T], axis=1)
+    token_ST = np.stack([step.token_S for step in step_T], axis=1)
+    columns = {
+        name: np.stack([step.columns[name] for step in step_T], axis=1)[open_ST]
+        for name in step_T[0].columns
+    }
+    return open_ST.sum(axis=1), token_ST[open_ST], columns
+
+
+class LocalEngine(ABC):
     """Draws by real decoding with a cache; scores by decoding or by prefill.
 
     The logits of kernel.batch_size scored sequences are in memory at a time.  They are arrays
@@ -134,13 +214,13 @@ class DecodingEngine(ABC):
         with np.errstate(invalid="ignore"):
             return processed_logprobs(self._numpy(logits_RV), sampling)
 
-    def _steps(self, chunk: Batch, sampling: Sampling, seed: int, **kept: Any) -> Iterator[Step]:
+    def _steps(self, chunk: Batch, sampling: Sampling, seed: int, **options: Any) -> Iterator[Step]:
         """Draws a chunk, step by step; `kept` says what is recorded, see `decoded`."""
         decode, ends = self._decode(chunk), self._description.eos
         return decoded(
             lambda fed_S: self._logprobs(decode.send(fed_S), sampling),
             *(self._drawn, chunk, seed, ends, self._pad),
-            **kept,
+            **options,
         )
 
     def _generate(self, chunk: Batch, sampling: Sampling, seed: int) -> Trace:

@@ -85,7 +85,7 @@ def onnx_file(folder: Path, config_json: Mapping[str, Any], kernel: Kernel) -> O
         return {**_export(folder, kernel, into / _MODEL), "made_by": exporters}
 
     def plain() -> OnnxFile:
-        return _kept(place(exporters, "float32"), export)
+        return _cached(place(exporters, "float32"), export)
 
     if kernel.quantization is None:
         return plain()
@@ -96,7 +96,7 @@ def onnx_file(folder: Path, config_json: Mapping[str, Any], kernel: Kernel) -> O
         _quantize(source.path, into / _MODEL)
         return {**source.about, "made_by": both}
 
-    return _kept(place(both, kernel.quantization), quantize)
+    return _cached(place(both, kernel.quantization), quantize)
 
 
 def _versions(libraries: tuple[str, ...]) -> dict[str, str]:
@@ -115,34 +115,34 @@ def _weights_digest(folder: Path) -> str:
 # the cache
 
 
-def _kept(place: Path, make: Callable[[Path], dict[str, Any]]) -> OnnxFile:
+def _cached(place: Path, make: Callable[[Path], dict[str, Any]]) -> OnnxFile:
     """What lies in `place` if it is whole, or else what `make` writes into a folder."""
     with alone(place):
-        about = _whole(place)
+        about = _intact(place)
         if about is None:
-            with tempfile.TemporaryDirectory(dir=place.parent, prefix=".") as made:
-                about = _made(Path(made), place, make)
+            with tempfile.TemporaryDirectory(dir=place.parent, prefix=".") as temporary:
+                about = _build(Path(temporary), place, make)
     return OnnxFile(place / _MODEL, about)
 
 
-def _whole(place: Path) -> dict[str, Any] | None:
+def _intact(place: Path) -> dict[str, Any] | None:
     """What is known of the files in `place`; None where they are not there, or not as written."""
     try:
         about = json.loads((place / _ABOUT).read_text(encoding="utf-8"))
-        found = {name: file_digest(place / name) for name in about["files"]}
+        digests = {name: file_digest(place / name) for name in about["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return about if found == about["files"] else None
+    return about if digests == about["files"] else None
 
 
-def _made(made: Path, place: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    new = made / "new"
+def _build(temporary: Path, place: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    new = temporary / "new"
     new.mkdir()
     about = make(new)
     about["files"] = {file.name: file_digest(file) for file in sorted(new.iterdir())}
     (new / _ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
     if place.exists():
-        place.rename(made / "damaged")
+        place.rename(temporary / "damaged")
     new.rename(place)
     return about
 
@@ -168,15 +168,11 @@ def _export(folder: Path, kernel: Kernel, file: Path) -> dict[str, Any]:
     """Write the graph of a checkpoint; returns what is known of the model."""
     with needing("exporting a model to ONNX"):
         import onnxscript  # noqa: F401 - what torch.onnx writes with
-        import transformers
 
         from servanda.engines import checkpoint
 
+    config = checkpoint.read_config(folder)
     with checkpoint.quiet():
-        with reading(folder / "config.json"):
-            config: Any = transformers.AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
         state = checkpoint.read_weights(folder)
         model: Any = checkpoint.build_model(folder, config, state, kernel)
     try:
@@ -185,9 +181,12 @@ def _export(folder: Path, kernel: Kernel, file: Path) -> dict[str, Any]:
     except OSError:
         raise
     except Exception as error:  # the exporter raises anything, the reason innermost
-        said = _innermost(error)
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
         raise MeasurementError(
-            f"the model {str(folder)!r} cannot be exported to ONNX: {said}",
+            f"the model {str(folder)!r} cannot be exported to ONNX: {reason}",
             hint=f"use engine: transformers for this architecture ({config.model_type})",
         ) from error
     text_config = config.get_text_config()
@@ -198,12 +197,6 @@ def _export(folder: Path, kernel: Kernel, file: Path) -> dict[str, Any]:
         "context": getattr(text_config, "max_position_embeddings", None),
         "eos_token_id": text_config.to_dict().get("eos_token_id"),
     }
-
-
-def _innermost(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _write_graph(model: Any, file: Path) -> None:

@@ -18,7 +18,7 @@ from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel
 from servanda.engines import folder
 from servanda.engines.base import ENGINES
-from servanda.engines.local_engine import DecodingEngine
+from servanda.engines.local_engine import LocalEngine
 from servanda.engines.onnx_export import QUANTIZED, needing, onnx_file, past_names
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints
@@ -28,7 +28,7 @@ _PROVIDER = "CPUExecutionProvider"
 
 
 @ENGINES.register("onnxruntime")
-class OnnxRuntimeEngine(DecodingEngine):
+class OnnxRuntimeEngine(LocalEngine):
     """One graph for prefill and decode, float32 or with dynamic int8, on one thread."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -55,9 +55,9 @@ class OnnxRuntimeEngine(DecodingEngine):
         self._value = onnxruntime.OrtValue.ortvalue_from_numpy
         # of each layer's keys and values
         self._heads = [
-            (kept.shape[1], kept.shape[3])
-            for kept in self._session.get_inputs()
-            if kept.name.startswith("past.")
+            (given.shape[1], given.shape[3])
+            for given in self._session.get_inputs()
+            if given.name.startswith("past.")
         ]
         self._names = past_names(len(self._heads) // 2)
         about = file.about
@@ -80,7 +80,7 @@ class OnnxRuntimeEngine(DecodingEngine):
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [one.ids for one in encoded]
+        return [encoding.ids for encoding in encoded]
 
     def vocabulary(self) -> list[str]:
         token = {i: token for token, i in self._tokenizer.get_vocab().items()}
@@ -104,8 +104,8 @@ class OnnxRuntimeEngine(DecodingEngine):
         feed = {"input_ids": ids_ST, "attention_mask": mask_ST, "columns": columns_C}
         feed["position_ids"] = position_ST
         values = {name: self._value(np.ascontiguousarray(array)) for name, array in feed.items()}
-        kept = {f"past.{name}": value for name, value in zip(self._names, past, strict=True)}
-        return self._session.run_with_ort_values(outputs, values | kept)
+        cache = {f"past.{name}": value for name, value in zip(self._names, past, strict=True)}
+        return self._session.run_with_ort_values(outputs, values | cache)
 
     def _nothing(self, sequences: int) -> list[Any]:
         """Keys and values of no token."""

@@ -142,10 +142,10 @@ class PackEngine:
         drawn = self.pack.drawn
         return dict(zip(drawn.sequence_S.tolist(), drawn.prompt_tokens_S.tolist(), strict=True))
 
-    def _refuse(self, same: bool, what: str, mine: object, asked: object) -> None:
+    def _refuse(self, same: bool, what: str, mine: object, wanted: object) -> None:
         if not same:
             raise MeasurementError(
-                f"the pack {self.pack.file} was drawn with other {what}: {mine}, and {asked} "
+                f"the pack {self.pack.file} was drawn with other {what}: {mine}, and {wanted} "
                 "is asked",
                 hint=_ANEW,
             )

@@ -21,7 +21,8 @@ from typing import Any
 import pyarrow as pa
 
 from servanda.contract.identity import Description, digest_of_bytes
-from servanda.contract.model import Kernel, Workload
+from servanda.contract.model import Kernel
+from servanda.contract.workload import Workload
 from servanda.engines.arrow import from_parquet, from_table, to_parquet, to_table
 from servanda.engines.sealed_file import FileKind, sealed, write_member
 from servanda.errors import MeasurementError

@@ -65,12 +65,12 @@ class Recorder:
         self._engine, self._recording = engine, recording
 
     def describe(self) -> Description:
-        found = self._engine.describe()
+        description = self._engine.describe()
         if self._recording.description is None:
             # whoever replays may ask which tokens these are
             self._recording.vocabulary = self._engine.vocabulary()
-        self._recording.description = found
-        return found
+        self._recording.description = description
+        return description
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         ids = self._engine.encode(texts)
@@ -87,11 +87,11 @@ class Recorder:
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
         trace = verb_of(self._engine, "generate")(batch, sampling, seed)
-        return self._kept(_question("generate", batch, sampling, seed), batch, trace)
+        return self._record(_question("generate", batch, sampling, seed), batch, trace)
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
         trace = self._engine.score(batch, sampling, path)
-        return self._kept(_question("score", batch, sampling, path=path), batch, trace)
+        return self._record(_question("score", batch, sampling, path=path), batch, trace)
 
     def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.floating]]:
         pieces = []
@@ -106,7 +106,9 @@ class Recorder:
             self._recording.add(question, rows_of(batch), sink.getvalue(), rows)
 
     def top(self, batch: Batch, path: Path) -> Trace:
-        return self._kept(_question("top", batch, path=path), batch, self._engine.top(batch, path))
+        return self._record(
+            _question("top", batch, path=path), batch, self._engine.top(batch, path)
+        )
 
     def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
         return self._engine.time(batch, sampling, seed, record)
@@ -114,7 +116,7 @@ class Recorder:
     def close(self) -> None:
         self._engine.close()
 
-    def _kept(self, question: Question, batch: Batch, trace: Trace) -> Trace:
+    def _record(self, question: Question, batch: Batch, trace: Trace) -> Trace:
         self._recording.add(question, rows_of(batch), to_parquet(to_table(trace)))
         return trace
 
@@ -154,12 +156,12 @@ class RecordedEngine:
         self._turn: Counter[str] = Counter()
 
     def describe(self) -> Description:
-        own, asked = self.recorded.description, {c.question.verb for c in self.recorded.calls}
+        own, verbs = self.recorded.description, {c.question.verb for c in self.recorded.calls}
         return replace(
             own,
             fingerprint={**own.fingerprint, "recorded": self.recorded.digest},
-            full_logits="logits" in asked,
-            top=own.top if "top" in asked else 0,
+            full_logits="logits" in verbs,
+            top=own.top if "top" in verbs else 0,
             timed=False,
         )
 
@@ -192,7 +194,7 @@ class RecordedEngine:
         return self._trace(_question("score", batch, sampling, path=path), batch)
 
     def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.floating]]:
-        call = self._found(_question("logits", batch, path=path), batch)
+        call = self._call_of(_question("logits", batch, path=path), batch)
         logits_NV = np.load(io.BytesIO(self.recorded.data(call)), allow_pickle=False)
         yield from np.split(logits_NV, np.cumsum(call.pieces)[:-1])
 
@@ -213,9 +215,9 @@ class RecordedEngine:
         return f"the recording {self.recorded.file}"
 
     def _trace(self, question: Question, batch: Batch) -> Trace:
-        return from_table(from_parquet(self.recorded.data(self._found(question, batch))))
+        return from_table(from_parquet(self.recorded.data(self._call_of(question, batch))))
 
-    def _found(self, question: Question, batch: Batch) -> Call:
+    def _call_of(self, question: Question, batch: Batch) -> Call:
         rows = rows_of(batch)
         key = question.key(rows)
         answers = self.recorded.by_key.get(key)
@@ -233,12 +235,13 @@ class RecordedEngine:
             return MeasurementError(f"{self._name} has no {noun} of any sequence", hint=_ANEW)
         same = {row for c in calls if c.question == question for row in c.rows}
         if not same:
-            near = max(calls, key=lambda c: _alike(c.question, question))
-            there, asked = asdict(near.question), asdict(question)
-            what = next(name for name in asked if asked[name] != there[name])
+            wanted = asdict(question)
+            recorded = [asdict(call.question) for call in calls]
+            there = max(recorded, key=lambda other: sum(wanted[n] == other[n] for n in wanted))
+            what = next(name for name in wanted if wanted[name] != there[name])
             return MeasurementError(
                 f"{self._name} has no {noun} of sequence {rows[0][0]} with {what} "
-                f"{_plain(asked[what])}: it has {what} {_plain(there[what])}",
+                f"{_plain(wanted[what])}: it has {what} {_plain(there[what])}",
                 hint=f"ask as the recorded run did, or {_ANEW}",
             )
         sequences = {sequence for sequence, _ in same}
@@ -265,11 +268,6 @@ class RecordedEngine:
 
 def _ids_key(tokens: Sequence[int]) -> str:
     return digest_of([int(token) for token in tokens])
-
-
-def _alike(one: Question, other: Question) -> int:
-    a, b = asdict(one), asdict(other)
-    return sum(a[name] == b[name] for name in a)
 
 
 def _plain(value: Any) -> str:

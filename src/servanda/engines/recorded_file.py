@@ -208,11 +208,11 @@ class Recorded:
     @cached_property
     def by_key(self) -> Mapping[str, tuple[Call, ...]]:
         """The answers to each question, in the order they were given."""
-        found: dict[str, tuple[Call, ...]] = {}
+        calls: dict[str, tuple[Call, ...]] = {}
         for call in self.calls:
             key = call.question.key(call.rows)
-            found[key] = (*found.get(key, ()), call)
-        return found
+            calls[key] = (*calls.get(key, ()), call)
+        return calls
 
     def data(self, call: Call) -> bytes:
         with zipfile.ZipFile(self.file) as file:

@@ -28,7 +28,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """One tensor: its dtype as safetensors names it, its shape, and its values where they lie."""
 
     dtype: str
@@ -47,26 +47,26 @@ class Stored:
         return values_digest(self.float32(), self.shape)
 
 
-def read_stored(folder: Path) -> dict[str, Stored]:
+def read_stored(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of a checkpoint, by name.
 
     Raises:
         MeasurementError: a file is no safetensors, ends early, or has a dtype that is unknown.
     """
-    found: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in weight_files(folder):
         with reading(file):
-            found |= _read_file(file)
-    return found
+            tensors |= _read_file(file)
+    return tensors
 
 
-def _read_file(file: Path) -> dict[str, Stored]:
+def _read_file(file: Path) -> dict[str, StoredTensor]:
     data = np.memmap(file, dtype=np.uint8, mode="r")
     start = 8 + int.from_bytes(data[:8].tobytes(), "little")
     if len(data) < start:
         raise ValueError("the header of safetensors is not whole")
     header = json.loads(data[8:start].tobytes())
-    found = {}
+    tensors = {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
@@ -77,11 +77,11 @@ def _read_file(file: Path) -> dict[str, Stored]:
         if last - first != math.prod(shape) * dtype.itemsize or start + last > len(data):
             raise ValueError(f"the bytes of tensor {name!r} are not whole")
         values = data[start + first : start + last].view(dtype).reshape(shape)
-        found[name] = Stored(entry["dtype"], shape, values)
-    return found
+        tensors[name] = StoredTensor(entry["dtype"], shape, values)
+    return tensors
 
 
-def weights_digest(stored: Mapping[str, Stored], config: Mapping[str, Any]) -> str:
+def weights_digest(stored: Mapping[str, StoredTensor], config: Mapping[str, Any]) -> str:
     """`Description.weights` of a checkpoint whose model has all its tensors but a tied head."""
     tied = bool(config.get("tie_word_embeddings")) and "model.embed_tokens.weight" in stored
     return digest_of(

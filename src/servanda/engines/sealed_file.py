@@ -41,7 +41,7 @@ class FileKind:
         Raises:
             MeasurementError: no such file, another kind, of a newer version, or damaged.
         """
-        kept: dict[str, bytes] = {}
+        members: dict[str, bytes] = {}
         odd: list[str] = []
         try:
             with zipfile.ZipFile(file) as archive:
@@ -56,7 +56,7 @@ class FileKind:
                     data = archive.read(member)
                     odd += [member] * (digest_of_bytes(data) != digest)
                     if keep:
-                        kept[member] = data
+                        members[member] = data
         except FileNotFoundError:
             raise MeasurementError(
                 f"there is no {self.noun} {file}", hint=f"write one with `{self.command}`"
@@ -76,7 +76,7 @@ class FileKind:
             raise MeasurementError(
                 f"{file} is damaged: {odd[0]} is not what its digest says", hint=self.anew
             )
-        return head, kept
+        return head, members
 
     def _refuse_foreign(self, file: str, head: Any) -> None:
         stated = isinstance(head, dict) and all(key in head for key in self.stated)
@@ -92,8 +92,8 @@ class FileKind:
             )
 
     def unreadable(self, file: str, error: Exception) -> MeasurementError:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        return MeasurementError(f"{file} cannot be read: {said}", hint=self.anew)
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return MeasurementError(f"{file} cannot be read: {reason}", hint=self.anew)
 
 
 def sealed(head: Mapping[str, Any]) -> dict[str, Any]:

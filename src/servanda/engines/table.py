@@ -1,10 +1,17 @@
 # Engine `table`: a kernel that is a file of next-token probabilities, with known truth.
+#
+# A table gives the next-token distribution after the last `order` tokens.  Two tables over
+# one vocabulary stand for two kernels at identical weights.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path as FilePath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,29 +19,120 @@ from numpy.typing import NDArray
 from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel, Path
 from servanda.contract.text_file import content
-from servanda.engines.base import CHUNK_ELEMENTS, ENGINES, about_of
-from servanda.engines.exact_table import Table
+from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
+from servanda.engines.local_engine import LocalEngine, stacked
 from servanda.errors import MeasurementError
-from servanda.theory.divergence.precision import rounded
-from servanda.theory.sampling import (
-    Floats,
-    Ints,
-    Sampling,
-    columns_of,
-    draw,
-    likeliest,
-    observe,
-    processed_logprobs,
-    uniforms,
-)
+from servanda.theory.divergence.precision import CAPTURES, rounded
+from servanda.theory.sampling import Ints, Sampling
 from servanda.traces.latency import Timing
 from servanda.traces.trace import Batch, Trace
 
+_SUM_SLACK = 1e-9  # rows written as decimals need not add up to the last bit
 _LARGEST = 64 << 20  # bytes of a table's file
 
 
+@dataclass(frozen=True)
+class Seconds:
+    """What a table kernel says its tokens take: the first, each next, and recording one."""
+
+    first: float = 0.0
+    next: float = 0.0
+    record: float = 0.0
+
+    def of(self, step: int, record: bool) -> float:
+        return (self.next if step else self.first) + (self.record if record else 0.0)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Next-token distributions by context.
+
+    Args:
+        tokens: the vocabulary; the last `order` tokens joined by a blank name a context.
+        eos: id of the token that ends a sequence.
+        order: how many tokens of context a row sees.
+        rows: context -> probabilities, [V]; the longest known suffix of a context is used,
+            and "" must be there.
+        weights: name of the policy that this table evaluates.
+        capture: the format that its logprobs are recorded in: rounded to it, for drills.
+        seconds: how long it claims to take, for drills; None: what the clock says.
+    """
+
+    tokens: tuple[str, ...]
+    eos: int
+    order: int
+    rows: Mapping[str, tuple[float, ...]]
+    weights: str = "table"
+    capture: str = "float64"
+    seconds: Seconds | None = None
+
+    @classmethod
+    def parse(cls, text: str, file: str) -> Table:
+        """From JSON: {"tokens": [...], "eos": "...", "order": 1, "rows": {"": [...]}, ...}.
+
+        Raises:
+            MeasurementError: not JSON, a key is missing, or a row is no distribution.
+        """
+        try:
+            data = json.loads(text)
+            tokens = tuple(map(str, data["tokens"]))
+            rows = {str(c): tuple(map(float, row)) for c, row in data["rows"].items()}
+            table = cls(
+                tokens,
+                tokens.index(data["eos"]),
+                int(data.get("order", 1)),
+                rows,
+                str(data.get("weights", "table")),
+                str(data.get("capture", "float64")),
+                Seconds(**data["seconds"]) if "seconds" in data else None,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise MeasurementError(
+                f"{file}: not a table of next-token probabilities ({error!r})",
+                hint='{"tokens": ["a", "."], "eos": ".", "order": 1, "rows": {"": [0.9, 0.1]}}',
+            ) from None
+        table._check(file)
+        return table
+
+    def _check(self, file: str) -> None:
+        if self.capture not in CAPTURES:
+            raise MeasurementError(
+                f"{file}: logprobs cannot be recorded as {self.capture!r}",
+                hint=f"capture is one of {', '.join(CAPTURES)}",
+            )
+        if "" not in self.rows:
+            raise MeasurementError(f"{file}: the table has no row '' for unknown contexts")
+        for context, row in self.rows.items():
+            if len(row) != len(self.tokens):
+                raise MeasurementError(
+                    f"{file}: row {context!r} has {len(row)} values for {len(self.tokens)} tokens"
+                )
+            if not all(p >= 0 for p in row) or abs(math.fsum(row) - 1) > _SUM_SLACK:
+                raise MeasurementError(
+                    f"{file}: row {context!r} is no distribution (sum {math.fsum(row)!r})"
+                )
+
+    @cached_property
+    def contexts(self) -> Mapping[str, int]:
+        return {context: i for i, context in enumerate(self.rows)}
+
+    @cached_property
+    def logits_CV(self) -> NDArray[np.float64]:
+        """log p of every row, [C, V]; -inf where p = 0."""
+        with np.errstate(divide="ignore"):
+            return np.log(np.array(list(self.rows.values())))
+
+    def row_of(self, prefix: Sequence[int]) -> int:
+        """Index of the row that follows a prefix of token ids."""
+        for keep in range(min(self.order, len(prefix)), 0, -1):
+            name = " ".join(self.tokens[t] for t in prefix[-keep:])
+            if name in self.contexts:
+                return self.contexts[name]
+        return self.contexts[""]
+
+
 @ENGINES.register("table")
-class TableEngine:
+class TableEngine(LocalEngine):
     """Draws from a Table and scores by looking up; prefill and decode are the same here."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -50,13 +148,9 @@ class TableEngine:
                 f"the table {str(path)!r} cannot be read: {error}",
                 hint="kernels.*.model of engine 'table' is a JSON file of probabilities",
             ) from None
-        self.kernel = kernel
-        self.table = Table.parse(text, str(path))
-        self.clock: Callable[[], float] = time.perf_counter
-
-    def describe(self) -> Description:
-        table = self.table
-        return Description(
+        super().__init__(kernel)
+        self.table = table = Table.parse(text, str(path))
+        self._description = Description(
             fingerprint={
                 "engine": "table",
                 "order": str(table.order),
@@ -88,33 +182,9 @@ class TableEngine:
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         return [" ".join(self.table.tokens[token] for token in tokens) for tokens in ids]
 
-    def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
-        self._refuse_misfits(batch)
-        new: list[list[int]] = [[] for _ in batch.prompts]
-        for alive, _, tokens in self._decode(batch, sampling, seed):
-            for s, token in zip(alive, tokens.tolist(), strict=True):
-                new[s].append(token)
-        return self._trace(batch, new, sampling, "decode")
-
-    def steps(self, batch: Batch, sampling: Sampling, seed: int, best: int = 0) -> Iterator[Trace]:
-        self._refuse_misfits(batch)
-        for alive, rows, token_R in self._decode(batch, sampling, seed):
-            length_S = np.zeros(len(batch), dtype=np.int64)
-            length_S[alive] = 1
-            logp_RV = processed_logprobs(self.table.logits_CV[rows], sampling)
-            columns = columns_of(logp_RV, token_R) | likeliest(logp_RV, best)
-            yield self._recorded(batch, length_S, token_R, columns, sampling, "decode")
-
-    def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
-        self._refuse_misfits(batch)
-        return self._trace(batch, batch.continuations, sampling, path)
-
     def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.floating]]:
-        self._refuse_misfits(batch)
-        rows = self._rows(batch, batch.continuations)
-        size = max(1, CHUNK_ELEMENTS // len(self.table.tokens))
-        for start in range(0, len(rows), size):
-            yield self.table.logits_CV[rows[start : start + size]]
+        for chunk in self._chunks(batch):
+            yield from filter(len, self._given_logits(chunk, path))  # none of them rounded
 
     def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
         """By the clock, to which the table's own seconds are added; nobody waits for them."""
@@ -131,8 +201,8 @@ class TableEngine:
     def close(self) -> None:
         pass
 
-    def _refuse_misfits(self, batch: Batch) -> None:
-        """A sequence with a token that the table does not have, by its name."""
+    def _chunks(self, batch: Batch) -> list[Batch]:
+        """All at once, but for a sequence with a token that the table does not have."""
         known = range(len(self.table.tokens))
         given = batch.continuations or ((),) * len(batch)
         for sequence, *texts in zip(batch.sequence_S, batch.prompts, given, strict=True):
@@ -143,65 +213,40 @@ class TableEngine:
                     f"{len(known) - 1}",
                     hint="encode prompts with the tokens of this table",
                 )
+        return [batch]
 
-    def _draw(self, logp_SV: Floats, uniform_S: Floats) -> Ints:
-        """The next token of each row, [S], from its processed logprobs; a fault overrides it."""
-        return draw(logp_SV, uniform_S)
+    def _generate(self, chunk: Batch, sampling: Sampling, seed: int) -> Trace:
+        """Drawn without a record, and recorded once: a table's scores are those of its draws."""
+        drawn = stacked(self._steps(chunk, sampling, seed, record=False))
+        given = self._trace(chunk, *drawn, "decode", sampling).continuations
+        return self._score(replace(chunk, continuations=given), sampling, "decode")
 
-    def _biased(self, logp_SV: Floats, texts: Sequence[Sequence[int]]) -> Floats:
-        """What is drawn from after the texts: what is reported, where no fault overrides it."""
-        return logp_SV
+    def _decode(self, chunk: Batch) -> Generator[NDArray[np.float64], Ints | None, None]:
+        texts = [[*prompt] for prompt in chunk.prompts]
+        while True:
+            token_S = yield self.table.logits_CV[[self.table.row_of(text) for text in texts]]
+            assert token_S is not None  # whoever goes on sends what was drawn
+            for text, token in zip(texts, token_S.tolist(), strict=True):
+                text.append(token)
 
-    def _decode(
-        self, batch: Batch, sampling: Sampling, seed: int
-    ) -> Iterator[tuple[list[int], list[int], Ints]]:
-        """Step by step: the sequences that have not ended, the table's row of each, its token."""
-        logp_CV = processed_logprobs(self.table.logits_CV, sampling)
-        draws_SW = np.stack([uniforms(seed, "draw", s, batch.width) for s in batch.sequence_S])
-        texts = [[*prompt] for prompt in batch.prompts]
-        alive = list(range(len(batch)))
-        for step in range(batch.width):
-            if not alive:
-                return
-            rows = [self.table.row_of(texts[s]) for s in alive]
-            logp_RV = self._biased(logp_CV[rows], [texts[s] for s in alive])
-            token_R = self._draw(logp_RV, draws_SW[alive, step])
-            yield alive, rows, token_R
-            for s, token in zip(alive, token_R.tolist(), strict=True):
-                texts[s].append(token)
-            alive = [s for s in alive if texts[s][-1] != self.table.eos]
+    def _prefill(self, chunk: Batch) -> Iterator[NDArray[np.float64]]:
+        return self._given_logits(chunk, "prefill")
 
-    def _rows(self, batch: Batch, new: Sequence[Sequence[int]]) -> list[int]:
-        keep = self.table.order
-        rows = []
-        for prompt, tokens in zip(batch.prompts, new, strict=True):
-            text = [*prompt, *tokens]
+    def _given_logits(self, chunk: Batch, path: Path) -> Iterator[NDArray[np.float64]]:
+        """By looking up: prefill and decode are the same here."""
+        keep, rows = self.table.order, []
+        for prompt, given in zip(chunk.prompts, chunk.continuations, strict=True):
+            text = [*prompt, *given]
             ends = range(len(prompt), len(text))
             rows += [self.table.row_of(text[max(0, at - keep) : at]) for at in ends]
-        return rows
+        size = max(1, CHUNK_ELEMENTS // len(self.table.tokens))
+        for start in range(0, max(1, len(rows)), size):  # one piece, be it empty
+            yield self.table.logits_CV[np.array(rows[start : start + size], dtype=np.int64)]
 
-    def _trace(
-        self, batch: Batch, new: Sequence[Sequence[int]], sampling: Sampling, path: Path
-    ) -> Trace:
-        token_N = np.array([t for tokens in new for t in tokens], dtype=np.int64)
-        logits_NV = self.table.logits_CV[self._rows(batch, new)]
-        length_S = np.array([len(tokens) for tokens in new], dtype=np.int64)
-        columns = observe(logits_NV, token_N, sampling)
-        return self._recorded(batch, length_S, token_N, columns, sampling, path)
-
-    def _recorded(
-        self,
-        batch: Batch,
-        length_S: Ints,
-        token_N: Ints,
-        columns: Mapping[str, Floats],
-        sampling: Sampling,
-        path: Path,
-    ) -> Trace:
-        capture = self.table.capture
+    def _trace(self, *record: Any, **named: Any) -> Trace:
+        trace = super()._trace(*record, **named)
         columns = {
-            name: rounded(values_N, capture) if name.startswith("logp") else values_N
-            for name, values_N in columns.items()
+            name: rounded(values_N, self.table.capture) if name.startswith("logp") else values_N
+            for name, values_N in trace.columns.items()
         }
-        about = about_of(batch, self.kernel, path, sampling)
-        return Trace.of(batch, length_S, token_N, columns, about)
+        return replace(trace, columns=columns)

@@ -37,7 +37,12 @@ def trusted(environ: Mapping[str, str] = os.environ) -> ssl.SSLContext:
 
 def distrusted(error: BaseException | None) -> bool:
     """Whether a connection failed since the certificate of the other side is not trusted."""
-    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+    return by_tls(error, ssl.SSLCertVerificationError)
+
+
+def by_tls(error: BaseException | None, kind: type[ssl.SSLError] = ssl.SSLError) -> bool:
+    """Whether a connection failed in its handshake."""
+    while error is not None and not isinstance(error, kind):
         error = error.__cause__ or error.__context__
     return error is not None
 

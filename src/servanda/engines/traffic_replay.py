@@ -24,7 +24,7 @@ from servanda.traces.request_log import Request
 from servanda.traces.trace import Batch, Trace
 
 
-class ServedEngine:
+class TrafficReplayEngine:
     """Hands out the answers of a log of served requests, by their index.
 
     Args:
@@ -81,7 +81,7 @@ class ServedEngine:
                 "path": "decode",
                 "batch_size": str(self.kernel.batch_size),
                 "sampling": sampling.model_dump_json(),
-                "requests": digest_of([_asked(request) for request in launched]),
+                "requests": digest_of([_launch(request) for request in launched]),
             },
             lost_S=[bool(request.lost) for request in requests],
         )
@@ -110,13 +110,13 @@ class ServedEngine:
     def _ended(self, request: Request) -> bool:
         """Whether the model ended an answer by a token that the log leaves out."""
         eos, most = self._described.eos, request.sampling["max_new_tokens"]
-        told = request.finish != "stop" or not eos or request.tokens[-1] in eos
-        return not told and len(request.tokens) < most
+        complete = request.finish != "stop" or not eos or request.tokens[-1] in eos
+        return not complete and len(request.tokens) < most
 
     def _refuse_raw(self, sampling: Sampling) -> None:
-        said = self.kernel.logprobs or self._described.fingerprint.get("logprobs", "processed")
+        meaning = self.kernel.logprobs or self._described.fingerprint.get("logprobs", "processed")
         neutral = sampling.temperature == 1.0 and not sampling.filters
-        if said == "raw" and not neutral:
+        if meaning == "raw" and not neutral:
             raise MeasurementError(
                 "the log of served requests has raw logprobs, and the workload's sampling has a "
                 "temperature or a filter: they do not say what the tokens were drawn with",
@@ -131,7 +131,7 @@ class ServedEngine:
         )
 
 
-def _asked(request: Request) -> list[object]:
+def _launch(request: Request) -> list[object]:
     """What was said of a request beside its answer, wherever the log keeps it now."""
-    asked = (request.at, request.served, request.prompt, request.group, request.key)
-    return [*asked, dict(request.sampling), dict(request.labels)]
+    launch = (request.at, request.served, request.prompt, request.group, request.key)
+    return [*launch, dict(request.sampling), dict(request.labels)]

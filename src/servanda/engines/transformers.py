@@ -22,7 +22,7 @@ from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel
 from servanda.engines import checkpoint, folder
 from servanda.engines.base import ENGINES
-from servanda.engines.local_engine import DecodingEngine
+from servanda.engines.local_engine import LocalEngine
 from servanda.engines.quantized import QUANTIZED, check_quantization, quantize_, requantize_
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints
@@ -30,7 +30,7 @@ from servanda.traces.trace import Batch
 
 
 @ENGINES.register("transformers")
-class TransformersEngine(checkpoint.Tokenized, DecodingEngine):
+class TransformersEngine(checkpoint.Tokenized, LocalEngine):
     """A model as `from_pretrained` builds it, in the kernel's dtype, attention and quantization.
 
     Who wraps the engine may override `_load_state` and `_finish` (the torch module), `_positions`,
@@ -43,17 +43,11 @@ class TransformersEngine(checkpoint.Tokenized, DecodingEngine):
         torch.set_num_threads(1)
         super().__init__(kernel)
         self.folder = folder.checkpoint_folder(kernel.model)
+        config_json = folder.read_json(self.folder / "config.json")
+        self._config = checkpoint.read_config(self.folder)
+        tokenizer_json = folder.read_json(self.folder / "tokenizer.json")
+        self._tokenizer = checkpoint.read_tokenizer(self.folder)
         with checkpoint.quiet():
-            with folder.reading(self.folder / "config.json"):
-                config_json = folder.read_json(self.folder / "config.json")
-                self._config: Any = transformers.AutoConfig.from_pretrained(
-                    self.folder, local_files_only=True, trust_remote_code=False
-                )
-            with folder.reading(self.folder / "tokenizer.json"):
-                tokenizer_json = folder.read_json(self.folder / "tokenizer.json")
-                self._tokenizer = transformers.AutoTokenizer.from_pretrained(
-                    self.folder, local_files_only=True, trust_remote_code=False
-                )
             state = self._load_state()
             self.model: Any = checkpoint.build_model(self.folder, self._config, state, kernel)
         text_config = self._config.get_text_config()

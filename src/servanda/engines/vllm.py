@@ -15,15 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import transformers
 from numpy.typing import NDArray
 
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path
 from servanda.engines import checkpoint, folder, vllm_launch
-from servanda.engines.base import CHUNK_ELEMENTS, ENGINES, about_of
-from servanda.engines.limits import refuse_misfits
-from servanda.engines.vllm_rows import KEY, Part, Reported, Rows, Tap, trace_of
+from servanda.engines.base import CHUNK_ELEMENTS, ENGINES, about_of, refuse_misfits
+from servanda.engines.vllm_rows import KEY, Reported, Rows, SequenceRecord, Tap, trace_of
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Floats, Sampling, columns_of, processed_logprobs, seed_of
 from servanda.traces.latency import Timing
@@ -36,7 +34,7 @@ PLAIN = Sampling(temperature=1.0, top_k=None, top_p=1.0, min_p=0.0)
 
 _ENDED = ("stop", "length")
 
-Asked = tuple[Sequence[int], Any]  # prompt ids, SamplingParams
+Request = tuple[Sequence[int], Any]  # prompt ids, SamplingParams
 
 
 @ENGINES.register("vllm")
@@ -54,13 +52,8 @@ class VllmEngine(checkpoint.Tokenized):
         tokenizer_json = folder.read_json(place / "tokenizer.json")
         self.kernel = kernel
         self._vllm = vllm_launch.imported()
-        with checkpoint.quiet(), folder.reading(place / "config.json"):
-            config: Any = transformers.AutoConfig.from_pretrained(
-                place, local_files_only=True, trust_remote_code=False
-            )
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(
-                place, local_files_only=True, trust_remote_code=False
-            )
+        config = checkpoint.read_config(place)
+        self._tokenizer = checkpoint.read_tokenizer(place)
         text_config = config.get_text_config()
         context = getattr(text_config, "max_position_embeddings", None)
         # of a checkpoint that is stored quantised, the tensors are not those that train has
@@ -95,7 +88,7 @@ class VllmEngine(checkpoint.Tokenized):
         """
         k = min(BEST, self._description.vocab_size)
 
-        def read(row: int, output: Any) -> Part:
+        def read(row: int, output: Any) -> SequenceRecord:
             tokens = list(output.outputs[0].token_ids)
             reported = Reported.of(output.outputs[0].logprobs)
             columns = reported.columns(k)
@@ -104,21 +97,21 @@ class VllmEngine(checkpoint.Tokenized):
                 columns |= columns_of(logp_TV, np.array(tokens))
             return tokens, columns | {"logp": reported.logp_TK[:, 0]}
 
-        parts: list[Part | None] = []
+        parts: list[SequenceRecord | None] = []
         for chunk in self._chunks(batch):
             parts += self._served(self._draws(chunk, sampling, seed, logprobs=k), read)
         return trace_of(parts, batch, about_of(batch, self.kernel, "decode", sampling))
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
         """As `Engine.score`; a transform is applied here, to whole rows of raw logprobs."""
-        parts: list[Part | None] = []
-        for given, said in self._given(batch, path, 1 if sampling == PLAIN else None):
-            if said is None:
+        parts: list[SequenceRecord | None] = []
+        for given, reported in self._given(batch, path, 1 if sampling == PLAIN else None):
+            if reported is None:
                 parts.append(None)
-            elif isinstance(said, Reported):
-                parts.append((given, said.columns(0)))
+            elif isinstance(reported, Reported):
+                parts.append((given, reported.columns(0)))
             else:
-                logp_TV = _processed(said, sampling)
+                logp_TV = _processed(reported, sampling)
                 parts.append((given, columns_of(logp_TV, np.array(given, dtype=np.int64))))
         return trace_of(parts, batch, about_of(batch, self.kernel, path, sampling))
 
@@ -130,24 +123,24 @@ class VllmEngine(checkpoint.Tokenized):
         """
         size = max(1, CHUNK_ELEMENTS // self._description.vocab_size)
         for chunk in batch.chunks(self.kernel.batch_size):
-            for sequence, (given, said) in zip(
+            for sequence, (given, reported) in zip(
                 chunk.sequence_S, self._given(chunk, path, None), strict=True
             ):
-                if said is None:
+                if reported is None:
                     raise MeasurementError(
                         f"vLLM gave up sequence {sequence} of those whose logits it was asked for",
                         hint="what was measured is kept: run the same command again to go on",
                     )
-                assert not isinstance(said, Reported)
+                assert not isinstance(reported, Reported)
                 for start in range(0, len(given), size):
-                    yield said[start : start + size]
+                    yield reported[start : start + size]
 
     def top(self, batch: Batch, path: Path) -> Trace:
         k = min(TOP, self._description.vocab_size)
-        parts: list[Part | None] = []
-        for given, said in self._given(batch, path, k):
-            assert said is None or isinstance(said, Reported)
-            parts.append(None if said is None else (given, said.columns(k)))
+        parts: list[SequenceRecord | None] = []
+        for given, reported in self._given(batch, path, k):
+            assert reported is None or isinstance(reported, Reported)
+            parts.append(None if reported is None else (given, reported.columns(k)))
         return trace_of(parts, batch, about_of(batch, self.kernel, path, PLAIN))
 
     def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
@@ -206,7 +199,7 @@ class VllmEngine(checkpoint.Tokenized):
         *,
         logprobs: int | None,
         taps: bool = True,
-    ) -> list[Asked]:
+    ) -> list[Request]:
         low, high = TEMPERATURES
         if not low <= sampling.temperature <= high:
             raise MeasurementError(
@@ -237,7 +230,7 @@ class VllmEngine(checkpoint.Tokenized):
             )
         ]
 
-    def _ask(self, row: int, part: Batch, path: Path, k: int | None) -> Asked:
+    def _ask(self, row: int, part: Batch, path: Path, k: int | None) -> Request:
         """A request whose answer says something of every given token."""
         prompt, given = part.prompts[row], part.continuations[row]
         options: dict[str, Any] = {} if self._taps is not None else {"logprobs": -1}
@@ -251,30 +244,30 @@ class VllmEngine(checkpoint.Tokenized):
 
     # answering
 
-    def _steps(self, asked: Sequence[Asked]) -> Iterator[list[Any]]:
+    def _steps(self, requests: Sequence[Request]) -> Iterator[list[Any]]:
         """Serves requests, named by their row; yields what each step of the engine gave."""
         engine = self._llm.llm_engine
-        prompts = [{"prompt_token_ids": list(ids)} for ids, _ in asked]
+        prompts = [{"prompt_token_ids": list(ids)} for ids, _ in requests]
         try:
             for row, prompt in enumerate(engine.renderer.render_cmpl(prompts) if prompts else ()):
-                engine.add_request(str(row), prompt, asked[row][1])
+                engine.add_request(str(row), prompt, requests[row][1])
             while engine.has_unfinished_requests():
                 yield engine.step()
         finally:
             if engine.has_unfinished_requests():  # after an error: the next batch runs alone
-                engine.abort_request([str(row) for row in range(len(asked))])
+                engine.abort_request([str(row) for row in range(len(requests))])
             if self._taps is not None:
                 self._taps.clear()
 
-    def _served(self, asked: Sequence[Asked], read: Callable[[int, Any], Any]) -> list[Any]:
+    def _served(self, requests: Sequence[Request], read: Callable[[int, Any], Any]) -> list[Any]:
         """What `read` makes of each finished request, in order; None of one that was given up."""
-        found: list[Any] = [None] * len(asked)
-        for outputs in self._steps(asked):
+        results: list[Any] = [None] * len(requests)
+        for outputs in self._steps(requests):
             for output in outputs:
                 if output.finished and output.outputs[0].finish_reason in _ENDED:
                     row = int(output.request_id)
-                    found[row] = read(row, output)
-        return found
+                    results[row] = read(row, output)
+        return results
 
     def _given(
         self, batch: Batch, path: Path, k: int | None
@@ -291,11 +284,11 @@ class VllmEngine(checkpoint.Tokenized):
             def read(row: int, output: Any, part: Batch = part) -> Reported | Rows:
                 return self._answer(row, output, part, path, k)
 
-            found = self._served([self._ask(r, part, path, k) for r in range(len(part))], read)
-            said = dict(zip(rows, found, strict=True))
+            results = self._served([self._ask(r, part, path, k) for r in range(len(part))], read)
+            reported = dict(zip(rows, results, strict=True))
             empty = nothing if k is None else Reported.best(nothing, (), k)
             for row, given in enumerate(chunk.continuations):
-                yield given, said.get(row, empty)
+                yield given, reported.get(row, empty)
 
     def _answer(
         self, row: int, output: Any, part: Batch, path: Path, k: int | None

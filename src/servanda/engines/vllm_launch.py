@@ -127,9 +127,9 @@ def start(
             **options,
         )
     except Exception as error:  # it raises anything, bare Exception included
-        said = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise MeasurementError(
-            f"vLLM does not start with {str(place)!r}: {said[:_SAID]}",
+            f"vLLM does not start with {str(place)!r}: {reason[:_SAID]}",
             hint="it may not have this architecture, or not this much memory: "
             "VLLM_CPU_KVCACHE_SPACE is of its cache, in GiB",
         ) from error

@@ -16,7 +16,7 @@ from servanda.theory.sampling import Floats, best_columns
 from servanda.traces.trace import Batch, Trace
 
 Rows = NDArray[np.float32]
-Part = tuple[Sequence[int], Mapping[str, Floats]]  # tokens of a sequence, their columns
+SequenceRecord = tuple[Sequence[int], Mapping[str, Floats]]  # tokens of a sequence, their columns
 
 KEY = "servanda"  # in SamplingParams.extra_args: which tap is the request's
 
@@ -40,8 +40,8 @@ class Reported:
         The first token of a prompt is such a position: nothing comes before it.
         """
         ends = zip(flat.start_indices, flat.end_indices, strict=True)
-        said = sum(start < end for start, end in ends)
-        shape = (said, len(flat.token_ids) // said if said else 1)
+        positions = sum(start < end for start, end in ends)
+        shape = (positions, len(flat.token_ids) // positions if positions else 1)
         ids = np.array(flat.token_ids, dtype=np.int64).reshape(shape)
         return cls(ids, np.array(flat.logprobs, dtype=np.float64).reshape(shape))
 
@@ -122,7 +122,9 @@ class TapProcessor:
         return self.taps.get((params.extra_args or {}).get(KEY, ""))
 
 
-def trace_of(parts: Sequence[Part | None], batch: Batch, about: Mapping[str, str]) -> Trace:
+def trace_of(
+    parts: Sequence[SequenceRecord | None], batch: Batch, about: Mapping[str, str]
+) -> Trace:
     """A trace of a batch from its sequences' parts; one that has none is lost."""
     there = [part for part in parts if part is not None]
     names = there[0][1] if there else ("logp",)

@@ -58,7 +58,7 @@ class WeightSync:
             layer, wrapped, leaf = name.partition(".base_layer.")
             if wrapped and leaf == "weight" and hasattr(module[layer], "get_delta_weight"):
                 tensor = self._merged(module[layer], tensor)
-            yield _of_checkpoint(name), tensor
+            yield _WRAPPING.sub("", name), tensor
 
     def _merged(self, layer: Any, weight: Tensor) -> Tensor:
         """A weight with the adapters on it that the trainer's own forward uses.
@@ -83,8 +83,3 @@ class WeightSync:
     def _cast(self, tensor: Tensor) -> Tensor:
         """A tensor as it travels."""
         return tensor
-
-
-def _of_checkpoint(name: str) -> str:
-    """A parameter's name without what wraps it."""
-    return _WRAPPING.sub("", name)

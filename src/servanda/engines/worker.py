@@ -76,11 +76,6 @@ def _pack(batch: Batch) -> bytes:
     return to_bytes(pa.table(columns))
 
 
-def _shape(batch: Batch) -> dict[str, Any]:
-    """What a head says of the batch in the body."""
-    return {"width": batch.width, "together": batch.together}
-
-
 def _unpack(body: bytes, head: dict[str, Any]) -> Batch:
     table = from_bytes(body)
 
@@ -94,6 +89,10 @@ def _unpack(body: bytes, head: dict[str, Any]) -> Batch:
         ids("continuation"),
         head["together"],
     )
+
+
+def _trace(reply: tuple[dict[str, Any], bytes]) -> Trace:
+    return from_table(from_bytes(reply[1]))
 
 
 class Worker:
@@ -140,26 +139,23 @@ class Worker:
         return self._call("decode", {"ids": [[*map(int, tokens)] for tokens in ids]})[0]["value"]
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
-        options = {**_shape(batch), "sampling": sampling.model_dump(), "seed": seed}
-        return from_table(from_bytes(self._call("generate", options, _pack(batch))[1]))
+        return _trace(self._run("generate", batch, sampling=sampling.model_dump(), seed=seed))
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
-        options = {**_shape(batch), "sampling": sampling.model_dump(), "path": path}
-        return from_table(from_bytes(self._call("score", options, _pack(batch))[1]))
+        return _trace(self._run("score", batch, sampling=sampling.model_dump(), path=path))
 
     def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.floating]]:
-        head, body = self._call("logits", {**_shape(batch), "path": path}, _pack(batch))
+        head, body = self._run("logits", batch, path=path)
         while head["more"]:
             yield np.frombuffer(body, dtype=head["dtype"]).reshape(head["shape"])
             head, body = self._reply("logits")
 
     def top(self, batch: Batch, path: Path) -> Trace:
-        body = self._call("top", {**_shape(batch), "path": path}, _pack(batch))[1]
-        return from_table(from_bytes(body))
+        return _trace(self._run("top", batch, path=path))
 
     def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
-        options = {**_shape(batch), "sampling": sampling.model_dump(), "seed": seed}
-        value = self._call("time", {**options, "record": record}, _pack(batch))[0]["value"]
+        options = {"sampling": sampling.model_dump(), "seed": seed, "record": record}
+        value = self._run("time", batch, **options)[0]["value"]
         return Timing(tuple(value["first_S"]), tuple(value["gap_N"]), value["wall"])
 
     def close(self) -> None:
@@ -185,6 +181,11 @@ class Worker:
             self._loading = False
         self._ask(verb, options, body)
         return self._reply(verb)
+
+    def _run(self, verb: str, batch: Batch, **options: Any) -> tuple[dict[str, Any], bytes]:
+        """A call about a batch, whose head says how wide it is, and whose body has its tokens."""
+        options |= {"width": batch.width, "together": batch.together}
+        return self._call(verb, options, _pack(batch))
 
     def _reply(self, verb: str) -> tuple[dict[str, Any], bytes]:
         message = _receive(self._from)
@@ -225,13 +226,13 @@ def interpreter_of(python: str | None) -> str:
     if python is None:
         return sys.executable
     place = FilePath(python)
-    found = place / "bin" / "python" if place.is_dir() else place
-    if not os.access(found, os.X_OK) or found.is_dir():
+    executable = place / "bin" / "python" if place.is_dir() else place
+    if not os.access(executable, os.X_OK) or executable.is_dir():
         raise MeasurementError(
             f"{FilePath(python).resolve()} is no virtual environment and no Python interpreter",
             hint="the kernel's `python` names a folder with bin/python in it, or an interpreter",
         )
-    return str(found)
+    return str(executable)
 
 
 def spawn(kernel: Kernel, side: str) -> Worker:
@@ -278,25 +279,17 @@ def _serve(calls: IO[bytes], replies: IO[bytes]) -> None:
 def _answer(
     engine: Any, verb: str, head: dict[str, Any], body: bytes
 ) -> tuple[dict[str, Any], bytes]:
-    if verb == "describe":
-        return {"value": asdict(engine.describe())}, b""
-    if verb == "encode":
-        return {"value": engine.encode(head["texts"])}, b""
-    if verb == "vocabulary":
-        return {"value": engine.vocabulary()}, b""
-    if verb == "decode":
-        return {"value": verb_of(engine, verb)(head["ids"])}, b""
+    if not body:  # it is about no batch: {"texts"}, {"ids"} or nothing
+        value = verb_of(engine, verb)(*head.values())
+        return {"value": asdict(value) if verb == "describe" else value}, b""
     batch = _unpack(body, head)
-    if verb == "top":
-        return {"ok": verb}, to_bytes(to_table(engine.top(batch, head["path"])))
-    sampling = Sampling(**head["sampling"])
+    if "sampling" in head:
+        head["sampling"] = Sampling(**head["sampling"])
+    names = ("sampling", "seed", "path", "record")
+    result = verb_of(engine, verb)(batch, *(head[name] for name in names if name in head))
     if verb == "time":
-        return {"value": asdict(engine.time(batch, sampling, head["seed"], head["record"]))}, b""
-    if verb == "generate":
-        trace = verb_of(engine, verb)(batch, sampling, head["seed"])
-    else:
-        trace = engine.score(batch, sampling, head["path"])
-    return {"ok": verb}, to_bytes(to_table(trace))
+        return {"value": asdict(result)}, b""
+    return {"ok": verb}, to_bytes(to_table(result))
 
 
 def main() -> None:

@@ -9,11 +9,10 @@ from servanda.contract.clause import WHOLE, Clause, Place, Relative, Section, St
 from servanda.contract.model import BEST_ONLY, Contract
 from servanda.judgement.clauses.base import DRAWS, GUARDS, Kind, Source
 from servanda.judgement.clauses.batch_invariance import BatchInvariance
-from servanda.judgement.clauses.calibration import Calibration
 from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
 from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.not_applicable import Later, NotHere
-from servanda.judgement.clauses.numerical import BoundedFact, Fact
+from servanda.judgement.clauses.numerical import BoundedFact, Calibration, Fact
 from servanda.judgement.clauses.relative import RelativeToNoise, RelativeToStable
 from servanda.judgement.clauses.scaling import feed_of
 from servanda.judgement.clauses.service_level import TIMINGS, LoadOf, service_level

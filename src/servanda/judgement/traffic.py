@@ -11,12 +11,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from servanda.contract.model import Contract
 from servanda.contract.workload import Workload
 from servanda.errors import EvidenceError
 from servanda.theory.sampling import Sampling
-from servanda.traces.request_log import Request
+
+if TYPE_CHECKING:
+    from servanda.traces.request_log import Request
 
 SAMPLING = "asked for another sampling than the workload's"
 ENVELOPE = "prompt outside of runtime.envelope.prompt_tokens"

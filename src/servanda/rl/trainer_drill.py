@@ -50,19 +50,19 @@ def preflight(
     return _preflight(trainee, journal=journal, seed=seed, timeout_s=timeout_s, watch=watch)
 
 
-def trainee_of(found: Any) -> Trainee:
+def trainee_of(trainer: Any) -> Trainee:
     """A Trainee as it is, or that of a trainer of TRL.
 
     Raises:
         MeasurementError: it is neither.
     """
-    if isinstance(found, Trainee):
-        return found
-    if any(kind.__module__.split(".")[0] == "trl" for kind in type(found).__mro__):
+    if isinstance(trainer, Trainee):
+        return trainer
+    if any(kind.__module__.split(".")[0] == "trl" for kind in type(trainer).__mro__):
         from servanda.rl import trl
 
-        return trl.trainee(found)
+        return trl.trainee(trainer)
     raise MeasurementError(
-        f"{type(found).__name__} is neither a Trainee nor a trainer of TRL",
+        f"{type(trainer).__name__} is neither a Trainee nor a trainer of TRL",
         hint="give servanda.rl.Trainee(module, sync, score)",
     )

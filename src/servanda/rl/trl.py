@@ -78,9 +78,10 @@ class Monitored(Base):
         self.slices = dict(
             slices if isinstance(slices, Mapping) else zip(slices, slices, strict=True)
         )
-        self._seen, self._halt, self._scored = 0, False, 1.0
+        self._batches, self._halt, self._scored = 0, False, 1.0
         super().__init__(*args, **kwargs)
-        _check_sampler(self)
+        if not self.use_vllm and self.rollout_func is None:
+            raise _no_logprobs(self, nan=False)  # its batches will have nothing to compare
         if self.accelerator.num_processes > 1:
             monitor.across(gathered)
         self.add_callback(_watcher(self))
@@ -89,7 +90,7 @@ class Monitored(Base):
         out = super()._generate_and_score_completions(inputs)
         if self.model.training:  # no gradient comes of an evaluation
             step = self._observe(inputs, out)
-            self._seen += 1
+            self._batches += 1
             self._halt = self._halt or self._anywhere("halt" in step.action)
             share = {"share": self._scored} if self.score_share < 1 else {}
             for name, value in {**step.metrics, **share, "active": 1.0}.items():
@@ -145,12 +146,11 @@ class Monitored(Base):
                 batch_size=self.args.per_device_train_batch_size,
                 **forward,
             )[0]
-        found_BT = logps_BT.new_full((len(ids), logps_BT.size(1)), float("nan"))
-        found_BT[at] = logps_BT
-        return found_BT
+        logp_BT = logps_BT.new_full((len(ids), logps_BT.size(1)), float("nan"))
+        logp_BT[at] = logps_BT
+        return logp_BT
 
     def _act(self, out: dict[str, Any], step: Step) -> None:
-        """Do to a batch what the contract says."""
         import torch
 
         if not {"correct", "mask"} & {*step.action}:
@@ -159,8 +159,8 @@ class Monitored(Base):
         weight_BT = torch.as_tensor(step.token_weights).to(mask_BT.device, torch.float32)
         if "mask" in step.action:
             # not the completion mask, which is also what the trainer attends to
-            kept_BT = (weight_BT > 0).to(mask_BT.dtype)
-            out["tool_mask"] = out.get("tool_mask", torch.ones_like(mask_BT)) * kept_BT
+            trained_BT = (weight_BT > 0).to(mask_BT.dtype)
+            out["tool_mask"] = out.get("tool_mask", torch.ones_like(mask_BT)) * trained_BT
             out["num_items_in_batch"] = self.accelerator.gather(_loss_mask(out).sum()).sum()
         if "correct" in step.action:
             if self.loss_type == "vespo":  # it multiplies the weights of a row, padding and all
@@ -171,11 +171,9 @@ class Monitored(Base):
             else:  # the losses of TRL are linear in an advantage, and take one a token
                 out["advantages"] = out["advantages"].reshape(len(mask_BT), -1) * weight_BT
 
-    def _anywhere(self, told: bool) -> bool:
+    def _anywhere(self, here: bool) -> bool:
         """Whether it is so on any rank; every rank has to ask."""
-        if self.accelerator.num_processes == 1:
-            return told
-        return any(gathered(told))
+        return here if self.accelerator.num_processes == 1 else any(gathered(here))
 
 
 def _watcher(trainer: Monitored) -> Any:
@@ -184,7 +182,7 @@ def _watcher(trainer: Monitored) -> Any:
 
     class Watcher(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if not trainer._seen:
+            if not trainer._batches:
                 raise MeasurementError(
                     f"step {state.global_step} ended, and the monitor saw no batch of it",
                     hint="something replaced GRPOTrainer._generate_and_score_completions, as "
@@ -227,14 +225,8 @@ def _check_share(monitor: Monitor, share: float) -> None:
 
 def _rows(size: int, share: float, step: int) -> NDArray[np.bool_]:
     """Which rows of a batch are scored: decided by the step, before anything is looked at."""
-    kept = np.random.Generator(np.random.Philox(key=step)).permutation(size)
-    return kept < max(1, math.ceil(share * size))
-
-
-def _check_sampler(trainer: Any) -> None:
-    """Refuse a trainer whose batches will have nothing to compare."""
-    if not trainer.use_vllm and trainer.rollout_func is None:
-        raise _no_logprobs(trainer, nan=False)
+    order = np.random.Generator(np.random.Philox(key=step)).permutation(size)
+    return order < max(1, math.ceil(share * size))
 
 
 def _no_logprobs(trainer: Any, nan: bool) -> MeasurementError:

@@ -134,7 +134,6 @@ def rollouts(engine: Any, sync: Callable[[], None] | None = None) -> Rollouts:
 
 
 def module_of(trainer: Any) -> Any:
-    """The module that a trainer updates."""
     return trainer.accelerator.unwrap_model(trainer.model)
 
 
@@ -168,18 +167,18 @@ def trainee(trainer: Any) -> Trainee:
 
 def _vllm_scores(vllm: Any, rows: Rows) -> list[np.ndarray]:
     """vLLM's logprob of each token of a row but the first, as TRL runs it."""
-    given = [list(row) for row in rows]
+    ids = [list(row) for row in rows]
     if vllm.mode == "server":
-        found = vllm.vllm_client.get_sequence_logprobs(given, [1] * len(given), top_logprobs=0)
-        return [np.array([one for (one,) in row]) for row in found["actual_logprobs"]]
+        scores = vllm.vllm_client.get_sequence_logprobs(ids, [1] * len(ids), top_logprobs=0)
+        return [np.array([logp for (logp,) in row]) for row in scores["actual_logprobs"]]
     from vllm import SamplingParams  # type: ignore[import-not-found]
 
     params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
-    prompts = [{"prompt_token_ids": row} for row in given]
+    prompts = [{"prompt_token_ids": row} for row in ids]
     outputs = vllm.llm.generate(prompts, sampling_params=params, use_tqdm=False)
     return [
         np.array([at[t].logprob for at, t in zip(out.prompt_logprobs[1:], row[1:], strict=True)])
-        for out, row in zip(outputs, given, strict=True)
+        for out, row in zip(outputs, ids, strict=True)
     ]
 
 
@@ -283,5 +282,4 @@ def _name(what: Any) -> str:
 
 
 def _split(trace: Any) -> list[np.ndarray]:
-    """The logprobs of a trace, sequence by sequence."""
     return np.split(trace.columns["logp"], np.cumsum(trace.length_S)[:-1])

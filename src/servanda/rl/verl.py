@@ -49,7 +49,7 @@ _HELPER = "verl.trainer.ppo.rollout_corr_helper"
 
 
 def _metrics(module: Any, watch: Watch) -> None:
-    inner = _found(module, "calculate_debug_metrics", "data")
+    inner = _function(module, "calculate_debug_metrics", "data")
 
     @wraps(inner)
     def calculate_debug_metrics(data: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -59,8 +59,8 @@ def _metrics(module: Any, watch: Watch) -> None:
 
 
 def _correction(module: Any, watch: Watch) -> None:
-    add_to_batch = _found(module, "compute_rollout_correction_and_add_to_batch", "batch")
-    bypass = _found(module, "apply_bypass_mode", "batch")
+    add_to_batch = _function(module, "compute_rollout_correction_and_add_to_batch", "batch")
+    bypass = _function(module, "apply_bypass_mode", "batch")
 
     @wraps(add_to_batch)
     def compute(batch: Any, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -77,17 +77,17 @@ def _correction(module: Any, watch: Watch) -> None:
 
 
 def _trainer(module: Any, watch: Watch) -> None:
-    inner = _found(module, "PPOTrainer._compute_old_log_prob", "self", "batch", "metrics")
+    inner = _function(module, "PPOTrainer._compute_old_log_prob", "self", "batch", "metrics")
 
     @wraps(inner)
     def _compute_old_log_prob(
         self: Any, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
         with watch.working_on(self, batch):
-            found = inner(self, batch, metrics, *args, **kwargs)
+            logprobs = inner(self, batch, metrics, *args, **kwargs)
             if ACTIVE not in metrics:
                 metrics.update(watch.of_bypass(self, batch))
-        return found
+        return logprobs
 
     module.PPOTrainer._compute_old_log_prob = _marked(_compute_old_log_prob)
     # it has these by name, from before they were changed where it was imported first
@@ -105,7 +105,7 @@ CHANGES: Mapping[str, Callable[[Any, Watch], None]] = {
 }
 
 
-def _found(module: Any, name: str, *takes: str) -> Any:
+def _function(module: Any, name: str, *takes: str) -> Any:
     """A function of verl, under the arguments that it is known by.
 
     Raises:
@@ -179,16 +179,16 @@ def missing() -> list[str]:
     """
     if not os.environ.get(CONTRACT):
         return [f"{CONTRACT} is not set: name a contract, or a preset such as verl-sync"]
-    found = []
+    problems = []
     try:
         watch = Watch()
         _ = watch.monitor, watch.recompute
     except ServandaError as error:
-        found.append(str(error))
+        problems.append(str(error))
     lacking = absent()
     if lacking:
         packages = " ".join(_PACKAGES.get(name, name) for name in lacking)
-        found.append(
+        problems.append(
             f"verl imports {', '.join(lacking)}, not installed here: pip install {packages}"
         )
     for name in CHANGES:
@@ -196,14 +196,14 @@ def missing() -> list[str]:
             module = import_module(name)
         except (ImportError, ServandaError) as error:
             if (getattr(error, "name", None) or "").partition(".")[0] not in lacking:
-                found.append(f"{name} cannot be imported: {error}")
+                problems.append(f"{name} cannot be imported: {error}")
             continue
         if not any(hasattr(value, _OURS) for value in _functions(module)):
-            found.append(
+            problems.append(
                 f"{name} is not watched: is servanda installed in this environment, and does "
                 "VERL_USE_EXTERNAL_PLUGINS leave it out?"
             )
-    return found
+    return problems
 
 
 def absent() -> list[str]:
@@ -215,39 +215,39 @@ def absent() -> list[str]:
     if verl is None or not verl.submodule_search_locations:
         return []
     root = Path(next(iter(verl.submodule_search_locations)))
-    found: dict[str, None] = {}
-    seen: set[str] = set()
+    lacking: dict[str, None] = {}
+    read: set[str] = set()
     left = [*CHANGES]
     while left:
         name = left.pop()
         parts = name.split(".")
         if parts[0] != "verl":
-            found |= {} if find_spec(parts[0]) else {parts[0]: None}
+            lacking |= {} if find_spec(parts[0]) else {parts[0]: None}
             continue
         # a module is imported after the packages around it
         for end in range(1, len(parts) + 1):
-            if (own := ".".join(parts[:end])) in seen:
+            if (own := ".".join(parts[:end])) in read:
                 continue
-            seen.add(own)
+            read.add(own)
             path = root.joinpath(*parts[1:end])
             file = next(filter(Path.is_file, (path / "__init__.py", path.with_suffix(".py"))), None)
             if file is not None:
                 text = file.read_text(encoding="utf-8")
                 left += _imports(text, own if file.stem == "__init__" else own.rpartition(".")[0])
-    return [*found]
+    return [*lacking]
 
 
 def _imports(text: str, package: str) -> list[str]:
     """What a module imports for sure when it loads: not in a function, and not after `try`."""
-    found = []
+    names = []
     for node in ast.parse(text).body:
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) + 1 - node.level]
             base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
-            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
-    return found
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return names
 
 
 def _functions(module: Any) -> list[Any]:

@@ -21,17 +21,17 @@ def about(trainer: Any, batch: Any) -> dict[str, Any]:
     rollout_correction = trainer.config.algorithm.get("rollout_correction", None)
     bypass = bool(rollout_correction and rollout_correction.get("bypass_mode", False))
     updates = trainer.global_steps - 1  # verl counts the step that it works on
-    found = {
+    known = {
         "weights": updates,
         "staleness": np.array([_staleness(updates, tag) for tag in batch.tags]),
         "hands_back": rollout_correction is not None and not bypass,
     }
     columns = fetched(batch, ["uid", "data_source"])
     if "uid" in columns:
-        found["groups"] = _texts(columns["uid"])
-    if "data_source" in columns:
-        found["labels"] = {"env": _texts(columns["data_source"])}
-    return found
+        known["groups"] = _texts(columns["uid"])
+    if labels := labels_of(columns):
+        known["labels"] = labels
+    return known
 
 
 def _texts(column: Any) -> list[str]:
@@ -91,5 +91,4 @@ def scored(trainer: Any, part: Any) -> Any:
 
 
 def labels_of(columns: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Labels that a batch carries itself."""
     return {"env": _texts(columns["data_source"])} if "data_source" in columns else {}

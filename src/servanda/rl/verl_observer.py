@@ -36,7 +36,7 @@ class Watch:
         self._known: dict[str, Any] = {}  # of the batch, from the trainer
         self._measured: tuple[Any, Any] | None = None  # (logprobs, step)
         self._steps = 0
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
 
     # read when first needed: verl swallows what is raised while plug-ins are loaded
 
@@ -89,7 +89,7 @@ class Watch:
         """Judge a batch that has no logprobs of the trainer: none, and not those of the rollout."""
         infer_BT = data.batch["rollout_log_probs"]
         step = self._judged(data, infer_BT.new_full(infer_BT.shape, float("nan")))
-        self.tell(
+        self.print_once(
             "verl runs in bypass mode, where old_log_probs are those of the rollout: there are no "
             "train logprobs, and nothing is compared.\n"
             f"  hint: {RECOMPUTE}=0.05 has the trainer score a twentieth of the sequences"
@@ -136,10 +136,9 @@ class Watch:
                 data.batch["rollout_is_weights"] = weight_BT
         return data
 
-    def tell(self, text: str) -> None:
-        """Say something to a person, once."""
-        if text not in self._told:
-            self._told.add(text)
+    def print_once(self, text: str) -> None:
+        if text not in self._printed:
+            self._printed.add(text)
             print(f"servanda: {text}", file=sys.stderr, flush=True)
 
     def _judged(self, data: Any, train_BT: Any) -> Any:

@@ -20,7 +20,7 @@ from servanda.contract.model import BEST_ONLY, Path
 from servanda.engines.base import Engine
 from servanda.errors import ContractError, MeasurementError, Where
 from servanda.judgement.admission import path_of
-from servanda.judgement.clauses.calibration import COLUMNS
+from servanda.judgement.clauses.numerical import COLUMNS
 from servanda.judgement.evidence import GoldenRun
 from servanda.judgement.schedule import NOISE_STRIDE
 from servanda.runner.run_directory import RunDirectory

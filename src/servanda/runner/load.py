@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from servanda.contract import parser
-from servanda.contract.model import Contract, Golden, Kernel, NamedWorkload, Place, Workload
+from servanda.contract.model import Contract, Kernel, Place
 from servanda.contract.stages import Leg
 from servanda.contract.text_file import content
+from servanda.contract.workload import Golden, NamedWorkload, Workload
 from servanda.contract.yaml_reader import MAX_BYTES
 from servanda.engines import engine_names
 from servanda.engines.faults import FAULTS

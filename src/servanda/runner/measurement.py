@@ -34,8 +34,7 @@ from servanda.judgement.clauses.base import Source
 from servanda.judgement.evidence import GoldenRun, Round
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule
-from servanda.judgement.slices.columns import CLASS_FIELDS
-from servanda.judgement.slices.token_classes import codes
+from servanda.judgement.slices.columns import CLASS_FIELDS, codes
 from servanda.runner.batch_invariance import measure_batches, measure_corners
 from servanda.runner.golden import measure_golden
 from servanda.runner.load_test import measure_timing

@@ -85,11 +85,11 @@ def joined(texts: Sequence[tuple[int, ...]], first: int, length: int) -> tuple[i
     >>> joined([(1, 2), (3,)], 1, 4)
     (3, 1, 2, 3)
     """
-    found: list[int] = []
-    while len(found) < length:
-        found += texts[first % len(texts)]
+    tokens: list[int] = []
+    while len(tokens) < length:
+        tokens += texts[first % len(texts)]
         first += 1
-    return tuple(found[:length])
+    return tuple(tokens[:length])
 
 
 def _prompt(line: str, where: Where) -> Prompt:

@@ -228,9 +228,9 @@ def _sampling(value: Any) -> dict[str, Any]:
         if value.get(name) is not None:
             number_of(value[name], f"sampling.{name}")
     for name in ("top_k", "seed"):
-        found = value.get(name)
-        if found is not None and (isinstance(found, bool) or not isinstance(found, int)):
-            raise LineError(f"sampling.{name} is {json_text(found)}, not a whole number")
+        number = value.get(name)
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+            raise LineError(f"sampling.{name} is {json_text(number)}, not a whole number")
     return value
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from servanda.errors import EvidenceError
 
 T = TypeVar("T")
+_hints = lru_cache(maxsize=64)(get_type_hints)
 
 
 def to_plain(value: Any) -> Any:
@@ -73,19 +74,14 @@ def _read(kind: Any, data: Any, place: str) -> Any:
 def _record(kind: Any, data: Any, place: str) -> Any:
     if not isinstance(data, Mapping):
         _refuse(data, "a mapping", place)
-    hints, found = _hints(kind), {}
+    hints, values = _hints(kind), {}
     for field in fields(kind):
         inner = f"{place}.{field.name}" if place else field.name
         if field.name in data:
-            found[field.name] = _read(hints[field.name], data[field.name], inner)
+            values[field.name] = _read(hints[field.name], data[field.name], inner)
         elif field.default is MISSING and field.default_factory is MISSING:
             raise EvidenceError(f"{inner} is missing", hint="is this a verdict.json of servanda?")
-    return kind(**found)
-
-
-@lru_cache(maxsize=64)
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+    return kind(**values)
 
 
 def _tuple(args: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...]:

@@ -13,7 +13,8 @@ from servanda.authoring.diff.compare import changes
 from servanda.authoring.diff.directions import REWRITTEN, Items, With
 from servanda.authoring.diff.rules import RULES
 from servanda.authoring.diff.values import BREAKING, MIRROR, Change
-from servanda.contract.model import Contract, NamedWorkload
+from servanda.contract.model import Contract
+from servanda.contract.workload import NamedWorkload
 from tests.authoring.diff.made import ABSENT, MOVES, NO_MOVE, Move, contract, contracts
 from tests.contract.test_whole_language import WHOLE
 from tests.kit import parse

@@ -7,7 +7,8 @@ import pytest
 
 from servanda.gateway.controller.watched_cells import watch
 from servanda.runner.load import load
-from servanda.theory.stats.likelihood_ratio import LEAK, RequestDraws, names
+from servanda.theory.stats.likelihood_ratio import RequestDraws, names
+from servanda.theory.stats.refutation import LEAK
 from tests.gateway.controller import leads
 
 REPORTED = np.array(leads.NEARLY[""])

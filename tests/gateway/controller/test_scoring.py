@@ -62,7 +62,7 @@ def test_it_is_the_pipeline_of_a_promotion_request_by_request(tmp_path):
     found = scorer(path).score(taken(rows))
     contract = load(path)
     from servanda.contract.stages import Leg
-    from servanda.engines.traffic_replay import ServedEngine
+    from servanda.engines.traffic_replay import TrafficReplayEngine
     from servanda.traces.trace import Batch, align
 
     requests = [request_of(row) for row in rows]
@@ -72,7 +72,7 @@ def test_it_is_the_pipeline_of_a_promotion_request_by_request(tmp_path):
     train = open_engine(contract.kernels.train)
     infer = open_engine(contract.kernels.infer)
     batch = Batch(tuple(range(32)), tuple(r.prompt for r in requests), 6)
-    drew = ServedEngine(contract.kernels.infer, infer.describe(), requests).generate(
+    drew = TrafficReplayEngine(contract.kernels.infer, infer.describe(), requests).generate(
         batch, contract.workload.sampling.transform, 0
     )
     scored = train.score(

@@ -94,7 +94,7 @@ def test_the_gap_is_added_up_as_the_loss_adds_up_tokens(tmp_path, claim, loss, w
 
 def test_the_three_losses_read_three_numbers():
     """Else the test above could not tell them apart."""
-    from servanda.engines.exact_table import Table
+    from servanda.engines.table import Table
     from tests.table_pair import TablePair
 
     rows = ({"": kit.BASE}, LATE)

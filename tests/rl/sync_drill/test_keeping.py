@@ -49,7 +49,7 @@ def test_whatever_was_done_to_them_weights_return_bit_for_bit(values):
     weights.poison()
     weights.restore()
     weights.anchor()
-    weights.nudge(weights.parameters, 0.5)
+    weights.perturb(dict.fromkeys(weights.parameters, 0.5))
     weights.restore()
 
     for parameter, value in zip(module.parameters(), values, strict=True):

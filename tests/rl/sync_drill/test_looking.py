@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from servanda.rl.sync_drill.response_slope import following  # noqa: E402
+from servanda.rl.sync_drill.response_slope import response_slope  # noqa: E402
 from servanda.rl.sync_drill.trainer_response import cast_of  # noqa: E402
 
 
@@ -14,16 +14,13 @@ class Linear:
 
     def __init__(self, tokens=640, width=64):
         rng = np.random.default_rng(0)
-        self.kept = torch.tensor(rng.normal(size=width))
-        self.parameters = {"w": self.kept.clone()}
+        self.kept = {"w": torch.tensor(rng.normal(size=width))}
+        self.parameters = {"w": self.kept["w"].clone()}
         self.x_NW = rng.standard_t(3, (tokens, width))
-
-    def pairs(self):
-        return [(self.parameters["w"], self.kept)]
 
     def settle(self, names):
         for name in names:
-            self.parameters[name].copy_(self.kept)
+            self.parameters[name].copy_(self.kept[name])
 
     def scores(self):
         return self.x_NW @ self.parameters["w"].numpy()
@@ -34,7 +31,8 @@ class Linear:
 def test_a_cast_is_seen_beside_an_error_that_is_larger_than_it(name, other):
     weights = Linear()
     logp_N = weights.scores()
-    weights.parameters["w"].copy_(weights.kept.to(getattr(torch, name)).to(weights.kept.dtype))
+    kept = weights.kept["w"]
+    weights.parameters["w"].copy_(kept.to(getattr(torch, name)).to(kept.dtype))
     rounding_N = weights.scores() - logp_N
     weights.settle(["w"])
     noise_N = np.random.default_rng(1).normal(size=len(logp_N)) * other * rounding_N.std()
@@ -42,4 +40,4 @@ def test_a_cast_is_seen_beside_an_error_that_is_larger_than_it(name, other):
     assert cast_of(weights, rounding_N + noise_N, logp_N, weights.scores) == name
     assert cast_of(weights, noise_N, logp_N, weights.scores) == ""
     if other > 2:  # as an engine of four bits has it: the slope is known to a tenth, no better
-        assert following(rounding_N, rounding_N + noise_N).spread > 0.1
+        assert response_slope(rounding_N, rounding_N + noise_N).spread > 0.1

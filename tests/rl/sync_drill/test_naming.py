@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from servanda.rl.sync_drill.diagnosis import cause_of
-from servanda.rl.sync_drill.result import AsFound, Poisoned, Response, Scale
+from servanda.rl.sync_drill.result import Baseline, PoisonResult, Response, Scale
 
 HALF = Scale("all tensors", 0.5, 0.49, 0.51)
-SOUND = AsFound(
+SOUND = Baseline(
     distance=0.01, idle=0.01, moved=0.0, engine_noise=1e-4, train_noise=1e-4, floor=0.01
 )
 DAMAGED = replace(SOUND, idle=0.5, moved=0.5)  # by a sync of unchanged weights
-CLEAR = Poisoned(distance=0.01, moved=3.0, follow=1.0, limit=0.1, mark="holds")
+CLEAR = PoisonResult(distance=0.01, moved=3.0, follow=1.0, limit=0.1, mark="holds")
 
 
 def group(name, follow=1.0, **more):

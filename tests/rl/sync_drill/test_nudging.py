@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.rl.sync_drill.response_slope import apart, following
+from servanda.rl.sync_drill.response_slope import part_slopes, response_slope
 from servanda.rl.sync_drill.result import Part, Response
 from servanda.rl.sync_drill.vocabulary import drawn, ranges
-from servanda.rl.sync_drill.weight_groups import blocks, grouped
+from servanda.rl.sync_drill.weight_groups import blocks, weight_groups
 
 slopes = st.floats(-2, 3)
 
@@ -17,7 +17,7 @@ slopes = st.floats(-2, 3)
 def test_the_slope_that_was_put_in_comes_out(slope, seed):
     train_N = np.random.default_rng(seed).normal(size=50)
 
-    found = following(train_N, slope * train_N)
+    found = response_slope(train_N, slope * train_N)
 
     assert found.follow == pytest.approx(slope, abs=1e-9) and found.residual_nats < 1e-9
 
@@ -26,7 +26,7 @@ def test_the_slope_that_was_put_in_comes_out(slope, seed):
 def test_parts_that_were_changed_at_once_are_told_apart(follows, seed):
     parts_PN = np.random.default_rng(seed).normal(size=(len(follows), 200))
 
-    found = apart([*parts_PN], parts_PN.sum(axis=0), np.array(follows) @ parts_PN)
+    found = part_slopes([*parts_PN], parts_PN.sum(axis=0), np.array(follows) @ parts_PN)
 
     assert [follow for follow, _ in found] == pytest.approx(follows, abs=1e-6)
 
@@ -36,7 +36,7 @@ def test_the_standard_error_covers():
     inside = 0
     for _ in range(400):
         train_N = rng.normal(size=100)
-        found = following(train_N, 0.7 * train_N + rng.normal(size=100))
+        found = response_slope(train_N, 0.7 * train_N + rng.normal(size=100))
         inside += abs(found.follow - 0.7) < 1.96 * found.spread
     assert 0.92 < inside / 400 < 0.98
 
@@ -44,7 +44,7 @@ def test_the_standard_error_covers():
 def test_parts_that_do_the_same_are_not_told_apart():
     x = np.arange(5.0)
 
-    assert all(np.isnan(follow) for follow, _ in apart([x, 2 * x], 3 * x, x))
+    assert all(np.isnan(follow) for follow, _ in part_slopes([x, 2 * x], 3 * x, x))
 
 
 def test_tensors_of_real_models_fall_into_their_groups():
@@ -66,7 +66,7 @@ def test_tensors_of_real_models_fall_into_their_groups():
         },
     }
 
-    assert {g.name: sorted(g.parts) for g in grouped(names)} == {
+    assert {g.name: sorted(g.parts) for g in weight_groups(names)} == {
         "embed/lm_head": ["model.embed_tokens"],
         "norms.q_norm": ["layers.0"],
         "norms.input_layernorm": ["layers.0"],
@@ -82,8 +82,8 @@ def test_tensors_of_real_models_fall_into_their_groups():
 
 def test_a_large_model_takes_a_dozen_syncs_and_a_small_one_a_sync_a_group():
     kinds = ("self_attn.q_proj", "mlp.up_proj", "input_layernorm")
-    large = grouped({f"layers.{i}.{k}.weight": ["x"] for i in range(36) for k in kinds})
-    small = grouped({f"layers.{i}.{k}.weight": ["x"] for i in range(4) for k in kinds})
+    large = weight_groups({f"layers.{i}.{k}.weight": ["x"] for i in range(36) for k in kinds})
+    small = weight_groups({f"layers.{i}.{k}.weight": ["x"] for i in range(4) for k in kinds})
 
     # one class of norms here; several share a sync
     assert len(blocks(large)) == 11 and max(map(len, blocks(large))) <= 8
@@ -120,7 +120,7 @@ def test_a_part_that_is_lost_in_part_is_wrong_where_that_is_sure():
 def test_experts_of_a_layer_are_bundled():
     names = [f"layers.0.mlp.experts.{i}.{p}.weight" for i in range(128) for p in ("up", "down")]
 
-    (group,) = grouped({name: [name] for name in names})
+    (group,) = weight_groups({name: [name] for name in names})
 
     assert len(group.parts) == 32 and [*group.tensors] == names
     assert next(iter(group.parts)) == "mlp.experts.0.up .. mlp.experts.3.down"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servanda.engines.exact_table import Table
+from servanda.engines.table import Table
 from tests.table_pair import TablePair
 
 TOKENS = ("a", "b", "<eos>")

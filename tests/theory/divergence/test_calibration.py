@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.judgement.clauses.calibration import Calibration
+from servanda.judgement.clauses.numerical import Calibration
 from servanda.runner import run
 from servanda.theory.divergence.calibration import calibration, calibration_error
 from tests import kit, oracles

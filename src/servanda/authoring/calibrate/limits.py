@@ -15,12 +15,13 @@ from servanda.authoring.calibrate.base import Binds, Calibration, Left, Row
 from servanda.authoring.calibrate.precision_floor import record_floor
 from servanda.authoring.calibrate.recorder import Seen
 from servanda.authoring.calibrate.resample import Again, drawn
-from servanda.contract.model import Clause, Place, Relative
+from servanda.contract.clause import Relative
+from servanda.contract.model import Clause, Place
 from servanda.errors import EvidenceError
 from servanda.judgement.clauses.base import Cell, CellVerdict
-from servanda.judgement.clauses.calibration import Calibration as CalibrationFact
 from servanda.judgement.clauses.not_applicable import NotHere
 from servanda.judgement.clauses.numerical import BoundedFact, Fact
+from servanda.judgement.clauses.numerical import Calibration as CalibrationFact
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.plan import Plan
 from servanda.theory.divergence.base import DIVERGENCES

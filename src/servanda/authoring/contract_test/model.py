@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema
 
 from servanda.authoring.contract_test.series import SeriesText
+from servanda.contract.clause import Stage
 from servanda.contract.fields import Duration, Flag, Number, Value, Whole
-from servanda.contract.model import API_VERSION, WHOLE, Metadata, Place, Stage
+from servanda.contract.model import API_VERSION, WHOLE, Metadata, Place
 from servanda.errors import Where
 from servanda.promotion.state import Status
 

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 
 from servanda.authoring.derive.sizes import MOST
-from servanda.contract.model import Claim, Contract, GroupAdvantage, Kernel, Weighting
-from servanda.contract.objective import Gradient, Reward
+from servanda.contract.clause import Claim
+from servanda.contract.model import Contract, Kernel
+from servanda.contract.objective import Gradient, GroupAdvantage, Reward, Weighting
 from servanda.errors import ContractError, Problem
 from servanda.judgement.clauses.gradient import advantage_bound, score_norm_of
 from servanda.judgement.lint.objective import learning

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from servanda.authoring.derive.budget import Asked
-from servanda.contract.model import GroupAdvantage
+from servanda.contract.objective import GroupAdvantage
 from servanda.contract.workload import WorkloadSampling
 from servanda.judgement.contract_text import Parts, completed
 

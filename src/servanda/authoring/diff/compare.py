@@ -12,7 +12,8 @@ from servanda.authoring.diff.directions import Custom, Items, Part, Rule, With, 
 from servanda.authoring.diff.format import promised, shown
 from servanda.authoring.diff.rules import RULES
 from servanda.authoring.diff.values import MIRROR, Change, Spot
-from servanda.contract.model import Clause, Contract, Escalation, Place
+from servanda.contract.model import Clause, Contract, Place
+from servanda.contract.policy import Escalation
 from servanda.judgement.clause_kinds import DEFAULT_GUARDS
 from servanda.judgement.clauses.scope import slices_of
 

@@ -27,7 +27,7 @@ from servanda.authoring.diff.directions import (
     ranked,
     wider,
 )
-from servanda.contract import model
+from servanda.contract import clause, model, objective, policy, workload
 from servanda.theory.sampling import Sampling
 
 Fields = Mapping[str, Handling]
@@ -151,7 +151,7 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
         model.Kernels: {"train": Part(""), "infer": Part("")},
         model.Kernel: _KERNEL,
         Sampling: _SAMPLING,
-        model.WorkloadSampling: {
+        workload.WorkloadSampling: {
             **_SAMPLING,
             "max_new_tokens": other("longer answers are other tokens"),
             "seed": other(_RE_ROLL),
@@ -162,25 +162,25 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
             ),
             "changes": other("one set of weights, or one a step"),
         },
-        model.Workload: _WORKLOAD,
-        model.NamedWorkload: {**_WORKLOAD, "name": _NAME},
-        model.Golden: {
+        workload.Workload: _WORKLOAD,
+        workload.NamedWorkload: {**_WORKLOAD, "name": _NAME},
+        workload.Golden: {
             "prompts": _WORKLOAD["prompts"],
             "path": other("another program scores them"),
         },
-        model.LabelSource: {"source": other("traffic is cut by something else")},
-        model.SliceRule: {
+        workload.LabelSource: {"source": other("traffic is cut by something else")},
+        clause.SliceRule: {
             "name": _NAME,
             "split": other("other tokens"),
             "match": other("other tokens"),
             "at": clause_rules.EDGES,
             "most": clause_rules.MOST,
         },
-        model.Reward: {
+        objective.Reward: {
             "range": wider("the same bound, for more rewards"),
             "of": other("another reward"),
         },
-        model.Gradient: {
+        objective.Gradient: {
             "advantage": Part(
                 "", scalar=higher("the same bias, times more"), says="higher is tightened"
             ),
@@ -194,17 +194,19 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
             "clip_range": other("a share of another range"),
             "ratio": other("another estimator"),
         },
-        model.GroupAdvantage: {
+        objective.GroupAdvantage: {
             "group_size": higher("the largest advantage grows with the group"),
             "std": other("advantages of another scale"),
         },
-        model.Weighting: dict.fromkeys(model.Weighting.model_fields, other("another estimator")),
+        objective.Weighting: dict.fromkeys(
+            objective.Weighting.model_fields, other("another estimator")
+        ),
         model.Clause: _CLAUSE,
-        model.Relative: {
+        clause.Relative: {
             "times": clause_rules.LIMIT,
             "of": other("a multiple of something else"),
         },
-        model.Load: {
+        clause.Load: {
             "concurrency": clause_rules.CONCURRENCY,
             "new_tokens": other("other requests"),
             "prompt_tokens": other("other requests"),
@@ -225,11 +227,11 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
             "record": inclusion("more of what happened can be looked at"),
             "clauses": With("numerical", ""),
         },
-        model.Escalation: {
+        policy.Escalation: {
             "when": _NAME,
             "do": clause_rules.ACTIONS,
         },
-        model.Routing: {
+        policy.Routing: {
             "mode": ranked("observe", "enforce", why="what breaks is taken from infer"),
             "share": lower("infer serves less of what is sound"),
             "enter_evidence": lower("a slice is taken from infer on less evidence"),
@@ -250,13 +252,13 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
                 "infer", "stable", why="while no route is known, nothing vouches for infer"
             ),
         },
-        model.Promotion: {
+        policy.Promotion: {
             "offline": Part(""),
             "shadow": Part("a stage before all traffic"),
             "canary": Part("a stage before all traffic"),
             "full": Part("what is watched once all traffic is infer's"),
             "valid_for": lower("evidence is renewed sooner", absent=NEVER, time=True),
         },
-        model.StageRule: _STAGE,
+        policy.StageRule: _STAGE,
     }
 )

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from servanda.authoring.mutation.missing_case import written
 from servanda.authoring.mutation.mutants import Mutant
-from servanda.contract.model import STAGES, Contract
+from servanda.contract.clause import STAGES
+from servanda.contract.model import Contract
 from servanda.contract.stages import course_of
 from servanda.judgement.clauses.base import Cell
 from servanda.judgement.clauses.not_applicable import Later, NotHere

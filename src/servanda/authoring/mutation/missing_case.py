@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from servanda.contract.model import Clause, Contract, Relative, Section
+from servanda.contract.clause import Relative, Section
+from servanda.contract.model import Clause, Contract
 from servanda.contract.policy import Escalation
 from servanda.judgement.clauses.scope import slices_of
 

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from servanda.authoring.mutation import missing_case
 from servanda.authoring.mutation.limit_mutants import lowered, raised
-from servanda.contract.model import Clause, Contract, Place, Relative, Section
+from servanda.contract.clause import Relative, Section
+from servanda.contract.model import Clause, Contract, Place
 from servanda.contract.yaml_reader import Marks, Source
 from servanda.errors import Where
 from servanda.judgement.clauses.base import GUARDS

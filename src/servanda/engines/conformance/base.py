@@ -48,17 +48,17 @@ Law = Callable[["Case"], str | None]
 LAWS: Registry[Law] = Registry("law")
 
 
-def require(kept: object, found: str, hint: str) -> None:
+def require(holds: object, found: str, hint: str) -> None:
     """What an engine was found to do, where it is not what a law says.
 
     Raises:
         Broken: `kept` is false.
     """
-    if not kept:
+    if not holds:
         raise Broken(found, hint)
 
 
-def require_none(odd_N: Array, told: Callable[[int], str], hint: str) -> None:
+def require_none(odd_N: Array, message: Callable[[int], str], hint: str) -> None:
     """What was found at the first token that is odd.
 
     Raises:
@@ -66,29 +66,21 @@ def require_none(odd_N: Array, told: Callable[[int], str], hint: str) -> None:
     """
     at = np.flatnonzero(odd_N)
     if len(at):
-        raise Broken(told(int(at[0])), hint)
+        raise Broken(message(int(at[0])), hint)
 
 
 @dataclass
 class Case:
-    """One open engine, and how strictly it is held.
+    """One open engine, and how strictly it is held: the options of `examine_engine`.
 
     Args:
-        open_engine: opens it again.
-        engine: the one that laws are tried on.
+        open_engine: opens it again; engine: the one that laws are tried on.
         asked: prompts, as texts or token ids; None: they are made up.
-        tolerance: nats by which two values of one logprob may differ.
-        prefill: nats by which scores by prefill may differ from the record, on average.
-        flips: share of tokens that may be another in a batch of other sequences.
-        deterministic: whether a seed fixes what is drawn.
-        reopen: whether the engine may be closed and opened a second time.
-        sequences, width: how much is drawn for a law on the distribution.
-        seed: of everything that is drawn.
     """
 
     open_engine: Callable[[], Engine]
     engine: Any
-    asked: Sequence[str | Sequence[int]] | None
+    texts: Sequence[str | Sequence[int]] | None
     tolerance: float
     prefill: float
     flips: float
@@ -111,19 +103,19 @@ class Case:
         Raises:
             MeasurementError: there are none, and none can be made up.
         """
-        asked = self.asked
+        texts = self.texts
         size, ends = self.description.vocab_size, set(self.description.eos)
-        if asked is None and size:
+        if texts is None and size:
             ids = [i for i in range(size) if i not in ends]
             at = (uniforms(self.seed, "prompt", 0, 32) * len(ids)).astype(int).tolist()
             return tuple(tuple(ids[i] for i in at[4 * n : 4 * n + 1 + n % 4]) for n in range(8))
-        if asked is None and not self.description.encodes:
+        if texts is None and not self.description.encodes:
             raise MeasurementError(
                 "the engine knows neither its vocabulary nor a tokenizer, so no prompt can be "
                 "made up",
                 hint="give token ids: check_engine(open_engine, prompts=[[1, 2], [3]])",
             )
-        lines = [*(_TEXTS if asked is None else asked)]
+        lines = [*(_TEXTS if texts is None else texts)]
         ids_of = iter(self.engine.encode([line for line in lines if isinstance(line, str)]))
         return tuple(tuple(next(ids_of) if isinstance(line, str) else line) for line in lines)
 
@@ -152,23 +144,25 @@ class Case:
     def generate(self, batch: Batch, sampling: Sampling = PLAIN, seed: int | None = None) -> Trace:
         """Draw; an engine that cannot, or not under these filters, is not spoken of."""
         seed = self.seed if seed is None else seed
-        return self._asked(
+        return self._unless_refused(
             lambda: verb_of(self.engine, "generate")(batch, sampling, seed), sampling
         )
 
     def score(self, batch: Batch, path: Path, sampling: Sampling = PLAIN) -> Trace:
         if path not in self.description.scores:
             raise Skipped(f"it does not score by {path}")
-        return self._asked(lambda: self.engine.score(batch, sampling, path), sampling)
+        return self._unless_refused(lambda: self.engine.score(batch, sampling, path), sampling)
 
-    def _asked(self, ask: Callable[[], T], sampling: Sampling) -> T:
+    def _unless_refused(self, ask: Callable[[], T], sampling: Sampling) -> T:
         try:
             return ask()
         except MeasurementError as error:
             if "has no verb" in error.args[0]:
                 raise Skipped(error.args[0]) from None
             if sampling != PLAIN:
-                raise Skipped(f"it refuses {_shown(sampling)}: {error.args[0]}") from None
+                changed = sampling.model_dump(exclude_defaults=True).items()
+                options = ", ".join(f"{name} {value}" for name, value in changed)
+                raise Skipped(f"it refuses {options}: {error.args[0]}") from None
             raise
 
     def drawn(self, sampling: Sampling = PLAIN, n: int | None = None) -> tuple[Batch, Trace]:
@@ -190,10 +184,10 @@ class Case:
             if sampling != PLAIN:
                 raise
             return self._made_up()
-        kept = [row for row, length in enumerate(trace.length_S) if length]
-        if not kept:
+        rows = [row for row, length in enumerate(trace.length_S) if length]
+        if not rows:
             raise Skipped("every sequence it drew was lost")
-        batch = replace(batch, continuations=trace.continuations).take(kept)
+        batch = replace(batch, continuations=trace.continuations).take(rows)
         return batch, trace.columns["logp"]
 
     def _made_up(self) -> tuple[Batch, Array]:
@@ -205,11 +199,6 @@ class Case:
             for i, length in enumerate(lengths)
         )
         return replace(batch, continuations=given), np.full(sum(lengths), np.nan)
-
-
-def _shown(sampling: Sampling) -> str:
-    changed = sampling.model_dump(exclude_defaults=True)
-    return ", ".join(f"{name} {value}" for name, value in changed.items())
 
 
 def place(trace: Trace, at: int) -> str:

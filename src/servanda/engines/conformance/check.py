@@ -123,7 +123,7 @@ def examine_engine(
     case = Case(
         open_engine=open_engine,
         engine=open_engine(),
-        asked=prompts,
+        texts=prompts,
         tolerance=tolerance,
         prefill=prefill,
         flips=flips,
@@ -154,5 +154,5 @@ def _tried(name: str, case: Case) -> Finding:
         return Finding(name, "broken", f"it refused: {problem.message}", hint)
     except Exception as error:
         # whatever an engine trips over is a finding, and the other laws are still tried
-        said = f"it failed with {type(error).__name__}: {error}"
-        return Finding(name, "broken", said, "an engine raises MeasurementError and no other")
+        message = f"it failed with {type(error).__name__}: {error}"
+        return Finding(name, "broken", message, "an engine raises MeasurementError and no other")

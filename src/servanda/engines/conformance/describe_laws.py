@@ -51,37 +51,37 @@ def describe_is_plain(case: Case) -> None:
 @LAWS.register("describe_is_consistent")
 def describe_is_consistent(case: Case) -> None:
     """Ends lie in the vocabulary, the context has room, and the words are known ones."""
-    said = case.description
+    about = case.description
     require(
-        said.vocab_size >= 0 and all(0 <= e < (said.vocab_size or e + 1) for e in said.eos),
-        f"the ids that end a sequence are {list(said.eos)} in a vocabulary of {said.vocab_size}",
+        about.vocab_size >= 0 and all(0 <= e < (about.vocab_size or e + 1) for e in about.eos),
+        f"the ids that end a sequence are {list(about.eos)} in a vocabulary of {about.vocab_size}",
         "vocab_size is the number of rows of the output distribution; 0 where it is not known",
     )
     require(
-        said.context is None or said.context > 1,
-        f"the context is {said.context} tokens",
+        about.context is None or about.context > 1,
+        f"the context is {about.context} tokens",
         "Description.context is None where there is no limit",
     )
     require(
-        said.capture in CAPTURES,
-        f"logprobs are recorded as {said.capture!r}",
+        about.capture in CAPTURES,
+        f"logprobs are recorded as {about.capture!r}",
         f"Description.capture is one of {', '.join(CAPTURES)}",
     )
     require(
-        set(said.scores) <= {"prefill", "decode"},
-        f"it scores by {list(said.scores)}",
+        set(about.scores) <= {"prefill", "decode"},
+        f"it scores by {list(about.scores)}",
         "Description.scores has prefill, decode, both or none",
     )
-    require(said.top >= 0, f"top is {said.top}", "0 says that Engine.top does not work")
+    require(about.top >= 0, f"top is {about.top}", "0 says that Engine.top does not work")
 
 
 @LAWS.register("texts_round_trip")
 def texts_round_trip(case: Case) -> None:
     """A decoded text is the same text once it was encoded and decoded again."""
-    said = case.description
-    if not (said.encodes and said.decodes):
-        raise Skipped(f"it does not {'decode' if said.encodes else 'encode'}")
-    texts = [text for text in case.asked or () if isinstance(text, str)]
+    about = case.description
+    if not (about.encodes and about.decodes):
+        raise Skipped(f"it does not {'decode' if about.encodes else 'encode'}")
+    texts = [text for text in case.texts or () if isinstance(text, str)]
     ids = case.engine.encode(texts) if texts else [list(p) for p in case.prompts]
     texts = case.engine.decode(ids)
     require(
@@ -102,12 +102,12 @@ def texts_round_trip(case: Case) -> None:
 @LAWS.register("ids_are_in_the_vocabulary")
 def ids_are_in_the_vocabulary(case: Case) -> None:
     """Encoding gives ids of the vocabulary, which has a token for each."""
-    said, tokens = case.description, case.engine.vocabulary()
-    if not tokens and not said.vocab_size:
+    about, tokens = case.description, case.engine.vocabulary()
+    if not tokens and not about.vocab_size:
         raise Skipped("it does not know its vocabulary")
     require(
-        not tokens or not said.vocab_size or len(tokens) == said.vocab_size,
-        f"vocabulary has {len(tokens)} tokens, and the description says {said.vocab_size}",
+        not tokens or not about.vocab_size or len(tokens) == about.vocab_size,
+        f"vocabulary has {len(tokens)} tokens, and the description says {about.vocab_size}",
         "a token for each row of the output distribution; [] where they are not known",
     )
     require(
@@ -115,7 +115,7 @@ def ids_are_in_the_vocabulary(case: Case) -> None:
         "vocabulary has something that is no text",
         "an id without a token has a text of its own, such as <17>",
     )
-    size = said.vocab_size or len(tokens)
+    size = about.vocab_size or len(tokens)
     odd = [i for prompt in case.prompts for i in prompt if not 0 <= i < size]
     require(
         not odd,
@@ -127,19 +127,19 @@ def ids_are_in_the_vocabulary(case: Case) -> None:
 @LAWS.register("nothing_encodes_as_nothing")
 def nothing_encodes_as_nothing(case: Case) -> None:
     """No texts give no ids, no ids give no texts, and an empty text has no special tokens."""
-    said = case.description
-    if not (said.encodes or said.decodes):
+    about = case.description
+    if not (about.encodes or about.decodes):
         raise Skipped("it neither encodes nor decodes")
-    if said.encodes:
-        found = case.engine.encode([])
-        require(found == [], f"encode([]) is {found!r}", "return [] for no texts")
+    if about.encodes:
+        result = case.engine.encode([])
+        require(result == [], f"encode([]) is {result!r}", "return [] for no texts")
         with contextlib.suppress(MeasurementError):  # it may refuse an empty text
-            found = [list(ids) for ids in case.engine.encode([""])]
+            result = [list(ids) for ids in case.engine.encode([""])]
             require(
-                found == [[]],
-                f'encode([""]) is {found!r}',
+                result == [[]],
+                f'encode([""]) is {result!r}',
                 "add no special tokens: a prompt begins as its text does",
             )
-    if said.decodes:
-        found = case.engine.decode([])
-        require(found == [], f"decode([]) is {found!r}", "return [] for no sequences")
+    if about.decodes:
+        result = case.engine.decode([])
+        require(result == [], f"decode([]) is {result!r}", "return [] for no sequences")

@@ -20,16 +20,16 @@ _PATIENCE_S = 60.0  # a closed engine that has not answered by then never will
 def misfits_are_refused_by_name(case: Case) -> str:
     """A sequence that cannot be run is refused by its index, and the engine still works."""
     batch, before = case.drawn(n=FEW)
-    said = case.description
+    description = case.description
     name = batch.sequence_S[1]
-    asked: list[tuple[str, Batch]] = []
-    if said.vocab_size:
-        asked.append(("the id of no token", _with(batch, (said.vocab_size,))))
-        asked.append(("an id below 0", _with(batch, (-1,))))
-    if said.context is not None:
-        long = case.prompts[0][:1] * said.context
-        asked.append(("a prompt as long as the context", _with(batch, long)))
-    for what, odd in asked:
+    misfits: list[tuple[str, Batch]] = []
+    if description.vocab_size:
+        misfits.append(("the id of no token", _with(batch, (description.vocab_size,))))
+        misfits.append(("an id below 0", _with(batch, (-1,))))
+    if description.context is not None:
+        long = case.prompts[0][:1] * description.context
+        misfits.append(("a prompt as long as the context", _with(batch, long)))
+    for what, odd in misfits:
         try:
             case.engine.generate(odd, PLAIN, case.seed)
         except MeasurementError as error:
@@ -58,7 +58,7 @@ def misfits_are_refused_by_name(case: Case) -> str:
         "after a sequence was refused, the same seed drew other tokens",
         "refuse before anything is begun",
     )
-    return "refused: " + (", ".join(what for what, _ in asked) or "nothing that is known to fail")
+    return "refused: " + (", ".join(what for what, _ in misfits) or "nothing that is known to fail")
 
 
 def _with(batch: Batch, prompt: tuple[int, ...]) -> Batch:

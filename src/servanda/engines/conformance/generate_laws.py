@@ -37,10 +37,10 @@ def rows_are_those_of_the_batch(case: Case) -> None:
 
 def rows_match(batch: Batch, trace: Trace, verb: str) -> None:
     """The sequences of a trace are those of its batch."""
-    rows, asked = trace.sequence_S.tolist(), list(batch.sequence_S)
+    rows, sequences = trace.sequence_S.tolist(), list(batch.sequence_S)
     require(
-        rows == asked,
-        f"{verb} was asked for sequences {asked[:6]}... and answers with {rows[:6]}...",
+        rows == sequences,
+        f"{verb} was asked for sequences {sequences[:6]}... and answers with {rows[:6]}...",
         "one row a sequence, in the order of the batch, under its launch index",
     )
     lengths = [len(prompt) for prompt in batch.prompts]
@@ -139,9 +139,9 @@ def absent_is_not_zero(case: Case) -> str | None:
             doubt_N |= doubtful(columns[name])
     for path in case.description.scores:
         full = replace(batch, continuations=trace.continuations)
-        kept = [row for row, length in enumerate(trace.length_S) if length]
+        drawn_rows = [row for row, length in enumerate(trace.length_S) if length]
         looked.append(f"scores by {path}")
-        scored_N = case.score(full.take(kept), path).columns["logp"]
+        scored_N = case.score(full.take(drawn_rows), path).columns["logp"]
         if len(scored_N) == len(zero_N):
             doubt_N |= scored_N < -max(size, case.prefill)
     if not looked:
@@ -185,11 +185,11 @@ def draws_say_how_they_were_made(case: Case) -> None:
         'write about={"path": "decode", ...}: a prompt that is scored is not decoded',
     )
     try:
-        said = Sampling(**json.loads(about.get("sampling", "")))
+        sampling = Sampling(**json.loads(about.get("sampling", "")))
     except (ValueError, TypeError):
-        said = None
+        sampling = None
     require(
-        said == PLAIN,
+        sampling == PLAIN,
         f"about says that tokens were drawn with {about.get('sampling')!r}",
         'write about={"sampling": sampling.model_dump_json(), ...}',
     )
@@ -198,8 +198,8 @@ def draws_say_how_they_were_made(case: Case) -> None:
 @LAWS.register("any_batch_can_be_drawn")
 def any_batch_can_be_drawn(case: Case) -> None:
     """One token, one sequence, and more sequences than run at once."""
-    said = case.drawn()[1].about.get("batch_size", "")
-    more = 2 * int(said) + 1 if said.isdigit() else _MANY
+    batch_size = case.drawn()[1].about.get("batch_size", "")
+    more = 2 * int(batch_size) + 1 if batch_size.isdigit() else _MANY
     for batch in (case.batch(width=1), case.batch(1), case.batch(min(more, _MANY), width=2)):
         rows_match(batch, case.generate(batch), f"generate of {len(batch)} sequences")
 

@@ -41,17 +41,17 @@ def draws_follow_the_record(case: Case) -> str:
 @LAWS.register("the_record_is_processed")
 def the_record_is_processed(case: Case) -> str:
     """At temperature 0.5 the logprobs are those after it, by which the tokens were drawn."""
-    said = []
+    notes = []
     batch, trace = case.drawn(COLD)
     if case.description.full_logits and "decode" in case.description.scores:
         given, _ = case.given(COLD)
-        some, told = case.drawn(COLD, len(case.batch()))
+        some, recorded = case.drawn(COLD, len(case.batch()))
         logp_NV = processed_logprobs(_logits(case, given, "decode"), COLD)
         own_N = logp_NV[np.arange(len(logp_NV)), [t for c in given.continuations for t in c]]
-        _same(case, told, told.columns["logp"], own_N, "of the logits at temperature 0.5")
-        said.append(f"as {len(some)} sequences' logits at temperature 0.5 say")
-    said.append(_follows(case, COLD, batch, trace))
-    return "; ".join(said)
+        _same(case, recorded, recorded.columns["logp"], own_N, "of the logits at temperature 0.5")
+        notes.append(f"as {len(some)} sequences' logits at temperature 0.5 say")
+    notes.append(_follows(case, COLD, batch, trace))
+    return "; ".join(notes)
 
 
 def _follows(
@@ -63,19 +63,19 @@ def _follows(
     if "mass_before" in columns:
         u_N = columns["mass_before"] + _fresh(case, trace) * np.exp(columns["logp"])
         known_N = np.isfinite(u_N)
-        found, by = Fidelity.of(u_N[known_N], int((~known_N).sum())), "mass_before"
+        statistic, by = Fidelity.of(u_N[known_N], int((~known_N).sum())), "mass_before"
     elif (best := trace.best) is not None:
-        found = LikelihoodRatio.of(*best, trace.token_N)
+        statistic = LikelihoodRatio.of(*best, trace.token_N)
         by = f"the best {best[0].shape[1]}"
     else:
         raise Skipped("it records neither mass_before nor best tokens")
     require(
-        found.log_e < _REJECTED,
-        f"{found.n:,} tokens do not follow the probabilities they are recorded with, by {by}: "
-        f"e = {np.exp(min(found.log_e, 99.0)):.2g}",
+        statistic.log_e < _REJECTED,
+        f"{statistic.n:,} tokens do not follow the probabilities they are recorded with, by {by}: "
+        f"e = {np.exp(min(statistic.log_e, 99.0)):.2g}",
         "record processed logprobs, of the distribution that tokens are drawn from",
     )
-    return f"{found.n:,} tokens by {by}, e = {np.exp(found.log_e):.2g}"
+    return f"{statistic.n:,} tokens by {by}, e = {np.exp(statistic.log_e):.2g}"
 
 
 def _fresh(case: Case, trace: Trace) -> Array:
@@ -89,14 +89,14 @@ def _fresh(case: Case, trace: Trace) -> Array:
 @LAWS.register("scores_repeat_the_record")
 def scores_repeat_the_record(case: Case) -> str:
     """Decoding the drawn tokens once more gives the logprobs that were recorded."""
-    said = []
+    notes = []
     for sampling in (PLAIN, CUT):
         batch, logp_N = case.given(sampling)
         scored = case.score(batch, "decode", sampling)
         rows_match(batch, scored, "score")
         scored = answered(scored, batch)
-        said.append(_same(case, scored, logp_N, scored.columns["logp"], "scored by decode"))
-    return "; with top_p 0.5 ".join(said)
+        notes.append(_same(case, scored, logp_N, scored.columns["logp"], "scored by decode"))
+    return "; with top_p 0.5 ".join(notes)
 
 
 def _same(case: Case, trace: Trace, told_N: Array, found_N: Array, what: str) -> str:
@@ -167,14 +167,17 @@ def nothing_scores_as_nothing(case: Case) -> None:
     batch, _ = case.given()
     for path in _paths(case):
         mixed = replace(batch, continuations=((), *batch.continuations[1:]))
-        for asked in (mixed, replace(batch, continuations=((),) * len(batch))):
-            trace = case.score(asked, path)
-            rows_match(asked, trace, f"score by {path}")
-            told = trace.length_S.tolist()
-            lengths = [len(given) for given in asked.continuations]
+        for given_batch in (mixed, replace(batch, continuations=((),) * len(batch))):
+            trace = case.score(given_batch, path)
+            rows_match(given_batch, trace, f"score by {path}")
+            scored_lengths = trace.length_S.tolist()
+            lengths = [len(given) for given in given_batch.continuations]
             require(
-                all(n == m or lost for n, m, lost in zip(told, lengths, trace.lost_S, strict=True)),
-                f"score by {path} of {lengths[:6]} tokens answers with {told[:6]}",
+                all(
+                    n == m or lost
+                    for n, m, lost in zip(scored_lengths, lengths, trace.lost_S, strict=True)
+                ),
+                f"score by {path} of {lengths[:6]} tokens answers with {scored_lengths[:6]}",
                 "a continuation may be empty: its sequence was lost when it was drawn",
             )
 
@@ -205,14 +208,14 @@ def logits_agree_with_scores(case: Case) -> str:
     if not case.description.full_logits:
         raise Skipped("it has no full logits")
     batch, _ = case.given()
-    said = []
+    notes = []
     for path in _paths(case):
         scored = answered(case.score(batch, path), batch)
         logits_NV = _logits(case, batch, path)
         own_N = log_softmax(logits_NV)[np.arange(len(logits_NV)), scored.token_N]
         with_logits = _same(case, scored, scored.columns["logp"], own_N, f"in logits by {path}")
-        said.append(f"{path}: {with_logits}")
-    return "; ".join(said)
+        notes.append(f"{path}: {with_logits}")
+    return "; ".join(notes)
 
 
 def _logits(case: Case, batch: Batch, path: Path) -> Array:
@@ -232,8 +235,8 @@ def _logits(case: Case, batch: Batch, path: Path) -> Array:
 @LAWS.register("top_is_the_head")
 def top_is_the_head(case: Case) -> None:
     """top gives the likeliest tokens, best first, raw, each once, as the logits have them."""
-    said = case.description
-    if not said.top:
+    description = case.description
+    if not description.top:
         raise Skipped("it does not give the likeliest tokens of given texts")
     batch, _ = case.given()
     for path in _paths(case):
@@ -244,14 +247,14 @@ def top_is_the_head(case: Case) -> None:
         assert best is not None
         ids_NK, logp_NK = best
         require(
-            ids_NK.shape[1] == said.top,
-            f"top gives {ids_NK.shape[1]} tokens, and the description says {said.top}",
+            ids_NK.shape[1] == description.top,
+            f"top gives {ids_NK.shape[1]} tokens, and the description says {description.top}",
             "Description.top is how many",
         )
         _sorted(trace, ids_NK, logp_NK, "top")
-        if said.full_logits:
+        if description.full_logits:
             logp_NV = log_softmax(_logits(case, batch, path))
-            head_NK = -np.sort(-logp_NV, axis=1)[:, : said.top]
+            head_NK = -np.sort(-logp_NV, axis=1)[:, : description.top]
             gap = float(np.nanmax(apart(head_NK, logp_NK)))
             require(
                 gap <= case.tolerance,

@@ -91,13 +91,13 @@ def batch_mates_do_not_matter(case: Case) -> str:
         first += same < max(len(one), len(other))
         tokens += same + 1
     share = first / tokens
-    said = f"in another batch, {first} of {tokens} tokens were others ({share:.1%})"
+    note = f"in another batch, {first} of {tokens} tokens were others ({share:.1%})"
     require(
         not case.deterministic or share <= case.flips,
-        f"{said}, and {case.flips:.1%} are allowed",
+        f"{note}, and {case.flips:.1%} are allowed",
         "key the noise by the sequence, and not by its row of the batch; mask what is padded",
     )
-    return said
+    return note
 
 
 @LAWS.register("top_k_of_one_is_greedy")

@@ -14,29 +14,27 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path, base_of
-from servanda.engines.base import ENGINES, about_of, padded_best
-from servanda.engines.http.dialects import found_out
+from servanda.engines.base import ENGINES, about_of, padded_best, refuse_misfits
+from servanda.engines.http.dialects import detect
 from servanda.engines.http.dialects.base import (
     NEUTRAL,
     Answer,
-    Asked,
     Meaning,
+    SequenceRequest,
     Server,
     best_of,
     neutral,
 )
 from servanda.engines.http.key import key_of
-from servanda.engines.http.responses import Part
 from servanda.engines.http.transport import LIMITS, Limits, Transport
 from servanda.engines.http_policy import server_url
-from servanda.engines.limits import refuse_misfits
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling, seed_of
 from servanda.traces.latency import Timing
@@ -67,12 +65,14 @@ class HTTPEngine:
     def _meet(self) -> None:
         """Ask the server what it is, and for one token: one that cannot give it says so now."""
         kernel = self.kernel
-        self.dialect, self.server = found_out(self.transport, kernel.dialect, kernel.served)
+        self.dialect, self.server = detect(self.transport, kernel.dialect, kernel.served)
         self.meaning: Meaning = kernel.logprobs or self.server.meaning or self.dialect.meaning
-        asked = Asked((0,), 1, NEUTRAL, 0, best=best_of(NEUTRAL, self.server))
-        first = self.transport.ask(*self.dialect.draw(asked, self.server, self.meaning))
-        self.dialect.drawn(first, asked, self.server)
-        self._fingerprint = _system_fingerprint(first)
+        probe = SequenceRequest((0,), 1, NEUTRAL, 0, best=best_of(NEUTRAL, self.server))
+        first = self.transport.ask(*self.dialect.draw(probe, self.server, self.meaning))
+        self.dialect.drawn(first, probe, self.server)
+        # a server's own digest of its version and settings, where it gives one
+        system = first.get("system_fingerprint")
+        self._fingerprint = {} if system is None else {"system_fingerprint": system.text()}
 
     def describe(self) -> Description:
         server = self.server
@@ -103,35 +103,35 @@ class HTTPEngine:
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        def one(text: str) -> list[int]:
+        def encoded(text: str) -> list[int]:
             request = self.dialect.encode(text, self.server)
             return self.dialect.encoded(self.transport.ask(*request))
 
-        return self._at_once(one, texts, self.kernel.batch_size)
+        return self._at_once(encoded, texts, self.kernel.batch_size)
 
     def vocabulary(self) -> list[str]:
         return []
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        def one(tokens: Sequence[int]) -> str:
+        def decoded(tokens: Sequence[int]) -> str:
             if not tokens:
                 return ""
             request = self.dialect.decode(tuple(tokens), self.server)
             return self.dialect.decoded(self.transport.ask(*request))
 
-        return self._at_once(one, ids, self.kernel.batch_size)
+        return self._at_once(decoded, ids, self.kernel.batch_size)
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
         self._refuse_sampling(sampling)
         best = best_of(sampling, self.server)
-        asked = self._asked(batch, sampling, seed, best)
+        sequences = self._sequences(batch, sampling, seed, best)
 
-        def one(sequence: Asked) -> Answer:
+        def answer(sequence: SequenceRequest) -> Answer:
             request = self.dialect.draw(sequence, self.server, self.meaning)
             reply = self.transport.ask(*request, tokens=sequence.width)
             return self.dialect.drawn(reply, sequence, self.server)
 
-        answers = self._all(one, asked, batch)
+        answers = self._all(answer, sequences, batch)
         return trace_of(batch, answers, best, about_of(batch, self.kernel, "decode", sampling))
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
@@ -163,29 +163,29 @@ class HTTPEngine:
         if record:
             self._refuse_sampling(sampling)
         best = best_of(sampling, self.server) if record else 0
-        asked = self._asked(batch, sampling, seed, best, record)
+        sequences = self._sequences(batch, sampling, seed, best, record)
         begun = self.clock()
-        return Timing.of_requests(begun, self._all(self._streamed, asked, batch))
+        return Timing.of_requests(begun, self._all(self._streamed, sequences, batch))
 
     def close(self) -> None:
         self.transport.close()
 
-    def _streamed(self, asked: Asked) -> list[float]:
+    def _streamed(self, sequence: SequenceRequest) -> list[float]:
         """When each token of an answer came, by the clock."""
         step_T: list[float] = []
         done = False
-        endpoint, body = self.dialect.stream(asked, self.server, self.meaning)
-        with closing(self.transport.events(endpoint, body, asked.width)) as events:
+        endpoint, body = self.dialect.stream(sequence, self.server, self.meaning)
+        with closing(self.transport.events(endpoint, body, sequence.width)) as events:
             for event in events:
                 now = self.clock()
                 there, last = self.dialect.event(event, len(step_T))
                 step_T += [now] * (there - len(step_T))
                 done |= last
-        if not done or not 1 <= len(step_T) <= asked.width:
+        if not done or not 1 <= len(step_T) <= sequence.width:
             raise MeasurementError(
                 f"{self.transport.url}{endpoint} streamed {len(step_T)} tokens"
                 + ("" if done else " and no end")
-                + f", and 1 to {asked.width} were asked for",
+                + f", and 1 to {sequence.width} were asked for",
                 hint="look at the server's log, and at what stands between it and here",
             )
         return step_T
@@ -210,7 +210,7 @@ class HTTPEngine:
         if self.dialect.flush is not None:
             self.transport.text(self.dialect.flush)
 
-        def one(sequence: Asked) -> Answer:
+        def answer(sequence: SequenceRequest) -> Answer:
             if not sequence.given:  # it was lost when it was drawn
                 return Answer((), (), ())
             request = self.dialect.score(sequence, self.server, path)
@@ -218,17 +218,17 @@ class HTTPEngine:
             reply = self.transport.ask(*request, tokens=len(sequence.given))
             return self.dialect.scored(reply, sequence, self.server, path)
 
-        asked = self._asked(batch, sampling, 0, best)
-        answers = self._all(one, asked, batch)
+        sequences = self._sequences(batch, sampling, 0, best)
+        answers = self._all(answer, sequences, batch)
         return trace_of(batch, answers, best, about_of(batch, self.kernel, path, sampling))
 
-    def _asked(
+    def _sequences(
         self, batch: Batch, sampling: Sampling, seed: int, best: int, record: bool = True
-    ) -> list[Asked]:
+    ) -> list[SequenceRequest]:
         refuse_misfits(batch, self.describe())
         given = batch.continuations or ((),) * len(batch)
         return [
-            Asked(
+            SequenceRequest(
                 prompt=tuple(int(t) for t in prompt),
                 width=len(tokens) or batch.width,
                 sampling=sampling,
@@ -240,10 +240,15 @@ class HTTPEngine:
             for sequence, prompt, tokens in zip(batch.sequence_S, batch.prompts, given, strict=True)
         ]
 
-    def _all(self, one: Callable[[Asked], R], asked: Sequence[Asked], batch: Batch) -> list[R]:
-        found = self._at_once(one, asked, batch.together or self.kernel.batch_size)
+    def _all(
+        self,
+        answer: Callable[[SequenceRequest], R],
+        sequences: Sequence[SequenceRequest],
+        batch: Batch,
+    ) -> list[R]:
+        answers = self._at_once(answer, sequences, batch.together or self.kernel.batch_size)
         self._refuse_another_server()
-        return found
+        return answers
 
     def _refuse_another_server(self) -> None:
         """Nothing of a batch is kept that a server may have answered which is not the one met.
@@ -259,19 +264,19 @@ class HTTPEngine:
             odd = (
                 f.name for f in fields(now) if getattr(now, f.name) != getattr(self.server, f.name)
             )
-            what = f"its {' and '.join(_named(name, self.server, now) for name in odd)} changed"
+            what = f"its {' and '.join(_changed(name, self.server, now) for name in odd)} changed"
         raise MeasurementError(
             f"{self.transport.url} is no longer the server that was met: {what}",
             hint="put back the server that was measured and repeat the command, which goes on from "
             "there; or measure this one from the start, in another --run-dir",
         )
 
-    def _at_once(self, one: Callable[[T], R], todo: Sequence[T], size: int) -> list[R]:
+    def _at_once(self, answer: Callable[[T], R], items: Sequence[T], size: int) -> list[R]:
         """The answers in order, `size` of them in flight; the first that fails ends it all."""
-        if not todo:
+        if not items:
             return []
-        with ThreadPoolExecutor(min(size, len(todo))) as pool:
-            waiting = [pool.submit(partial(one, item)) for item in todo]
+        with ThreadPoolExecutor(min(size, len(items))) as pool:
+            waiting = [pool.submit(partial(answer, item)) for item in items]
             try:
                 return [future.result() for future in waiting]
             except BaseException:
@@ -311,15 +316,9 @@ def _address(kernel: Kernel) -> str:
     return base_of(kernel.url or "")
 
 
-def _named(name: str, before: Server, now: Server) -> str:
+def _changed(name: str, before: Server, now: Server) -> str:
     """A field of what a server says, in words; of its facts those that differ."""
     if name != "facts":
         return name
     odd = {key for key, _ in before.facts.items() ^ now.facts.items()}
     return ", ".join(sorted(odd))
-
-
-def _system_fingerprint(reply: Part) -> dict[str, Any]:
-    """A server's own digest of its version and settings, where it gives one."""
-    found = reply.get("system_fingerprint")
-    return {} if found is None else {"system_fingerprint": found.text()}

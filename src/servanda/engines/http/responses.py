@@ -51,11 +51,11 @@ class Part:
         try:
             value = json.loads(text, object_pairs_hook=partial(unique_keys, noun="field"))
         except (ValueError, RecursionError, LineError) as error:
-            said = text.decode(errors="replace") if isinstance(text, bytes) else text
-            page = said.lstrip()[:1] == "<"
-            found = "an HTML page" if page else f"no JSON ({shortened(str(error))})"
+            body = text.decode(errors="replace") if isinstance(text, bytes) else text
+            page = body.lstrip()[:1] == "<"
+            content = "an HTML page" if page else f"no JSON ({shortened(str(error))})"
             raise MeasurementError(
-                f"{url}{endpoint} answered with {found}: {shortened(shown(said).strip())!r}",
+                f"{url}{endpoint} answered with {content}: {shortened(shown(body).strip())!r}",
                 hint="is it the right server? A gateway between may answer in its place",
             ) from None
         return cls(value, "", url, endpoint)
@@ -63,9 +63,9 @@ class Part:
     def wrong(self, wanted: str, hint: str = _ODD) -> MeasurementError:
         """The error that this value is; `wanted` says what it should have been."""
         field = self.place or "the reply"
-        found = shortened(_said(self.value))
+        shown = shortened(_json_text(self.value))
         return MeasurementError(
-            f"{self.url}{self.endpoint}: {field} is {found}, not {wanted}", hint=hint
+            f"{self.url}{self.endpoint}: {field} is {shown}, not {wanted}", hint=hint
         )
 
     def refuse(self, what: str, hint: str) -> MeasurementError:
@@ -74,10 +74,10 @@ class Part:
 
     def __getitem__(self, key: str) -> Part:
         """A field that has to be there."""
-        found = self.get(key)
-        if found is None:
+        part = self.get(key)
+        if part is None:
             raise self.refuse(f"{self._at(key)} is missing", _ODD)
-        return found
+        return part
 
     def get(self, key: str) -> Part | None:
         """A field; None where it is absent or null."""
@@ -91,8 +91,8 @@ class Part:
         if not isinstance(self.value, list):
             raise self.wrong("a list")
         if length is not None and len(self.value) != length:
-            found = f"{self.place} has {len(self.value)} entries for {length} {what}"
-            raise self.refuse(found, "the server lost or added some: nothing can be aligned")
+            problem = f"{self.place} has {len(self.value)} entries for {length} {what}"
+            raise self.refuse(problem, "the server lost or added some: nothing can be aligned")
         return [self._part(v, f"{self.place}[{i}]") for i, v in enumerate(self.value)]
 
     def fields(self) -> Iterator[tuple[str, Part]]:
@@ -116,11 +116,9 @@ class Part:
 
     def number(self) -> float:
         """A finite number; a whole one stays whole."""
-        value = self.value
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value):
+        if not math.isfinite(self._float("a number")):
             raise self.wrong("a number")
-        return value
+        return self.value
 
     def token(self, vocab_size: int) -> int:
         """A token id; one beyond the known vocabulary is refused.
@@ -147,11 +145,7 @@ class Part:
 
         Unknown are null, NaN and everything from -9999 down, which servers write for -inf.
         """
-        value = self.value
-        if value is None:
-            return math.nan
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong("a logprob")
+        value = self._float("a logprob") if self.value is not None else math.nan
         if value != value or value <= _LEAST:
             return math.nan
         if value > _SLACK:
@@ -160,16 +154,17 @@ class Part:
 
     def log_of_probability(self) -> float:
         """The log of a probability, nats; NaN where it is 0, for nothing of mass 0 is drawn."""
-        value = self.value
-        if value is None:
-            return math.nan
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong("a probability")
+        value = self._float("a probability") if self.value is not None else math.nan
         if value != value or value == 0:
             return math.nan
         if not 0 < value <= 1 + _SLACK:
             raise self.wrong("a probability")
         return math.log(value)
+
+    def _float(self, wanted: str) -> float:
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+            raise self.wrong(wanted)
+        return self.value
 
     def _at(self, key: str) -> str:
         return f"{self.place}.{key}" if self.place else key
@@ -225,8 +220,8 @@ def likeliest(
     for token, value in pairs:
         # unknown in one place and known in the other is no contradiction
         if token == drawn and value != logp and value == value and logp == logp:
-            said = f"{place.place} says {value:g} for the drawn token {drawn}, whose logprob is"
-            raise place.refuse(f"{said} {logp:g}", _ODD)
+            claim = f"{place.place} says {value:g} for the drawn token {drawn}, whose logprob is"
+            raise place.refuse(f"{claim} {logp:g}", _ODD)
     if len(pairs) == k + 1 and drawn in ids:
         pairs = [pair for pair in pairs if pair[0] != drawn]
     if len(pairs) > k or (len(pairs) < k and not few):
@@ -241,7 +236,7 @@ def shortened(text: str) -> str:
     return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
 
 
-def _said(value: object) -> str:
+def _json_text(value: object) -> str:
     """A value as JSON has it; a number of ten thousand digits cannot be written out."""
     try:
         return json.dumps(value)

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ import httpx2
 from servanda.engines.http.key import Key
 from servanda.engines.http.responses import Part, shortened
 from servanda.engines.http_policy import KERNEL, RetryPolicy, read_body, retry_after
-from servanda.engines.tls import TRUST_HINT, distrusted, trusted
+from servanda.engines.tls import TRUST_HINT, by_tls, distrusted, trusted
 from servanda.errors import MeasurementError
 
 _MISSING = (404, 405, 501)  # of an endpoint that another kind of server has
@@ -55,7 +54,7 @@ NO_KEY = Key()
 _NO_TLS = "write http:// where the server has no TLS"
 
 
-class Refused(MeasurementError):  # noqa: N818 - what a server did, as a word
+class StatusError(MeasurementError):
     """A server that answered, and said no.
 
     Args:
@@ -115,7 +114,7 @@ class Transport:
             tokens: new ones that are asked for, and waited for.
 
         Raises:
-            Refused: a status that is not 200.
+            StatusError: a status that is not 200.
             MeasurementError: no answer after all tries, too long a one, or not JSON.
         """
         return self._parsed(endpoint, self._answer(endpoint, body, tokens))
@@ -124,7 +123,7 @@ class Transport:
         """A page of a server; None where it has none."""
         try:
             return self._answer(endpoint, None).decode(errors="replace")
-        except Refused as refused:
+        except StatusError as refused:
             if refused.status in _MISSING:
                 return None
             raise
@@ -144,10 +143,10 @@ class Transport:
         """The events of a stream, as they come.  Asked once: a second try would not be timed.
 
         Raises:
-            Refused, MeasurementError: as `ask` does.
+            StatusError, MeasurementError: as `ask` does.
         """
         try:
-            with self._asked("POST", endpoint, body, tokens) as response:
+            with self._response("POST", endpoint, body, tokens) as response:
                 self._refuse_status(endpoint, response)
                 read = 0
                 for line in response.iter_lines():
@@ -191,14 +190,14 @@ class Transport:
     def _once(self, endpoint: str, body: Mapping[str, Any] | None, tokens: int) -> bytes:
         method = "GET" if body is None else "POST"
         try:
-            with self._asked(method, endpoint, body, tokens) as response:
+            with self._response(method, endpoint, body, tokens) as response:
                 self._refuse_status(endpoint, response)
                 return self._body(endpoint, response)
         except httpx2.TransportError as error:
             raise self._passing(error, tokens) from None
 
     @contextmanager
-    def _asked(
+    def _response(
         self, method: str, endpoint: str, body: Mapping[str, Any] | None, tokens: int
     ) -> Iterator[httpx2.Response]:
         """An answer that began, to be read."""
@@ -214,7 +213,7 @@ class Transport:
 
     def _passing(self, error: httpx2.TransportError, tokens: int) -> _Passing:
         if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-            if _by_tls(error):
+            if by_tls(error):
                 raise MeasurementError(
                     f"{self.url} cannot be reached by TLS: {shortened(str(error))}",
                     hint=TRUST_HINT if distrusted(error) else _NO_TLS,
@@ -238,8 +237,8 @@ class Transport:
         if status == 200:
             return
         body = self._body(endpoint, response).decode(errors="replace")
-        said = shortened(self._key.hidden(body).strip())
-        what = f"answered with status {status}" + (f": {said}" if said else "")
+        reason = shortened(self._key.hidden(body).strip())
+        what = f"answered with status {status}" + (f": {reason}" if reason else "")
         hint = "look at the server's log"
         if status in self.limits.retry.statuses:
             raise _Passing(what, hint, retry_after(response.headers))
@@ -253,7 +252,7 @@ class Transport:
         elif status < 500:
             hint = "the server refuses what was asked of it; its own words say why"
         message = f"{self.url}{endpoint} {what}"
-        raise Refused(message, status=status, text=said, hint=hint)
+        raise StatusError(message, status=status, text=reason, hint=hint)
 
     def _body(self, endpoint: str, response: httpx2.Response) -> bytes:
         body = read_body(response.iter_bytes(), self.limits.most_bytes)
@@ -273,10 +272,3 @@ class Transport:
     def _gone(self, endpoint: str, passing: _Passing, tries: int) -> MeasurementError:
         times = f" ({tries} tries)" if tries > 1 else ""
         return MeasurementError(f"{self.url}{endpoint} {passing}{times}", hint=passing.hint)
-
-
-def _by_tls(error: BaseException | None) -> bool:
-    """Whether a connection failed in its handshake."""
-    while error is not None and not isinstance(error, ssl.SSLError):
-        error = error.__cause__ or error.__context__
-    return error is not None

@@ -103,16 +103,14 @@ class Executor:
         for token in tokens:
             job.drawn.append(token.id)
             last = job.given is not None and len(job.drawn) == len(job.given)
-            why = self._why(job) if last or self._over(job) else None
+            ended = job.given is None and token.id in self.description.eos
+            full = len(job.drawn) == job.width
+            why = self._why(job) if last or ended or full else None
             text = ""
             if job.speaks:
                 text = stream.after(self._open([token.id]) if why else [token.id])
                 text += stream.rest() if why else ""
             yield Token(token.id, token.logp, token.rank, token.word, token.best, text, why)
-
-    def _over(self, job: Job) -> bool:
-        ended = job.given is None and job.drawn[-1] in self.description.eos
-        return ended or len(job.drawn) == job.width
 
     def _why(self, job: Job) -> str:
         ended = job.drawn[-1] in self.description.eos

@@ -181,7 +181,11 @@ class FaultMiddleware:
 
         await self._app(scope, receive, keep)
         body, headers = b"".join(parts), dict(start["headers"])
-        body = _garbled(body) if kind == "garble" else _shortened(body)
+        if kind == "garble":  # as long as before, and neither JSON nor UTF-8
+            half = len(body) // 2
+            body = body[:half] + b"\xff\xfe" + body[half + 2 :]
+        else:
+            body = _shortened(body)
         media = headers.get(b"content-type", b"application/json")
         await _reply(send, start["status"], body, media)
 
@@ -200,12 +204,6 @@ async def _left(receive: Receive) -> None:
 def _transport(send: Send) -> Any:
     """The connection of a request; uvicorn's `send` is a method of what holds it."""
     return send.__self__.transport  # type: ignore[attr-defined]
-
-
-def _garbled(body: bytes) -> bytes:
-    """As long as before, and neither JSON nor UTF-8."""
-    at = len(body) // 2
-    return body[:at] + b"\xff\xfe" + body[at + 2 :]
 
 
 def _shortened(body: bytes) -> bytes:

@@ -153,7 +153,10 @@ class Scheduler:
             with self._changed:
                 if self._closing:
                     return None
-                self._change_engine()
+                if self._next is not None:
+                    self.executor.engine, self.executor.aside, done = self._next
+                    self._next = None
+                    done.set_result(None)
                 found = self._alike()
                 left_s = None
                 if found:
@@ -164,12 +167,6 @@ class Scheduler:
                         return found
                 if not self._calls:
                     self._changed.wait(left_s)
-
-    def _change_engine(self) -> None:
-        if self._next is not None:
-            self.executor.engine, self.executor.aside, done = self._next
-            self._next = None
-            done.set_result(None)
 
     def _alike(self) -> list[Job]:
         """The oldest job and those that may run with it; no sequence number is twice in a batch."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from servanda.contract.identity import Description, same_policy
-from servanda.engines.traffic_replay import ServedEngine
+from servanda.engines.traffic_replay import TrafficReplayEngine
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.gateway.controller.intake import Row
 from servanda.gateway.controller.referee import Referee
@@ -269,9 +269,9 @@ class Scorer:
             return False
         return about.context is None or len(request.prompt) + tokens <= about.context
 
-    def _drew(self, requests: Sequence[Request]) -> ServedEngine:
+    def _drew(self, requests: Sequence[Request]) -> TrafficReplayEngine:
         kernel = self.watching.contract.kernels.infer
-        return ServedEngine(kernel, self.infer or _UNASKED, requests)
+        return TrafficReplayEngine(kernel, self.infer or _UNASKED, requests)
 
     def _train_on(
         self, batch: Batch, infer: Trace, wanted: dict[int, Request]

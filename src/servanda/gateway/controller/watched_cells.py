@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from servanda.contract.model import EXTERNAL, Contract, Kernel, Workload, base_of
+from servanda.contract.model import EXTERNAL, Contract, Kernel, base_of
 from servanda.contract.stages import Leg, course_of
+from servanda.contract.workload import Workload
 from servanda.errors import ContractError, Problem
 from servanda.gateway.controller.status import LeftOut
 from servanda.gateway.routing.state import Watched

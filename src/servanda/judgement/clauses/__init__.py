@@ -3,7 +3,6 @@
 # these register their metrics and guards
 from servanda.judgement.clauses import (  # noqa: F401
     clip_ratio,
-    coverage,
     fidelity,
     gradient,
     guards,

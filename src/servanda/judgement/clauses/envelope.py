@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from servanda.contract.model import Contract
 from servanda.contract.workload import Path
 from servanda.judgement.clauses.base import Cell, Source
@@ -57,12 +55,12 @@ class CornerFact(Fact):
     def weigh(  # type: ignore[override]
         self, cell: Cell, runs: Mapping[str, CornerRun]
     ) -> Values:
-        return _values(runs[self.corner.name].exact[cell.clause.metric])
+        return Values.of(runs[self.corner.name].exact[cell.clause.metric])
 
     def noise(  # type: ignore[override]
         self, cell: Cell, runs: Mapping[str, CornerRun]
     ) -> tuple[tuple[Values, Values], ...]:
-        selves = [_values(exact[cell.clause.metric]) for exact in runs[self.corner.name].selves]
+        selves = [Values.of(exact[cell.clause.metric]) for exact in runs[self.corner.name].selves]
         return tuple((values, values) for values in selves)
 
 
@@ -80,8 +78,3 @@ def corners_of(contract: Contract) -> tuple[Corner, ...]:
         Corner(max(1, int(batch)), prompt, min(new, MOST_TOKENS), path)
         for batch, prompt in dict.fromkeys(itertools.product(batches, prompts))
     )
-
-
-def _values(values_N: Floats) -> Values:
-    known_N = values_N[~np.isnan(values_N)]
-    return Values(tuple(known_N.tolist()), len(values_N) - len(known_N))

@@ -23,7 +23,7 @@ from servanda.judgement.clauses.base import (
     View,
     blank,
 )
-from servanda.judgement.clauses.statistical import Process, process_of, rests_on, total
+from servanda.judgement.clauses.statistical import Process, rests_on, total, units_of
 from servanda.theory.stats.interval import interval
 
 Sides = tuple[Process, Process]  # of the slice, and of its complement
@@ -44,7 +44,8 @@ class MassGap(Sampled):
         """1 - min(w, 2) where inside, else 0; mapped from [-1, 1] to [0, 1]."""
         values_N = view.values("mass_gap")
         x_N = np.where(inside_N == 1, (1 - np.minimum(values_N, 1.0)) / 2, 0.5)
-        return process_of(cell, view, np.where(np.isnan(values_N + inside_N), np.nan, x_N))
+        known_N = np.where(np.isnan(values_N + inside_N), np.nan, x_N)
+        return units_of(cell, view, known_N).process(cell)
 
     def noise(self, cell: Cell, view: View) -> tuple[float, int]:
         """(sum of w - 1 over the slice, cut at 1; tokens of its contexts) of a peer."""

@@ -23,7 +23,7 @@ from servanda.judgement.clauses.base import (
     limit_of,
     peak,
 )
-from servanda.judgement.clauses.statistical import Grown, Tally, process_of
+from servanda.judgement.clauses.statistical import Grown, Tally, units_of
 from servanda.theory.stats.log_moment import log_mean_exp
 
 SELVES = ("self_train", "self_infer")
@@ -43,7 +43,7 @@ class SelfNoise(Kind):
         for side in SELVES:
             if side in view.peers:
                 peer = view.peers[side]
-                process = process_of(cell, peer, peer.values("tv"))
+                process = units_of(cell, peer, peer.values("tv")).process(cell)
                 below, above = process.below_growth(limit), process.above_growth(limit)
                 found[side] = Grown(process, below, above)
         return found

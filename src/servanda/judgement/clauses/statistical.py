@@ -84,11 +84,6 @@ def sequence_units(cell: Cell, view: View, x_S: Array) -> Units:
     return Units(x_S[known_S], view.group_S[known_S], missing_G)
 
 
-def process_of(cell: Cell, view: View, x_N: Array) -> Process:
-    """One round's x in [0, 1] as the statistics of a cell; NaN: no value."""
-    return units_of(cell, view, x_N).process(cell)
-
-
 def total(cell: Cell, rounds: Sequence[Process]) -> Process:
     """The statistics of closed rounds."""
     if cell.claim == "realised":

@@ -11,11 +11,11 @@ from servanda.judgement.clauses.base import Array
 from servanda.judgement.clauses.guards import capture_of
 from servanda.theory.divergence.precision import errors
 from servanda.theory.stats.cells import Cells
+from servanda.theory.stats.refutation import SLACK
 from servanda.theory.stats.sets import log_bets
 from servanda.traces.token_history import SETS, sets_of
 from servanda.traces.trace import Trace
 
-SLACK = 1e-6  # nats, at least: logprobs may have been in float32 before they were recorded
 _FULL = 1 + SLACK  # what masses may add up to
 
 

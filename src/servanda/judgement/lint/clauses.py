@@ -12,7 +12,6 @@ from servanda.contract.yaml_reader import Marks, Path
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.scope import known_by_name
-from servanda.judgement.lint.calibration import calibration
 from servanda.judgement.lint.chain import chain
 from servanda.judgement.lint.outcome_slices import mass_gap, outcomes
 from servanda.judgement.lint.runtime import RUNTIME_METRICS, runtime
@@ -76,7 +75,7 @@ def clauses(contract: Contract, marks: Marks, broken: Collection[Path] = ()) -> 
             yield from _divergence(path, section, clause)
             yield from _relative(path, section, contract, clause)
         elif clause.metric == CALIBRATION:
-            yield from calibration(path, section, clause)
+            yield from _calibration(path, section, clause)
             yield from _relative(path, section, contract, clause)
         elif clause.metric in CHAIN:
             yield from chain(path, section, contract, clause, broken)
@@ -214,6 +213,35 @@ def _limit(path: Path, section: Section, clause: Clause, metric: Divergence) -> 
         message = "a sample cannot certify 0"
         hint = "move the clause to numerical: on golden texts every position is looked at"
         yield Finding(at, message, hint)
+
+
+def _calibration(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
+    """In numerical, with a limit in (0, 1), and without what belongs to single positions."""
+    if section != "numerical":
+        message = "calibration needs full logits and golden tokens; a sampled token has neither"
+        hint = "move the clause to numerical: golden texts say which token was right"
+        yield Finding((*path, "metric"), message, hint)
+        return
+    for name in ("aggregate", "clip"):
+        if getattr(clause, name) is not None:
+            message = f"calibration is one number for all positions: it takes no {name}"
+            yield Finding((*path, name), message, "remove it", key=True)
+    if clause.at_least is not None:
+        message = "a divergence is kept small: calibration takes at_most"
+        hint = "remove at_least" if clause.at_most is not None else "write at_most"
+        yield Finding((*path, "at_least"), message, hint, key=True)
+        return
+    limit = clause.at_most
+    if limit is None:
+        yield Finding(path, f"clause {clause.id!r} has no limit", "add at_most: 0.02")
+    elif isinstance(limit, Relative):
+        return
+    elif limit >= 1:
+        message = f"calibration is at most 1: a limit of {limit:g} can never fail"
+        yield Finding((*path, "at_most"), message, "write a limit below 1, such as 0.02")
+    elif limit <= 0:
+        message = f"calibration is never negative, and rounding alone exceeds {limit:g}"
+        yield Finding((*path, "at_most"), message, "write a limit above 0, such as 0.02")
 
 
 def _span(section: Section, clause: Clause, metric: Divergence) -> Span:

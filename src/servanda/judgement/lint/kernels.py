@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from servanda.contract.fields import VARIABLE
 from servanda.contract.finding import Finding
-from servanda.contract.model import EXTERNAL, QUANTIZATIONS, Contract, Kernel
+from servanda.contract.model import EXTERNAL, QUANTIZATIONS, Contract, Kernel, quantization_hint
 from servanda.contract.yaml_reader import Path
 from servanda.registry import nearest, quoted
 
@@ -38,9 +38,8 @@ def kernels(
             yield Finding((*path, "engine"), message, hint)
         if kernel.quantization is not None and kernel.quantization not in QUANTIZATIONS:
             message = f"no quantization is named {quoted(kernel.quantization)}"
-            yield Finding(
-                (*path, "quantization"), message, _exact_quantization(kernel.quantization)
-            )
+            hint = quantization_hint(kernel.quantization)
+            yield Finding((*path, "quantization"), message, hint)
         if kernel.sampling is not None and path[-1] != "train":
             message = f"{path[-1]} samples as workload.sampling says"
             hint = "declare it there; kernels.train.sampling is for a trainer's own transform"
@@ -71,14 +70,6 @@ def _server(path: Path, kernel: Kernel) -> Iterator[Finding]:
             message = f"engine {kernel.engine} runs its model itself and takes no {name}"
             hint = "write engine: openai_http, or remove it"
             yield Finding((*path, name), message, hint, key=True)
-
-
-def _exact_quantization(name: str) -> str:
-    """Names are exact: two that begin alike are two kernels."""
-    alike = [q for q in QUANTIZATIONS if name and q.startswith(name)]
-    if len(alike) > 1:
-        return f"which one: {' or '.join(alike)}? They are different kernels"
-    return nearest(name, QUANTIZATIONS)
 
 
 def _fault(path: Path, kernel: Kernel, faults: Collection[str]) -> Iterator[Finding]:

@@ -10,13 +10,15 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from servanda.contract.clause import WHOLE, SliceRule
-from servanda.traces.corpus import Corpus, Prompt
+
+if TYPE_CHECKING:
+    from servanda.traces.corpus import Corpus, Prompt
 
 Known = Literal["request", "context", "outcome"]  # before the request, the token, or after it
 TOKEN_CLASSES = ("digit", "letter", "space", "punctuation", "other", "end")

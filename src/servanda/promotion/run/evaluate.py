@@ -18,9 +18,9 @@ from servanda.contract.identity import Description, EvidenceKey
 from servanda.contract.model import Contract, Kernel
 from servanda.contract.stages import Leg
 from servanda.engines.base import Engine
-from servanda.engines.traffic_replay import ServedEngine
+from servanda.engines.traffic_replay import TrafficReplayEngine
 from servanda.engines.worker import spawn
-from servanda.judgement.clauses.coverage import Coverage
+from servanda.judgement.clauses.guards import Coverage
 from servanda.judgement.evidence import Evidence, weigh_once
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Arrivals
@@ -97,7 +97,7 @@ def look(
         fingerprint=described.fingerprint.get("system_fingerprint", ""),
     )
     plan = compile(contract, attempt=attempt, leg=leg, traffic=traffic)
-    infer = ServedEngine(contract.kernels.infer, described, traffic.requests)
+    infer = TrafficReplayEngine(contract.kernels.infer, described, traffic.requests)
 
     def opening(kernel: Kernel, side: str) -> Engine:
         return infer if side == "infer" else open(kernel, side)

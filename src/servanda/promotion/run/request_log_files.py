@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from servanda.engines.traffic_replay import ServedEngine
+from servanda.engines.traffic_replay import TrafficReplayEngine
 from servanda.errors import EvidenceError, MeasurementError, Where
 from servanda.judgement.schedule import Arrivals
 from servanda.runner.round_files import round_name
@@ -84,7 +84,7 @@ def absent(served: Sequence[Path]) -> tuple[str, ...]:
     )
 
 
-def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: ServedEngine) -> None:
+def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: TrafficReplayEngine) -> None:
     """A log that no longer says what was weighed of it, where a request vanished or changed.
 
     Raises:

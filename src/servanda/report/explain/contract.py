@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from servanda.contract.model import Clause, Relative
+from servanda.contract.clause import Relative
+from servanda.contract.model import Clause
 from servanda.judgement.clauses.base import GUARDS, Cell
-from servanda.judgement.clauses.calibration import Calibration
 from servanda.judgement.clauses.chain_certificate import ChainCertificate
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.not_applicable import Later, NotHere
-from servanda.judgement.clauses.numerical import Fact
+from servanda.judgement.clauses.numerical import Calibration, Fact
 from servanda.judgement.clauses.relative import RelativeCertificate
 from servanda.judgement.clauses.reward_gap import RewardGap
 from servanda.judgement.clauses.statistical import BySequence, Certificate

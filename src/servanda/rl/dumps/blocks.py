@@ -19,25 +19,25 @@ BLOCK_TOKENS = 65_536  # prompts included
 
 def blocks(chunks: Iterable[Rollouts], tokens: int = BLOCK_TOKENS) -> Iterator[Rollouts]:
     """The same sequences in the same order, in blocks of one step each."""
-    held: list[Rollouts] = []
+    parts: list[Rollouts] = []
     room = tokens
     for chunk in chunks:
         at = 0
-        if held and held[0].step != chunk.step:
-            yield _joined(held)
-            held, room = [], tokens
+        if parts and parts[0].step != chunk.step:
+            yield joined(parts)
+            parts, room = [], tokens
         while at < len(chunk):
             ends = np.flatnonzero(chunk.length_S[at:].cumsum() >= room)
             end = at + int(ends[0]) + 1 if len(ends) else len(chunk)
             part = taken(chunk, at, end)
-            held.append(part)
+            parts.append(part)
             room -= int(part.length_S.sum())
             at = end
             if room <= 0:
-                yield _joined(held)
-                held, room = [], tokens
-    if held:
-        yield _joined(held)
+                yield joined(parts)
+                parts, room = [], tokens
+    if parts:
+        yield joined(parts)
 
 
 def taken(chunk: Rollouts, first: int, end: int) -> Rollouts:
@@ -59,17 +59,18 @@ def taken(chunk: Rollouts, first: int, end: int) -> Rollouts:
     )
 
 
-def _joined(parts: Sequence[Rollouts]) -> Rollouts:
-    """Parts of one step as one; a column that a part lacks is unknown there."""
+def joined(parts: Sequence[Rollouts]) -> Rollouts:
+    """Parts of one step as one; a column that a part lacks is NaN there, or "" of a label."""
     if len(parts) == 1:
         return parts[0]
 
     def all_of(name: str) -> Array:
         return np.concatenate([getattr(p, name) for p in parts])
 
-    labels = {name for p in parts for name in p.labels}
-    per_sequence = {name for p in parts for name in p.per_sequence}
-    per_token = {name for p in parts for name in p.per_token}
+    labels, per_sequence, per_token = (
+        dict.fromkeys(name for p in parts for name in getattr(p, of))
+        for of in ("labels", "per_sequence", "per_token")
+    )
     return Rollouts(
         parts[0].step,
         all_of("length_S"),

@@ -20,7 +20,6 @@ def is_gradient(cell: CellVerdict) -> bool:
 
 
 def clause(cell: CellVerdict) -> str:
-    """What a clause is called by those who train."""
     if is_gradient(cell):
         return "share of the gradient that may be wrong"
     if cell.metric == "abs_log_ratio_nats" and cell.threshold == _CLIP_NATS:
@@ -37,7 +36,6 @@ def number(cell: CellVerdict, value: float | None) -> str:
 
 
 def limit(cell: CellVerdict) -> str:
-    """The limit, as short as it was written."""
     if cell.limit is None:
         return ""
     if is_gradient(cell) or cell.threshold is not None:

@@ -153,8 +153,8 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         verdict = unsound(verdict, errors[0].text)
     dated = _since(statistics, verdict)
     coherence = next(f for f in findings if f.check == "coherence")
-    noted = (_noted(c, dated) for c in verdict.cells)
-    verdict = replace(verdict, cells=tuple(_as_found(c, coherence) for c in noted))
+    cells = tuple(_annotated(cell, dated, coherence) for cell in verdict.cells)
+    verdict = replace(verdict, cells=cells)
     limits = diagnosis.limits_of(c for c in verdict.cells if c.enforced and c.outcome == "violated")
     outliers = statistics.outliers
     breakdown = Breakdown(tuple(by_step.rows), outliers.rows(), outliers.beyond, statistics.removed)
@@ -239,18 +239,15 @@ def _since(statistics: DumpStatistics, verdict: Verdict) -> dict[str, int]:
     return dated
 
 
-def _noted(cell: CellVerdict, dated: Mapping[str, int]) -> CellVerdict:
-    """With the step for reports, which know of no other axis."""
+def _annotated(cell: CellVerdict, dated: Mapping[str, int], coherence: Finding) -> CellVerdict:
+    """With the step for reports, which know of no other axis; and with the mean weight as the
+    finding has it, so that every report says of it what the text says."""
+    if cell.metric == "coherence" and cell.outcome in ("holds", "violated"):
+        outcome = "holds" if coherence.state == "ok" else "violated"
+        mean = coherence.numbers.get("mean")
+        return cell.but(outcome=outcome, value=mean, note=coherence.text)
     step = dated.get(f"{cell.clause}[{cell.slice}]")
     return cell if step is None else cell.but(note=f"since step {step}")
-
-
-def _as_found(cell: CellVerdict, finding: Finding) -> CellVerdict:
-    """The mean weight as the finding has it, so that every report says of it what the text says."""
-    if cell.metric != "coherence" or cell.outcome not in ("holds", "violated"):
-        return cell
-    outcome = "holds" if finding.state == "ok" else "violated"
-    return cell.but(outcome=outcome, value=finding.numbers.get("mean"), note=finding.text)
 
 
 def _opened(options: DumpOptions) -> Dump:

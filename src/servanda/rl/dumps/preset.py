@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from servanda.contract.model import Contract, SliceRule
+from servanda.contract.clause import SliceRule
+from servanda.contract.model import Contract
 from servanda.contract.presets import PRESETS, preset_text
 from servanda.errors import ContractError
 from servanda.judgement.contract_text import of_trainer

@@ -79,7 +79,7 @@ def _dump(answer: DumpVerdict) -> Iterator[str]:
     ]
     parts += [f"up to {statistics.turns} turns"] if statistics.turns > 1 else []
     yield f"found    {' · '.join(parts)}"
-    for note in dump.found.notes:
+    for note in dump.detection.notes:
         yield f"         {line(note)}"
     yield (
         f"preset   {answer.preset}, {answer.why}   "
@@ -152,7 +152,6 @@ def _steps(rows: Sequence[StepRow]) -> Iterator[str]:
 
 
 def _sequences(rows: Sequence[SequenceRow]) -> Iterator[str]:
-    """The sequences that are beyond the limit by themselves."""
     for row in [row for row in rows if row.beyond][:_WORST_SEQUENCES]:
         _, place, group, tokens, total, mean, share, part, _ = sequence_row(row)
         removed = ", removed by a filter" if row.removed else ""

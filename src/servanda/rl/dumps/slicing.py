@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from servanda.contract.model import SliceRule
+from servanda.contract.clause import SliceRule
 from servanda.judgement.slice_choice import apart, named
 from servanda.judgement.slices.rules import LABEL
 from servanda.judgement.workload_coverage import listed
@@ -49,14 +49,12 @@ class Counts:
     labels: dict[str, Counter[str]] = field(default_factory=dict)
 
     def join(self, other: Counts) -> None:
-        """Add what another part of the head looks like."""
         for name in ("turns", "starts", "positions", "lengths", "staleness"):
             getattr(self, name).update(getattr(other, name))
         for name, values in other.labels.items():
             self.labels.setdefault(name, Counter()).update(values)
 
     def add(self, pair: TracePair) -> None:
-        """Count the tokens of a pair."""
         columns = pair.infer.columns
         turn_N = np.minimum(columns["turn"], _TURNS)
         _count(self.turns, turn_N)

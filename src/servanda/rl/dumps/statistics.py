@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -178,11 +178,12 @@ class DumpStatistics:
         sums_S = np.bincount(sequence_N, np.abs(log_ratio_N[usable_N]), minlength=len(length_S))
         n_S = np.bincount(sequence_N, minlength=len(length_S))
         step.drift += zip(sums_S.tolist(), n_S.tolist(), strict=True)
-        group_N = np.repeat(np.array(_ids(pair.group_S)), length_S)
+        ids = {name: i for i, name in enumerate(dict.fromkeys(pair.group_S))}
+        group_N = np.repeat(np.array([ids[name] for name in pair.group_S]), length_S)
         sum_G = np.bincount(group_N[usable_N], np.abs(log_ratio_N[usable_N]))
         n_G = np.bincount(group_N[usable_N])
         sums = map(TokenSum, sum_G.tolist(), n_G.tolist())
-        step.add_groups(dict(zip(dict.fromkeys(pair.group_S), sums, strict=False)))
+        step.add_groups(dict(zip(ids, sums, strict=False)))
 
     def _by_slices(self, pair: TracePair) -> None:
         masks = masks_of(self.cuts, pair)
@@ -219,7 +220,6 @@ class DumpStatistics:
 
     @property
     def removed(self) -> Removed | None:
-        """What a filter of the trainer removed."""
         total = self._portraits[WORKLOAD, "infer"].total
         return self.filter.removed(self.sequences, self.trained, total)
 
@@ -294,15 +294,11 @@ def masks_of(cuts: Iterable[Cut], pair: TracePair) -> dict[Cut, Array]:
     return {cut: cut.mask(fields, len(pair.infer.token_N)) for cut in cuts}
 
 
-def _ids(names: Sequence[str]) -> list[int]:
-    ids = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    return [ids[name] for name in names]
-
-
 def added(mine: Weighed, other: Weighed) -> Weighed:
     """Two rounds of a realised claim as one."""
+    pairs = zip(mine.statistics, other.statistics, strict=True)
     return Weighed(
-        tuple(_sum_of(a, b) for a, b in zip(mine.statistics, other.statistics, strict=True)),
+        tuple(None if own is None else own + more for own, more in pairs),
         mine.noise,
         sequences=mine.sequences + other.sequences,
         tokens=mine.tokens + other.tokens,
@@ -319,7 +315,3 @@ def _of_record(evidence: Evidence) -> Weighed:
 
 def _plus(mine: Weighed | None, other: Weighed) -> Weighed:
     return other if mine is None else added(mine, other)
-
-
-def _sum_of(mine: Any, other: Any) -> Any:
-    return None if mine is None else mine + other

@@ -154,7 +154,6 @@ def slice_of(name: str) -> str:
 
 
 def is_step(cell: CellVerdict) -> bool:
-    """Whether a cell is of single steps."""
     return cell.slice.startswith(_STEP)
 
 

@@ -114,7 +114,6 @@ class RunEnds:
 
     @property
     def newest(self) -> StepSums | None:
-        """The last step that is known."""
         return next(reversed(self.last or self.first), None)
 
     def add(self, step: StepSums) -> StepSums | None:

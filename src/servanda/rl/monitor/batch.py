@@ -129,15 +129,10 @@ class Batch:
             )
         mask_BT = given_BT if given_BT.dtype == bool else given_BT != 0
         size, width = mask_BT.shape
-        logp = {
-            name: _numbers(name, values, [(size, width)])
-            for name, values in (("logp_train", logp_train), ("logp_infer", logp_infer))
-        }
-        beside = {
-            name: None if values is None else _beside(name, values, size, width)
-            for name, values in (("staleness", staleness), ("advantages", advantages))
-        }
-        stale_BT = beside["staleness"]
+        train_BT = _numbers("logp_train", logp_train, [(size, width)])
+        infer_BT = _numbers("logp_infer", logp_infer, [(size, width)])
+        stale_BT = _beside("staleness", staleness, size, width)
+        advantage_BT = _beside("advantages", advantages, size, width)
         if stale_BT is not None and (stale_BT < 0).any():
             raise EvidenceError(
                 f"a token is {stale_BT[stale_BT < 0].flat[0]:g} updates old",
@@ -151,15 +146,15 @@ class Batch:
         texts = {str(name): _texts(name, values, size) for name, values in (labels or {}).items()}
         return cls(
             step,
-            logp["logp_train"],
-            logp["logp_infer"],
+            train_BT,
+            infer_BT,
             mask_BT,
             None if groups is None else _texts("groups", groups, size),
             texts,
             stale_BT,
-            beside["advantages"],
+            advantage_BT,
             None if tokens is None else _ids(tokens, size, width),
-            logp_train is logp_infer or _one_array(*logp.values()),
+            logp_train is logp_infer or _one_array(train_BT, infer_BT),
         )
 
 
@@ -176,17 +171,17 @@ def array(name: str, values: object) -> Array:
             tensor = tensor.float()
         return tensor.cpu().numpy()
     try:
-        found = np.asarray(values)
-        if found.dtype == object:
-            found = found.astype(np.float64)  # None, which JSON has for NaN, is NaN
+        numbers = np.asarray(values)
+        if numbers.dtype == object:
+            numbers = numbers.astype(np.float64)  # None, which JSON has for NaN, is NaN
     except (TypeError, ValueError):
-        found = np.zeros((), dtype=object)
-    if found.dtype.kind not in "biuf":
+        numbers = np.zeros((), dtype=object)
+    if numbers.dtype.kind not in "biuf":
         raise EvidenceError(
             f"{name} is no rectangle of numbers",
             hint="pad rows to one length, and leave the padding out of the mask",
         )
-    return found
+    return numbers
 
 
 def _step(weights: object) -> int:
@@ -196,9 +191,8 @@ def _step(weights: object) -> int:
         step = -1
     if step < 0:
         number = isinstance(weights, int | float)
-        found = repr(weights) if number else f"a {type(weights).__name__}"
         raise EvidenceError(
-            f"weights is {found}",
+            f"weights is {repr(weights) if number else f'a {type(weights).__name__}'}",
             hint="how many updates the trainer has made, a whole number from 0 on",
         )
     return step
@@ -213,23 +207,25 @@ def _one_array(train: Array, infer: Array) -> bool:
 def _numbers(name: str, values: object, shapes: Sequence[tuple[int, ...]]) -> Array:
     if values is None:
         raise EvidenceError(f"{name} is missing", hint="NaN where a token has none")
-    found = array(name, values)
-    if found.shape not in shapes:
+    numbers = array(name, values)
+    if numbers.shape not in shapes:
         fitting = " or ".join(map(str, dict.fromkeys(shapes)))
-        turned = ": is one of them transposed?" if found.shape == shapes[-1][::-1] else ""
+        turned = ": is one of them transposed?" if numbers.shape == shapes[-1][::-1] else ""
         raise EvidenceError(
-            f"{name} has shape {found.shape}, and the mask {shapes[-1]}",
+            f"{name} has shape {numbers.shape}, and the mask {shapes[-1]}",
             hint=f"{name} of the tokens of the mask, {fitting}{turned}",
         )
-    exact = found.dtype in (np.float32, np.float64)
-    small = found.dtype.kind == "f" and found.dtype.itemsize < 4
-    return found if exact else found.astype(np.float32 if small else np.float64)
+    exact = numbers.dtype in (np.float32, np.float64)
+    small = numbers.dtype.kind == "f" and numbers.dtype.itemsize < 4
+    return numbers if exact else numbers.astype(np.float32 if small else np.float64)
 
 
-def _beside(name: str, values: object, size: int, width: int) -> Array:
-    """Numbers of each sequence or of each token, [B, 1] or [B, T]."""
-    found = _numbers(name, values, [(size,), (size, 1), (size, width)])
-    return found.reshape(size, 1) if found.ndim == 1 else found
+def _beside(name: str, values: object, size: int, width: int) -> Array | None:
+    """Numbers of each sequence or of each token, [B, 1] or [B, T]; None where there are none."""
+    if values is None:
+        return None
+    numbers = _numbers(name, values, [(size,), (size, 1), (size, width)])
+    return numbers.reshape(size, 1) if numbers.ndim == 1 else numbers
 
 
 def _texts(name: str, values: Sequence[object], size: int) -> tuple[str, ...]:
@@ -238,21 +234,21 @@ def _texts(name: str, values: Sequence[object], size: int) -> tuple[str, ...]:
     hint = f"one value of {name} for each sequence, in their order"
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise EvidenceError(f"{name} is a {type(values).__name__}", hint=hint)
-    found = [*values]
-    nested = next((value for value in found if isinstance(value, list | tuple | dict)), None)
-    if nested is not None:
-        raise EvidenceError(f"a value of {name} is a {type(nested).__name__}", hint=hint)
-    if len(found) != size:
-        raise EvidenceError(f"{size} sequences have {len(found)} values of {name}", hint=hint)
-    return tuple("" if value is None else str(value) for value in found)
+    texts = [*values]
+    for value in texts:
+        if isinstance(value, list | tuple | dict):
+            raise EvidenceError(f"a value of {name} is a {type(value).__name__}", hint=hint)
+    if len(texts) != size:
+        raise EvidenceError(f"{size} sequences have {len(texts)} values of {name}", hint=hint)
+    return tuple("" if value is None else str(value) for value in texts)
 
 
 def _ids(values: object, size: int, width: int) -> Array:
-    found = array("tokens", values)
-    if found.ndim != 2 or found.dtype.kind not in "iu":
+    ids = array("tokens", values)
+    if ids.ndim != 2 or ids.dtype.kind not in "iu":
         raise EvidenceError(
-            f"tokens are {found.dtype} of shape {found.shape}", hint="ids, [sequences, tokens]"
+            f"tokens are {ids.dtype} of shape {ids.shape}", hint="ids, [sequences, tokens]"
         )
-    if len(found) != size or found.shape[1] < width:
-        raise EvidenceError(f"tokens have shape {found.shape}, and the mask {(size, width)}")
-    return found
+    if len(ids) != size or ids.shape[1] < width:
+        raise EvidenceError(f"tokens have shape {ids.shape}, and the mask {(size, width)}")
+    return ids

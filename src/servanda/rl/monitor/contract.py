@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from servanda.contract.model import EXTERNAL, Clause, Contract, Kernel, SliceRule
+from servanda.contract.clause import SliceRule
+from servanda.contract.model import EXTERNAL, Clause, Contract, Kernel
 from servanda.contract.presets import PRESETS
 from servanda.errors import ContractError
 from servanda.judgement import plan as planning

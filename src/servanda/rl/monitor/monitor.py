@@ -25,7 +25,7 @@ from servanda.rl.dumps.steps import StepSums, TokenSum
 from servanda.rl.monitor import actions, ranks, soundness
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.contract import RunContract, labels_of, plan_of
-from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, RankPart
+from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, Part
 from servanda.rl.monitor.sample_dump import SampleDump
 from servanda.rl.monitor.slice_atoms import COLUMNS
 from servanda.rl.monitor.state_file import Journal, RunState, first_line
@@ -160,7 +160,7 @@ class Monitor:
     def refuse(self, error: Exception) -> None:
         """Tell the other ranks why this one cannot observe a step; they would wait for it."""
         message = (self._member, self.contract.digest, -1, str(error))
-        self._gather(RankPart(*message) if self._plan else Opening(*message))
+        self._gather(Part(*message) if self._plan else Opening(*message))
 
     def _open(self, batch: Batch) -> None:
         """Fix the cells of the run: by all ranks' counts, or as the one it continues had them."""
@@ -207,13 +207,13 @@ class Monitor:
         self._shown: tuple[Cut, ...] = (*self._cuts, *shown)
         self._statistics = StepStatistics(plan.cells, self._cuts)
 
-    def _part(self, batch: Batch) -> RankPart:
+    def _part(self, batch: Batch) -> Part:
         own = self._statistics.of(batch)
         names = batch.group_B or tuple(f"{b}@{self._member}" for b in range(batch.sequences))
         sums = StepSums(batch.weights)
         for name, drift, n in zip(names, own.drift_B.tolist(), own.known_B.tolist(), strict=True):
             sums.add_groups({name: TokenSum(drift, n)})
-        return RankPart(
+        return Part(
             self._member,
             self.contract.digest,
             batch.weights,
@@ -236,7 +236,7 @@ class Monitor:
         own = Overlaps(self._member, verdict.key.contract, batch.weights, atoms=atoms)
         return ranks.added(ranks.gathered(self._gather, own)[0])
 
-    def _judged(self, parts: Sequence[RankPart], rank: int, batch: Batch) -> Step:
+    def _judged(self, parts: Sequence[Part], rank: int, batch: Batch) -> Step:
         plan, state = self._plan, self._state
         assert plan is not None
         groups = ranks.groups_of(parts)

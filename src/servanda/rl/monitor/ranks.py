@@ -54,7 +54,7 @@ class Opening(RankMessage):
 
 
 @dataclass(frozen=True)
-class RankPart(RankMessage):
+class Part(RankMessage):
     """A rank's share of a step.
 
     Args:
@@ -142,7 +142,7 @@ def gathered(gather: Gather, mine: M) -> tuple[list[M], int]:
     return messages, ranks[mine.member]
 
 
-def groups_of(parts: Sequence[RankPart]) -> dict[str, TokenSum]:
+def groups_of(parts: Sequence[Part]) -> dict[str, TokenSum]:
     """Prompt groups of all ranks, in an order that the ranks' own does not change."""
     sums: dict[str, list[TokenSum]] = {}
     for part in parts:

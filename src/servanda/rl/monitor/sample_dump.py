@@ -44,7 +44,6 @@ class SampleDump:
             )
 
     def write(self, batch: Batch, rank: int) -> Path | None:
-        """The file that was written; None where no sequence of this step is in the share."""
         share = max(self.share, self.next_share or 0.0)
         drawn_B = uniforms(self.seed, f"keep.{rank}", batch.weights, batch.sequences)
         at = np.flatnonzero(drawn_B < share)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from servanda.contract.model import SliceRule
+from servanda.contract.clause import SliceRule
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.rl.dumps.slicing import Labels
 from servanda.rl.dumps.steps import RunEnds, TokenSum

@@ -77,7 +77,6 @@ class StepStatistics:
         self._least_K = edges()[0]
 
     def of(self, batch: Batch) -> BatchStatistics:
-        """The statistics of a batch."""
         count_CK, lost_C, missing_C = self._counted(batch)
         usable_C = count_CK.sum(axis=1).astype(np.int64)
         used = np.flatnonzero(count_CK[0])

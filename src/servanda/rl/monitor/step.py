@@ -15,7 +15,7 @@ from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.judgement.verdict import EXIT_CODES, Verdict
 from servanda.report.cell_text import seen_first
 from servanda.rl.dumps.steps import TokenSum, Trend
-from servanda.rl.monitor.ranks import RankPart
+from servanda.rl.monitor.ranks import Part
 from servanda.rl.monitor.state_file import SCHEMA
 from servanda.traces.serialization import to_plain
 
@@ -167,7 +167,7 @@ def _of_cells(verdict: Verdict) -> dict[str, float]:
 
 def metrics_of(
     verdict: Verdict,
-    parts: Sequence[RankPart],
+    parts: Sequence[Part],
     groups: Mapping[str, TokenSum],
     ratio: float | None,
 ) -> dict[str, float]:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from servanda.judgement.verdict import BlindSpot
 from servanda.rl.sync_drill.diagnosis import CAUSES, cause_of
-from servanda.rl.sync_drill.result import AsFound, Outcome, Poisoned, Preflight, Response
+from servanda.rl.sync_drill.result import Baseline, Outcome, PoisonResult, Preflight, Response
 
 
-def concluded(
-    found: AsFound,
-    poison: Poisoned,
+def conclude(
+    baseline: Baseline,
+    poison: PoisonResult,
     groups: Sequence[Response],
     *,
     returned: float,
@@ -28,8 +28,8 @@ def concluded(
     """
     layers = len({group.layer for group in groups if group.layer is not None})
     adapted = any(group.kind == "adapter" for group in groups)
-    cause = cause_of(found, poison, groups, adapted=adapted, layers=layers)
-    back = returned <= found.near
+    cause = cause_of(baseline, poison, groups, adapted=adapted, layers=layers)
+    back = returned <= baseline.near
     if not cause and back_late:
         cause = "dropped" if back else "not_returned"
     unseen = [group.name for group in groups if group.mark == "unseen"]
@@ -41,8 +41,10 @@ def concluded(
     return Preflight(
         outcome=outcome,
         cause=cause,
-        sentence=_sentence(outcome, cause, found, poison, groups, unseen, shaky, back_late),
-        found=found,
+        sentence=_violated(cause, baseline, poison, groups, back_late)
+        if cause
+        else _not_violated(outcome, groups, unseen, shaky),
+        found=baseline,
         poison=poison,
         groups=tuple(groups),
         returned=returned,
@@ -51,37 +53,28 @@ def concluded(
         syncs=syncs,
         tokens=tokens,
         seconds=seconds,
-        warnings=_warnings(found, groups, cause),
-        blind_spots=tuple(_blind(groups, unprobed)),
+        warnings=tuple(_warnings(baseline, shaky, cause)),
+        blind_spots=tuple(_blind_spots(groups, unprobed)),
     )
 
 
-def _sentence(
-    outcome: Outcome,
-    cause: str,
-    found: AsFound,
-    poison: Poisoned,
-    groups: Sequence[Response],
-    unseen: Sequence[str],
-    shaky: Sequence[str],
-    back_late: int,
+def _not_violated(
+    outcome: Outcome, groups: Sequence[Response], unseen: Sequence[str], shaky: Sequence[str]
 ) -> str:
-    if outcome == "violated":
-        return _violated(cause, found, poison, groups, back_late)
-    if outcome == "inconclusive":
-        if unseen:
-            which = f"{len(unseen)} of {len(groups)} groups"
-            return f"{which} move nothing that could be seen: {_few(unseen)}"
-        if shaky:
-            return f"neither right nor wrong: {_few(shaky)}"
-        return "each group follows by itself, and all at once they do not"
-    return f"what the trainer updates reaches the engine: all {len(groups)} groups follow"
+    if outcome == "holds":
+        return f"what the trainer updates reaches the engine: all {len(groups)} groups follow"
+    if unseen:
+        which = f"{len(unseen)} of {len(groups)} groups"
+        return f"{which} move nothing that could be seen: {_few(unseen)}"
+    if shaky:
+        return f"neither right nor wrong: {_few(shaky)}"
+    return "each group follows by itself, and all at once they do not"
 
 
 def _violated(
     cause: str,
-    found: AsFound,
-    poison: Poisoned,
+    baseline: Baseline,
+    poison: PoisonResult,
     groups: Sequence[Response],
     back_late: int,
 ) -> str:
@@ -90,15 +83,15 @@ def _violated(
     if cause in ("late", "dropped"):
         late = max([poison.late, back_late, *(group.late for group in wrong)])
         sentence += f" ({late} sync{'s' * (late > 1)} later)"
-    if cause == "scaled" and found.scale:
-        sentence += f": {found.scale}"
+    if cause == "scaled" and baseline.scale:
+        sentence += f": {baseline.scale}"
     elif cause == "scaled":
         scales = [group.scale for group in wrong if group.scale]
         low, high = min(s.low for s in scales), max(s.high for s in scales)
         mean = sum(s.factor for s in scales) / len(scales)
         sentence += f": {mean:.3g} [{low:.3g}, {high:.3g}]"
     if cause == "sync_moves":
-        sentence += f"; it was {found.distance:.2g} nats away, and is {found.idle:.2g}"
+        sentence += f"; it was {baseline.distance:.2g} nats away, and is {baseline.idle:.2g}"
     if wrong:
         which = [group.name for group in wrong]
         sentence += f" ({len(wrong)} of {len(groups)} groups: {_few(which)})"
@@ -109,17 +102,14 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _warnings(found: AsFound, groups: Sequence[Response], cause: str) -> tuple[str, ...]:
-    told = []
-    shaky = [group.name for group in groups if group.mark == "warns"]
+def _warnings(baseline: Baseline, shaky: Sequence[str], cause: str) -> Iterator[str]:
     if shaky and cause:
-        told.append(f"neither right nor wrong: {_few(shaky)}")
-    if found.distance > 2 * found.idle and not cause:
-        told.append("the engine had other weights before the first sync")
-    return tuple(told)
+        yield f"neither right nor wrong: {_few(shaky)}"
+    if baseline.distance > 2 * baseline.idle and not cause:
+        yield "the engine had other weights before the first sync"
 
 
-def _blind(groups: Sequence[Response], unprobed: int | None) -> Iterator[BlindSpot]:
+def _blind_spots(groups: Sequence[Response], unprobed: int | None) -> Iterator[BlindSpot]:
     if unprobed is None:
         text = "the size of the vocabulary is not known, so rows that no probe reads may be lost"
         yield BlindSpot("rows", text)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from servanda.rl.sync_drill.result import NEAR, AsFound, Part, Poisoned, Response
+from servanda.rl.sync_drill.result import NEAR, Baseline, Part, PoisonResult, Response
 
 # cause -> what it means, and where to look
 CAUSES: dict[str, str] = {
@@ -39,8 +39,8 @@ CAUSES: dict[str, str] = {
 
 
 def cause_of(
-    found: AsFound,
-    poison: Poisoned,
+    baseline: Baseline,
+    poison: PoisonResult,
     groups: Sequence[Response],
     *,
     adapted: bool,
@@ -54,26 +54,26 @@ def cause_of(
     """
     seen = [group for group in groups if group.mark != "unseen"]
     wrong = [group for group in seen if group.mark == "violated"]
-    if wrong or found.mixed or poison.mark == "violated":
-        by_deafness = _of_the_sync(found, poison, seen, wrong) or _by_the_deaf(
+    if wrong or baseline.mixed or poison.mark == "violated":
+        cause = _of_the_sync(baseline, poison, seen, wrong) or _by_the_deaf(
             seen, [group for group in wrong if not group.late], poison, adapted, layers
         )
-        if by_deafness:
-            return by_deafness
-    if found.cast:
+        if cause:
+            return cause
+    if baseline.cast:
         return "wrong_cast"
-    if found.scale or (wrong and all(group.scale for group in wrong) and not found.damaged):
+    if baseline.scale or (wrong and all(group.scale for group in wrong) and not baseline.damaged):
         return "scaled"
-    if found.damaged:
+    if baseline.damaged:
         return "sync_moves"
     return "unfaithful" if wrong else ""
 
 
 def _of_the_sync(
-    found: AsFound, poison: Poisoned, seen: Sequence[Response], wrong: Sequence[Response]
+    baseline: Baseline, poison: PoisonResult, seen: Sequence[Response], wrong: Sequence[Response]
 ) -> str:
     """What is wrong with all of a sync, or with when it arrives."""
-    if found.mixed or poison.mixed or any(group.mixed for group in wrong):
+    if baseline.mixed or poison.mixed or any(group.mixed for group in wrong):
         return "stale_replicas"
     if poison.cached:
         return "stale_cache"
@@ -88,7 +88,7 @@ def _of_the_sync(
 def _by_the_deaf(
     seen: Sequence[Response],
     wrong: Sequence[Response],
-    poison: Poisoned,
+    poison: PoisonResult,
     adapted: bool,
     layers: int,
 ) -> str:
@@ -101,8 +101,7 @@ def _by_the_deaf(
         return "adapter_ignored" if adapters_only else "never_synced"
     if any(not _is_lost(group) and not group.lost for group in wrong):
         return ""  # something else is wrong as well, and no name explains all
-    stale = _stale_use(wrong)
-    if stale:
+    if stale := _stale_use(wrong):
         return stale
     if deaf and all(group.kind == "norms" for group in wrong) and len(deaf) == len(wrong):
         return "norms_stale"
@@ -128,7 +127,6 @@ def _is_lost(group: Response) -> bool:
 
 
 def is_rows(name: str) -> bool:
-    """Whether a part is of rows of the vocabulary."""
     return name.startswith(("row ", "rows "))
 
 

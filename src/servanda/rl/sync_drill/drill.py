@@ -11,22 +11,22 @@ from pathlib import Path
 import numpy as np
 
 from servanda.errors import Interrupted, MeasurementError
-from servanda.rl.sync_drill.conclusion import concluded
+from servanda.rl.sync_drill.conclusion import conclude
 from servanda.rl.sync_drill.explanation import classes, scaled_by
-from servanda.rl.sync_drill.perturbation import LATEST, Nudges
+from servanda.rl.sync_drill.perturbation import LATEST, PerturbationTests
 from servanda.rl.sync_drill.plan import plan_of
-from servanda.rl.sync_drill.poison import poisoned
+from servanda.rl.sync_drill.poison import poison_test
 from servanda.rl.sync_drill.response_slope import distance
 from servanda.rl.sync_drill.result import (
     EXPLAINED,
     PLAIN,
-    AsFound,
-    Poisoned,
+    Baseline,
+    PoisonResult,
     Preflight,
     Response,
     Scale,
 )
-from servanda.rl.sync_drill.sides import Sides, told
+from servanda.rl.sync_drill.sides import Sides, error_line
 from servanda.rl.sync_drill.signals import (
     TIMEOUT_S,
     Alarm,
@@ -38,7 +38,7 @@ from servanda.rl.sync_drill.signals import (
 from servanda.rl.sync_drill.trainee import Trainee, modes_kept, probes
 from servanda.rl.sync_drill.trainer_response import Trials, cast_of
 from servanda.rl.sync_drill.vocabulary import ranges_of, size_of
-from servanda.rl.sync_drill.weight_groups import blocks, grouped
+from servanda.rl.sync_drill.weight_groups import blocks, weight_groups
 from servanda.rl.sync_drill.weight_snapshot import (
     Weights,
     put_back,
@@ -104,21 +104,19 @@ def restore(trainee: Trainee, journal: str | Path, *, timeout_s: float | None = 
             trainee.sync()
     except (Exception, TimedOut) as error:
         raise MeasurementError(
-            f"the weights are restored, and the sync threw {told(error)}",
+            f"the weights are restored, and the sync threw {error_line(error)}",
             hint=f"the engine is as the drill left it; {path} is kept until a sync succeeds",
         ) from error
     path.unlink()
 
 
 class _Drill:
-    """One drill: the state of its few minutes."""
-
     def __init__(
         self, trainee: Trainee, journal: Path | None, seed: int, watch: Watch, limit: TimeLimit
     ) -> None:
         self.trainee, self.journal = trainee, journal
         self.weights = Weights(trainee.module, seed)
-        self.groups = grouped(self.weights.aliases)
+        self.groups = weight_groups(self.weights.aliases)
         rows = probes(trainee, seed)
         self.sides = Sides(trainee, rows, plan_of(self.weights).least, watch, limit)
         self.trials = Trials(self.weights, self.sides.train, ranges_of(trainee.module, rows))
@@ -132,13 +130,14 @@ class _Drill:
         began = time.monotonic()
         with self.signals:
             try:
-                found, poison, groups, returned = self._there_and_back()
+                baseline, poison, groups, returned = self._there_and_back()
             except (KeyboardInterrupt, Terminated) as error:
                 # between two lines of ours; no second one is raised until it waits no more
                 self._restored()
                 raise _stopped(error, self._state()) from error
-        return concluded(
-            found,
+        size = size_of(self.trainee.module)
+        return conclude(
+            baseline,
             poison,
             groups,
             returned=returned[0],
@@ -146,19 +145,15 @@ class _Drill:
             syncs=self.sides.syncs,
             tokens=sum(len(row) - 1 for row in self.sides.rows),
             seconds=time.monotonic() - began,
-            unprobed=self._unprobed(),
+            unprobed=None if size is None else size - len({*chain(*self.sides.rows)}),
         )
-
-    def _unprobed(self) -> int | None:
-        size = size_of(self.trainee.module)
-        return None if size is None else size - len({*chain(*self.sides.rows)})
 
     def _there_and_back(
         self,
-    ) -> tuple[AsFound, Poisoned, tuple[Response, ...], tuple[float, int]]:
+    ) -> tuple[Baseline, PoisonResult, tuple[Response, ...], tuple[float, int]]:
         self._journalled()
         try:
-            found, poison, groups, start_N = self._measured()
+            baseline, poison, groups, start_N = self._measured()
         except BaseException as error:
             stopped = self._abandoned(error)
             if stopped is error:
@@ -167,27 +162,27 @@ class _Drill:
         finally:
             # whatever comes meanwhile: nobody leaves before the weights are back
             self._restored()
-        return found, poison, groups, self._returned(start_N)
+        return baseline, poison, groups, self._returned(start_N)
 
     # the order of it all
 
-    def _measured(self) -> tuple[AsFound, Poisoned, tuple[Response, ...], Floats]:
-        found, train_N, infer_N = self._as_found()
-        poison = poisoned(self.weights, self.sides, found, train_N, infer_N)
+    def _measured(self) -> tuple[Baseline, PoisonResult, tuple[Response, ...], Floats]:
+        baseline, train_N, infer_N = self._baseline()
+        poison = poison_test(self.weights, self.sides, baseline, train_N, infer_N)
         self.late = poison.late
         self.further = poison.late if poison.mark == "violated" else 1
         base_train_N, base_infer_N = self._anchored(train_N, infer_N)
         gap = distance(base_train_N, base_infer_N)
-        if not found.scale and not poison.mixed and self.weights.anchored:
+        if not baseline.scale and not poison.mixed and self.weights.anchored:
             # what multiplies zeros shows once they are filled
-            far = gap > PLAIN * found.floor
-            limit = max(1.3 * found.floor, EXPLAINED * gap) if far else None
-            found = replace(found, scale=self._scale(base_infer_N, gap, limit, far=far))
-        groups = self._nudged(found, base_train_N, base_infer_N)
-        self.near = found.near
-        return found, poison, groups, infer_N
+            far = gap > PLAIN * baseline.floor
+            limit = max(1.3 * baseline.floor, EXPLAINED * gap) if far else None
+            baseline = replace(baseline, scale=self._scale(base_infer_N, gap, limit, far=far))
+        groups = self._perturbed(baseline, base_train_N, base_infer_N)
+        self.near = baseline.near
+        return baseline, poison, groups, infer_N
 
-    def _as_found(self) -> tuple[AsFound, Floats, Floats]:
+    def _baseline(self) -> tuple[Baseline, Floats, Floats]:
         train_N, again_N = self.sides.train(), self.sides.train()
         before_N, repeated_N = self.sides.infer(), self.sides.infer()
         self.sides.stage = "sync of unchanged weights"
@@ -197,7 +192,7 @@ class _Drill:
         mixed = engine_noise > RESOLUTION and self._two_answers(train_N, [before_N, repeated_N])
         idle = distance(after_N, train_N)
         self.changed = True
-        found = AsFound(
+        baseline = Baseline(
             distance=distance(before_N, train_N),
             idle=idle,
             moved=distance(after_N, before_N),
@@ -207,10 +202,12 @@ class _Drill:
             cast=cast_of(self.weights, after_N - train_N, train_N, self.sides.train),
             mixed=mixed,
         )
-        excess = found.idle - found.distance
-        limit = found.distance + EXPLAINED * excess if found.moved_away else None
-        found = replace(found, scale=self._scale(after_N, idle, limit, far=found.moved_away))
-        return found, train_N, after_N
+        excess = baseline.idle - baseline.distance
+        limit = baseline.distance + EXPLAINED * excess if baseline.moved_away else None
+        baseline = replace(
+            baseline, scale=self._scale(after_N, idle, limit, far=baseline.moved_away)
+        )
+        return baseline, train_N, after_N
 
     def _scale(
         self, infer_N: Floats, gap: float, limit: float | None = None, *, far: bool
@@ -247,18 +244,20 @@ class _Drill:
             self.sides.sync()
         return self.sides.train(), self.sides.infer()
 
-    def _nudged(self, found: AsFound, train_N: Floats, infer_N: Floats) -> tuple[Response, ...]:
-        nudges = Nudges(
+    def _perturbed(
+        self, baseline: Baseline, train_N: Floats, infer_N: Floats
+    ) -> tuple[Response, ...]:
+        tests = PerturbationTests(
             self.trials,
             self.sides,
             train_N=train_N,
             infer_N=infer_N,
-            floor=found.floor,
-            noise=found.engine_noise,
+            floor=baseline.floor,
+            noise=baseline.engine_noise,
             further=self.further,
-            scales=not found.moved_away and not found.scale,
+            scales=not baseline.moved_away and not baseline.scale,
         )
-        responses = {r.name: r for block in blocks(self.groups) for r in nudges.answers(block)}
+        responses = {r.name: r for block in blocks(self.groups) for r in tests.responses(block)}
         return tuple(responses[group.name] for group in self.groups)
 
     # the way back
@@ -316,7 +315,7 @@ class _Drill:
             with self.sides.limit():
                 self.trainee.sync()
         except BaseException as again:
-            became = f"threw {told(again)}"
+            became = f"threw {error_line(again)}"
             if isinstance(again, TimedOut):
                 became = f"did not return within {self.sides.limit.seconds:g} s"
             return _stopped(

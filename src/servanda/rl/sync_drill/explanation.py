@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from servanda.rl.sync_drill.response_slope import distance, following
+from servanda.rl.sync_drill.response_slope import distance, response_slope
 from servanda.rl.sync_drill.result import EXPLAINED, OFF, Response, Scale
-from servanda.rl.sync_drill.trainer_response import Look, Piece, Trials
+from servanda.rl.sync_drill.trainer_response import Perturbation, Piece, Trials
 from servanda.rl.sync_drill.weight_groups import LAYER
 from servanda.theory.sampling import Floats
 
@@ -26,9 +26,9 @@ _SINGLES = 96  # tensors that are tried one by one
 _ALIKE = 1.05  # times what the best leaves: two explanations that cannot be told apart
 
 
-def explained(
+def explain(
     trials: Trials,
-    look: Look,
+    perturbation: Perturbation,
     response: Response,
     *,
     train_N: Floats,
@@ -43,13 +43,13 @@ def explained(
         train_N, infer_N: both sides before the nudge; change_N: the engine's change by it.
         scales: whether a factor is looked for.
     """
-    lack = distance(change_N, look.own_N)
-    lost, left = _lost(trials, look, response, train_N, change_N, floor)
+    lack = distance(change_N, perturbation.own_N)
+    lost, left = _lost(trials, perturbation, response, train_N, change_N, floor)
     if lost:
         return replace(response, lost=tuple(p.name for p in lost), left=left / floor)
     scale = scales and scaled_by(
-        lambda names, factor: trials.without(look.sizes, (), names, factor),
-        _scalable(look),
+        lambda names, factor: trials.without(perturbation.sizes, (), names, factor),
+        _scalable(perturbation),
         infer_N + change_N,
         limit=max(_LIMIT * floor, EXPLAINED * lack),
     )
@@ -60,7 +60,7 @@ def explained(
 
 def _lost(
     trials: Trials,
-    look: Look,
+    perturbation: Perturbation,
     response: Response,
     train_N: Floats,
     change_N: Floats,
@@ -69,13 +69,15 @@ def _lost(
     """The parts without which the trainer does what the engine did, and what that leaves, nats;
     none where no parts do."""
     follow = {part.name: part for part in response.parts}
-    suspects = [p for p in look.pieces if follow[p.name].follow < 1 - 3 * follow[p.name].spread]
+    suspects = [
+        p for p in perturbation.pieces if follow[p.name].follow < 1 - 3 * follow[p.name].spread
+    ]
     suspects.sort(key=lambda piece: follow[piece.name].follow)
-    lack = distance(change_N, look.own_N)
+    lack = distance(change_N, perturbation.own_N)
     limit = max(_LIMIT * floor, EXPLAINED * lack)
 
     def left_by(pieces: Sequence[Piece]) -> float:
-        own_N = trials.without(look.sizes, pieces) - train_N
+        own_N = trials.without(perturbation.sizes, pieces) - train_N
         return distance(change_N, own_N)
 
     def enough(left: float) -> bool:
@@ -103,14 +105,14 @@ def _lost(
     return [], best
 
 
-def _scalable(look: Look) -> dict[str, tuple[str, ...]]:
+def _scalable(perturbation: Perturbation) -> dict[str, tuple[str, ...]]:
     """Tensors that may be scaled as one: an adapter's B's, all of a layer, and each by itself."""
-    tensors = look.group.tensors
-    found = {p.name: p.tensors for p in look.pieces if p.family == "tensor"}
-    if look.group.kind == "adapter":
+    tensors = perturbation.group.tensors
+    parts = {p.name: p.tensors for p in perturbation.pieces if p.family == "tensor"}
+    if perturbation.group.kind == "adapter":
         second = tuple(name for name in tensors if "lora_B" in name)
-        return {"lora_B": second, **found} if second else found
-    return found or {look.group.name: tensors}
+        return {"lora_B": second, **parts} if second else parts
+    return parts or {perturbation.group.name: tensors}
 
 
 def classes(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -120,19 +122,19 @@ def classes(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     >>> [*classes(["h.0.up.bias", "h.1.up.bias"])]
     ['up.bias', 'h.0.up', 'h.1.up', 'h.0.up.bias', 'h.1.up.bias']
     """
-    found: dict[str, tuple[str, ...]] = {}
+    tensors: dict[str, tuple[str, ...]] = {}
     for name in names:
         kind = LAYER.sub(r"\2", name)
-        found[kind] = (*found.get(kind, ()), name)
+        tensors[kind] = (*tensors.get(kind, ()), name)
     second = tuple(name for name in names if "lora_B" in name)
     if second:
-        found = {"lora_B": second, **found}
+        tensors = {"lora_B": second, **tensors}
     if len(names) > _SINGLES:
-        return found
+        return tensors
     for name in names:
         module = name.rpartition(".")[0] or name
-        found[module] = (*found.get(module, ()), name)
-    return {**found, **{name: (name,) for name in names}}
+        tensors[module] = (*tensors.get(module, ()), name)
+    return {**tensors, **{name: (name,) for name in names}}
 
 
 def scaled_by(
@@ -156,21 +158,21 @@ def scaled_by(
     for name, tensors in candidates.items():
         slope_N = (scores(tensors, 1 + _STEP) - plain_N) / _STEP
         if slope_N.any():
-            fit = following(slope_N, infer_N - plain_N)
+            fit = response_slope(slope_N, infer_N - plain_N)
             screened.append((fit.residual_nats, name, 1 + fit.follow))
-    found: list[tuple[float, Scale]] = []
+    fits: list[tuple[float, Scale]] = []
     for _, name, factor in sorted(screened)[:4]:
         fitted = _factor(lambda c, of=candidates[name]: scores(of, c), factor, infer_N)
         if fitted is None:
             continue
         left, factor, spread = fitted
         if left <= limit and abs(factor - 1) > max(_SURE * spread, OFF):
-            found.append((left, Scale(name, factor, factor - 2 * spread, factor + 2 * spread)))
-    if not found:
+            fits.append((left, Scale(name, factor, factor - 2 * spread, factor + 2 * spread)))
+    if not fits:
         return None
-    least = min(left for left, _ in found)
-    alike = [scale for left, scale in found if left <= _ALIKE * least]
-    best = next(scale for left, scale in found if left == least)
+    least = min(left for left, _ in fits)
+    alike = [scale for left, scale in fits if left <= _ALIKE * least]
+    best = next(scale for left, scale in fits if left == least)
     return replace(best, tensors=" or ".join(sorted(scale.tensors for scale in alike)))
 
 
@@ -185,7 +187,7 @@ def _factor(
         slope_N = (scores(factor * (1 + _STEP)) - here_N) / (factor * _STEP)
         if not np.isfinite(slope_N).all() or not slope_N.any():
             return None
-        fit = following(slope_N, infer_N - here_N)
+        fit = response_slope(slope_N, infer_N - here_N)
         spread = fit.spread
         step = float(np.clip(fit.follow, -0.5 * factor, factor))
         factor += step

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from servanda.rl.sync_drill.explanation import explained
-from servanda.rl.sync_drill.response_slope import apart, distance, following
+from servanda.rl.sync_drill.explanation import explain
+from servanda.rl.sync_drill.response_slope import distance, part_slopes, response_slope
 from servanda.rl.sync_drill.result import PLAIN, SEEN, Part, Response
 from servanda.rl.sync_drill.sides import Sides
-from servanda.rl.sync_drill.trainer_response import Family, Look, Piece, Trials
-from servanda.rl.sync_drill.weight_groups import Group, block_name
+from servanda.rl.sync_drill.trainer_response import Family, Perturbation, Piece, Trials
+from servanda.rl.sync_drill.weight_groups import WeightGroup, block_name
 from servanda.theory.sampling import Floats
 
 LATEST = 2  # further syncs of the same weights, after one that was found wrong
@@ -23,8 +23,8 @@ _STILL = 1e-6  # nats by which an engine that nothing reached may move
 _UNMOVED, _MOVED = 0.1, 0.25  # of the trainer's change: an old copy answered, or a new one
 
 
-class Nudges:
-    """Nudges groups, from where both sides scored `train_N` and `infer_N`.
+class PerturbationTests:
+    """PerturbationTests groups, from where both sides scored `train_N` and `infer_N`.
 
     Args:
         noise: of the engine against itself, nats.
@@ -50,40 +50,46 @@ class Nudges:
         self.scales, self._shifted = scales, False
         self._before_N = infer_N  # the engine's, after the sync before
 
-    def answers(self, block: Sequence[Group]) -> list[Response]:
-        """One sync with the groups of a block nudged; each by itself where that is not clear."""
-        found = self._once(block)
-        if len(block) > 1 and _is_mixed(found):
+    def responses(self, block: Sequence[WeightGroup]) -> list[Response]:
+        """One sync with the groups of a block perturbed; each by itself where that is unclear."""
+        responses = self._once(block)
+        if len(block) > 1 and _is_mixed(responses):
             self.sides.total += len(block)
-            found = [response for group in block for response in self._once((group,))]
-        return found
+            responses = [response for group in block for response in self._once((group,))]
+        return responses
 
-    def _once(self, block: Sequence[Group]) -> list[Response]:
+    def _once(self, block: Sequence[WeightGroup]) -> list[Response]:
         self.sides.stage = f"nudge of {block_name(block)}"
-        looks = [self.trials.look(group, self.train_N, self.floor) for group in block]
-        sizes = {name: size for look in looks for name, size in look.sizes.items()}
-        self.trials.nudge(sizes)
+        perturbations = [
+            self.trials.perturb_group(group, self.train_N, self.floor) for group in block
+        ]
+        sizes = {
+            name: size
+            for perturbation in perturbations
+            for name, size in perturbation.sizes.items()
+        }
+        self.trials.weights.perturb(sizes)
         self.sides.sync()
         before_N, self._before_N = self._before_N, self.sides.infer()
         change_N = self._before_N - self.infer_N
-        own_N = self.sides.train() - self.train_N if len(block) > 1 else looks[0].own_N
-        found = judged(looks, own_N, change_N, self.floor)
-        if any(response.mark == "violated" for response in found):
-            found = self._again(looks, own_N, change_N, found)
+        own_N = self.sides.train() - self.train_N if len(block) > 1 else perturbations[0].own_N
+        responses = judged(perturbations, own_N, change_N, self.floor)
+        if any(response.mark == "violated" for response in responses):
+            responses = self._again(perturbations, own_N, change_N, responses)
             still = distance(self._before_N, before_N) <= max(3 * self.noise, _STILL)
-            if still and not any(r.explained or r.deaf_as_a_whole for r in found):
+            if still and not any(r.explained or r.deaf_as_a_whole for r in responses):
                 # not even the weights of the last nudge left it
-                found = [replace(r, stopped=r.mark == "violated") for r in found]
+                responses = [replace(r, stopped=r.mark == "violated") for r in responses]
             self._before_N = self._last_N
         self.trials.weights.settle(sizes)
         if len(block) > 1:
-            return found
-        (response,) = found
+            return responses
+        (response,) = responses
         unclear = response.mark in ("violated", "warns") and not response.explained
         if unclear and not response.deaf_as_a_whole:
-            response = explained(
+            response = explain(
                 self.trials,
-                looks[0],
+                perturbations[0],
                 response,
                 train_N=self.train_N,
                 infer_N=self.infer_N,
@@ -94,55 +100,65 @@ class Nudges:
         return [response]
 
     def _again(
-        self, looks: Sequence[Look], own_N: Floats, change_N: Floats, found: list[Response]
+        self,
+        perturbations: Sequence[Perturbation],
+        own_N: Floats,
+        change_N: Floats,
+        responses: list[Response],
     ) -> list[Response]:
         """What is wrong after a sync, once more: by another call, and after another sync."""
         self._last_N = self.sides.infer()
         repeated_N = self._last_N - self.infer_N
         lengths = [len(row) - 1 for row in self.sides.rows]
         if is_mixed(own_N, [change_N, repeated_N], lengths, floor=self.floor, noise=self.noise):
-            return [replace(r, mixed=True) if r.mark == "violated" else r for r in found]
+            return [replace(r, mixed=True) if r.mark == "violated" else r for r in responses]
         for late in range(1, self.further + 1):
             self.sides.sync()
             self._last_N = self.sides.infer()
-            later = judged(looks, own_N, self._last_N - self.infer_N, self.floor)
+            later = judged(perturbations, own_N, self._last_N - self.infer_N, self.floor)
             if any(response.mark == "violated" for response in later):
                 continue
             if late == 1 and not self._shifted:
                 # where every other sync is dropped, the next one now is one that is not
                 self._shifted = True
                 self.sides.sync()
-            return [replace(r, late=late) if r.mark == "violated" else r for r in found]
-        return found
+            return [replace(r, late=late) if r.mark == "violated" else r for r in responses]
+        return responses
 
 
-def judged(looks: Sequence[Look], own_N: Floats, change_N: Floats, floor: float) -> list[Response]:
+def judged(
+    perturbations: Sequence[Perturbation], own_N: Floats, change_N: Floats, floor: float
+) -> list[Response]:
     """How the engine answered groups that were nudged at once, and each part of them.
 
     Args:
         own_N: the trainer's change by all of them; change_N: the engine's.
     """
-    fits = apart([look.own_N for look in looks], own_N, change_N) if len(looks) > 1 else None
-    whole = following(own_N, change_N) if own_N.any() else None
-    parts = _parts(looks, own_N, change_N, floor)
+    fits = (
+        part_slopes([perturbation.own_N for perturbation in perturbations], own_N, change_N)
+        if len(perturbations) > 1
+        else None
+    )
+    whole = response_slope(own_N, change_N) if own_N.any() else None
+    parts = _parts(perturbations, own_N, change_N, floor)
     responses = []
-    for number, look in enumerate(looks):
-        moved = float(np.abs(look.own_N).mean()) / floor
+    for number, perturbation in enumerate(perturbations):
+        moved = float(np.abs(perturbation.own_N).mean()) / floor
         seen = moved >= SEEN
         follow, spread = fits[number] if fits else (np.nan, np.inf)
         if not fits and whole is not None:
             follow, spread = whole.follow, whole.spread
         responses.append(
             Response(
-                name=look.group.name,
-                kind=look.group.kind,
-                layer=look.group.layer,
+                name=perturbation.group.name,
+                kind=perturbation.group.kind,
+                layer=perturbation.group.layer,
                 follow=float(follow) if seen else float("nan"),
                 spread=float(spread),
                 residual=whole.residual_nats / floor if whole and seen else 0.0,
                 moved=moved,
-                size=float(look.size),
-                block=block_name([each.group for each in looks]),
+                size=float(perturbation.size),
+                block=block_name([each.group for each in perturbations]),
                 parts=tuple(part for at, part in parts if at == number),
             )
         )
@@ -150,24 +166,24 @@ def judged(looks: Sequence[Look], own_N: Floats, change_N: Floats, floor: float)
 
 
 def _parts(
-    looks: Sequence[Look], own_N: Floats, change_N: Floats, floor: float
+    perturbations: Sequence[Perturbation], own_N: Floats, change_N: Floats, floor: float
 ) -> Iterator[tuple[int, Part]]:
-    """(number of a look, part of it): tensors and uses are told from one another, and so are
+    """(number of a perturbation, part of it): tensors and uses are told apart, and so are
     rows of the vocabulary."""
     families: tuple[tuple[Family, ...], ...] = (("tensor", "use"), ("rows",))
     for family in families:
         placed: list[tuple[int, Piece, Floats]] = [
             (number, piece, piece_N)
-            for number, look in enumerate(looks)
-            for piece, piece_N in look.pieces.items()
+            for number, perturbation in enumerate(perturbations)
+            for piece, piece_N in perturbation.pieces.items()
             if piece.family in family
         ]
         pieces = [piece_N for _, _, piece_N in placed]
         if not pieces:
             continue
-        fits = apart(pieces, own_N, change_N) if len(pieces) * _FITTED <= own_N.size else ()
+        fits = part_slopes(pieces, own_N, change_N) if len(pieces) * _FITTED <= own_N.size else ()
         if not fits or all(np.isnan(follow) for follow, _ in fits):
-            fits = tuple(apart([one], own_N, change_N)[0] for one in pieces)
+            fits = tuple(part_slopes([one], own_N, change_N)[0] for one in pieces)
         for (number, piece, piece_N), (follow, spread) in zip(placed, fits, strict=True):
             total = float(np.abs(piece_N).sum())
             moved = float(piece_N @ piece_N) / total / floor if total else 0.0
@@ -205,10 +221,10 @@ def is_mixed(
     return old > 0 and new > 0
 
 
-def _is_mixed(found: Sequence[Response]) -> bool:
+def _is_mixed(responses: Sequence[Response]) -> bool:
     """Whether a block has to be taken apart: something is wrong, and not all of it is deaf."""
-    if all(response.mark in ("holds", "unseen") for response in found):
+    if all(response.mark in ("holds", "unseen") for response in responses):
         return False
-    if all(response.explained for response in found if response.mark == "violated"):
-        return any(response.mark == "warns" for response in found)
-    return not all(response.deaf and response.residual < PLAIN for response in found)
+    if all(response.explained for response in responses if response.mark == "violated"):
+        return any(response.mark == "warns" for response in responses)
+    return not all(response.deaf and response.residual < PLAIN for response in responses)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from servanda.rl.sync_drill.perturbation import LATEST
 from servanda.rl.sync_drill.trainee import Trainee, probes
-from servanda.rl.sync_drill.weight_groups import blocks, grouped
+from servanda.rl.sync_drill.weight_groups import blocks, weight_groups
 from servanda.rl.sync_drill.weight_snapshot import Weights
 
 
@@ -45,8 +45,7 @@ def planned(trainee: Trainee) -> Plan:
 
 
 def plan_of(weights: Weights) -> Plan:
-    """What a drill of these weights will do."""
-    groups = grouped(weights.aliases)
+    groups = weight_groups(weights.aliases)
     taken = blocks(groups)
     least = 3 + weights.has_zeros() + len(taken)
     values = sum(parameter.numel() for parameter in weights.parameters.values())

@@ -9,24 +9,24 @@ from dataclasses import replace
 import numpy as np
 
 from servanda.rl.sync_drill.perturbation import LATEST, is_mixed
-from servanda.rl.sync_drill.response_slope import distance, following
+from servanda.rl.sync_drill.response_slope import distance, response_slope
 from servanda.rl.sync_drill.result import (
     DEAF,
     POISON_FLOORS,
     POISON_NATS,
     POISON_SHARE,
-    AsFound,
+    Baseline,
     Mark,
-    Poisoned,
+    PoisonResult,
 )
 from servanda.rl.sync_drill.sides import Sides
 from servanda.rl.sync_drill.weight_snapshot import Weights
 from servanda.theory.sampling import Floats
 
 
-def poisoned(
-    weights: Weights, sides: Sides, found: AsFound, train_N: Floats, infer_N: Floats
-) -> Poisoned:
+def poison_test(
+    weights: Weights, sides: Sides, baseline: Baseline, train_N: Floats, infer_N: Floats
+) -> PoisonResult:
     """All weights become noise, one sync; they are put back, and the engine is not.
 
     Args:
@@ -38,15 +38,15 @@ def poisoned(
     there_N, here_N = sides.infer(), sides.train()
     own_N, change_N = here_N - train_N, there_N - infer_N
     apart_by, moved = distance(there_N, here_N), distance(here_N, train_N)
-    limit = max(POISON_FLOORS * found.floor, POISON_SHARE * moved)
-    answer = following(own_N, change_N) if own_N.any() else None
+    limit = max(POISON_FLOORS * baseline.floor, POISON_SHARE * moved)
+    answer = response_slope(own_N, change_N) if own_N.any() else None
     mark: Mark = "violated" if apart_by > limit else "holds"
-    if moved < POISON_FLOORS * found.floor:
+    if moved < POISON_FLOORS * baseline.floor:
         mark = "unseen"
     if answer and moved > POISON_NATS and answer.follow + 3 * answer.spread < DEAF:
         # however far apart the two were to begin with: one changed, the other did not
         mark = "violated"
-    poison = Poisoned(
+    poison = PoisonResult(
         distance=apart_by,
         moved=moved,
         follow=answer.follow if answer else np.nan,
@@ -54,14 +54,19 @@ def poisoned(
         mark=mark,
     )
     if poison.mark == "violated":
-        poison = _again(sides, found, poison, own_N, change_N, there_N)
+        poison = _again(sides, baseline, poison, own_N, change_N, there_N)
     weights.restore()
     return poison
 
 
 def _again(
-    sides: Sides, found: AsFound, poison: Poisoned, own_N: Floats, change_N: Floats, there_N: Floats
-) -> Poisoned:
+    sides: Sides,
+    baseline: Baseline,
+    poison: PoisonResult,
+    own_N: Floats,
+    change_N: Floats,
+    there_N: Floats,
+) -> PoisonResult:
     """The poison that did not arrive: by another call, on other tokens, after more syncs.
 
     Args:
@@ -70,7 +75,7 @@ def _again(
     due_N, start_N = sides.train(), there_N - change_N
     changes = [change_N, sides.infer() - start_N]
     lengths = [len(row) - 1 for row in sides.rows]
-    if is_mixed(own_N, changes, lengths, floor=found.floor, noise=found.engine_noise):
+    if is_mixed(own_N, changes, lengths, floor=baseline.floor, noise=baseline.engine_noise):
         return replace(poison, mixed=True)
     if poison.follow < DEAF:
         # the same tokens the other way round: no cache of prefixes knows them

@@ -23,22 +23,22 @@ _NEXT = {
 }
 
 
-def told(result: Preflight) -> str:
+def report_text(result: Preflight) -> str:
     """What was done, what was seen, and what follows, in a dozen lines."""
     return "\n".join(_lines(result))
 
 
 def _lines(result: Preflight) -> Iterator[str]:
-    found, poison = result.found, result.poison
+    baseline, poison = result.found, result.poison
     yield (
-        f"found    mean |d| {_nats(found.distance)} nats on {result.tokens:,} probe tokens; "
-        f"after a sync of unchanged weights {_nats(found.idle)}"
+        f"found    mean |d| {_nats(baseline.distance)} nats on {result.tokens:,} probe tokens; "
+        f"after a sync of unchanged weights {_nats(baseline.idle)}"
     )
-    if found.cast:
-        yield f"         what is left is what rounding weights to {found.cast} does"
+    if baseline.cast:
+        yield f"         what is left is what rounding weights to {baseline.cast} does"
     yield (
         f"poison   all trained weights randomised, one sync: mean |d| {_nats(poison.distance)} "
-        f"nats, limit {_nats(poison.limit)} (floor {_nats(found.floor)})  {_MARKS[poison.mark]}"
+        f"nats, limit {_nats(poison.limit)} (floor {_nats(baseline.floor)})  {_MARKS[poison.mark]}"
     )
     if poison.fresh is not None:
         yield f"         on tokens that were not scored before: {_nats(poison.fresh)}"
@@ -53,7 +53,7 @@ def _lines(result: Preflight) -> Iterator[str]:
         and (response.explained or not response.deaf_as_a_whole)
     ]
     for response in unclear[:_CLOSER]:
-        yield f"         {_closer(response)}"
+        yield f"         {_detail(response)}"
     for warning in result.warnings:
         yield f"warning  {warning}"
     for spot in result.blind_spots:
@@ -61,10 +61,10 @@ def _lines(result: Preflight) -> Iterator[str]:
     yield f"{result.outcome.upper()}: {result.sentence}"
     if result.cause in _NEXT:
         yield f"next     {_NEXT[result.cause]}"
-    if result.outcome == "violated" and not found.moved_away and found.idle < _ALIKE:
+    if result.outcome == "violated" and not baseline.moved_away and baseline.idle < _ALIKE:
         yield (
             "At equal weights nothing of it shows: after a sync of unchanged weights the two sides "
-            f"are {_nats(found.idle)} nats apart."
+            f"are {_nats(baseline.idle)} nats apart."
         )
     engine = f"engine within {_nats(result.returned)} nats of before"
     if not result.back:
@@ -101,24 +101,24 @@ def _cell(responses: list[Response]) -> str:
     return f"{name} {_MARKS[worst]} {span}{deaf}"
 
 
-def _closer(response: Response) -> str:
-    told = (
+def _detail(response: Response) -> str:
+    detail = (
         f"{response.name}: follows {response.follow:.2f}, residual {response.residual:.1f} floors"
     )
     if response.mixed:
-        return f"{told}; some rows or calls have these weights, and others the old ones"
+        return f"{detail}; some rows or calls have these weights, and others the old ones"
     if response.late:
-        return f"{told}; {response.late} more sync{'s' * (response.late > 1)}, and it follows"
+        return f"{detail}; {response.late} more sync{'s' * (response.late > 1)}, and it follows"
     if response.stopped:
-        return f"{told}; the engine is as after the sync before"
+        return f"{detail}; the engine is as after the sync before"
     if response.lost:
-        return f"{told}; lost: {', '.join(response.lost[:4])}"
+        return f"{detail}; lost: {', '.join(response.lost[:4])}"
     if response.scale:
-        return f"{told}; explained by {response.scale}"
+        return f"{detail}; explained by {response.scale}"
     low = sorted(response.parts, key=lambda part: part.follow)[:3]
     parts = ", ".join(f"{p.name} {p.follow:.2f} ± {2 * p.spread:.2f}" for p in low)
-    told += f"; unexplained, {response.left:.1f} floors are left"
-    return f"{told}; {parts}" if parts else told
+    detail += f"; unexplained, {response.left:.1f} floors are left"
+    return f"{detail}; {parts}" if parts else detail
 
 
 def _table(cells: list[str]) -> Iterator[str]:

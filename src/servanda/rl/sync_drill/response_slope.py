@@ -14,7 +14,7 @@ from servanda.theory.sampling import Floats
 
 
 @dataclass(frozen=True)
-class Following:
+class ResponseSlope:
     """How the engine's change answers the trainer's.
 
     Args:
@@ -38,14 +38,14 @@ def distance(logp_a_N: Floats, logp_b_N: Floats) -> float:
     return float(np.abs(logp_a_N - logp_b_N).mean())
 
 
-def following(train_N: Floats, infer_N: Floats) -> Following:
+def response_slope(train_N: Floats, infer_N: Floats) -> ResponseSlope:
     """The least-squares slope through zero of the engine's change on the trainer's.
 
     Args:
         train_N: change of the trainer's logprobs, [N], nats; not all zero.
         infer_N: change of the engine's, same tokens.
 
-    >>> following(np.array([1.0, -2.0, 1.0]), np.array([0.5, -1.0, 0.5])).follow
+    >>> response_slope(np.array([1.0, -2.0, 1.0]), np.array([0.5, -1.0, 0.5])).follow
     0.5
     """
     square = float(train_N @ train_N)
@@ -53,10 +53,10 @@ def following(train_N: Floats, infer_N: Floats) -> Following:
     rest_N = infer_N - slope * train_N
     even = rest_N @ rest_N / max(rest_N.size - 1, 1) / square
     uneven = (rest_N * train_N) @ (rest_N * train_N) / square**2
-    return Following(slope, float(np.sqrt(max(even, uneven))), float(np.abs(rest_N).mean()))
+    return ResponseSlope(slope, float(np.sqrt(max(even, uneven))), float(np.abs(rest_N).mean()))
 
 
-def apart(
+def part_slopes(
     parts_PN: Sequence[Floats], train_N: Floats, infer_N: Floats
 ) -> tuple[tuple[float, float], ...]:
     """How far the engine follows each of several parts that were changed at once.
@@ -71,14 +71,14 @@ def apart(
         infer_N: the engine's.
 
     Returns:
-        (follow, its standard error, as of Following) of each part; (nan, inf) where parts cannot
-        be told apart.
+        (follow, its standard error, as of ResponseSlope) of each part; (nan, inf) where parts
+        cannot be told apart.
 
     Source:
         H. White, A heteroskedasticity-consistent covariance matrix estimator, 1980.
 
     >>> x, y = np.array([1.0, 0.0, 2.0, 1.0]), np.array([0.0, 3.0, 1.0, -1.0])
-    >>> [round(follow, 6) for follow, _ in apart([x, y], x + y, x)]
+    >>> [round(follow, 6) for follow, _ in part_slopes([x, y], x + y, x)]
     [1.0, 0.0]
     """
     parts_NP = np.stack(parts_PN, axis=1)

@@ -55,7 +55,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class AsFound:
+class Baseline:
     """Both sides before anything was changed, and after a sync of unchanged weights; nats.
 
     Args:
@@ -87,7 +87,6 @@ class AsFound:
 
     @property
     def damaged(self) -> bool:
-        """Whether it took it far away."""
         return (
             min(self.moved, self.idle) > _BEYOND * self._noise
             and self.idle > _FARTHER * self.distance
@@ -105,7 +104,7 @@ class AsFound:
 
 
 @dataclass(frozen=True)
-class Poisoned:
+class PoisonResult:
     """Both sides after all weights were replaced by noise and synced; nats.
 
     Args:
@@ -253,8 +252,8 @@ class Preflight:
     outcome: Outcome
     cause: str
     sentence: str
-    found: AsFound
-    poison: Poisoned
+    found: Baseline
+    poison: PoisonResult
     groups: tuple[Response, ...]
     returned: float
     back: bool
@@ -270,10 +269,9 @@ class Preflight:
         return EXIT_CODES[self.outcome]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: what JSON can hold."""
         return {"schema": 1, **to_plain(self), "exit_code": self.exit_code}
 
     def __str__(self) -> str:
-        from servanda.rl.sync_drill.report import told
+        from servanda.rl.sync_drill.report import report_text
 
-        return told(self)
+        return report_text(self)

@@ -76,10 +76,9 @@ class Sides:
             ) from error
         except Exception as error:
             hint = _CALLED if isinstance(error, TypeError) else ""
-            message = f"{self.stage}: {what} threw {told(error)}"
+            message = f"{self.stage}: {what} threw {error_line(error)}"
             raise MeasurementError(message, hint=hint) from error
 
 
-def told(error: BaseException) -> str:
-    """An error in a line."""
+def error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -101,7 +102,8 @@ class TimeLimit:
                 f"the time limit of a call is {seconds:g} s",
                 hint=f"write seconds above 0, {_LONGEST_S:g} at most; or none for no limit",
             )
-        self.seconds, self._alarm = seconds, alarm or _timer
+        self.seconds = seconds
+        self._alarm = alarm or partial(signal.setitimer, signal.ITIMER_REAL)
         self._armed = False
 
     @contextmanager
@@ -132,7 +134,3 @@ class TimeLimit:
         if self._armed:
             self._armed = False
             raise TimedOut
-
-
-def _timer(seconds: float) -> tuple[float, float]:
-    return signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -95,7 +95,7 @@ def forward_logprobs(module: Any, rows: Rows) -> list[Floats]:
     import torch
 
     device = next(module.parameters()).device
-    found: dict[int, Floats] = {}
+    scores: dict[int, Floats] = {}
     for at in _chunks(rows):
         ids = torch.tensor([rows[i] for i in at], device=device)
         with torch.no_grad():
@@ -106,8 +106,8 @@ def forward_logprobs(module: Any, rows: Rows) -> list[Floats]:
             wide = logits_TV[:-1].to(torch.promote_types(logits_TV.dtype, torch.float32))
             next_T1 = torch.tensor(rows[i][1:], device=device)[:, None]
             logp_T = wide.log_softmax(dim=-1).gather(1, next_T1)[:, 0]
-            found[i] = logp_T.double().cpu().numpy()
-    return [found[i] for i in range(len(rows))]
+            scores[i] = logp_T.double().cpu().numpy()
+    return [scores[i] for i in range(len(rows))]
 
 
 def _chunks(rows: Rows) -> Iterator[list[int]]:

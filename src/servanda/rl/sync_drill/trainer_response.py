@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from servanda.rl.sync_drill.response_slope import following
+from servanda.rl.sync_drill.response_slope import response_slope
 from servanda.rl.sync_drill.result import AIM, AIM_LEAST, AIM_NATS
-from servanda.rl.sync_drill.weight_groups import Group
+from servanda.rl.sync_drill.weight_groups import WeightGroup
 from servanda.rl.sync_drill.weight_snapshot import Weights
 from servanda.theory.sampling import Floats
 
@@ -54,7 +54,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Look:
+class Perturbation:
     """A group, how it is nudged, and what the trainer does then.
 
     Args:
@@ -64,7 +64,7 @@ class Look:
         pieces: what of its change it does not do where that piece alone is not nudged.
     """
 
-    group: Group
+    group: WeightGroup
     size: float
     sizes: Mapping[str, float]
     own_N: Floats
@@ -84,10 +84,6 @@ class Trials:
     ) -> None:
         self.weights, self.scores, self.rows = weights, scores, rows
 
-    def nudge(self, sizes: Mapping[str, float]) -> None:
-        for name, size in sizes.items():
-            self.weights.nudge([name], size)
-
     def without(
         self,
         sizes: Mapping[str, float],
@@ -96,36 +92,36 @@ class Trials:
         factor: float = 1.0,
     ) -> Floats:
         """With all of them nudged but some pieces, and some tensors scaled by a factor."""
-        with ExitStack() as held:
-            self.nudge(sizes)
+        with ExitStack() as stack:
+            self.weights.perturb(sizes)
             for piece in left_out:
                 if piece.family == "tensor":
                     self.weights.settle(piece.tensors)
                 elif piece.family == "use":
-                    held.enter_context(_held(self.weights, [piece.use], piece.tensors[0]))
+                    stack.enter_context(_untied(self.weights, piece.use, piece.tensors[0]))
                 else:
                     for name in piece.tensors:
                         self.weights.settle_rows(name, *piece.rows)
             self.weights.scale(scaled, factor)
-            found_N = self.scores()
+            logp_N = self.scores()
         self.weights.settle({*sizes, *scaled})
-        return found_N
+        return logp_N
 
-    def pieces_of(self, group: Group) -> list[Piece]:
+    def pieces_of(self, group: WeightGroup) -> list[Piece]:
         """What of a group is told apart; none where it is of one piece."""
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         if group.kind == "tied":
             for name in group.tensors:
                 uses = self.weights.aliases[name]
-                found += [Piece(use, "use", (name,), use) for use in uses if len(uses) > 1]
+                pieces += [Piece(use, "use", (name,), use) for use in uses if len(uses) > 1]
         else:
-            found = [Piece(part, "tensor", names) for part, names in group.parts.items()]
-        found = found if len(found) > 1 else []
+            pieces = [Piece(part, "tensor", names) for part, names in group.parts.items()]
+        pieces = pieces if len(pieces) > 1 else []
         if group.kind in ("embed", "head", "tied"):
-            found += self._rows_of(group)
-        return found
+            pieces += self._rows_of(group)
+        return pieces
 
-    def _rows_of(self, group: Group) -> list[Piece]:
+    def _rows_of(self, group: WeightGroup) -> list[Piece]:
         count = max((high for _, high in self.rows), default=0)
         tensors = self.weights.parameters
         names = tuple(
@@ -140,13 +136,13 @@ class Trials:
             if names
         ]  # fmt: skip
 
-    def look(self, group: Group, logp_N: Floats, floor: float) -> Look:
+    def perturb_group(self, group: WeightGroup, logp_N: Floats, floor: float) -> Perturbation:
         """How a group has to be nudged to be seen, and what all of its pieces do.
 
         Args:
             logp_N: the trainer's scores before.
         """
-        size, own_N = sized(self.weights, [group], logp_N, self.scores, floor)
+        size, own_N = perturbation_size(self.weights, group.tensors, logp_N, self.scores, floor)
         sizes = dict.fromkeys(group.tensors, size)
         while True:
             # what each does where the others are nudged, too: two that are multiplied do other
@@ -163,14 +159,14 @@ class Trials:
                 and sizes[piece.tensors[0]] < _LAST
             ]
             if not weak:
-                return Look(group, size, sizes, own_N, pieces)
+                return Perturbation(group, size, sizes, own_N, pieces)
             for piece in weak:
                 sizes.update(dict.fromkeys(piece.tensors, 2 * sizes[piece.tensors[0]]))
             own_N = self.without(sizes) - logp_N
 
 
-def sized(
-    weights: Weights, groups: Sequence[Group], logp_N: Floats, scores: Scores, floor: float
+def perturbation_size(
+    weights: Weights, names: Sequence[str], logp_N: Floats, scores: Scores, floor: float
 ) -> tuple[float, Floats]:
     """How large a nudge has to be to be seen, and the trainer's change by it.
 
@@ -185,11 +181,10 @@ def sized(
     Returns:
         size, in spreads of each tensor; change [N], nats.
     """
-    names = [name for group in groups for name in group.tensors]
     enough = min(AIM * floor, max(AIM_LEAST * floor, AIM_NATS))
     size = _FIRST
     while True:
-        weights.nudge(names, size)
+        weights.perturb(dict.fromkeys(names, size))
         change_N = scores() - logp_N
         moved = float(np.abs(change_N).mean())
         if moved >= enough or size >= _LAST:
@@ -201,20 +196,18 @@ def sized(
 
 
 @contextmanager
-def _held(weights: Weights, aliases: Sequence[str], name: str) -> Iterator[None]:
-    """Some uses of a tied tensor as if they had not been nudged with it.
+def _untied(weights: Weights, use: str, name: str) -> Iterator[None]:
+    """One use of a tied tensor as if it had not been perturbed with it.
 
-    The module's slots are given a tensor of their own, and then the tied one again.
+    The module's slot is given a tensor of its own, and then the tied one again.
     """
     tied = weights.parameters[name]
     own = nn.Parameter(weights.start(name).to(tied.device), requires_grad=False)
     try:
-        for alias in aliases:
-            weights.attach(alias, own)
+        weights.attach(use, own)
         yield
     finally:
-        for alias in aliases:
-            weights.attach(alias, tied)
+        weights.attach(use, tied)
 
 
 def cast_of(weights: Weights, lack_N: Floats, logp_N: Floats, scores: Scores) -> str:
@@ -225,16 +218,17 @@ def cast_of(weights: Weights, lack_N: Floats, logp_N: Floats, scores: Scores) ->
     Args:
         lack_N: engine minus trainer, after a sync of unchanged weights.
     """
-    found = {}
+    residuals = {}
     for name in _CASTS:
-        for parameter, kept in weights.pairs():
+        for tensor, parameter in weights.parameters.items():
+            own = weights.kept[tensor]
             with torch.no_grad():
-                parameter.copy_(kept.to(getattr(torch, name)).to(kept.dtype))
+                parameter.copy_(own.to(getattr(torch, name)).to(own.dtype))
         rounding_N = scores() - logp_N
         weights.settle(weights.parameters)
         if not np.isfinite(rounding_N).all() or not rounding_N.any():
             continue
-        fit = following(rounding_N, lack_N)
+        fit = response_slope(rounding_N, lack_N)
         if abs(fit.follow - 1) < 0.5 and fit.follow > _PLAIN * fit.spread:
-            found[name] = fit.residual_nats
-    return min(found, key=lambda name: found[name], default="")
+            residuals[name] = fit.residual_nats
+    return min(residuals, key=residuals.__getitem__, default="")

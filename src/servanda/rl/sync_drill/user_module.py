@@ -40,12 +40,10 @@ def opened(target: str) -> Any:
     if name not in vars(module):
         known = [n for n in vars(module) if not n.startswith("_")]
         raise ContractError(f"{file} has no {name!r}", hint=did_you_mean(name, known))
-    found = vars(module)[name]
-    return called(path, found) if _is_maker(found) else found
-
-
-def _is_maker(found: Any) -> bool:
-    return callable(found) and not hasattr(found, "sync") and not hasattr(found, "train")
+    target_object = vars(module)[name]
+    # a Trainee has a sync, and a trainer or a module a train; what has neither makes one
+    made = hasattr(target_object, "sync") or hasattr(target_object, "train")
+    return called(path, target_object) if callable(target_object) and not made else target_object
 
 
 def called(path: Path, call: Callable[[], T]) -> T:

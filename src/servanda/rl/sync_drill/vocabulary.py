@@ -37,24 +37,24 @@ def drawn(known: int, named: Sequence[int], rows: int, tokens: int, seed: int) -
 def size_of(module: Any) -> int | None:
     """How many tokens both its config and its embedding know; None where neither says."""
     config = getattr(module, "config", None)
-    found = []
+    sizes = []
     if config is not None:
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        found.append(getattr(text, "vocab_size", None))
+        sizes.append(getattr(text, "vocab_size", None))
     if hasattr(module, "get_input_embeddings"):
-        found.append(getattr(module.get_input_embeddings(), "num_embeddings", None))
-    return min((size for size in found if isinstance(size, int) and size > 1), default=None)
+        sizes.append(getattr(module.get_input_embeddings(), "num_embeddings", None))
+    return min((size for size in sizes if isinstance(size, int) and size > 1), default=None)
 
 
 def named_ids(module: Any, known: int) -> list[int]:
     """Ids that a model's config names: where a text begins and ends, padding."""
-    found: set[int] = set()
+    ends: set[int] = set()
     for config in (getattr(module, "config", None), getattr(module, "generation_config", None)):
         for key in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
             value = getattr(config, key, None)
             ids = value if isinstance(value, list) else [value]
-            found.update(token for token in ids if isinstance(token, int) and token < known)
-    return sorted(found)[: 2 * ENDS]
+            ends.update(token for token in ids if isinstance(token, int) and token < known)
+    return sorted(ends)[: 2 * ENDS]
 
 
 def ranges(size: int, named: Sequence[int], probed: Sequence[int]) -> list[tuple[int, int]]:

@@ -27,7 +27,7 @@ PARTS = 32  # of a group, at most: experts of a layer are bundled
 
 
 @dataclass(frozen=True)
-class Group:
+class WeightGroup:
     """Tensors that are changed together.
 
     Args:
@@ -47,13 +47,13 @@ class Group:
         return tuple(name for names in self.parts.values() for name in names)
 
 
-def grouped(names: Mapping[str, Sequence[str]]) -> tuple[Group, ...]:
+def weight_groups(names: Mapping[str, Sequence[str]]) -> tuple[WeightGroup, ...]:
     """The groups of a module's tensors.
 
     Args:
         names: each tensor -> all names it goes by; a tied one has two.
 
-    >>> found = grouped({n: [n] for n in ("wte.weight", "h.0.attn.w", "h.0.ln_1.weight")})
+    >>> found = weight_groups({n: [n] for n in ("wte.weight", "h.0.attn.w", "h.0.ln_1.weight")})
     >>> [group.name for group in found]
     ['embed', 'norms.ln_1', 'layers.0.attn']
     """
@@ -63,10 +63,10 @@ def grouped(names: Mapping[str, Sequence[str]]) -> tuple[Group, ...]:
         group = parts.setdefault((name, kind, layer), {})
         group[part] = (*group.get(part, ()), tensor)
     order: tuple[Kind, ...] = ("tied", "embed", "head", "norms")
-    found = [Group(*key, _bundled(members)) for key, members in parts.items()]
+    groups = [WeightGroup(*key, _bundled(members)) for key, members in parts.items()]
     return tuple(
         sorted(
-            found,
+            groups,
             key=lambda g: (
                 order.index(g.kind) if g.kind in order else len(order),
                 g.layer if g.layer is not None else 1 << 30,
@@ -116,14 +116,14 @@ def _place(tensor: str, aliases: Sequence[str]) -> tuple[str, Kind, int | None, 
     return "rest", "rest", None, short
 
 
-def blocks(groups: Sequence[Group]) -> tuple[tuple[Group, ...], ...]:
+def blocks(groups: Sequence[WeightGroup]) -> tuple[tuple[WeightGroup, ...], ...]:
     """Which groups share one sync: each its own where there are few, else layers together."""
     if len(groups) <= SINGLES:
         return tuple((group,) for group in groups)
     alone = [(group,) for group in groups if group.layer is None and group.kind != "norms"]
     norms = tuple(group for group in groups if group.kind == "norms")
     alone += [norms] if norms else []
-    kinds: dict[Kind, list[Group]] = {}
+    kinds: dict[Kind, list[WeightGroup]] = {}
     for group in groups:
         if group.layer is not None:
             kinds.setdefault(group.kind, []).append(group)
@@ -135,7 +135,7 @@ def blocks(groups: Sequence[Group]) -> tuple[tuple[Group, ...], ...]:
     return (*alone, *together)
 
 
-def block_name(block: Sequence[Group]) -> str:
+def block_name(block: Sequence[WeightGroup]) -> str:
     """As reports print it: `layers.0-7.mlp`."""
     first, last = block[0], block[-1]
     if first is last:

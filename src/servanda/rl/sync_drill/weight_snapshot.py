@@ -54,7 +54,8 @@ class Weights:
             _refuse_part(name, parameter)
         self.module, self.seed = module, seed
         self.parameters = named
-        self.kept = {name: _host(p) for name, p in named.items()} if copy else {}
+        own = named if copy else {}
+        self.kept = {name: p.detach().to("cpu", copy=True) for name, p in own.items()}
         self._anchors: dict[str, Tensor] = {}
 
     # changing
@@ -74,19 +75,17 @@ class Weights:
 
     @property
     def anchored(self) -> bool:
-        """Whether matrices of zeros are filled."""
         return bool(self._anchors)
 
-    def nudge(self, names: Iterable[str], size: float) -> None:
-        """Add noise to some tensors: `size` times each one's own spread."""
-        for name in names:
+    def perturb(self, sizes: Mapping[str, float]) -> None:
+        """Add noise to some tensors: so many times each one's own spread."""
+        for name, size in sizes.items():
             parameter = self.parameters[name]
             start = self.start(name).to(parameter.device)
             step = size * moments(start)[1] * noise(start, self.seed, "nudge", name)
             self._write(parameter, start.to(step.dtype) + step)
 
     def settle(self, names: Iterable[str]) -> None:
-        """Some tensors as they were before they were nudged."""
         for name in names:
             self._write(self.parameters[name], self.start(name))
 
@@ -96,7 +95,6 @@ class Weights:
         self._write(parameter.detach()[low:high], self.start(name)[low:high])
 
     def scale(self, names: Iterable[str], factor: float) -> None:
-        """Some tensors, as they are, times a factor."""
         for name in names:
             parameter = self.parameters[name]
             self._write(parameter, factor * parameter.detach())
@@ -108,10 +106,6 @@ class Weights:
     def start(self, name: str) -> Tensor:
         """A tensor as nudges begin from it, in host memory."""
         return self._anchors.get(name, self.kept[name])
-
-    def pairs(self) -> list[tuple[nn.Parameter, Tensor]]:
-        """Each parameter, and its copy."""
-        return [(parameter, self.kept[name]) for name, parameter in self.parameters.items()]
 
     def attach(self, alias: str, parameter: nn.Parameter) -> None:
         """Let one use of a parameter be of this one."""
@@ -149,10 +143,6 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 def _bits(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _host(parameter: Tensor) -> Tensor:
-    return parameter.detach().to("cpu", copy=True)
 
 
 def _refuse_part(name: str, parameter: Tensor) -> None:
@@ -214,7 +204,7 @@ def _writer_of(path: Path) -> int | None:
     return process
 
 
-def write_journal(path: Path, kept: Mapping[str, Tensor]) -> None:
+def write_journal(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Keep the weights on disk; the file is there when it is whole.
 
     Raises:
@@ -226,7 +216,7 @@ def write_journal(path: Path, kept: Mapping[str, Tensor]) -> None:
     about = {"kind": _KIND, "version": 1, "process": os.getpid()}
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        tensors = {name: tensor.contiguous() for name, tensor in kept.items()}
+        tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
         save_file(tensors, part, metadata={_ABOUT: json.dumps(about)})
         with part.open("rb") as file:
             os.fsync(file.fileno())
@@ -293,7 +283,7 @@ def _no_journal(path: Path, why: object) -> MeasurementError:
     )
 
 
-def put_back(module: Any, kept: Mapping[str, Tensor]) -> None:
+def put_back(module: Any, weights: Mapping[str, Tensor]) -> None:
     """The weights of a journal into a module, bit for bit.
 
     Raises:
@@ -301,19 +291,19 @@ def put_back(module: Any, kept: Mapping[str, Tensor]) -> None:
             nothing was changed.
     """
     parameters = dict(module.named_parameters())
-    for name, tensor in kept.items():
+    for name, tensor in weights.items():
         mine = parameters.get(name)
         if mine is None or mine.shape != tensor.shape or mine.dtype != tensor.dtype:
-            found = "no such parameter" if mine is None else f"{mine.dtype} {tuple(mine.shape)}"
+            own = "no such parameter" if mine is None else f"{mine.dtype} {tuple(mine.shape)}"
             raise MeasurementError(
                 f"the journal has {name} as {tensor.dtype} {tuple(tensor.shape)}, and the module "
-                f"has {found}".replace("torch.", ""),
+                f"has {own}".replace("torch.", ""),
                 hint="build the module as it was for the drill; no weight was changed",
             )
     with torch.no_grad():
-        for name, tensor in kept.items():
+        for name, tensor in weights.items():
             parameters[name].copy_(tensor)
-    wrong = [name for name, tensor in kept.items() if not same(parameters[name], tensor)]
+    wrong = [name for name, tensor in weights.items() if not same(parameters[name], tensor)]
     if wrong:
         raise MeasurementError(
             f"{wrong[0]} does not read back as it was written",

@@ -94,7 +94,6 @@ class DumpSource:
             yield judged
 
     def _opened(self) -> Dump | None:
-        """The dump; None where there is none yet."""
         path, format_ = self.options.path, self.options.format
         try:
             return open_dump(path, format_, unsafe_pickles=self.options.unsafe_pickles)
@@ -263,7 +262,7 @@ def _sure(name: str, path: Path) -> bool:
 def _stamp(dump: Dump, step: int) -> str:
     """Of the files of a step: another one where any of them has changed."""
     digest = blake2b(digest_size=8)
-    for file in dump.found.files:
+    for file in dump.detection.files:
         if file.step == step:
             about = file.path.stat()
             digest.update(repr((file.name, about.st_size, about.st_mtime_ns)).encode())

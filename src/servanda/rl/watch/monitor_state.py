@@ -60,8 +60,6 @@ class _Line(msgspec.Struct):
 
 
 class MonitorSource:
-    """The steps that a monitor wrote down."""
-
     kind = "monitor"
 
     def __init__(self, path: Path) -> None:

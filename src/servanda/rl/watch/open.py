@@ -22,23 +22,23 @@ class DetectedSource:
 
     def __init__(self, options: WatchOptions) -> None:
         self.path = options.path
-        self.missing, self.left = nothing(self.path), ""
+        self.kind, self.missing, self.left = "", nothing(self.path), ""
         # checks the options before anything is there
         self._dump = DumpSource(options)
         of_a_dump = (options.format, options.preset, options.contract)
-        detected = options.unsafe_pickles or any(option is not None for option in of_a_dump)
-        self._source: Source | None = self._dump if detected else None
+        self._source: Source | None = None
+        if options.unsafe_pickles or any(option is not None for option in of_a_dump):
+            self._follow(self._dump)
 
-    @property
-    def kind(self) -> str:
-        return self._source.kind if self._source else ""
+    def _follow(self, source: Source) -> None:
+        self._source, self.kind = source, source.kind
 
     def poll(self, *, final: bool) -> Iterator[WatchedStep]:
         source = self._source or self._detected()
         if source is None:
             return
         for step in source.poll(final=final):
-            self._source = source  # what gave a step is what it is
+            self._follow(source)  # what gave a step is what it is
             self.missing, self.left = source.missing, source.left
             yield step
         self.missing, self.left = source.missing, source.left
@@ -68,6 +68,6 @@ class DetectedSource:
         return self._source.to_plain() if self._source else {}
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        if self._source is None:
-            self._source = self._detected() or self._dump
-        self._source.resume(state)
+        source = self._source or self._detected() or self._dump
+        self._follow(source)
+        source.resume(state)

@@ -30,13 +30,11 @@ def step_line(step: WatchedStep) -> str:
 
 
 def alert_lines(alert: Alert) -> list[str]:
-    """What is printed of a transition."""
     head, *rest = (line(text) for text in alert.lines())
     return [f"  {_MARK[alert.level]} {head}", *(f"    {text}" for text in rest)]
 
 
 def last_line(state: WatchState) -> str:
-    """The run in one line."""
     if state.step is None:
         return "watched no step"
     counts = ", ".join(f"{n} {outcome}" for outcome, n in state.counts.items())

@@ -83,14 +83,9 @@ class Source(Protocol):
     what is there and is not counted; both are "" where there is no reason.
     """
 
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def missing(self) -> str: ...
-
-    @property
-    def left(self) -> str: ...
+    kind: str
+    missing: str
+    left: str
 
     def poll(self, *, final: bool) -> Iterator[WatchedStep]:
         """The steps that are whole and were not polled yet, in their order.

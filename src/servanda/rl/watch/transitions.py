@@ -68,7 +68,6 @@ class Alert:
     stop: int | None = None
 
     def lines(self) -> list[str]:
-        """As people read it."""
         lines = [f"step {self.step}: {self.text}", *([self.words] if self.words else [])]
         lines += [f"cause: {self.cause}"] if self.cause else []
         lines += [f"next: {self.command}"] if self.command else []

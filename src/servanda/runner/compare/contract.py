@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from servanda.contract import presets
+from servanda.contract.clause import Claim
 from servanda.contract.identity import digest_of
-from servanda.contract.model import Claim, Contract, Kernel, WorkloadSampling
+from servanda.contract.model import Contract, Kernel
+from servanda.contract.workload import WorkloadSampling
 from servanda.engines import BUILTIN
 from servanda.errors import ContractError, MeasurementError
 from servanda.judgement import plan as planning

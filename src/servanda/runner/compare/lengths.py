@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from servanda.contract.identity import digest_of
-from servanda.contract.model import WorkloadSampling
+from servanda.contract.workload import WorkloadSampling
 from servanda.runner.compare.sides import Sides
 from servanda.runner.probe import Engines, encoded
 from servanda.runner.round_files import in_order

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from servanda.contract import presets
 from servanda.contract.kernel_string import parse_kernel
-from servanda.contract.model import Contract, Golden, Kernel, Kernels, Workload
+from servanda.contract.model import Contract, Kernel, Kernels
+from servanda.contract.workload import Golden, Workload
 from servanda.engines import engine_names
 from servanda.engines.pack_file import Pack
 from servanda.engines.worker import spawn

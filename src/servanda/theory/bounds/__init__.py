@@ -6,7 +6,6 @@
 # these register their theorems
 from servanda.theory.bounds import (  # noqa: F401
     drift,
-    exceedance,
     gradient,
     importance_weights,
     logits,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -71,7 +72,13 @@ DIVERGENCES: Registry[Divergence] = Registry("metric")
 
 
 def divergence(
-    name: str, *, needs: Form, unit: str, span: Span, source: str, outcome: bool = False
+    name: str,
+    *,
+    needs: Form,
+    unit: str,
+    span: Span = (0.0, math.inf),
+    source: str,
+    outcome: bool = False,
 ) -> Callable[[Callable[..., Floats]], Callable[..., Floats]]:
     """Register one form of a quantity; a second form of the same name joins the first."""
 

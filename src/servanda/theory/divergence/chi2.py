@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from servanda.theory.divergence.base import LogitRows, divergence, log_ratio
 from servanda.theory.divergence.pairs import Floats, Pairs
 
-_SPAN = (0.0, math.inf)
 _SOURCE = "Pearson 1900; E_infer (w - 1)^2, where infer has every token of train"
 
 
@@ -21,13 +18,13 @@ def chi2_terms(pairs: Pairs) -> Floats:
     return np.where(np.isposinf(pairs.log_weight), np.inf, terms)
 
 
-@divergence("chi2", needs="logits", unit="", span=_SPAN, source=_SOURCE)
+@divergence("chi2", needs="logits", unit="", source=_SOURCE)
 def chi2_exact(rows: LogitRows) -> Floats:
     """chi^2(train || infer) of each row, [R]; inf where infer misses a token of train."""
     return chi2_terms(rows.pairs).sum(axis=-1)
 
 
-@divergence("chi2", needs="logprob", unit="", span=_SPAN, source=_SOURCE)
+@divergence("chi2", needs="logprob", unit="", source=_SOURCE)
 def chi2_sampled(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     """(w - 1)^2 of each sampled token, [N], >= 0.
 

@@ -18,7 +18,6 @@ from servanda.theory.divergence.pairs import Floats
     "tv_contribution",
     needs="logprob",
     unit="",
-    span=(0.0, math.inf),
     source="E_infer of 1_S |w - 1| / 2 = sum over S of |p - q| / 2",
     outcome=True,
 )

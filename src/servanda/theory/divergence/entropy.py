@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from servanda.theory.divergence.base import LogitRows, divergence
@@ -14,7 +12,6 @@ from servanda.theory.divergence.pairs import Floats
     "entropy_nats",
     needs="logits",
     unit="nat",
-    span=(0.0, math.inf),
     source="|H(train) - H(infer)|, Shannon 1948",
 )
 def entropy_gap(rows: LogitRows) -> Floats:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from servanda.theory.divergence.base import divergence, log_ratio
 from servanda.theory.divergence.pairs import Floats
 
@@ -12,7 +10,6 @@ from servanda.theory.divergence.pairs import Floats
     "k2_nats",
     needs="logprob",
     unit="nat",
-    span=(0.0, math.inf),
     source="J. Schulman, Approximating KL Divergence, 2020, estimator k2",
 )
 def k2(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:

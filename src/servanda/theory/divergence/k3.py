@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from servanda.theory.divergence.base import LogitRows, divergence, log_ratio
 from servanda.theory.divergence.kl import kl_terms
 from servanda.theory.divergence.pairs import Floats
 
-_SPAN = (0.0, math.inf)
 _SOURCE = "J. Schulman, Approximating KL Divergence, 2020, estimator k3"
 
 
-@divergence("k3_nats", needs="logprob", unit="nat", span=_SPAN, source=_SOURCE)
+@divergence("k3_nats", needs="logprob", unit="nat", source=_SOURCE)
 def k3(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     """Per-token estimate of KL(infer || train); its mean is unbiased and never negative.
 
@@ -38,7 +35,7 @@ def k3(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     return np.expm1(log_ratio_N) - log_ratio_N
 
 
-@divergence("k3_nats", needs="logits", unit="nat", span=_SPAN, source=_SOURCE)
+@divergence("k3_nats", needs="logits", unit="nat", source=_SOURCE)
 def k3_exact(rows: LogitRows) -> Floats:
     """Mean of k3 under infer at each row, [R], nats: the Bregman form of KL(infer || train).
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from servanda.theory.divergence.base import LogitRows, divergence
 from servanda.theory.divergence.pairs import Floats, Pairs
 
-_SPAN = (0.0, math.inf)
 _SOURCE = "Kullback and Leibler 1951, in Bregman form"
 
 
@@ -23,7 +20,7 @@ def kl_terms(pairs: Pairs) -> Floats:
     return np.where(pairs.train_more, pairs.up, pairs.down)
 
 
-@divergence("kl_nats", needs="logits", unit="nat", span=_SPAN, source=_SOURCE)
+@divergence("kl_nats", needs="logits", unit="nat", source=_SOURCE)
 def kl_exact(rows: LogitRows) -> Floats:
     """KL(infer || train) of each row, [R], nats; inf where train misses a token of infer.
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from servanda.theory.divergence.base import LogitRows, divergence, log_ratio
 from servanda.theory.divergence.pairs import Floats, Pairs
-
-_SPAN = (0.0, math.inf)
 
 
 def kl_reverse_terms(pairs: Pairs) -> Floats:
@@ -17,7 +13,7 @@ def kl_reverse_terms(pairs: Pairs) -> Floats:
     return np.where(pairs.train_more, pairs.down, pairs.up)
 
 
-@divergence("kl_reverse_nats", needs="logits", unit="nat", span=_SPAN, source="Kullback 1951")
+@divergence("kl_reverse_nats", needs="logits", unit="nat", source="Kullback 1951")
 def kl_reverse_exact(rows: LogitRows) -> Floats:
     """KL(train || infer) of each row, [R], nats; inf where infer misses a token of train."""
     return kl_reverse_terms(rows.pairs).sum(axis=-1)
@@ -27,7 +23,6 @@ def kl_reverse_exact(rows: LogitRows) -> Floats:
     "kl_reverse_nats",
     needs="logprob",
     unit="nat",
-    span=_SPAN,
     source="KL(train || infer) = E_infer (w log w - w + 1), where the supports agree",
 )
 def kl_reverse_sampled(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:

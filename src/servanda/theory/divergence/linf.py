@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from servanda.theory.divergence.base import LogitRows, divergence
 from servanda.theory.divergence.osc import logit_osc
 from servanda.theory.divergence.pairs import Floats
@@ -13,7 +11,6 @@ from servanda.theory.divergence.pairs import Floats
     "logit_linf_nats",
     needs="logits",
     unit="nat",
-    span=(0.0, math.inf),
     source="min over c of max |drift - c| = osc / 2",
 )
 def logit_linf(rows: LogitRows) -> Floats:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from servanda.theory.divergence.base import Floats, LogitRows, divergence, log_ratio
 
-_SPAN = (0.0, math.inf)
 
-
-@divergence("abs_log_ratio_nats", needs="logprob", unit="nat", span=_SPAN, source="definition")
+@divergence("abs_log_ratio_nats", needs="logprob", unit="nat", source="definition")
 def abs_log_ratio(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     """|log w| of each sampled token, [N], nats; inf where train gives it no mass.
 
@@ -24,7 +20,7 @@ def abs_log_ratio(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     return np.abs(log_ratio(logp_train_N, logp_infer_N))
 
 
-@divergence("abs_log_ratio_nats", needs="logits", unit="nat", span=_SPAN, source="definition")
+@divergence("abs_log_ratio_nats", needs="logits", unit="nat", source="definition")
 def abs_log_ratio_exact(rows: LogitRows) -> Floats:
     """max over the vocabulary of |log p/q|, [R], nats: no token can be further off."""
     return -rows.pairs.gap.min(axis=-1)

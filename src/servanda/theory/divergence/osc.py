@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from servanda.theory.divergence.base import Floats, LogitRows, divergence
@@ -13,7 +11,6 @@ from servanda.theory.divergence.base import Floats, LogitRows, divergence
     "logit_osc_nats",
     needs="logits",
     unit="nat",
-    span=(0.0, math.inf),
     source="max - min of the logit difference; blind to a common shift",
 )
 def logit_osc(rows: LogitRows) -> Floats:

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from servanda.theory.stats.log_moment import Floats
-from servanda.theory.stats.refutation import Refutation
+from servanda.theory.stats.refutation import SLACK, Refutation
 
 CAP = 10.0  # on w: no single token can then reject alone
 _BETS: Floats = np.geomspace(0.01, 0.99, 16)
-_SLACK = 1e-6  # nats, at least: logprobs may have been in float32 before they were recorded
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Coherence(Refutation):
             I. Waudby-Smith, A. Ramdas, Estimating means of bounded random variables by betting,
             2024; the cap and the bets are ours.
         """
-        least_N = log_ratio_N - np.maximum(error_N, _SLACK)
+        least_N = log_ratio_N - np.maximum(error_N, SLACK)
         weight_N = np.minimum(np.exp(np.minimum(least_N, np.log(CAP))), CAP)
         count_N = np.ones(len(weight_N)) if count_N is None else count_N
         sums = np.log1p(_BETS[:, None] * (weight_N - 1)) @ count_N

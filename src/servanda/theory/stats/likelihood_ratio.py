@@ -20,15 +20,13 @@ from numpy.typing import NDArray
 
 from servanda.errors import EvidenceError
 from servanda.theory.stats.log_moment import Floats
-from servanda.theory.stats.refutation import Refutation
+from servanda.theory.stats.refutation import LEAK, SLACK, Refutation
 
 _TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25)
 _DEEPER = (1.0, 4.0)  # times that a token not returned is less likely than the least that was
 _CUTS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)  # top-p: nothing is drawn beyond this mass
 _OTHERS = (0.9, 1.2)  # times the mass of what was not returned
 _SPILL = 0.01  # of the mass goes there, even where the report leaves none
-LEAK = 0.05  # of every alternative is the report itself, so no factor is smaller
-_SLACK = 1e-6  # logprobs may be stored in float32
 
 _BY_CHANCE = math.log(1e-9)  # of drawing the last token at every step that has one
 
@@ -101,8 +99,8 @@ class RequestDraws:
         least = missing * math.log(LEAK)
         # a share LEAK of 1 keeps these above LEAK, too; the slack of the report's masses, which
         # makes `factors_JN` smaller, would make them larger: at most three times over a step
-        inverse_JN = np.log((1 - LEAK) * np.exp(-factors_JN) / (1 + 3 * _SLACK) + LEAK)
-        mass_NC = np.column_stack([best_NK, np.maximum(1 - best_NK.sum(axis=1), _SLACK)])
+        inverse_JN = np.log((1 - LEAK) * np.exp(-factors_JN) / (1 + 3 * SLACK) + LEAK)
+        mass_NC = np.column_stack([best_NK, np.maximum(1 - best_NK.sum(axis=1), SLACK)])
         hit_NC = np.column_stack([hit_NK, ~hit_NK.any(axis=1)])
         log_NC = np.log(np.where(mass_NC > 0, mass_NC, 1.0))
         excess = float(log_NC[hit_NC].sum() - (mass_NC * log_NC).sum())
@@ -142,7 +140,7 @@ def _drawn(
     _refuse_appended(ids_NK, logp_NK, token_N)
     with np.errstate(over="ignore"):
         mass_NK = np.exp(logp_NK)
-    usable_N = mass_NK.sum(axis=1) <= 1 + _SLACK  # false for NaN
+    usable_N = mass_NK.sum(axis=1) <= 1 + SLACK  # false for NaN
     return *_sorted(ids_NK[usable_N], mass_NK[usable_N], token_N[usable_N]), usable_N
 
 
@@ -189,7 +187,7 @@ def cell_factors(best_NK: Floats) -> Floats:
     """log a / m of every cell: the masses, best first, and the rest; [J, N, K + 1]."""
     rest_N = np.maximum(1 - best_NK.sum(axis=1), 0.0)
     # an upper end of each mass: rounding of the record may not look like a lie
-    null_NC = np.column_stack([best_NK * (1 + _SLACK), rest_N + _SLACK])
+    null_NC = np.column_stack([best_NK * (1 + SLACK), rest_N + SLACK])
     null_NC = np.where(null_NC > 0, null_NC, 1.0)  # a cell without mass is never drawn
     found = []
     for _, cells_NC in _alternatives(best_NK, rest_N):
@@ -222,7 +220,7 @@ def _alternatives(best_NK: Floats, rest_N: Floats) -> list[tuple[str, Floats]]:
         found.append((f"top-p {cut:g}", cells_NC))
     for times in _OTHERS:
         other_N = np.minimum(times * rest_N, (1 + rest_N) / 2)
-        scale_N = (1 - other_N) / np.maximum(1 - rest_N, _SLACK)
+        scale_N = (1 - other_N) / np.maximum(1 - rest_N, SLACK)
         cells_NC = np.column_stack([best_NK * scale_N[:, None], other_N])
         found.append((f"{times:g} times as many unlikely tokens", cells_NC))
     cells_NC = np.column_stack([(1 - _SPILL) * best_NK, (1 - _SPILL) * rest_N + _SPILL])

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from servanda.theory.stats.log_moment import Floats
-from servanda.theory.stats.refutation import Refutation
+from servanda.theory.stats.refutation import LEAK, Refutation
 
 # A cut tail (top-p, top-k, min-p): nothing is drawn beyond c, but for a little leak.
 _CUTS = np.array([0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999])
-LEAK = 0.05
 # A tilt of the head or of the tail (temperature, a lost best token): (1+a) u^a, (1+b)(1-u)^b.
 _TILTS = np.array([-0.3, -0.15, -0.08, -0.04, -0.02, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6])
 _EDGE = 1e-12

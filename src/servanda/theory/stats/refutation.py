@@ -16,6 +16,8 @@ import numpy as np
 
 from servanda.theory.stats.log_moment import log_mean_exp
 
+LEAK = 0.05  # of every factor is 1 (the hypothesis itself), so none is smaller than this
+SLACK = 1e-6  # nats, at least: logprobs may have been in float32 before they were recorded
 R = TypeVar("R", bound="Refutation")
 
 

@@ -17,10 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servanda.theory.stats.pit import LEAK, Floats
-from servanda.theory.stats.refutation import Refutation
-
-_SLACK = 1e-6  # nats, at least: logprobs may have been in float32 before they were recorded
+from servanda.theory.stats.log_moment import Floats
+from servanda.theory.stats.refutation import LEAK, SLACK, Refutation
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Served(Refutation):
         Source:
             importance weighting of test martingales; derived in docs/explanation/verdicts.md.
         """
-        least_N = log_ratio_N - np.maximum(error_N, _SLACK)
+        least_N = log_ratio_N - np.maximum(error_N, SLACK)
         # mixed with 1, so that no token can be worth less than LEAK
         factor_JN = (1 - LEAK) * np.exp(log_density_JN + least_N) + LEAK
         sums_J = np.log(factor_JN).sum(axis=1) + missing * math.log(LEAK)

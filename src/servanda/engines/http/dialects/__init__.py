@@ -7,15 +7,13 @@ from servanda.engines.http.dialects.base import DIALECTS, Dialect, Server
 from servanda.engines.http.transport import Transport
 from servanda.errors import MeasurementError
 
-__all__ = ["DIALECTS", "Dialect", "Server", "found_out"]
+__all__ = ["DIALECTS", "Dialect", "Server", "detect"]
 
 # plain is last: every one of the others also speaks a little of it
 ORDER = (vllm.VLLM, sglang.SGLang, llamacpp.LlamaCpp, openai.Plain)
 
 
-def found_out(
-    transport: Transport, dialect: str | None, served: str | None
-) -> tuple[Dialect, Server]:
+def detect(transport: Transport, dialect: str | None, served: str | None) -> tuple[Dialect, Server]:
     """The dialect of a server, as declared or by asking, and what it says of itself.
 
     Raises:

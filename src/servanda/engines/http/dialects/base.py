@@ -75,7 +75,7 @@ class Serving:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SequenceRequest:
     """One sequence that is asked for.
 
     Args:
@@ -139,19 +139,19 @@ class Dialect(ABC):
         """Why processed logprobs of a transform cannot be had, and the next move."""
 
     @abstractmethod
-    def draw(self, asked: Asked, server: Server, meaning: Meaning) -> Request: ...
+    def draw(self, sequence: SequenceRequest, server: Server, meaning: Meaning) -> Request: ...
 
     @abstractmethod
-    def drawn(self, reply: Part, asked: Asked, server: Server) -> Answer: ...
+    def drawn(self, reply: Part, sequence: SequenceRequest, server: Server) -> Answer: ...
 
-    def score(self, asked: Asked, server: Server, path: Path) -> Request:
+    def score(self, sequence: SequenceRequest, server: Server, path: Path) -> Request:
         raise self._unasked("score given tokens")
 
-    def scored(self, reply: Part, asked: Asked, server: Server, path: Path) -> Answer:
+    def scored(self, reply: Part, sequence: SequenceRequest, server: Server, path: Path) -> Answer:
         raise self._unasked("score given tokens")
 
-    def stream(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
-        endpoint, body = self.draw(asked, server, meaning)
+    def stream(self, sequence: SequenceRequest, server: Server, meaning: Meaning) -> Request:
+        endpoint, body = self.draw(sequence, server, meaning)
         return endpoint, {**body, "stream": True}
 
     @abstractmethod
@@ -202,17 +202,17 @@ def complete(part: Part, tokens: Ids, width: int, ended: str, ends: Ids = ()) ->
         ends: the tokens that end an answer, of a server that returns them; () where unknown.
     """
     if ended == "length" and len(tokens) != width:
-        found = f"has {len(tokens)} tokens and ended by its length, and {width} were asked for"
+        problem = f"has {len(tokens)} tokens and ended by its length, and {width} were asked for"
     elif ended not in ("stop", "length"):
-        found = f"ended by {ended!r}"
+        problem = f"ended by {ended!r}"
     elif not 1 <= len(tokens) <= width:
-        found = f"has {len(tokens)} tokens, and 1 to {width} were asked for"
+        problem = f"has {len(tokens)} tokens, and 1 to {width} were asked for"
     elif ended == "stop" and ends and tokens[-1] not in ends:
-        found = f"ended by 'stop' at token {tokens[-1]}, which ends no answer (those are {ends})"
+        problem = f"ended by 'stop' at token {tokens[-1]}, which ends no answer (those are {ends})"
     else:
         return
     raise part.refuse(
-        f"{part.place or 'the reply'} {found}",
+        f"{part.place or 'the reply'} {problem}",
         "the server cut or stopped it: look at its context length and its log",
     )
 

@@ -14,11 +14,11 @@ from servanda.contract.model import Path
 from servanda.engines.http.dialects.base import (
     DIALECTS,
     Answer,
-    Asked,
     Dialect,
     Ids,
     Meaning,
     Request,
+    SequenceRequest,
     Server,
     Serving,
     complete,
@@ -94,13 +94,13 @@ class LlamaCpp(Dialect):
     def refusal(self, sampling: Sampling, meaning: Meaning) -> tuple[str, str] | None:
         return None  # probabilities after sampling can be had of any
 
-    def draw(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
-        sampling = asked.sampling
+    def draw(self, sequence: SequenceRequest, server: Server, meaning: Meaning) -> Request:
+        sampling = sequence.sampling
         after = meaning == "processed" or not neutral(sampling)
         return "/completion", {
             "model": server.served,
-            "prompt": list(asked.prompt),
-            "n_predict": asked.width,
+            "prompt": list(sequence.prompt),
+            "n_predict": sequence.width,
             "temperature": sampling.temperature,
             "top_k": sampling.top_k or 0,
             "top_p": sampling.top_p,
@@ -109,25 +109,25 @@ class LlamaCpp(Dialect):
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "samplers": _SAMPLERS,
-            "seed": asked.seed,
+            "seed": sequence.seed,
             "stop": [],
             "ignore_eos": False,
-            "n_probs": max(asked.best, 1) if asked.record else 0,
-            "post_sampling_probs": after and asked.record,
+            "n_probs": max(sequence.best, 1) if sequence.record else 0,
+            "post_sampling_probs": after and sequence.record,
             "return_tokens": True,
             # a cached prefix was computed in another batch
             "cache_prompt": False,
         }
 
-    def drawn(self, reply: Part, asked: Asked, server: Server) -> Answer:
+    def drawn(self, reply: Part, sequence: SequenceRequest, server: Server) -> Answer:
         same_number(
             reply["tokens_evaluated"],
-            asked.prompt,
+            sequence.prompt,
             "start llama-server with a file whose tokenizer.ggml.add_bos_token is false",
         )
         tokens = reply["tokens"].tokens(server.vocab_size)
         why = reply["stop_type"].text()
-        complete(reply, tokens, asked.width, _ENDS.get(why, why))
+        complete(reply, tokens, sequence.width, _ENDS.get(why, why))
         steps = reply["completion_probabilities"].items(len(tokens), "tokens")
         logp: list[float] = []
         best: list[Best] = []
@@ -138,13 +138,13 @@ class LlamaCpp(Dialect):
             value = _value(step, after)
             top = step["top_probs" if after else "top_logprobs"].items()
             pairs = [(p["id"].token(server.vocab_size), _value(p, after)) for p in top]
-            k = max(asked.best, 1)
+            k = max(sequence.best, 1)
             logp.append(value)
-            found = likeliest(pairs, token, value, k, step, few=after)
-            best.append(found if asked.best else ())
+            pairs_of_best = likeliest(pairs, token, value, k, step, few=after)
+            best.append(pairs_of_best if sequence.best else ())
         return Answer(tokens, tuple(logp), tuple(best))
 
-    def score(self, asked: Asked, server: Server, path: Path) -> Request:
+    def score(self, sequence: SequenceRequest, server: Server, path: Path) -> Request:
         raise MeasurementError(
             "llama-server gives no logprobs of a prompt",
             hint="let it be infer, the side that draws; engine llamacpp scores with the same "

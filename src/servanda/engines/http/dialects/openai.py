@@ -9,10 +9,10 @@ from servanda.engines.http.dialects import openai_token_ids
 from servanda.engines.http.dialects.base import (
     DIALECTS,
     Answer,
-    Asked,
     Dialect,
     Meaning,
     Request,
+    SequenceRequest,
     Server,
     neutral,
     only_model,
@@ -41,29 +41,29 @@ class Plain(Dialect):
             "or sample at temperature 1 without filters",
         )
 
-    def draw(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
-        return openai_token_ids.request(asked, server)
+    def draw(self, sequence: SequenceRequest, server: Server, meaning: Meaning) -> Request:
+        return openai_token_ids.request(sequence, server)
 
-    def drawn(self, reply: Part, asked: Asked, server: Server) -> Answer:
+    def drawn(self, reply: Part, sequence: SequenceRequest, server: Server) -> Answer:
         choice = openai_token_ids.only_choice(reply)
-        _same_length(reply, choice, asked)
+        _same_length(reply, choice, sequence)
         ids = choice.get("token_ids")
         if ids is None:
             names = choice["logprobs"]["tokens"].items()
             tokens = tuple(openai_token_ids.named(part, server) for part in names)
         else:
             tokens = ids.tokens(server.vocab_size)
-        openai_token_ids.ended(choice, tokens, asked, server)
-        return openai_token_ids.answer(choice, tokens, asked, server)
+        openai_token_ids.ended(choice, tokens, sequence, server)
+        return openai_token_ids.answer(choice, tokens, sequence, server)
 
     def event(self, event: Part, before: int) -> tuple[int, bool]:
         return openai_token_ids.streamed(event, before)
 
 
-def _same_length(reply: Part, choice: Part, asked: Asked) -> None:
+def _same_length(reply: Part, choice: Part, sequence: SequenceRequest) -> None:
     """A server that says nothing of the prompt it ran, not even its length, is not believed."""
     echo = choice.get("prompt_token_ids")
     if echo is not None:
-        same_prompt(echo, asked.prompt)
+        same_prompt(echo, sequence.prompt)
         return
-    same_number(reply["usage"]["prompt_tokens"], asked.prompt)
+    same_number(reply["usage"]["prompt_tokens"], sequence.prompt)

@@ -8,7 +8,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from servanda.engines.http.dialects.base import Answer, Asked, Ids, Request, Server, complete
+from servanda.engines.http.dialects.base import (
+    Answer,
+    Ids,
+    Request,
+    SequenceRequest,
+    Server,
+    complete,
+)
 from servanda.engines.http.responses import Best, Part, likeliest
 
 ENDPOINT = "/v1/completions"
@@ -18,14 +25,14 @@ _TEXTS = "the server names tokens by their texts, which do not tell ids: use one
 `return_tokens_as_token_ids` (vLLM), or the dialect of this server"
 
 
-def request(asked: Asked, server: Server, **more: Any) -> Request:
+def request(sequence: SequenceRequest, server: Server, **more: Any) -> Request:
     """One sequence.  Every parameter is written out: a server has defaults of its own
     (of a model's generation_config.json), and those apply to what a request leaves unsaid."""
-    sampling = asked.sampling
+    sampling = sequence.sampling
     return ENDPOINT, {
         "model": server.served,
-        "prompt": list(asked.prompt),
-        "max_tokens": asked.width,
+        "prompt": list(sequence.prompt),
+        "max_tokens": sequence.width,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or 0,
@@ -33,11 +40,11 @@ def request(asked: Asked, server: Server, **more: Any) -> Request:
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        "seed": asked.seed,
+        "seed": sequence.seed,
         "n": 1,
         "stop": [],
         "ignore_eos": False,
-        "logprobs": asked.best if asked.record else None,
+        "logprobs": sequence.best if sequence.record else None,
         "add_special_tokens": False,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
@@ -61,7 +68,7 @@ def _token(part: Part, digits: str, server: Server) -> int:
     return Part(int(digits), part.place, part.url, part.endpoint).token(server.vocab_size)
 
 
-def answer(choice: Part, tokens: Ids, asked: Asked, server: Server) -> Answer:
+def answer(choice: Part, tokens: Ids, sequence: SequenceRequest, server: Server) -> Answer:
     """Logprobs of drawn tokens, and the likeliest ones beside them."""
     logprobs, n = choice["logprobs"], len(tokens)
     for part, token in zip(logprobs["tokens"].items(n, "tokens"), tokens, strict=True):
@@ -69,10 +76,10 @@ def answer(choice: Part, tokens: Ids, asked: Asked, server: Server) -> Answer:
             raise part.wrong(f"the token {token}, which `token_ids` has there")
     logp = tuple(part.logprob() for part in logprobs["token_logprobs"].items(n, "tokens"))
     best: tuple[Best, ...] = ((),) * n
-    if asked.best:
+    if sequence.best:
         steps = logprobs["top_logprobs"].items(n, "tokens")
         best = tuple(
-            _best(step, token, value, asked.best, server)
+            _best(step, token, value, sequence.best, server)
             for step, token, value in zip(steps, tokens, logp, strict=True)
         )
     return Answer(tokens, logp, best)
@@ -88,21 +95,21 @@ def _best(step: Part, token: int, logp: float, k: int, server: Server) -> Best:
     return likeliest(pairs, token, logp, k, step, few=False)
 
 
-def ended(choice: Part, tokens: Ids, asked: Asked, server: Server) -> None:
-    complete(choice, tokens, asked.width, choice["finish_reason"].text(), server.eos)
+def ended(choice: Part, tokens: Ids, sequence: SequenceRequest, server: Server) -> None:
+    complete(choice, tokens, sequence.width, choice["finish_reason"].text(), server.eos)
 
 
-def rows(choice: Part, asked: Asked, server: Server) -> Answer:
+def rows(choice: Part, sequence: SequenceRequest, server: Server) -> Answer:
     """Given tokens by `prompt_logprobs`, whose row i is the distribution after i tokens.
 
     Row 0 is null.  A later row that is null is unknown.
     """
-    text, given = (*asked.prompt, *asked.given), asked.given
-    found = choice["prompt_logprobs"].items(len(text), "tokens of the prompt")
+    text, given = (*sequence.prompt, *sequence.given), sequence.given
+    parts = choice["prompt_logprobs"].items(len(text), "tokens of the prompt")
     logp: list[float] = []
     best: list[Best] = []
-    for row, token in zip(found[len(asked.prompt) :], given, strict=True):
-        value, step = _row(row, token, asked.best, server)
+    for row, token in zip(parts[len(sequence.prompt) :], given, strict=True):
+        value, step = _row(row, token, sequence.best, server)
         logp.append(value)
         best.append(step)
     return Answer(given, tuple(logp), tuple(best))

@@ -18,12 +18,12 @@ from servanda.engines.http.dialects.base import (
     DIALECTS,
     TOP,
     Answer,
-    Asked,
     Dialect,
     Ids,
     Meaning,
     Mute,
     Request,
+    SequenceRequest,
     Server,
     Serving,
     complete,
@@ -32,7 +32,7 @@ from servanda.engines.http.dialects.base import (
 )
 from servanda.engines.http.dialects.openai_token_ids import ENDPOINT
 from servanda.engines.http.responses import Best, Part, likeliest, same_number, same_prompt
-from servanda.engines.http.transport import Refused, Transport
+from servanda.engines.http.transport import StatusError, Transport
 from servanda.theory.sampling import Sampling
 
 _FACTS = ("dtype", "quantization", "kv_cache_dtype", "attention_backend", "sampling_backend",
@@ -62,13 +62,15 @@ class SGLang(Dialect):
             for key in ("sampling_defaults", "preferred_sampling_params")
             if (part := about.get(key)) and part.value is not None
         }
+        sampling, preferred = about.get("sampling_defaults"), about.get("preferred_sampling_params")
+        openai = sampling is not None and sampling.value == "openai" and preferred is None
         return Server(
             served=name,
             version=version.text() if version else "",
             context=length.whole() - 1 if length else None,
             scores=("prefill",),
             top=TOP,
-            defaults=_defaults(about),
+            defaults={} if openai else None,
             facts=facts,
         )
 
@@ -77,9 +79,9 @@ class SGLang(Dialect):
         ids = {"model": server.served, "max_tokens": 1, "return_token_ids": True}
         framed = {"return_input_ids_in_sglext": True, "return_output_ids_in_sglext": True}
         mute: set[Mute] = set()
-        if "token_ids" not in _first_of(_asked(transport, ENDPOINT, {**ids, "prompt": [0]})):
+        if "token_ids" not in _first_of(_reply(transport, ENDPOINT, {**ids, "prompt": [0]})):
             mute.add("completions")
-        chat = _asked(transport, "/v1/chat/completions", {**ids, **framed, **CHAT})
+        chat = _reply(transport, "/v1/chat/completions", {**ids, **framed, **CHAT})
         if "token_ids" not in _first_of(chat):
             mute.add("chats")
         if "output_ids" not in (chat.get("sglext") or {}):
@@ -101,13 +103,13 @@ class SGLang(Dialect):
             )
         return None
 
-    def draw(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
+    def draw(self, sequence: SequenceRequest, server: Server, meaning: Meaning) -> Request:
         # the seed counts where the server was started with --enable-deterministic-inference
-        sampling = asked.sampling
+        sampling = sequence.sampling
         return "/generate", {
-            "input_ids": list(asked.prompt),
+            "input_ids": list(sequence.prompt),
             "sampling_params": {
-                "max_new_tokens": asked.width,
+                "max_new_tokens": sequence.width,
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
                 "top_k": sampling.top_k or -1,
@@ -115,43 +117,43 @@ class SGLang(Dialect):
                 "repetition_penalty": 1.0,
                 "presence_penalty": 0.0,
                 "frequency_penalty": 0.0,
-                "sampling_seed": asked.seed,
+                "sampling_seed": sequence.seed,
                 "n": 1,
                 "stop": [],
                 "ignore_eos": False,
             },
-            "return_logprob": asked.record,
+            "return_logprob": sequence.record,
             "logprob_start_len": -1,
-            "top_logprobs_num": asked.best if asked.record else 0,
+            "top_logprobs_num": sequence.best if sequence.record else 0,
             "return_text_in_logprobs": False,
         }
 
-    def drawn(self, reply: Part, asked: Asked, server: Server) -> Answer:
+    def drawn(self, reply: Part, sequence: SequenceRequest, server: Server) -> Answer:
         meta = reply["meta_info"]
-        same_number(meta["prompt_tokens"], asked.prompt)
+        same_number(meta["prompt_tokens"], sequence.prompt)
         tokens = reply["output_ids"].tokens(server.vocab_size)
         why = meta["finish_reason"]
-        complete(reply, tokens, asked.width, why["type"].text())
-        answer = _steps(meta, "output", tokens, asked, server, 0)
+        complete(reply, tokens, sequence.width, why["type"].text())
+        answer = _steps(meta, "output", tokens, sequence, server, 0)
         matched = why.get("matched")
         if matched is not None and isinstance(matched.value, int):
-            answer = with_end(answer, matched.token(server.vocab_size), asked.width)
+            answer = with_end(answer, matched.token(server.vocab_size), sequence.width)
         return answer
 
-    def score(self, asked: Asked, server: Server, path: Path) -> Request:
-        endpoint, body = self.draw(asked, server, "raw")
-        text = [*asked.prompt, *asked.given]
-        changes = {"input_ids": text, "logprob_start_len": 0, "top_logprobs_num": asked.best}
+    def score(self, sequence: SequenceRequest, server: Server, path: Path) -> Request:
+        endpoint, body = self.draw(sequence, server, "raw")
+        text = [*sequence.prompt, *sequence.given]
+        changes = {"input_ids": text, "logprob_start_len": 0, "top_logprobs_num": sequence.best}
         changes["sampling_params"] = {**body["sampling_params"], "max_new_tokens": 0}
         return endpoint, {**body, **changes}
 
-    def scored(self, reply: Part, asked: Asked, server: Server, path: Path) -> Answer:
-        meta, text = reply["meta_info"], (*asked.prompt, *asked.given)
+    def scored(self, reply: Part, sequence: SequenceRequest, server: Server, path: Path) -> Answer:
+        meta, text = reply["meta_info"], (*sequence.prompt, *sequence.given)
         rows = meta["input_token_logprobs"].items(len(text), "tokens of the prompt")
         ids = [_pair(row, server)[0] for row in rows]
         place = f"{rows[0].place.removesuffix('[0]')}[*][1]"
         same_prompt(Part(ids, place, reply.url, reply.endpoint), text)
-        return _steps(meta, "input", asked.given, asked, server, len(asked.prompt))
+        return _steps(meta, "input", sequence.given, sequence, server, len(sequence.prompt))
 
     def event(self, event: Part, before: int) -> tuple[int, bool]:
         # its ids are all so far or the new ones, as the server was started; the count is not
@@ -159,11 +161,11 @@ class SGLang(Dialect):
         return meta["completion_tokens"].whole(), meta.get("finish_reason") is not None
 
 
-def _asked(transport: Transport, endpoint: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+def _reply(transport: Transport, endpoint: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
     """A reply as it is; empty where the request is refused."""
     try:
         value = transport.ask(endpoint, body).value
-    except Refused:
+    except StatusError:
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -175,28 +177,24 @@ def _first_of(reply: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in first.items() if value is not None}
 
 
-def _defaults(about: Part) -> dict[str, float] | None:
-    """What a request gets that names no sampling: OpenAI's, where the server was started so."""
-    told, preferred = about.get("sampling_defaults"), about.get("preferred_sampling_params")
-    return {} if told is not None and told.value == "openai" and preferred is None else None
-
-
-def _steps(meta: Part, side: str, tokens: Ids, asked: Asked, server: Server, first: int) -> Answer:
+def _steps(
+    meta: Part, side: str, tokens: Ids, sequence: SequenceRequest, server: Server, first: int
+) -> Answer:
     """Logprobs of the tokens from row `first` on; side: "input" or "output"."""
     rows = meta[f"{side}_token_logprobs"].items(first + len(tokens), "tokens")[first:]
     logp: list[float] = []
     for row, token in zip(rows, tokens, strict=True):
-        found, value = _pair(row, server)
-        if found != token:
+        stated, value = _pair(row, server)
+        if stated != token:
             raise row.wrong(f"of the token {token}, which stands there")
         logp.append(value)
     best: list[Best] = [()] * len(tokens)
-    if asked.best:
+    if sequence.best:
         lists = meta[f"{side}_top_logprobs"].items(first + len(tokens), "tokens")[first:]
         for at, row in enumerate(lists):
             if row.value is not None:
                 pairs = [_pair(part, server) for part in row.items()]
-                best[at] = likeliest(pairs, tokens[at], logp[at], asked.best, row, few=False)
+                best[at] = likeliest(pairs, tokens[at], logp[at], sequence.best, row, few=False)
     return Answer(tokens, tuple(logp), tuple(best))
 
 

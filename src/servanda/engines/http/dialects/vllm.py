@@ -24,11 +24,11 @@ from servanda.engines.http.dialects.base import (
     NEUTRAL,
     TOP,
     Answer,
-    Asked,
     Dialect,
     Ids,
     Meaning,
     Request,
+    SequenceRequest,
     Server,
     Serving,
     neutral,
@@ -36,7 +36,7 @@ from servanda.engines.http.dialects.base import (
     with_end,
 )
 from servanda.engines.http.responses import Part, same_prompt
-from servanda.engines.http.transport import Refused, Transport
+from servanda.engines.http.transport import StatusError, Transport
 from servanda.engines.neutral_fields import DECIDING
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling
@@ -77,19 +77,22 @@ class VLLM(Dialect):
             return _announced(server, ours)
         top = known.top if known is not None else self._top(transport, name)
         defaults = known.defaults if known is not None else _defaults(transport, name)
-        told = {f"{DEFAULT}{key}": f"{value:g}" for key, value in (defaults or {}).items()}
-        facts = {**_cache(transport.text("/metrics") or ""), **told}
+        stated = {f"{DEFAULT}{key}": f"{value:g}" for key, value in (defaults or {}).items()}
+        # what the metrics page tells of the cache that may change a number
+        metrics = (transport.text("/metrics") or "").splitlines()
+        cache = next((m for m in metrics if m.startswith("vllm:cache_config_info{")), "")
+        facts = {**dict(_CACHE.findall(cache)), **stated}
         return replace(server, top=top, defaults=defaults, facts=facts)
 
     def _top(self, transport: Transport, served: str) -> int:
         """How many likeliest tokens of a prompt's rows the server gives."""
-        asked = Asked((0, 0), 1, NEUTRAL, 0, best=TOP)
+        sequence = SequenceRequest((0, 0), 1, NEUTRAL, 0, best=TOP)
         try:
             endpoint, body = openai_token_ids.request(
-                asked, Server(served), logprobs=None, prompt_logprobs=TOP
+                sequence, Server(served), logprobs=None, prompt_logprobs=TOP
             )
             transport.ask(endpoint, body)
-        except Refused as refused:
+        except StatusError as refused:
             allowed = _ALLOWED.search(refused.text)
             if allowed is None:
                 raise
@@ -118,43 +121,45 @@ class VLLM(Dialect):
             )
         return None
 
-    def draw(self, asked: Asked, server: Server, meaning: Meaning) -> Request:
-        return openai_token_ids.request(asked, server)
+    def draw(self, sequence: SequenceRequest, server: Server, meaning: Meaning) -> Request:
+        return openai_token_ids.request(sequence, server)
 
-    def drawn(self, reply: Part, asked: Asked, server: Server) -> Answer:
+    def drawn(self, reply: Part, sequence: SequenceRequest, server: Server) -> Answer:
         choice = openai_token_ids.only_choice(reply)
-        same_prompt(choice["prompt_token_ids"], asked.prompt)
+        same_prompt(choice["prompt_token_ids"], sequence.prompt)
         tokens = choice["token_ids"].tokens(server.vocab_size)
-        openai_token_ids.ended(choice, tokens, asked, server)
-        answer = openai_token_ids.answer(choice, tokens, asked, server)
+        openai_token_ids.ended(choice, tokens, sequence, server)
+        answer = openai_token_ids.answer(choice, tokens, sequence, server)
         reason = choice.get("stop_reason")
         if reason is not None and isinstance(reason.value, int):
-            answer = with_end(answer, reason.token(server.vocab_size), asked.width)
+            answer = with_end(answer, reason.token(server.vocab_size), sequence.width)
         return answer
 
-    def score(self, asked: Asked, server: Server, path: Path) -> Request:
+    def score(self, sequence: SequenceRequest, server: Server, path: Path) -> Request:
         if path == "decode":
-            return openai_token_ids.request(asked, server, trace_decode_token_ids=list(asked.given))
-        endpoint, body = openai_token_ids.request(asked, server)
+            return openai_token_ids.request(
+                sequence, server, trace_decode_token_ids=list(sequence.given)
+            )
+        endpoint, body = openai_token_ids.request(sequence, server)
         changes = {
-            "prompt": [*asked.prompt, *asked.given],
+            "prompt": [*sequence.prompt, *sequence.given],
             "max_tokens": 1,
             "logprobs": None,
-            "prompt_logprobs": asked.best,
+            "prompt_logprobs": sequence.best,
             # a prefix that was computed before would be read, and not computed
             "cache_salt": secrets.token_hex(16),
         }
         return endpoint, {**body, **changes}
 
-    def scored(self, reply: Part, asked: Asked, server: Server, path: Path) -> Answer:
+    def scored(self, reply: Part, sequence: SequenceRequest, server: Server, path: Path) -> Answer:
         choice = openai_token_ids.only_choice(reply)
         if path == "decode":
-            same_prompt(choice["prompt_token_ids"], asked.prompt)
+            same_prompt(choice["prompt_token_ids"], sequence.prompt)
             tokens = choice["token_ids"].tokens(server.vocab_size)
-            answer = openai_token_ids.answer(choice, tokens, asked, server)
-            return openai_token_ids.replayed(answer, asked.given, choice)
-        same_prompt(choice["prompt_token_ids"], (*asked.prompt, *asked.given))
-        return openai_token_ids.rows(choice, asked, server)
+            answer = openai_token_ids.answer(choice, tokens, sequence, server)
+            return openai_token_ids.replayed(answer, sequence.given, choice)
+        same_prompt(choice["prompt_token_ids"], (*sequence.prompt, *sequence.given))
+        return openai_token_ids.rows(choice, sequence, server)
 
     def event(self, event: Part, before: int) -> tuple[int, bool]:
         return openai_token_ids.streamed(event, before)
@@ -170,12 +175,6 @@ class VLLM(Dialect):
         return reply["prompt"].text()
 
 
-def _cache(metrics: str) -> dict[str, str]:
-    """What the metrics page tells of the cache that may change a number."""
-    lines = [line for line in metrics.splitlines() if line.startswith("vllm:cache_config_info{")]
-    return dict(_CACHE.findall(lines[0])) if lines else {}
-
-
 def _defaults(transport: Transport, served: str) -> dict[str, float] | None:
     """What a request gets that names no sampling (of the model's generation_config.json, say).
 
@@ -187,7 +186,7 @@ def _defaults(transport: Transport, served: str) -> dict[str, float] | None:
         params = made["sampling_params"]
         parts = {name: params.get(name) for name in DECIDING}
         return {name: part.number() for name, part in parts.items() if part is not None}
-    except (Refused, MeasurementError, ValueError):
+    except (StatusError, MeasurementError, ValueError):
         return None
 
 
@@ -196,7 +195,7 @@ def _made(transport: Transport, chat: Mapping[str, Any]) -> Part | None:
     try:
         made = transport.ask("/v1/chat/completions/render", chat)
         return made if made.get("sampling_params") else None
-    except (Refused, MeasurementError):
+    except (StatusError, MeasurementError):
         return None
 
 
@@ -218,7 +217,7 @@ def _announced(server: Server, ours: Part) -> Server:
     size, facts = ours.get("vocab_size"), ours.get("fingerprint")
     logits, most = ours.get("full_logits"), ours.get("max_logprobs")
     paths: tuple[Path, ...] = ("prefill", "decode")
-    said = [part.text() for part in scores.items()] if scores else ["prefill"]
+    named = [part.text() for part in scores.items()] if scores else ["prefill"]
     vocab_size = size.whole() if size else 0
     top = min(TOP, most.whole() if most else TOP, vocab_size or TOP)
     return Server(
@@ -229,7 +228,7 @@ def _announced(server: Server, ours: Part) -> Server:
         tokens=text("tokens"),
         eos=eos.tokens(0) if eos else (),
         weights=text("weights"),
-        scores=tuple(path for path in paths if path in said),
+        scores=tuple(path for path in paths if path in named),
         top=top if logits is None or logits.value is True else 0,
         meaning="processed" if text("logprobs") == "processed" else None,
         defaults={k: v.number() for k, v in defaults.fields()} if defaults is not None else None,

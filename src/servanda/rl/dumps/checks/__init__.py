@@ -61,6 +61,5 @@ class Soundness:
                 check.add(rollouts)
 
     def findings(self) -> tuple[Finding, ...]:
-        """What each check says of everything seen so far."""
         with np.errstate(over="ignore", invalid="ignore"):
             return tuple(check.finding() for check in self._checks.values())

@@ -79,7 +79,6 @@ C = TypeVar("C", bound=Callable[[], Check])
 
 
 def check(name: str) -> Callable[[C], C]:
-    """Register a class under the name of its check."""
     return CHECKS.register(name)  # type: ignore[return-value]
 
 

@@ -64,7 +64,8 @@ class Ends:
             return Finding("ends", "ok", text, {**numbers, "cut": 0})
         ends = [token for token, n in count.most_common() if n > _OFTEN * early]
         if not ends or count[ends[0]] <= early / 2:  # what is rare within answers, then
-            ends = [token for token in ends if self._is_rare(token, count[token] / early)]
+            least = {token: _TIMES * self._drawn[token] / self._drawn.total() for token in ends}
+            ends = [token for token in ends if count[token] / early >= least[token]]
         if not ends or count[ends[0]] < _MOST * early:
             numbers["untold"] = early
             text = (
@@ -85,7 +86,3 @@ class Ends:
         first = [p for places in self._places for p in places][int(cut_S.argmax())]
         state = "warning" if share(cut, self.sequences) > MANY else "ok"
         return Finding("ends", state, text, numbers, first)
-
-    def _is_rare(self, token: int, share_of_ends: float) -> bool:
-        """Whether a token ends answers far more often than it is drawn within them."""
-        return share_of_ends >= _TIMES * self._drawn[token] / self._drawn.total()

@@ -13,15 +13,15 @@ from servanda.rl.dumps.formats import nemo, parquet, prime_rl, skyrl, slime
 from servanda.rl.dumps.formats.base import (
     FORMATS,
     Collector,
+    Detection,
     File,
-    Found,
     Refused,
     flaw,
     with_removed,
 )
 from servanda.traces.rollouts import Rollouts
 
-__all__ = ["FORMATS", "Dump", "Found", "Refused", "open_dump"]
+__all__ = ["FORMATS", "Detection", "Dump", "Refused", "open_dump"]
 
 _BUILTIN = (nemo, parquet, prime_rl, skyrl, slime)  # importing a module registers its format
 _SHOWN = 8  # names of a folder that a message lists
@@ -32,48 +32,47 @@ class Dump:
     """A dump that was found; `read` goes through it once.
 
     Args:
-        found: where, and in which format.
+        detection: where, and in which format.
         refused: rows that were left out, by reason; filled while reading.
         empty: steps of which no sequence could be taken -> their first file; filled likewise.
     """
 
-    found: Found
+    detection: Detection
     refused: Refused = field(default_factory=Refused)
     empty: dict[int, str] = field(default_factory=dict)
 
     @property
     def format(self) -> str:
-        return self.found.format
+        return self.detection.format
 
     @property
     def files(self) -> tuple[Path, ...]:
-        return tuple(file.path for file in self.found.files)
+        return tuple(file.path for file in self.detection.files)
 
     @property
     def steps(self) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(file.step for file in self.found.files))
+        return tuple(dict.fromkeys(file.step for file in self.detection.files))
 
     def of(self, steps: Iterable[int]) -> Dump:
-        """Some steps of it."""
         wanted = {*steps}
-        files = tuple(file for file in self.found.files if file.step in wanted)
-        return Dump(replace(self.found, files=files))
+        files = tuple(file for file in self.detection.files if file.step in wanted)
+        return Dump(replace(self.detection, files=files))
 
     @property
     def bytes(self) -> int:
-        return sum(file.bytes for file in self.found.files)
+        return sum(file.bytes for file in self.detection.files)
 
     @property
     def about(self) -> dict[str, str]:
         """What reports say of it: framework, files, bytes, schema version, notes."""
-        files, found = self.found.files, self.found
+        detection = self.detection
         return {
             "framework": FORMATS[self.format].framework,
             "format": self.format,
-            "files": str(len(files)),
+            "files": str(len(detection.files)),
             "bytes": str(self.bytes),
-            **({"version": found.version} if found.version else {}),
-            **({"notes": "; ".join(found.notes)} if found.notes else {}),
+            **({"version": detection.version} if detection.version else {}),
+            **({"notes": "; ".join(detection.notes)} if detection.notes else {}),
         }
 
     def read(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Rollouts]:
@@ -91,7 +90,7 @@ class Dump:
         """
         self.refused, self.empty = Refused(), {}
         done, total = 0, self.bytes
-        for step, files in groupby(self.found.files, lambda file: file.step):
+        for step, files in groupby(self.detection.files, lambda file: file.step):
             of_step = tuple(files)
             chunk, before = Collector(step), self.refused.accepted
             for place, row in FORMATS[self.format].rows(of_step, self.refused):
@@ -106,7 +105,7 @@ class Dump:
             done += sum(file.bytes for file in of_step)
             if progress is not None:
                 progress(done, total)
-        self.refused.settle(str(self.found.folder))
+        self.refused.settle(str(self.detection.folder))
 
 
 def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bool = False) -> Dump:
@@ -128,59 +127,59 @@ def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bo
         raise ContractError(f"there is no {str(path)!r}", hint="name the folder of the dump")
     folder = path if path.is_dir() else path.parent
     names = FORMATS if format is None else [format]
-    found = [f for name in names if (f := _of(FORMATS[name].sniff(folder), path)) is not None]
-    sure = [f for f in found if f.sure] or found
-    if not sure:
+    command = f"servanda tools check-dump {quote(str(path))}"
+    sniffed = (_of(FORMATS[name].sniff(folder), path) for name in names)
+    detected = [detection for detection in sniffed if detection is not None]
+    detected = [detection for detection in detected if detection.sure] or detected
+    if not detected:
         raise ContractError(_nothing(path, list(names)), hint="see docs/how-to/dumps.md")
-    if len(sure) > 1:
-        kinds = ", ".join(f"{len(f.files)} of {f.format}" for f in sure)
+    dump = detected[0]
+    if len(detected) > 1:
+        kinds = ", ".join(f"{len(d.files)} of {d.format}" for d in detected)
         raise ContractError(
             f"{str(path)!r} holds dumps of more than one format: {kinds}",
-            hint=f"name one: servanda tools check-dump {quote(str(path))} --as {sure[0].format}",
+            hint=f"name one: {command} --as {dump.format}",
         )
-    if not sure[0].sure:
+    framework = FORMATS[dump.format].framework
+    if not dump.sure:
         raise ContractError(
-            f"{str(path)!r} has files named as {FORMATS[sure[0].format].framework} names them, "
-            f"and {sure[0].why}",
+            f"{str(path)!r} has files named as {framework} names them, and {dump.why}",
             hint="a dump needs token ids, a loss mask and the logprobs of both sides",
         )
-    if FORMATS[sure[0].format].pickled and not unsafe_pickles:
+    if FORMATS[dump.format].pickled and not unsafe_pickles:
         raise ContractError(
-            f"{sure[0].files[0].name} is a Python pickle ({FORMATS[sure[0].format].framework}), "
-            "which can hold a program",
-            hint=f"if you trust who wrote it: servanda tools check-dump {quote(str(path))} "
-            "--unsafe-pickles "
-            "(it is read in a process of its own, and anything but tensors and plain data is "
-            "refused)",
+            f"{dump.files[0].name} is a Python pickle ({framework}), which can hold a program",
+            hint=f"if you trust who wrote it: {command} --unsafe-pickles (it is read in a process "
+            "of its own, and anything but tensors and plain data is refused)",
         )
-    _one_run(sure[0])
-    return Dump(sure[0])
+    _one_run(dump)
+    return Dump(dump)
 
 
-def _of(found: Found | None, path: Path) -> Found | None:
-    """What was found, or only the file that was named."""
-    if found is None or path.is_dir():
-        return found
-    files = tuple(file for file in found.files if file.path == path)
-    return replace(found, files=files) if files else None
+def _of(detection: Detection | None, path: Path) -> Detection | None:
+    """The dump in a folder, or only the file that was named."""
+    if detection is None or path.is_dir():
+        return detection
+    files = tuple(file for file in detection.files if file.path == path)
+    return replace(detection, files=files) if files else None
 
 
 def _nothing(path: Path, names: list[str]) -> str:
     looked = "; ".join(f"{FORMATS[n].looks_for} ({FORMATS[n].framework})" for n in names)
     if not path.is_dir():
         return f"{str(path)!r} is no file of a dump; looked for {looked}"
-    seen = sorted(entry.name for entry in path.iterdir())
-    rest = f", and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
+    entries = sorted(entry.name for entry in path.iterdir())
+    rest = f", and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else ""
     return (
         f"{str(path)!r} holds no dump; looked for {looked}; "
-        f"it holds {', '.join(seen[:_SHOWN]) or 'nothing'}{rest}"
+        f"it holds {', '.join(entries[:_SHOWN]) or 'nothing'}{rest}"
     )
 
 
-def _one_run(found: Found) -> None:
+def _one_run(detection: Detection) -> None:
     """A step that two folders have is of two runs."""
     folders: dict[tuple[int, str], File] = {}
-    for file in found.files:
+    for file in detection.files:
         other = folders.setdefault((file.step, file.path.name), file)
         if other is not file:
             raise ContractError(

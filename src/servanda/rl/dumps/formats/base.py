@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +16,7 @@ import numpy as np
 
 from servanda.errors import EvidenceError
 from servanda.registry import Registry
+from servanda.rl.dumps.blocks import joined
 from servanda.traces.rollouts import REMOVED, Array, Rollouts
 
 CHUNK_TOKENS = 1 << 20  # what a reader holds at once, prompts included
@@ -23,19 +25,35 @@ _LEAST_NATS = -1e4  # no softmax gives less: float types' smallest numbers stand
 
 @dataclass(frozen=True)
 class File:
-    """A file of a dump, and the step it is of."""
-
     path: Path
     step: int
     name: str  # as messages write it, relative to the dump
+    rank: int = 0
 
     @property
     def bytes(self) -> int:
         return self.path.stat().st_size
 
 
+def files_in(folder: Path, glob: str, pattern: re.Pattern[str]) -> tuple[File, ...]:
+    """The files of a format in a folder, in the order of step, rank and name.
+
+    Args:
+        glob: what their names look like.
+        pattern: of a file with its own folder, "FOLDER/NAME"; its groups are step and rank.
+    """
+    files = []
+    for path in folder.rglob(glob):
+        match = pattern.fullmatch(f"{path.parent.name}/{path.name}")
+        if match and path.is_file():
+            rank = int(match.groupdict().get("rank") or 0)
+            name = path.relative_to(folder).as_posix()
+            files.append(File(path, int(match["step"]), name, rank))
+    return tuple(sorted(files, key=lambda file: (file.step, file.rank, file.name)))
+
+
 @dataclass(frozen=True)
-class Found:
+class Detection:
     """A dump of one format in a folder.
 
     Args:
@@ -54,8 +72,36 @@ class Found:
     version: str = ""
 
 
+def detection(
+    format_: str,
+    folder: Path,
+    files: Sequence[File],
+    columns: Collection[str],
+    needed: Sequence[str],
+    read: Collection[str],
+    notes: Sequence[str] = (),
+    version: str = "",
+) -> Detection:
+    """A dump whose files hold these columns.
+
+    Args:
+        needed: columns without which it is none; read: all that are known.
+    """
+    missing = ", ".join(name for name in needed if name not in columns)
+    unread = ", ".join(sorted({*columns} - {*read}))
+    return Detection(
+        format_,
+        folder,
+        tuple(files),
+        sure=not missing,
+        why=f"{files[0].name} has no {missing}" if missing else "names and columns",
+        notes=(*notes, f"columns that are not read: {unread}") if unread else tuple(notes),
+        version=version,
+    )
+
+
 @dataclass(frozen=True)
-class Row:
+class RolloutRow:
     """One sequence as a file has it; index i of a column speaks of token i.
 
     Args:
@@ -76,10 +122,11 @@ class Row:
     per_token: Mapping[str, Array] = field(default_factory=dict)
 
 
+Placed = tuple[str, RolloutRow]  # a place, as messages write it, and the row that stands there
+
+
 @dataclass
 class Refusal:
-    """Rows refused for one reason."""
-
     reason: str
     first: str
     count: int = 0
@@ -143,11 +190,11 @@ class Importer(Protocol):
     looks_for: str
     pickled: bool  # whether reading it may run what is in it
 
-    def sniff(self, folder: Path) -> Found | None:
+    def sniff(self, folder: Path) -> Detection | None:
         """From names and the head of one file, whether the folder holds such a dump."""
         ...
 
-    def rows(self, files: Sequence[File], refused: Refused) -> Iterator[tuple[str, Row]]:
+    def rows(self, files: Sequence[File], refused: Refused) -> Iterator[Placed]:
         """The rows of one step's files with their places, in the order of the files."""
         ...
 
@@ -156,7 +203,6 @@ FORMATS: Registry[Importer] = Registry("dump format")
 
 
 def importer(name: str):  # noqa: ANN201 - a class decorator
-    """Register a class under the name of its format."""
 
     def register(cls: type[Importer]) -> type[Importer]:
         FORMATS.add(name, cls())
@@ -165,7 +211,7 @@ def importer(name: str):  # noqa: ANN201 - a class decorator
     return register
 
 
-def with_removed(row: Row) -> Row:
+def with_removed(row: RolloutRow) -> RolloutRow:
     """The row with the tokens that a filter removed, where it has no other.
 
     A row without a trained token whose tokens both sides scored was removed as a whole; zeros are
@@ -202,7 +248,7 @@ def group_of(prompt_T: Array) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def flaw(row: Row) -> str:
+def flaw(row: RolloutRow) -> str:
     """Why a row cannot be used; "" where it can."""
     tokens = len(row.token)
     columns = {
@@ -234,55 +280,37 @@ class Collector:
 
     def __init__(self, step: int) -> None:
         self.step = step
-        self._rows: list[tuple[str, Row]] = []
+        self._rows: list[Rollouts] = []
         self._tokens = 0
 
-    def add(self, place: str, row: Row) -> Iterator[Rollouts]:
+    def add(self, place: str, row: RolloutRow) -> Iterator[Rollouts]:
         """Takes a row; gives the chunk that it does not fit into any more."""
         if self._rows and self._tokens + len(row.token) > CHUNK_TOKENS:
             yield from self.flush()
-        self._rows.append((place, row))
+        self._rows.append(rollouts_of(self.step, place, row))
         self._tokens += len(row.token)
 
     def flush(self) -> Iterator[Rollouts]:
         """What is left, if anything is."""
         if self._rows:
             rows, self._rows, self._tokens = self._rows, [], 0
-            yield joined(self.step, rows)
+            yield joined(rows)
 
 
-def joined(step: int, rows: list[tuple[str, Row]]) -> Rollouts:
-    """Rows as columns; what a row does not have is NaN, or "" of a label."""
-    only = [row for _, row in rows]
-
-    def names(columns: list[Mapping]) -> list[str]:
-        return list(dict.fromkeys(name for column in columns for name in column))
-
-    def lengthened(row: Row, name: str) -> Array:
-        column = row.per_token.get(name)
-        return np.full(len(row.token), np.nan) if column is None else column
-
+def rollouts_of(step: int, place: str, row: RolloutRow) -> Rollouts:
+    """One sequence as the rollouts of a step."""
     return Rollouts(
-        step=step,
-        length_S=np.array([len(row.token) for row in only], dtype=np.int64),
-        token_N=np.concatenate([row.token for row in only]),
-        mask_N=np.concatenate([row.mask for row in only]),
-        logp_train_N=_possible(np.concatenate([row.logp_train for row in only])),
-        logp_infer_N=_possible(np.concatenate([row.logp_infer for row in only])),
-        group_S=tuple(row.group or group_of(row.token[: row.prompt]) for row in only),
-        source_S=tuple(place for place, _ in rows),
-        labels={
-            name: tuple(row.labels.get(name, "") for row in only)
-            for name in names([row.labels for row in only])
-        },
-        per_sequence={
-            name: np.array([row.per_sequence.get(name, np.nan) for row in only])
-            for name in names([row.per_sequence for row in only])
-        },
-        per_token={
-            name: np.concatenate([lengthened(row, name) for row in only])
-            for name in names([row.per_token for row in only])
-        },
+        step,
+        np.array([len(row.token)]),
+        row.token,
+        row.mask,
+        _possible(row.logp_train),
+        _possible(row.logp_infer),
+        (row.group or group_of(row.token[: row.prompt]),),
+        (place,),
+        {name: (text,) for name, text in row.labels.items()},
+        {name: np.array([number]) for name, number in row.per_sequence.items()},
+        row.per_token,
     )
 
 

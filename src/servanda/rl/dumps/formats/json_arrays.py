@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +13,12 @@ from servanda.traces.rollouts import Array
 
 class Unusable(ValueError):  # noqa: N818 - a value, not a failure of the program
     """A value of a row that is not what its column holds; the text is the reason."""
+
+
+def require(values: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name in names:
+        if values.get(name) is None:
+            raise Unusable(f"{name} is missing")
 
 
 def unnested(value: Any) -> Any:
@@ -36,41 +43,38 @@ def scalar(value: Any) -> Any:
     return value
 
 
+def _converted(value: Any, kind: Any, reason: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, OverflowError):
+        raise Unusable(reason) from None
+
+
 def integers(values: Any, name: str) -> Array:
     """int64, [T]; whole floats are no ids."""
+    reason = f"{name} are not integers"
     try:
-        return np.array(msgspec.convert(values, list[int]), dtype=np.int64)
-    except (msgspec.ValidationError, OverflowError):
-        raise Unusable(f"{name} are not integers") from None
+        return np.array(_converted(values, list[int], reason), dtype=np.int64)
+    except OverflowError:
+        raise Unusable(reason) from None
 
 
 def floats(values: Any, name: str) -> Array:
     """float64, [T]; null is NaN."""
-    try:
-        return np.array(msgspec.convert(values, list[float | None]), dtype=np.float64)
-    except (msgspec.ValidationError, OverflowError):
-        raise Unusable(f"{name} are not numbers") from None
+    reason = f"{name} are not numbers"
+    return np.array(_converted(values, list[float | None], reason), dtype=np.float64)
 
 
 def flags(values: Any, name: str) -> Array:
     """bool, [T], of true and false or of 0 and 1."""
-    try:
-        array = np.array(msgspec.convert(values, list[bool | float]), dtype=np.float64)
-    except (msgspec.ValidationError, OverflowError):
-        raise Unusable(f"{name} is neither 0 nor 1 everywhere") from None
+    reason = f"{name} is neither 0 nor 1 everywhere"
+    array = np.array(_converted(values, list[bool | float], reason), dtype=np.float64)
     if not np.isin(array, (0.0, 1.0)).all():
-        raise Unusable(f"{name} is neither 0 nor 1 everywhere")
+        raise Unusable(reason)
     return array == 1.0
 
 
 def number(value: Any, name: str) -> float:
     """A number; NaN where there is none."""
-    value = scalar(value)
-    if value is None:
-        return float("nan")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Unusable(f"{name} is not a number")
-    try:
-        return float(value)
-    except OverflowError:
-        raise Unusable(f"{name} is not a number") from None
+    value = _converted(scalar(value), float | None, f"{name} is not a number")
+    return float("nan") if value is None else value

@@ -15,15 +15,12 @@ from servanda.errors import MeasurementError
 from servanda.rl.dumps.formats.base import File, Refused
 
 LONGEST = 1 << 28  # bytes of a line: a sequence of a million tokens takes a third of it
-CORRUPT = "the line is no JSON"
 _FILES, _HEADS = 4, 4  # that a format is told by: files, and lines of each
 _BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def lines(file: File, refused: Refused) -> Iterator[tuple[str, bytes]]:
     """The lines of a file and their places, "file:line"; blank ones are left out.
-
-    A last line without its end is given as any other: whoever cannot read it asks `is_cut`.
 
     Raises:
         MeasurementError: the file cannot be read.
@@ -68,12 +65,27 @@ def plain(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def refuse_line(line: bytes, place: str, refused: Refused) -> None:
-    """Counts a line that cannot be read: one without its end was cut off."""
-    if line.endswith(b"\n"):
-        refused.add(CORRUPT, place)
-    else:
-        refused.cut(place)
+def objects(
+    file: File, refused: Refused, decoder: msgspec.json.Decoder[Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The JSON objects of a file and their places; a line that is none is refused.
+
+    Args:
+        decoder: of a Struct with the columns that are read; the others are skipped.
+
+    Raises:
+        MeasurementError: the file cannot be read.
+    """
+    for place, line in lines(file, refused):
+        try:
+            yield place, msgspec.structs.asdict(decoder.decode(line))
+        except _BROKEN:  # NaN, or no JSON at all
+            if (values := plain(line)) is not None:
+                yield place, values
+            elif line.endswith(b"\n"):
+                refused.add("the line is no JSON", place)
+            else:
+                refused.cut(place)
 
 
 def head(files: Sequence[File], needed: Sequence[str]) -> dict[str, Any]:
@@ -84,7 +96,7 @@ def head(files: Sequence[File], needed: Sequence[str]) -> dict[str, Any]:
     Returns:
         The first such line; without one, the first that is a JSON object; {} where none is.
     """
-    found: dict[str, Any] = {}
+    first: dict[str, Any] = {}
     for file in dict.fromkeys((*files[:_FILES], *files[-1:])):
         try:
             with opened(file.path) as stream:
@@ -92,7 +104,7 @@ def head(files: Sequence[File], needed: Sequence[str]) -> dict[str, Any]:
                     values = plain(stream.readline(LONGEST)) or {}
                     if all(name in values for name in needed):
                         return values
-                    found = found or values
+                    first = first or values
         except (OSError, EOFError, zlib.error):
             continue
-    return found
+    return first

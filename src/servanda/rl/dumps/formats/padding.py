@@ -30,7 +30,6 @@ def split(values: Any, name: str) -> list[Array]:
 
 
 def _parts(values: Any, name: str) -> list[Array]:
-    """One array a sequence, of whatever holds them."""
     parts = values if isinstance(values, list | tuple) else plain(values)
     if not isinstance(parts, list | tuple) and parts.ndim == 0:
         raise EvidenceError(f"{name} is neither [S, T] nor one list a sequence")
@@ -48,14 +47,14 @@ def cells(token_S: list[Array], lengths: Any, present: Any) -> list[Array]:
         cells_S = [flags(part) for part in split(present, "present")]
     elif lengths is not None:
         length_S = plain(lengths).reshape(-1).tolist()
-        _same("lengths", length_S, token_S)
+        _same("lengths", length_S, len(token_S))
         for at, (token_T, length) in enumerate(zip(token_S, length_S, strict=True)):
             if not 0 <= length <= len(token_T):
                 raise EvidenceError(f"lengths[{at}] is {length}, of {len(token_T)} tokens")
         cells_S = [np.arange(len(t)) < length for t, length in zip(token_S, length_S, strict=True)]
     else:
         cells_S = [np.ones(len(token_T), dtype=bool) for token_T in token_S]
-    _same("present", cells_S, token_S)
+    _same("present", cells_S, len(token_S))
     for token_T, cells_T in zip(token_S, cells_S, strict=True):
         if len(token_T) != len(cells_T):
             raise EvidenceError(f"present has {len(cells_T)} cells of {len(token_T)} tokens")
@@ -67,7 +66,7 @@ def cells(token_S: list[Array], lengths: Any, present: Any) -> list[Array]:
 def aligned(name: str, values: Any, token_S: list[Array]) -> list[Array]:
     """A column over all tokens of each sequence: what it does not reach is NaN, or no."""
     sequences = _parts(values, name)
-    _same(name, sequences, token_S)
+    _same(name, sequences, len(token_S))
     aligned = []
     for at, (part, token_T) in enumerate(zip(sequences, token_S, strict=True)):
         if part.ndim == 0 and name.startswith("token."):
@@ -88,13 +87,9 @@ def aligned(name: str, values: Any, token_S: list[Array]) -> list[Array]:
     return aligned
 
 
-def _same(name: str, column: Sequence[Any], token_S: Sequence[Array]) -> None:
-    if len(column) != len(token_S):
-        raise EvidenceError(f"{len(token_S)} sequences, and {len(column)} of {name}")
-
-
-def kept(column_S: Sequence[Array], cells_S: Sequence[Array]) -> list[Array]:
-    return [column[cells] for column, cells in zip(column_S, cells_S, strict=True)]
+def _same(name: str, column: Sequence[Any], sequences: int) -> None:
+    if len(column) != sequences:
+        raise EvidenceError(f"{sequences} sequences, and {len(column)} of {name}")
 
 
 def flags(values: Array) -> Array:
@@ -109,6 +104,5 @@ def texts(name: str, values: Any, sequences: int) -> list[str]:
         return [""] * sequences
     values = plain(values).tolist() if hasattr(values, "detach") else values
     texts = [str(value.item() if hasattr(value, "detach") else value) for value in values]
-    if len(texts) != sequences:
-        raise EvidenceError(f"{sequences} sequences, and {len(texts)} of {name}")
+    _same(name, texts, sequences)
     return texts

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from servanda.errors import EvidenceError, MeasurementError
-from servanda.rl.dumps.formats.base import CHUNK_TOKENS, File, Found, Refused, Row, importer
-from servanda.rl.dumps.formats.padding import aligned, cells, flags, kept, plain, split, texts
+from servanda.rl.dumps.formats import base
+from servanda.rl.dumps.formats.padding import aligned, cells, flags, plain, split, texts
 
 SCHEMA = "1"
-_NAME = re.compile(r"step_(\d+)\.rank(\d+)\.parquet")
+_FILE = re.compile(r"[^/]*/step_(?P<step>\d+)\.rank(?P<rank>\d+)\.parquet")
 _KEY = b"servanda.rollouts"
 _NEEDED = ("token_ids", "mask", "logp_train", "logp_infer", "group")
 _NAMED = re.compile(r"[a-z][a-z0-9_]*")
@@ -92,9 +92,11 @@ class Writer:
         lists = {"mask": mask, "logp_train": logp_train, "logp_infer": logp_infer}
         per_token = {"staleness": staleness, "advantage": advantages}
         lists |= {f"token.{name}": v for name, v in per_token.items() if v is not None}
-        columns: dict[str, Any] = {"token_ids": kept(token_S, cells_S)}
-        for name, values in lists.items():
-            columns[name] = kept(aligned(name, values, token_S), cells_S)
+        lists = {"token_ids": token_S} | {n: aligned(n, v, token_S) for n, v in lists.items()}
+        columns: dict[str, Any] = {
+            name: [part[cells_T] for part, cells_T in zip(parts, cells_S, strict=True)]
+            for name, parts in lists.items()
+        }
         columns["mask"] = [flags(values) for values in columns["mask"]]
         columns["group"] = texts("groups", groups, len(token_S))
         for name, values in (labels or {}).items():
@@ -134,32 +136,26 @@ class Writer:
         part = path.with_name(f".{path.name}.{os.getpid()}")
         self.folder.mkdir(parents=True, exist_ok=True)
         try:  # a reader sees a whole file or none
-            pq.write_table(table, part, row_group_size=max(1, CHUNK_TOKENS // max(longest, 1)))
+            pq.write_table(table, part, row_group_size=max(1, base.CHUNK_TOKENS // max(longest, 1)))
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
         return path
 
 
-@importer("own")
+@base.importer("own")
 class OwnImporter:
     framework = "Servanda"
     looks_for = "step_<N>.rank<R>.parquet"
     pickled = False
 
-    def sniff(self, folder: Path) -> Found | None:
-        found = [
-            (int(match[2]), File(path, int(match[1]), path.relative_to(folder).as_posix()))
-            for path in folder.rglob("step_*.parquet")
-            if (match := _NAME.fullmatch(path.name)) and path.is_file()
-        ]
-        if not found:
+    def sniff(self, folder: Path) -> base.Detection | None:
+        files = base.files_in(folder, "step_*.parquet", _FILE)
+        if not files:
             return None
-        found.sort(key=lambda pair: (pair[1].step, pair[0], pair[1].name))
-        files = tuple(file for _, file in found)
         version, names, why = _head(files[0])
         unread = [n for n in names if not _is_read(n)]
-        return Found(
+        return base.Detection(
             format="own",
             folder=folder,
             files=files,
@@ -169,12 +165,12 @@ class OwnImporter:
             version=version,
         )
 
-    def rows(self, files: Sequence[File], refused: Refused) -> Iterator[tuple[str, Row]]:
+    def rows(self, files: Sequence[base.File], refused: base.Refused) -> Iterator[base.Placed]:
         for file in files:
             yield from _read(file, refused)
 
 
-def _read(file: File, refused: Refused) -> Iterator[tuple[str, Row]]:
+def _read(file: base.File, refused: base.Refused) -> Iterator[base.Placed]:
     import pyarrow.parquet as pq
 
     _, names, why = _head(file)
@@ -185,9 +181,10 @@ def _read(file: File, refused: Refused) -> Iterator[tuple[str, Row]]:
         with pq.ParquetFile(file.path) as parquet:
             wanted = [name for name in names if _is_read(name)]
             for batch in parquet.iter_batches(batch_size=_BATCH, columns=wanted):
-                for values in _rows(batch):
+                columns = {name: _pieces(batch.column(name)) for name in batch.schema.names}
+                for at in range(batch.num_rows):
                     number += 1
-                    row = _row(values)
+                    row = _row({name: pieces[at] for name, pieces in columns.items()})
                     place = f"{file.name}:{number}"
                     if isinstance(row, str):
                         refused.add(row, place)
@@ -199,7 +196,7 @@ def _read(file: File, refused: Refused) -> Iterator[tuple[str, Row]]:
         ) from None
 
 
-def _head(file: File) -> tuple[str, list[str], str]:
+def _head(file: base.File) -> tuple[str, list[str], str]:
     """Version of the schema, columns, and what is wrong with them."""
     import pyarrow.parquet as pq
 
@@ -234,12 +231,6 @@ def _fits(name: str, kind: Any) -> bool:
     return bool(inner(kind.value_type))
 
 
-def _rows(batch: Any) -> Iterator[dict[str, Any]]:
-    columns = {name: _pieces(batch.column(name)) for name in batch.schema.names}
-    for row in range(batch.num_rows):
-        yield {name: pieces[row] for name, pieces in columns.items()}
-
-
 def _pieces(array: Any) -> list[Any]:
     """The values of a column, row by row; a null list is None, a null number NaN."""
     import pyarrow as pa
@@ -264,7 +255,7 @@ def _pieces(array: Any) -> list[Any]:
     return [p if ok else None for p, ok in zip(pieces, array.is_valid().to_pylist(), strict=True)]
 
 
-def _row(values: Mapping[str, Any]) -> Row | str:
+def _row(values: Mapping[str, Any]) -> base.RolloutRow | str:
     """The row, or why it is none."""
     missing = [name for name in _NEEDED[:4] if values[name] is None]
     if missing:
@@ -274,7 +265,7 @@ def _row(values: Mapping[str, Any]) -> Row | str:
         return "a token id or a flag of the mask is null"
     per_token = {n[6:]: v for n, v in values.items() if n.startswith("token.") and v is not None}
     numbers = {n[9:]: v for n, v in values.items() if n.startswith("sequence.") and v is not None}
-    return Row(
+    return base.RolloutRow(
         token=token.astype(np.int64),
         mask=mask,
         logp_train=values["logp_train"].astype(np.float64),

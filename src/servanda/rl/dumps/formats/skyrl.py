@@ -22,12 +22,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from servanda.errors import MeasurementError
-from servanda.rl.dumps.formats.base import File, Found, Refused, Row, importer
+from servanda.rl.dumps.formats import base
 from servanda.rl.dumps.formats.json_arrays import Unusable
 from servanda.rl.dumps.formats.padding import plain
 from servanda.traces.rollouts import Array
 
-_FILE = re.compile(r"global_step_(\d+)_training_input\.pkl")
+_FILE = re.compile(r"[^/]*/global_step_(?P<step>\d+)_training_input\.pkl")
 _NEEDED = (
     "sequences",
     "attention_mask",
@@ -46,24 +46,18 @@ _KINDS = {"float16", "float32", "float64", "int8", "int16", "int32", "int64", "u
 _TIMEOUT_S = 900
 
 
-@importer("skyrl")
+@base.importer("skyrl")
 class SkyImporter:
     framework = "SkyRL"
     looks_for = "dumped_data/global_step_<N>_training_input.pkl"
     pickled = True
 
-    def sniff(self, folder: Path) -> Found | None:
-        found = [
-            File(path, int(match[1]), path.relative_to(folder).as_posix())
-            for path in folder.rglob("global_step_*.pkl")
-            if (match := _FILE.fullmatch(path.name)) and path.is_file()
-        ]
-        if not found:
-            return None
-        files = tuple(sorted(found, key=lambda file: (file.step, file.name)))
-        return Found("skyrl", folder, files, True, "names; a pickle is not opened to look")
+    def sniff(self, folder: Path) -> base.Detection | None:
+        files = base.files_in(folder, "global_step_*.pkl", _FILE)
+        why = "names; a pickle is not opened to look"
+        return base.Detection("skyrl", folder, files, True, why) if files else None
 
-    def rows(self, files: Sequence[File], refused: Refused) -> Iterator[tuple[str, Row]]:
+    def rows(self, files: Sequence[base.File], refused: base.Refused) -> Iterator[base.Placed]:
         for file in files:
             columns, padding = _unpickled(file)
             sequences = len(columns["sequences"])
@@ -75,9 +69,9 @@ class SkyImporter:
                     refused.add(str(unusable), place)
 
 
-def _unpickled(file: File) -> tuple[dict[str, Array], int]:
+def _unpickled(file: base.File) -> tuple[dict[str, Array], int]:
     """The columns of a batch, [S, ...], and how many rows at its end are padding."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         child = [sys.executable, "-I", "-S", str(Path(__file__).with_name("unpickle.py"))]
         wanted = ",".join((*_NEEDED, *_OPTIONAL))
         try:
@@ -86,7 +80,7 @@ def _unpickled(file: File) -> tuple[dict[str, Array], int]:
                     [*child, wanted, str(file.bytes)],
                     stdin=pickle,
                     stdout=out,
-                    stderr=said,
+                    stderr=errors,
                     env={"PATH": os.defpath},
                     cwd="/",
                     timeout=_TIMEOUT_S,
@@ -99,8 +93,8 @@ def _unpickled(file: File) -> tuple[dict[str, Array], int]:
         except OSError as error:
             raise MeasurementError(f"{file.name} cannot be read: {error}") from None
         if ended.returncode:
-            said.seek(0)
-            last = said.read(1 << 16).decode(errors="replace").strip().splitlines()[-1:]
+            errors.seek(0)
+            last = errors.read(1 << 16).decode(errors="replace").strip().splitlines()[-1:]
             why = last[0] if ended.returncode == 3 and last else f"exit {ended.returncode}"
             raise MeasurementError(
                 f"{file.name} was refused while it was unpickled: {why}",
@@ -110,7 +104,7 @@ def _unpickled(file: File) -> tuple[dict[str, Array], int]:
         return _received(out, file)
 
 
-def _received(stream: BinaryIO, file: File) -> tuple[dict[str, Array], int]:
+def _received(stream: BinaryIO, file: base.File) -> tuple[dict[str, Array], int]:
     """What the child hands back, which is believed in nothing but its bytes."""
     try:
         head = json.loads(stream.readline(1 << 20))
@@ -158,7 +152,7 @@ def _tensor(data: bytes) -> Array:
         raise ValueError(f"no tensor ({type(error).__name__})") from None
 
 
-def _row(values: dict[str, Array]) -> Row:
+def _row(values: dict[str, Array]) -> base.RolloutRow:
     for name in ("attention_mask", "loss_mask", "response_mask"):
         if not np.isin(values[name], (0, 1)).all():
             raise Unusable(f"{name} is neither 0 nor 1 everywhere")
@@ -179,7 +173,7 @@ def _row(values: dict[str, Array]) -> Row:
     token = values["sequences"][cells].astype(np.int64)
     rewards = values.get("rewards")
     reward = None if rewards is None else float(np.where(scored, rewards, 0.0).sum())
-    return Row(
+    return base.RolloutRow(
         token=token,
         mask=mask[cells],
         logp_train=whole("action_log_probs", scored),

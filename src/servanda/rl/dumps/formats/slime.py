@@ -16,42 +16,31 @@ from typing import Any
 import numpy as np
 
 from servanda.errors import MeasurementError
-from servanda.rl.dumps.formats.base import File, Found, Refused, Row, drawn_only, importer
-from servanda.rl.dumps.formats.json_arrays import Unusable
+from servanda.rl.dumps.formats import base
+from servanda.rl.dumps.formats.json_arrays import Unusable, require
 from servanda.rl.dumps.formats.padding import plain
 from servanda.traces.rollouts import Array
 
-_FILE = re.compile(r"(\d+)(?:_(\d+))?\.pt")
+_FILE = re.compile(r"train_data/(?P<step>\d+)(?:_(?P<rank>\d+))?\.pt")
 _NEEDED = ("tokens", "loss_masks", "log_probs", "rollout_log_probs")
 _HEAD = 1 << 16  # bytes of a file's index that are looked at
 
 
-@importer("slime")
+@base.importer("slime")
 class SlimeImporter:
     framework = "slime or miles"
     looks_for = "train_data/<N>.pt"
     pickled = False  # torch.load admits tensors and plain data only
 
-    def sniff(self, folder: Path) -> Found | None:
-        found = []
-        for path in folder.rglob("*.pt"):
-            match = _FILE.fullmatch(path.name)
-            if match and path.parent.name == "train_data" and path.is_file():
-                name = path.relative_to(folder).as_posix()
-                found.append((int(match[1]), int(match[2] or 0), File(path, int(match[1]), name)))
-        if not found:
+    def sniff(self, folder: Path) -> base.Detection | None:
+        files = base.files_in(folder, "*.pt", _FILE)
+        if not files:
             return None
-        files = tuple(file for *_, file in sorted(found, key=lambda e: (e[0], e[1], e[2].name)))
         sure = any(_is_dump(file.path) for file in dict.fromkeys((files[0], files[-1])))
-        return Found(
-            format="slime",
-            folder=folder,
-            files=files,
-            sure=sure,
-            why="names and the head of a file" if sure else f"{files[0].name} holds no rollout_id",
-        )
+        why = "names and the head of a file" if sure else f"{files[0].name} holds no rollout_id"
+        return base.Detection("slime", folder, files, sure, why)
 
-    def rows(self, files: Sequence[File], refused: Refused) -> Iterator[tuple[str, Row]]:
+    def rows(self, files: Sequence[base.File], refused: base.Refused) -> Iterator[base.Placed]:
         seen: set[tuple[str, bytes]] = set()
         loaded = [(file, _samples(_loaded(file), file)) for file in files]
         # of a step: miles counts updates since its process began, and a rollout's number goes on
@@ -83,7 +72,7 @@ def _is_dump(path: Path) -> bool:
         return False
 
 
-def _loaded(file: File) -> Mapping[str, Any]:
+def _loaded(file: base.File) -> Mapping[str, Any]:
     try:
         import torch
     except ImportError:
@@ -94,8 +83,9 @@ def _loaded(file: File) -> Mapping[str, Any]:
     try:
         payload = torch.load(file.path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a broken or hostile file fails in a dozen ways
+        reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
         raise MeasurementError(
-            f"{file.name} cannot be read as tensors and plain data: {_first_line(error)}",
+            f"{file.name} cannot be read as tensors and plain data: {reason}",
             hint="it is cut off, or holds objects that only the trainer can read",
         ) from None
     if not isinstance(payload, dict):
@@ -103,11 +93,7 @@ def _loaded(file: File) -> Mapping[str, Any]:
     return payload
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _samples(payload: Mapping[str, Any], file: File) -> list[Mapping[str, Any]]:
+def _samples(payload: Mapping[str, Any], file: base.File) -> list[Mapping[str, Any]]:
     """One mapping a sequence, whichever of the two layouts the file has."""
     samples, columns = payload.get("samples"), payload.get("rollout_data")
     raw = payload.get("raw_reward")
@@ -130,17 +116,14 @@ def _samples(payload: Mapping[str, Any], file: File) -> list[Mapping[str, Any]]:
     ]
 
 
-def _row(sample: Mapping[str, Any], newest: int) -> Row:
+def _row(sample: Mapping[str, Any], newest: int) -> base.RolloutRow:
     if sample.get("shard"):
         raise Unusable("its columns are parts of a context-parallel rank, which are not joined")
-    for name in _NEEDED:
-        if sample.get(name) is None:
-            raise Unusable(f"{name} is missing")
+    require(sample, _NEEDED)
     token = _column(sample["tokens"], "tokens", "iu").astype(np.int64)
     loss = _column(sample["loss_masks"], "loss_masks", "iufb").astype(np.float64)
     response = len(loss)
-    said = sample.get("response_lengths", response)
-    if said != response or response > len(token):
+    if sample.get("response_lengths", response) != response or response > len(token):
         raise Unusable("loss_masks and the response are not equally long")
     if not np.isin(loss, (0.0, 1.0)).all():
         raise Unusable("loss_masks is neither 0 nor 1 everywhere")
@@ -160,11 +143,11 @@ def _row(sample: Mapping[str, Any], newest: int) -> Row:
     reward = sample.get("raw_reward")
     plain_reward = isinstance(reward, int | float) and not isinstance(reward, bool)
     source = sample.get("source_names")
-    return Row(
+    return base.RolloutRow(
         token=token,
         mask=mask,
         logp_train=whole("log_probs"),
-        logp_infer=drawn_only(whole("rollout_log_probs"), mask),
+        logp_infer=base.drawn_only(whole("rollout_log_probs"), mask),
         prompt=prompt,
         labels={"env": source} if isinstance(source, str) and source else {},
         per_sequence={"reward": float(reward)} if plain_reward else {},  # pyright: ignore

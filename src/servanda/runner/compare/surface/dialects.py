@@ -9,7 +9,7 @@ from typing import Any
 
 from servanda.engines.http import HTTPEngine
 from servanda.engines.http.responses import Part
-from servanda.engines.http.transport import Refused
+from servanda.engines.http.transport import StatusError
 from servanda.errors import MeasurementError
 from servanda.runner.compare.surface.cases import Conversation
 
@@ -61,7 +61,7 @@ class Door:
             return Rendered(refused="it has no tokenizer to ask")
         try:
             (ids,) = self.engine.encode([text])
-        except Refused as refused:
+        except StatusError as refused:
             return Rendered(refused=_refusal(refused))
         return Rendered(tuple(ids), len(ids))
 
@@ -85,14 +85,14 @@ class Door:
             # others only tell how many tokens the prompt of an answer had
             usage = self._chat(chat, max_tokens=1)["usage"]
             return Rendered(count=usage["prompt_tokens"].whole())
-        except Refused as refused:
+        except StatusError as refused:
             return Rendered(refused=_refusal(refused))
 
     def called(self, chat: Conversation) -> Called:
         """The tools that the model calls, greedily, as the server's parser reads them."""
         try:
             reply = self._chat(chat, max_tokens=_CALL_TOKENS)
-        except Refused as refused:
+        except StatusError as refused:
             return Called(refused=_refusal(refused))
         message = reply["choices"].items()[0]["message"]
         found = message.get("tool_calls")
@@ -131,7 +131,7 @@ class Door:
         return self.engine.transport.ask("/v1/chat/completions", body)
 
 
-def _refusal(refused: Refused) -> str:
+def _refusal(refused: StatusError) -> str:
     return refused.text or f"status {refused.status}"
 
 
